@@ -1,0 +1,45 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check fmt test package bench clean
+
+PYTHON ?= python3
+BIN    := .venv/bin
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	@touch $@
+
+setup: .venv/ready ## Make .venv with everything the other targets need
+
+demo: .venv/ready ## Run the main job on an embedded server, and kill a worker on the way
+	$(BIN)/python samples/demo.py
+
+check: .venv/ready ## Format, lint, types, layers: everything but the tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: .venv/ready ## Format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
+	$(BIN)/pytest -n auto
+
+package: .venv/ready ## Build sdist and wheel, then test the wheel in an empty environment
+	rm -rf build dist .venv-package
+	$(BIN)/python -m build -q
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/pip install -q --disable-pip-version-check -c constraints.txt pytest "$$(ls dist/*.whl)[local]"
+	.venv-package/bin/pytest tests/test_package.py
+	rm -rf .venv-package
+
+bench: .venv/ready ## Measure what the protocol costs the server and the client
+	$(BIN)/python bench/protocol.py
+
+clean: ## Remove what was built; .venv stays
+	rm -rf build dist *.egg-info .venv-package .pytest_cache .mypy_cache .ruff_cache .hypothesis

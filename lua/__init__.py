@@ -1,0 +1,1 @@
+"""The protocol: one Lua script per transition. Read as text by ``streamq.scripts``."""

@@ -1,0 +1,1 @@
+"""streamq: put a huge input through your function, on a shared fleet, and lose nothing."""

@@ -1,0 +1,115 @@
+"""What can go wrong, as one tree.
+
+StreamqError
+├── ProtocolError          a script refused, and said so with a code word
+│   ├── RequestExists      EXISTS    the id is taken by another submission
+│   ├── RequestUnknown     UNKNOWN   no such request, or it was purged
+│   ├── RequestEnded       ENDED     it is done, failed or cancelled, and takes no more of this
+│   ├── RequestOpen        NOTENDED  it still runs
+│   ├── LoadGap            SHORT     the load left parts out
+│   └── CollectorLost      FENCED    another collector has committed meanwhile
+├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
+│   └── PartTooLarge       a part over the size limit
+├── SettingsError          the environment cannot be read
+├── ServerError            the server cannot be used
+│   ├── ServerUnreachable  nobody answers
+│   ├── ServerRefused      it does not let us in
+│   ├── ServerFull         it is out of memory
+│   ├── ServerUnsafe       it may drop keys: its eviction policy is not noeviction
+│   └── ServerMissing      no server program was found to start
+└── WaitTimeout            the time given to wait is over
+
+Outcomes of normal running (nothing to run, at the limit, lease lost) are return
+values. An exception means somebody broke a rule or something is not there.
+"""
+
+from typing import ClassVar
+
+
+class StreamqError(Exception):
+    """Base of everything streamq raises on purpose."""
+
+
+class ProtocolError(StreamqError):
+    """A script refused. Its reply begins with the code word of one subclass."""
+
+    code: ClassVar[str]
+
+
+class RequestExists(ProtocolError):
+    """The request id is taken by another submission."""
+
+    code = "EXISTS"
+
+
+class RequestUnknown(ProtocolError):
+    """There is no such request, or it was purged after its retention."""
+
+    code = "UNKNOWN"
+
+
+class RequestEnded(ProtocolError):
+    """The request is done, failed or cancelled, and takes no more of this."""
+
+    code = "ENDED"
+
+
+class RequestOpen(ProtocolError):
+    """The request still runs."""
+
+    code = "NOTENDED"
+
+
+class LoadGap(ProtocolError):
+    """The load left parts out: it is to go on after those the server has."""
+
+    code = "SHORT"
+
+
+class CollectorLost(ProtocolError):
+    """Another collector has committed results of this request meanwhile."""
+
+    code = "FENCED"
+
+
+class InvalidValue(StreamqError, ValueError):
+    """A name, level, limit, size, duration or URL that cannot be."""
+
+
+class PartTooLarge(InvalidValue):
+    """A part is over the size limit."""
+
+
+class SettingsError(StreamqError):
+    """A setting is missing or malformed."""
+
+
+class ServerError(StreamqError):
+    """The server cannot be used."""
+
+
+class ServerUnreachable(ServerError):
+    """Nobody answers at the URL."""
+
+
+class ServerRefused(ServerError):
+    """The server does not let us in, or forbids what we need."""
+
+
+class ServerFull(ServerError):
+    """The server is out of memory and takes no new parts."""
+
+
+class ServerUnsafe(ServerError):
+    """The server may drop keys: its eviction policy is not ``noeviction``."""
+
+
+class ServerMissing(ServerError):
+    """No server program was found to start."""
+
+
+class WaitTimeout(StreamqError, TimeoutError):
+    """The time given to wait is over."""
+
+
+BY_CODE: dict[str, type[ProtocolError]] = {e.code: e for e in ProtocolError.__subclasses__()}
