@@ -13,6 +13,7 @@ StreamqError
 ├── SettingsError          the environment cannot be read
 ├── ServerError            the server cannot be used
 │   ├── ServerUnreachable  nobody answers
+│   ├── ServerBusy         not now: it loads, fails over, moves slots or has no disk left
 │   ├── ServerRefused      it does not let us in
 │   ├── ServerFull         it is out of memory
 │   ├── ServerUnsafe       it may drop keys: its eviction policy is not noeviction
@@ -90,6 +91,10 @@ class ServerError(StreamqError):
 
 class ServerUnreachable(ServerError):
     """Nobody answers at the URL."""
+
+
+class ServerBusy(ServerError):
+    """Not now: the server loads its data, fails over, moves slots or has no disk left."""
 
 
 class ServerRefused(ServerError):

@@ -1,0 +1,60 @@
+-- append: add a run of parts and move the load cursor, in one step.
+--
+--   (absent) -> waiting     parts
+--
+-- KEYS[1]  meta      HASH    counts, load cursor, tokens believed out
+-- KEYS[2]  parts     STREAM  one entry per part, its id is the part's number
+-- KEYS[3]  left      STRING  parts not finished, plus 1 while loading
+-- KEYS[4]  leases    ZSET    holder, scored by the deadline (ms) of its lease
+-- KEYS[5]  retry     ZSET    part number, scored by when it may run again
+--
+-- ARGV[1]  first     number of the first part given
+-- ARGV[2]  cursor    where the load stands after the last part given; opaque
+-- ARGV[3]  records   in all parts given
+-- ARGV[4+] entries   payload, about, payload, about; about begins with the records in it
+--
+-- Returns  parts so far; load cursor; tokens to push; their level; when to look again
+-- Errors   UNKNOWN   no such request
+--          ENDED     the request takes no more parts
+--          SHORT     the parts given do not follow those that are there
+-- Cost     O(parts given)
+-- Flags    none
+
+-- @include clock
+-- @include request
+-- @include tokens
+
+local k = { meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5] }
+local first, cursor, records = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local entries = { unpack(ARGV, 4) }
+
+local r = load_request(k.meta)
+if not r then
+  return unknown()
+end
+local last = first + #entries / 2 - 1
+-- Sent again after it was there, perhaps long after: nothing changes.
+if last <= r.total then
+  return { r.total, redis.call("HGET", k.meta, "cursor"), 0, r.level, 0 }
+end
+if r.state ~= "loading" then
+  return redis.error_reply("ENDED the request is " .. r.state .. " and takes no more parts")
+end
+if first ~= r.total + 1 then
+  return redis.error_reply("SHORT the next part is " .. r.total + 1 .. ", not " .. first)
+end
+
+local bytes = 0
+for i = 1, #entries, 2 do
+  local payload = entries[i]
+  redis.call("XADD", k.parts, first + (i - 1) / 2 .. "-0", "p", payload, "a", entries[i + 1])
+  bytes = bytes + #payload
+end
+redis.call("INCRBY", k.left, last - r.total)
+put(r, "total", last)
+put(r, "bytes", r.bytes + bytes)
+put(r, "cursor", cursor)
+redis.call("HINCRBY", k.meta, "records", records)
+local mint, look = invite(k, r, now_ms())
+save(k.meta, r)
+return { last, cursor, mint, r.level, look }

@@ -1,0 +1,41 @@
+-- audit: work out afresh which tokens should be out, whatever was believed.
+--
+--   (changes beliefs only)  request
+--
+-- KEYS[1]  meta      HASH    state, limit, counts, tokens believed out
+-- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
+-- KEYS[3]  retry     ZSET    part number, scored by when it may run again
+--
+-- Returns  state; tokens that should be out; their level; when to look again; leases that
+--          have expired; when the request may be purged (0: it has not ended)
+-- Errors   UNKNOWN   no such request
+-- Cost     O(log leases)
+-- Flags    allow-oom
+
+-- @include clock
+-- @include request
+-- @include tokens
+
+local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }
+
+local r = load_request(k.meta)
+if not r then
+  return unknown()
+end
+
+local now = now_ms()
+put(r, "out", 0)
+put(r, "due_ms", 0)
+local want, look = invite(k, r, now)
+local expired = redis.call("ZCOUNT", k.leases, "-inf", now)
+-- Also look when the first lease would expire, so that the dead do not wait for the next round.
+local first = redis.call("ZRANGEBYSCORE", k.leases, "(" .. now, "+inf", "WITHSCORES", "LIMIT", 0, 1)
+if first[2] and (look == 0 or tonumber(first[2]) < look) then
+  look = tonumber(first[2])
+end
+local purge_at = 0
+if not is_live(r) then
+  purge_at = r.finished_ms + (tonumber(redis.call("HGET", k.meta, "keep_ms")) or 0)
+end
+save(k.meta, r)
+return { r.state, want, r.level, look, expired, purge_at }

@@ -1,0 +1,41 @@
+-- beat: say that a worker lives and what it holds, or that it goes.
+--
+--   (changes the queue's indexes)
+--
+-- KEYS[1]  workers   ZSET  worker name, scored by its last heartbeat (ms)
+-- KEYS[2]  worker    HASH  what this worker says of itself, with a TTL
+-- KEYS[3]  due       ZSET  request id, scored by when to look at it again (ms)
+-- KEYS[4]  open      ZSET  requests not finished, scored by submission (ms)
+--
+-- ARGV[1]  name      of the worker
+-- ARGV[2]  ttl_ms    how long it counts as alive without another beat; 0: it goes
+-- ARGV[3]  details   what it says of itself; opaque
+-- ARGV[4]  lease_ms  if it dies now, its requests want a look after this
+-- ARGV[5+] requests  it holds leases of
+--
+-- Returns  workers that were forgotten because they were silent for a day
+-- Errors   none
+-- Cost     O(requests given * log requests)
+-- Flags    allow-oom
+
+-- @include clock
+
+local workers, worker, due, open = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local name, ttl_ms, details, lease_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local requests = { unpack(ARGV, 5) }
+
+local now = now_ms()
+if ttl_ms == 0 then
+  redis.call("ZREM", workers, name)
+  redis.call("UNLINK", worker)
+else
+  redis.call("ZADD", workers, now, name)
+  redis.call("HSET", worker, "details", details)
+  redis.call("PEXPIRE", worker, ttl_ms)
+end
+-- An index that was lost with a failover is mended by whoever works on the request.
+for _, request_id in ipairs(requests) do
+  redis.call("ZADD", open, "NX", now, request_id)
+  redis.call("ZADD", due, "LT", now + lease_ms, request_id)
+end
+return redis.call("ZREMRANGEBYSCORE", workers, "-inf", now - 86400000)

@@ -1,0 +1,114 @@
+-- claim: give a holder a lease and parts to run under it.
+--
+--   waiting, retry -> running     parts
+--
+-- KEYS[1]  meta      HASH    state, limit, counts, rate, tokens believed out
+-- KEYS[2]  parts     STREAM  one entry per part
+-- KEYS[3]  leases    ZSET    holder, scored by the deadline (ms) of its lease
+-- KEYS[4]  retry     ZSET    part number, scored by when it may run again
+-- KEYS[5]  holders   HASH    call number and running part of each lease
+-- KEYS[6]  tries     HASH    part number, what went wrong with it
+-- KEYS[7]  partial   HASH    part number, outcomes so far
+--
+-- ARGV[1]  holder    a name never used before; kept when this call is repeated
+-- ARGV[2]  level     the list the token came from, or -1 without a token
+-- ARGV[3]  most      parts to hand out at most
+-- ARGV[4]  max_bytes stop handing out new parts beyond this
+-- ARGV[5]  lease_ms  how long the lease stands without a renewal
+-- ARGV[6]  known     1: the caller knows the request's spec already
+-- ARGV[7+] handlers  names the caller can run: "parts NAME" or "records NAME"
+--
+-- Returns  ok, empty, limit, held, paused, handler, level or the state of an ended request;
+--          tokens to push; their level; when to look again; handler; spec, or "" when known;
+--          troubles (number, tries, partial, ...); lists of stream entries
+-- Errors   UNKNOWN   no such request
+-- Cost     O(parts handed out)
+-- Flags    allow-oom
+
+-- @include clock
+-- @include request
+-- @include tokens
+-- @include lease
+-- @include tries
+-- @include hand
+
+local k = {
+  meta = KEYS[1], parts = KEYS[2], leases = KEYS[3], retry = KEYS[4],
+  holders = KEYS[5], tries = KEYS[6], partial = KEYS[7],
+}
+local holder, level, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local max_bytes, lease_ms, known = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local handlers = { unpack(ARGV, 7) }
+
+local r = load_request(k.meta)
+if not r then
+  return unknown()
+end
+local now = now_ms()
+
+local function answer(word, mint, look, troubles, lists)
+  save(k.meta, r)
+  local spec = known == "1" and "" or redis.call("HGET", k.meta, "spec")
+  return { word, mint, r.level, look, r.handler, spec, troubles or {}, unpack(lists or {}) }
+end
+
+-- A refused token is dropped, not replaced: it comes back when there is something to run.
+local function refuse(word)
+  local _, later = startable(k, r, now)
+  return answer(word, 0, look_again(r, now, later))
+end
+
+local function unit_of()
+  for _, handler in ipairs(handlers) do
+    if handler == "parts " .. r.handler or handler == "records " .. r.handler then
+      return string.match(handler, "^%a+")
+    end
+  end
+  return nil
+end
+
+-- Every claim uses up the token it came with; one of a former level was written off already.
+if level == r.level then
+  put(r, "out", math.max(0, r.out - 1))
+end
+if redis.call("ZSCORE", k.leases, holder) then
+  local lists, troubles = hand_again(k, holder)
+  local mint, look = invite(k, r, now)
+  return answer("ok", mint, look, troubles, lists)
+end
+if not is_live(r) then
+  return answer(r.state, 0, 0)
+end
+if level >= 0 and level ~= r.level then
+  return answer("level", 0, 0)
+end
+if r.paused == 1 then
+  return answer("paused", 0, 0)
+end
+local unit = unit_of()
+if not unit then
+  -- Another worker may have the handler: let it be asked, but not in a tight circle.
+  return answer("handler", 0, look_again(r, now, now + 1000))
+end
+if redis.call("ZCARD", k.leases) >= r.limit then
+  return refuse("limit")
+end
+if blocked_until(r) > now then
+  return refuse("held")
+end
+if r.unit == "" then
+  put(r, "unit", unit)
+end
+
+local lists, troubles, got = hand(k, r, now, holder, most, max_bytes)
+if got == 0 then
+  redis.call("XGROUP", "DELCONSUMER", k.parts, "w", holder)
+  return refuse("empty")
+end
+redis.call("ZADD", k.leases, now + lease_ms, holder)
+redis.call("HSET", k.holders, holder, 0)
+if r.started_ms == 0 then
+  put(r, "started_ms", now)
+end
+local mint, look = invite(k, r, now)
+return answer("ok", mint, look, troubles, lists)

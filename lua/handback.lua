@@ -1,0 +1,57 @@
+-- handback: give back parts that were not started; the lease goes on.
+--
+--   running -> retry        parts, at the front
+--
+-- KEYS[1]  meta      HASH    state, limit, counts, tokens believed out
+-- KEYS[2]  parts     STREAM  one entry per part
+-- KEYS[3]  leases    ZSET    holder, scored by the deadline (ms) of its lease
+-- KEYS[4]  retry     ZSET    part number, scored by when it may run again
+-- KEYS[5]  holders   HASH    call number and running part of each lease
+--
+-- ARGV[1]  holder
+-- ARGV[2]  call      number of this call under the lease; kept when it is repeated
+-- ARGV[3+] numbers   parts struck from the slot's queue before this call was sent
+--
+-- Returns  ok, lost, late or the state of an ended request; tokens to push; their level;
+--          when to look again
+-- Errors   UNKNOWN   no such request
+-- Cost     O(parts held)
+-- Flags    allow-oom
+
+-- @include clock
+-- @include request
+-- @include tokens
+-- @include lease
+
+local k = { meta = KEYS[1], parts = KEYS[2], leases = KEYS[3], retry = KEYS[4], holders = KEYS[5] }
+local holder, call = ARGV[1], tonumber(ARGV[2])
+local struck = {}
+for _, number in ipairs({ unpack(ARGV, 3) }) do
+  struck[number] = true
+end
+
+local r = load_request(k.meta)
+if not r then
+  return unknown()
+end
+if r.state == "done" or r.state == "cancelled" then
+  return { r.state, 0, r.level, 0 }
+end
+if not redis.call("ZSCORE", k.leases, holder) then
+  return { "lost", 0, r.level, 0 }
+end
+if call <= (tonumber(redis.call("HGET", k.holders, holder)) or 0) then
+  return { "late", 0, r.level, 0 }
+end
+
+redis.call("HSET", k.holders, holder, call)
+local given = {}
+for _, number in ipairs(held(k.parts, holder)) do
+  if struck[number] then
+    given[#given + 1] = number
+  end
+end
+park(k, given)
+local mint, look = invite(k, r, now_ms())
+save(k.meta, r)
+return { is_live(r) and "ok" or r.state, mint, r.level, look }

@@ -1,0 +1,125 @@
+-- Handing parts to a holder: due retries first, then new parts.
+local READ_AT_ONCE = 32
+
+-- Spend the request's rate on one part.
+local function spend(r, now, entry)
+  local units = 1
+  if r.unit == "records" then
+    units = tonumber(string.match(entry[2][4] or "", "^%d+")) or 1
+  end
+  put(r, "rate_at_ms", math.max(r.rate_at_ms, now) + units * r.rate_ms)
+end
+
+-- Which due parts to hand out: up to n, but a part that is to run alone comes alone.
+local function choose(k, due)
+  local texts = redis.call("HMGET", k.tries, unpack(due))
+  local chosen = {}
+  for i, number in ipairs(due) do
+    local alone = read_tries(texts[i]).alone == 1
+    if alone and i > 1 then
+      return chosen, true
+    end
+    chosen[i] = number
+    if alone then
+      return chosen, true
+    end
+  end
+  return chosen, false
+end
+
+-- What is known of the trouble of these entries: number, tries, partial, number, ...
+local function troubles_of(k, entries)
+  local troubles = {}
+  for _, entry in ipairs(entries) do
+    local number = number_of(entry[1])
+    local text = redis.call("HGET", k.tries, number)
+    local partial = redis.call("HGET", k.partial, number)
+    if text or partial then
+      troubles[#troubles + 1] = number
+      troubles[#troubles + 1] = text or "0 0 0 0 0"
+      troubles[#troubles + 1] = partial or ""
+    end
+  end
+  return troubles
+end
+
+-- Due retries as stream entries, and whether to stop there.
+local function hand_retries(k, now, holder, n)
+  local due = redis.call("ZRANGEBYSCORE", k.retry, "-inf", now, "LIMIT", 0, n)
+  if #due == 0 then
+    return {}, false
+  end
+  local chosen, stop = choose(k, due)
+  local entries = redis.call("XCLAIM", k.parts, "w", holder, 0, unpack(chosen))
+  -- Also those XCLAIM did not return: they were finished meanwhile.
+  redis.call("ZREM", k.retry, unpack(chosen))
+  return entries, stop
+end
+
+-- New parts, in reads of a few so that large parts stop at max_bytes. Returns lists of entries.
+local function hand_new(k, r, holder, n, max_bytes)
+  local lists, got, bytes = {}, 0, 0
+  while got < n and bytes < max_bytes and r.delivered < r.total do
+    local count = math.min(n - got, READ_AT_ONCE)
+    if got > 0 then
+      count = math.min(count, math.max(1, math.floor((max_bytes - bytes) * got / bytes)))
+    elseif max_bytes < r.bytes then
+      count = math.min(count, math.max(1, math.floor(max_bytes * r.total / r.bytes)))
+    end
+    local reply = redis.call("XREADGROUP", "GROUP", "w", holder, "COUNT", count, "STREAMS", k.parts, ">")
+    if not reply then
+      break
+    end
+    local entries = reply[1][2]
+    for _, entry in ipairs(entries) do
+      bytes = bytes + #entry[2][2]
+    end
+    lists[#lists + 1] = entries
+    got = got + #entries
+    put(r, "delivered", r.delivered + #entries)
+  end
+  return lists, got
+end
+
+-- Under a rate parts are handed out one by one, while the rate allows.
+local function hand_by_rate(k, r, now, holder, n)
+  local lists, retried, got, stop = {}, {}, 0, false
+  while got < n and not stop and blocked_until(r) <= now do
+    local entries
+    entries, stop = hand_retries(k, now, holder, 1)
+    if entries[1] then
+      retried[#retried + 1] = entries[1]
+    else
+      entries = hand_new(k, r, holder, 1, 1)[1]
+    end
+    if not entries then
+      break
+    end
+    spend(r, now, entries[1])
+    lists[#lists + 1] = entries
+    got = got + 1
+  end
+  return lists, troubles_of(k, retried), got
+end
+
+-- Returns lists of stream entries, the troubles of those that had any, and how many there are.
+local function hand(k, r, now, holder, n, max_bytes)
+  if r.rate_ms > 0 then
+    return hand_by_rate(k, r, now, holder, n)
+  end
+  local entries, stop = hand_retries(k, now, holder, n)
+  local lists, got = {}, 0
+  if not stop then
+    lists, got = hand_new(k, r, holder, n - #entries, max_bytes)
+  end
+  if #entries > 0 then
+    table.insert(lists, 1, entries)
+  end
+  return lists, troubles_of(k, entries), got + #entries
+end
+
+-- Everything pending under a holder, for a call that is repeated because its reply was lost.
+local function hand_again(k, holder)
+  local reply = redis.call("XREADGROUP", "GROUP", "w", holder, "COUNT", MOST_HELD, "STREAMS", k.parts, 0)
+  return { reply[1][2] }, troubles_of(k, reply[1][2])
+end

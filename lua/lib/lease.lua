@@ -1,0 +1,42 @@
+-- A part in `retry` stays pending in the group, under this consumer, which holds no lease.
+local PARKED = "-"
+-- More parts than one holder is ever handed.
+local MOST_HELD = 1000
+
+local function number_of(id)
+  return string.match(id, "^%d+")
+end
+
+-- Numbers of the parts pending under a holder.
+local function held(parts, holder)
+  local numbers = {}
+  for i, entry in ipairs(redis.call("XPENDING", parts, "w", "-", "+", MOST_HELD, holder)) do
+    numbers[i] = number_of(entry[1])
+  end
+  return numbers
+end
+
+-- Park parts until a moment; without one at the front, in input order: a part's number is
+-- far below any time, so it is due at once and before everything that was put off.
+local function park(k, numbers, due)
+  if #numbers == 0 then
+    return
+  end
+  local claimed, scored = {}, {}
+  for i, number in ipairs(numbers) do
+    claimed[i] = number
+    scored[2 * i - 1] = due or number
+    scored[2 * i] = number
+  end
+  claimed[#claimed + 1] = "JUSTID"
+  redis.call("XCLAIM", k.parts, "w", PARKED, 0, unpack(claimed))
+  redis.call("ZADD", k.retry, unpack(scored))
+end
+
+-- End a lease: everything still pending under it goes to the front first.
+local function end_lease(k, holder)
+  park(k, held(k.parts, holder))
+  redis.call("ZREM", k.leases, holder)
+  redis.call("HDEL", k.holders, holder, holder .. "#")
+  redis.call("XGROUP", "DELCONSUMER", k.parts, "w", holder)
+end

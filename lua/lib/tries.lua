@@ -1,0 +1,25 @@
+-- What went wrong with a part so far, as "errors crashes alone run records". Only parts that
+-- had trouble have an entry. `alone`: hand it out by itself. `run`: how often it was redriven.
+-- `records`: how many of its records failed, once it was given up (0: not counted yet).
+local function read_tries(text)
+  local t = { errors = 0, crashes = 0, alone = 0, run = 0, records = 0 }
+  if text then
+    local e, c, a, n, f = string.match(text, "^(%d+) (%d+) (%d+) (%d+) (%d+)$")
+    if e then
+      t.errors, t.crashes, t.alone, t.run, t.records =
+        tonumber(e), tonumber(c), tonumber(a), tonumber(n), tonumber(f)
+    end
+  end
+  return t
+end
+
+local function write_tries(tries, number, t)
+  local text = table.concat({ t.errors, t.crashes, t.alone, t.run, t.records }, " ")
+  redis.call("HSET", tries, number, text)
+end
+
+-- Records of a part, read from its entry: the field `a` begins with their count.
+local function records_of(parts, number)
+  local entry = redis.call("XRANGE", parts, number, number)[1]
+  return entry and tonumber(string.match(entry[2][4] or "", "^%d+")) or 0
+end

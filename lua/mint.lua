@@ -1,0 +1,48 @@
+-- mint: push tokens of a request, and register it or its next look.
+--
+--   (changes the queue's lists and indexes)
+--
+-- KEYS[1]  tokens    LIST  request ids of one level, pushed left, popped right
+-- KEYS[2]  due       ZSET  request id, scored by when to look at it again (ms)
+-- KEYS[3]  open      ZSET  requests not finished, scored by submission (ms)
+-- KEYS[4]  closed    ZSET  finished requests, scored by when they may be purged (ms)
+--
+-- ARGV[1]  request_id
+-- ARGV[2]  count     tokens
+-- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list
+-- ARGV[4]  look_ms   moment to look at the request again, or 0
+-- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
+--
+-- Returns  tokens pushed
+-- Errors   none
+-- Cost     O(count); to ensure: O(length of the list)
+-- Flags    allow-oom
+
+-- @include clock
+
+local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local request_id, count, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local look_ms, register = tonumber(ARGV[4]), ARGV[5]
+
+if register ~= "no" then
+  local now = now_ms()
+  local score = tonumber(redis.call("ZSCORE", open, request_id))
+  if register == "again" and score then
+    -- A new score, so that whoever saw the request ended before this cannot close it.
+    redis.call("ZADD", open, math.max(now, score + 1), request_id)
+  else
+    redis.call("ZADD", open, "NX", now, request_id)
+  end
+  redis.call("ZREM", closed, request_id)
+  redis.call("ZADD", due, "NX", now, request_id)
+end
+if look_ms > 0 then
+  redis.call("ZADD", due, "LT", look_ms, request_id)
+end
+if mode == "ensure" and count > 0 then
+  count = count - #redis.call("LPOS", tokens, request_id, "COUNT", count)
+end
+for _ = 1, count do
+  redis.call("LPUSH", tokens, request_id)
+end
+return math.max(0, count)

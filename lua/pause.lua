@@ -1,0 +1,27 @@
+-- pause: start no more parts; what runs goes on to its end.
+--
+--   (sets the flag paused)  request
+--
+-- KEYS[1]  meta      HASH    state, paused
+--
+-- Returns  state
+-- Errors   UNKNOWN   no such request
+--          ENDED     the request does not run any more
+-- Cost     O(1)
+-- Flags    allow-oom
+
+-- @include request
+
+local meta = KEYS[1]
+
+local r = load_request(meta)
+if not r then
+  return unknown()
+end
+if not is_live(r) then
+  return redis.error_reply("ENDED the request is " .. r.state)
+end
+
+put(r, "paused", 1)
+save(meta, r)
+return r.state

@@ -1,0 +1,43 @@
+-- purge: forget a request that has ended, after its retention.
+--
+--   done, failed, cancelled -> (absent)     request
+--
+-- KEYS[1]  meta      HASH
+-- KEYS[2]  parts     STREAM
+-- KEYS[3]  left      STRING
+-- KEYS[4]  leases    ZSET
+-- KEYS[5]  retry     ZSET
+-- KEYS[6]  holders   HASH
+-- KEYS[7]  tries     HASH
+-- KEYS[8]  partial   HASH
+-- KEYS[9]  results   HASH
+-- KEYS[10] failed    HASH
+--
+-- ARGV[1]  force     1: do not wait for the end of its retention
+--
+-- Returns  0 when nothing of it remains, else when it may be purged (ms)
+-- Errors   NOTENDED  the request still runs
+-- Cost     O(1); the server frees the memory in the background
+-- Flags    allow-oom
+
+-- @include clock
+-- @include request
+
+local keys = {
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
+}
+local force = ARGV[1]
+
+local r = load_request(keys[1])
+if r and is_live(r) then
+  return redis.error_reply("NOTENDED the request is " .. r.state)
+end
+if r and force ~= "1" then
+  local purge_at = r.finished_ms + (tonumber(redis.call("HGET", keys[1], "keep_ms")) or 0)
+  if purge_at > now_ms() then
+    return purge_at
+  end
+end
+
+redis.call("UNLINK", unpack(keys))
+return 0

@@ -1,0 +1,64 @@
+-- release: end a lease politely, or for a process that is known to be dead.
+--
+--   running -> retry        everything pending under the lease, at the front
+--   running -> failed       the part that crashed its worker once too often
+--
+-- KEYS[1]  meta      HASH    state, counts, policy, tokens believed out
+-- KEYS[2]  parts     STREAM  one entry per part
+-- KEYS[3]  left      STRING  parts not finished, plus 1 while loading
+-- KEYS[4]  leases    ZSET    holder, scored by the deadline (ms) of its lease
+-- KEYS[5]  retry     ZSET    part number, scored by when it may run again
+-- KEYS[6]  holders   HASH    call number and running part of each lease
+-- KEYS[7]  tries     HASH    part number, what went wrong with it
+-- KEYS[8]  partial   HASH    part number, outcomes so far
+-- KEYS[9]  failed    HASH    part number, what was given up
+-- KEYS[10] events    channel the end is published there
+--
+-- ARGV[1]  holder
+-- ARGV[2]  call      number of this call under the lease; kept when it is repeated
+-- ARGV[3]  crashed   number of the part that was running when its process died, or ""
+-- ARGV[4]  failure   what to keep if that part is given up as poison
+--
+-- Returns  over, lost, late or the state of an ended request; tokens to push; their level;
+--          when to look again
+-- Errors   UNKNOWN   no such request
+-- Cost     O(parts held)
+-- Flags    allow-oom
+
+-- @include clock
+-- @include request
+-- @include tokens
+-- @include lease
+-- @include tries
+-- @include ending
+-- @include giveup
+
+local k = {
+  meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
+  holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], failed = KEYS[9], events = KEYS[10],
+}
+local holder, call, crashed, failure = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+
+local r = load_request(k.meta)
+if not r then
+  return unknown()
+end
+if r.state == "done" or r.state == "cancelled" then
+  return { r.state, 0, r.level, 0 }
+end
+if not redis.call("ZSCORE", k.leases, holder) then
+  return { "lost", 0, r.level, 0 }
+end
+if call <= (tonumber(redis.call("HGET", k.holders, holder)) or 0) then
+  return { "late", 0, r.level, 0 }
+end
+
+local now = now_ms()
+local is_held = crashed ~= "" and #redis.call("XPENDING", k.parts, "w", crashed, crashed, 1, holder) == 1
+end_lease(k, holder)
+if is_held then
+  charge_crash(k, r, now, crashed, failure)
+end
+local mint, look = invite(k, r, now)
+save(k.meta, r)
+return { is_live(r) and "over" or r.state, mint, r.level, look }

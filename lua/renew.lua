@@ -1,0 +1,38 @@
+-- renew: move the deadlines of leases that stand, and say which do not.
+--
+--   running -> running      parts, later deadline
+--
+-- KEYS[1]  meta      HASH    state
+-- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
+-- KEYS[3]  holders   HASH    call number and running part of each lease
+--
+-- ARGV[1]  lease_ms  how long the leases stand from now without another renewal
+-- ARGV[2+] holders   holder, number of the part it runs or "", holder, number, ...
+--
+-- Returns  state; 1 while paused; for each holder 1 while its lease stands, else 0
+-- Errors   UNKNOWN   no such request
+-- Cost     O(holders given)
+-- Flags    allow-oom
+
+-- @include clock
+
+local meta, leases, holders = KEYS[1], KEYS[2], KEYS[3]
+local lease_ms, given = tonumber(ARGV[1]), { unpack(ARGV, 2) }
+
+local found = redis.call("HMGET", meta, "state", "paused")
+if not found[1] then
+  return redis.error_reply("UNKNOWN no such request, or it was purged")
+end
+
+local deadline = now_ms() + lease_ms
+local reply = { found[1], tonumber(found[2]) or 0 }
+for i = 1, #given, 2 do
+  local holder, running = given[i], given[i + 1]
+  local stands = redis.call("ZSCORE", leases, holder) and 1 or 0
+  if stands == 1 then
+    redis.call("ZADD", leases, "XX", deadline, holder)
+    redis.call("HSET", holders, holder .. "#", running)
+  end
+  reply[#reply + 1] = stands
+end
+return reply

@@ -1,0 +1,65 @@
+-- seal: the load is complete.
+--
+--   loading -> open         request
+--   loading -> done         request without a part left to finish
+--
+-- KEYS[1]  meta      HASH    counts, load cursor, tokens believed out
+-- KEYS[2]  parts     STREAM  one entry per part
+-- KEYS[3]  left      STRING  parts not finished, plus 1 while loading
+-- KEYS[4]  leases    ZSET    holder, scored by the deadline (ms) of its lease
+-- KEYS[5]  retry     ZSET    part number, scored by when it may run again
+-- KEYS[6]  holders   HASH    call number and running part of each lease
+-- KEYS[7]  tries     HASH    part number, what went wrong with it
+-- KEYS[8]  partial   HASH    part number, outcomes so far
+-- KEYS[9]  events    channel the end is published there
+--
+-- ARGV[1]  total     parts of the whole load
+-- ARGV[2]  cursor    where the load stands at its end
+--
+-- Returns  state; tokens to push; their level; when to look again
+-- Errors   UNKNOWN   no such request
+--          SHORT     the server has another number of parts
+--          EXISTS    the request was loaded from other content
+-- Cost     O(1)
+-- Flags    allow-oom
+
+-- @include clock
+-- @include request
+-- @include tokens
+-- @include ending
+
+local k = {
+  meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
+  holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], events = KEYS[9],
+}
+local total, cursor = tonumber(ARGV[1]), ARGV[2]
+
+local r = load_request(k.meta)
+if not r then
+  return unknown()
+end
+-- A load that was given up by a cancel cannot be compared any more.
+if r.state == "cancelled" then
+  return { r.state, 0, r.level, 0 }
+end
+if r.total ~= total then
+  return redis.error_reply("SHORT the server has " .. r.total .. " parts, not " .. total)
+end
+if redis.call("HGET", k.meta, "cursor") ~= cursor then
+  return redis.error_reply("EXISTS the request was loaded from other content")
+end
+-- `failed` while loading: too much failed already; the load still comes to its end once.
+local sealed = redis.call("HGET", k.meta, "sealed")
+if sealed then
+  return { r.state, 0, r.level, 0 }
+end
+
+local now = now_ms()
+put(r, "sealed", 1)
+if r.state == "loading" then
+  put(r, "state", "open")
+end
+count_down(k, r, now, 1)
+local mint, look = invite(k, r, now)
+save(k.meta, r)
+return { r.state, mint, r.level, look }

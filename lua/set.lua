@@ -1,0 +1,48 @@
+-- set: change level, limit or rate of a request that runs.
+--
+--   (changes policy only)   request
+--
+-- KEYS[1]  meta      HASH    level, limit, rate, tokens believed out
+-- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
+-- KEYS[3]  retry     ZSET    part number, scored by when it may run again
+--
+-- ARGV[1]  level     0 to 99, or "" for as it is
+-- ARGV[2]  limit     1 or more, or "" for as it is
+-- ARGV[3]  rate_ms   time for each unit, 0 for no rate, or "" for as it is
+--
+-- Returns  state; tokens to push; their level; when to look again
+-- Errors   UNKNOWN   no such request
+--          ENDED     the request does not run any more
+-- Cost     O(log parts in retry)
+-- Flags    allow-oom
+
+-- @include clock
+-- @include request
+-- @include tokens
+
+local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }
+local level, limit, rate_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local r = load_request(k.meta)
+if not r then
+  return unknown()
+end
+if not is_live(r) then
+  return redis.error_reply("ENDED the request is " .. r.state)
+end
+
+if level and level ~= r.level then
+  -- Tokens in the old list are written off: whoever pops one drops it.
+  put(r, "level", level)
+  put(r, "out", 0)
+end
+if limit then
+  put(r, "limit", limit)
+end
+if rate_ms then
+  put(r, "rate_ms", rate_ms)
+  put(r, "rate_at_ms", 0)
+end
+local mint, look = invite(k, r, now_ms())
+save(k.meta, r)
+return { r.state, mint, r.level, look }

@@ -1,0 +1,45 @@
+-- tick: take the requests that are due for a look or a purge.
+--
+--   (moves each due request's next look to later)
+--
+-- KEYS[1]  due       ZSET  request id, scored by when to look at it again (ms)
+-- KEYS[2]  open      ZSET  requests not finished, scored by submission (ms)
+-- KEYS[3]  closed    ZSET  finished requests, scored by when they may be purged (ms)
+--
+-- ARGV[1]  limit     requests to take of each kind, at most
+-- ARGV[2]  every_ms  each open request is looked at about so often; more seldom when they
+--                    are so many that the looks would come faster than one in 10 ms
+--
+-- Returns  now (ms); ms until the next is due; how many are due; request id, its score in
+--          open, ...; then request id, its score in closed, ... of those to purge
+-- Errors   none
+-- Cost     O(limit * log requests)
+-- Flags    allow-oom
+
+-- @include clock
+
+local due, open, closed = KEYS[1], KEYS[2], KEYS[3]
+local limit, every_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
+
+local now = now_ms()
+local reply = { now, every_ms, 0 }
+local next_look = now + math.max(every_ms, 10 * redis.call("ZCARD", open))
+for _, request_id in ipairs(redis.call("ZRANGEBYSCORE", due, "-inf", now, "LIMIT", 0, limit)) do
+  local score = redis.call("ZSCORE", open, request_id)
+  if score then
+    redis.call("ZADD", due, next_look, request_id)
+    reply[3] = reply[3] + 1
+    reply[#reply + 1] = request_id
+    reply[#reply + 1] = score
+  else
+    redis.call("ZREM", due, request_id)
+  end
+end
+local first = redis.call("ZRANGE", due, 0, 0, "WITHSCORES")
+if first[2] then
+  reply[2] = math.max(0, math.min(every_ms, tonumber(first[2]) - now))
+end
+for _, value in ipairs(redis.call("ZRANGEBYSCORE", closed, "-inf", now, "WITHSCORES", "LIMIT", 0, limit)) do
+  reply[#reply + 1] = value
+end
+return reply

@@ -1,0 +1,59 @@
+"""Taking back what the dead left, and keeping the queue's indexes true.
+
+Every step is idempotent: any number of janitors may sweep one queue at once.
+"""
+
+import logging
+
+from streamq.errors import RequestOpen, RequestUnknown
+from streamq.model import Tick
+from streamq.protocol import Protocol
+
+log = logging.getLogger(__name__)
+
+#: A request that was registered and never opened is forgotten after this.
+FORGET_UNOPENED_MS = 3_600_000
+
+
+class Janitor:
+    """Sweeps one queue."""
+
+    def __init__(self, protocol: Protocol, queue: str = "default", every_ms: int = 5_000) -> None:
+        self._protocol = protocol
+        self._queue = queue
+        self._every_ms = every_ms
+
+    def sweep(self) -> int:
+        """Look at every request that is due. Returns the ms until the next one is."""
+        tick = self._protocol.tick(self._queue, every_ms=self._every_ms)
+        for request_id, score in tick.due:
+            self.look(request_id, score, tick)
+        for request_id in tick.purgeable:
+            self._purge(request_id)
+        return tick.wait_ms
+
+    def look(self, request_id: str, score: float, tick: Tick) -> None:
+        """Reap what has expired, push the tokens that are missing, close what has ended."""
+        try:
+            audit = self._protocol.audit(request_id)
+            if audit.expired:
+                reaped = self._protocol.reap(request_id)
+                log.info("reaped %d parts of %s", reaped.parts, request_id)
+                audit = self._protocol.audit(request_id)
+        except RequestUnknown:
+            if tick.now_ms - score > FORGET_UNOPENED_MS:
+                self._protocol.close(self._queue, request_id, score, 0)
+            return
+        if audit.purge_at:
+            self._protocol.close(self._queue, request_id, score, audit.purge_at)
+        elif audit.tokens:
+            self._protocol.mint(self._queue, request_id, audit.tokens, mode="ensure")
+
+    def _purge(self, request_id: str) -> None:
+        try:
+            purge_at = self._protocol.purge(request_id)
+        except RequestOpen:
+            return
+        self._protocol.close(self._queue, request_id, -1, purge_at)
+        if not purge_at:
+            log.info("purged %s", request_id)

@@ -1,0 +1,210 @@
+"""The nouns, as plain data. No I/O."""
+
+from enum import StrEnum
+
+import msgspec
+
+#: Namespace of every key, unless set otherwise.
+PREFIX = "sq"
+#: Of a request, unless it says otherwise.
+LEVEL = 50
+LIMIT = 8
+RETRIES = 3
+#: Workers a part may cost before it is given up as poison.
+POISON = 3
+#: Levels are 0 (first) to this.
+LAST_LEVEL = 99
+#: Largest part, in bytes.
+MAX_PART = 2**20
+
+
+class State(StrEnum):
+    """Where a request is."""
+
+    LOADING = "loading"
+    OPEN = "open"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether parts of it may still run."""
+        return self in (State.LOADING, State.OPEN)
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """What a script asks its caller to do in the queue."""
+
+    count: int = 0
+    level: int = 0
+    #: Moment to look at the request again (ms), or 0.
+    look_ms: int = 0
+
+    def __bool__(self) -> bool:
+        return self.count > 0 or self.look_ms > 0
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker needs to know of a request; fixed for its life."""
+
+    retries: int = RETRIES
+    backoff_ms: int = 1_000
+    backoff_max_ms: int = 300_000
+    timeout_ms: int = 0
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request is to be treated. Everything is checked and in the protocol's units."""
+
+    handler: str
+    queue: str = "default"
+    level: int = LEVEL
+    limit: int = LIMIT
+    poison: int = POISON
+    max_failures: int = -1
+    max_percent: float = -1.0
+    keep_ms: int = 7 * 86_400_000
+    rate_ms: float = 0.0
+    delay_ms: int = 0
+    spec: Spec = Spec()
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A request as ``open`` found or made it."""
+
+    is_new: bool
+    state: State
+    total: int
+    cursor: str
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a holder asks for: how many parts at most, how many bytes, for how long."""
+
+    most: int = 1
+    max_bytes: int = 2**22
+    lease_ms: int = 20_000
+
+
+class Part(msgspec.Struct):
+    """A part in a worker's hands."""
+
+    number: int
+    payload: bytes
+    #: Where it came from; begins with the number of its records.
+    about: bytes
+    #: 1 for the first run, one more for each error since.
+    attempt: int = 1
+    #: Outcomes of records that already have one.
+    partial: bytes = b""
+
+
+class Grant(msgspec.Struct):
+    """The answer to ``claim`` and ``finish``: what to run next, if anything."""
+
+    #: ok: run the parts. Else why there are none.
+    word: str
+    tokens: Tokens
+    parts: list[Part]
+    #: Given by claim: the request's handler, and its spec unless the caller knew it.
+    handler: str = ""
+    spec: bytes = b""
+    #: Given by finish: how many of the results were counted.
+    counted: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The answer to a call that hands out no parts."""
+
+    word: str
+    tokens: Tokens
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """What should be out for a request."""
+
+    state: State
+    tokens: Tokens
+    expired: int
+    purge_at: int
+
+
+class Reaped(msgspec.Struct, frozen=True):
+    """What expired leases gave back."""
+
+    leases: int
+    parts: int
+    state: State
+    tokens: Tokens
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Requests that want a look, and those that may be purged, with their scores."""
+
+    now_ms: int
+    wait_ms: int
+    due: list[tuple[str, float]]
+    purgeable: list[str]
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """Results in input order."""
+
+    state: State
+    next: int
+    #: Results the server still has.
+    left: int
+    results: list[tuple[int, bytes]]
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part, or one record of it, that was given up."""
+
+    error: str
+    message: str = ""
+    part: int = 0
+    record: int = 0
+    attempts: int = 0
+    source: str = ""
+    line: int = 0
+
+
+class PartCounts(msgspec.Struct, frozen=True):
+    """Parts of a request by state; the last five make up the first."""
+
+    total: int
+    waiting: int
+    running: int
+    retry: int
+    done: int
+    failed: int
+
+
+class RecordCounts(msgspec.Struct, frozen=True):
+    """Records of a request."""
+
+    total: int
+    done: int
+    failed: int
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A request at one moment."""
+
+    id: str
+    queue: str
+    handler: str
+    state: State
+    paused: bool
+    level: int
+    limit: int
+    parts: PartCounts
+    records: RecordCounts
+    created_ms: int
+    started_ms: int | None
+    finished_ms: int | None
+    #: Records finished per second since the start.
+    rate: float
+    #: Seconds until the end at this rate, while it runs and the load is complete.
+    eta_s: float | None

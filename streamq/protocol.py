@@ -1,0 +1,488 @@
+"""The protocol in Python: one method for each script in ``lua/``.
+
+A method passes what the script's header asks for and gives the reply a type. It
+decides nothing: every rule is in the Lua.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from streamq.connection import Connection, translated
+from streamq.keys import QueueKeys, RequestKeys
+from streamq.model import (
+    LAST_LEVEL,
+    PREFIX,
+    Audit,
+    Collected,
+    Failure,
+    Grant,
+    Opened,
+    Outcome,
+    Part,
+    Policy,
+    Reaped,
+    State,
+    Terms,
+    Tick,
+    Tokens,
+)
+from streamq.scripts import Scripts
+
+_EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
+_POISON = msgspec.json.encode(
+    Failure(error="Poison", message="it was running each time its worker died")
+)
+
+
+class Protocol:
+    """Every transition a request or a part can make."""
+
+    def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
+        self.connection = connection
+        self._run = Scripts(connection).run
+        self._prefix = prefix
+        self.keys = lru_cache(1024)(lambda request_id: RequestKeys(request_id, prefix))
+
+    # Requests
+
+    def open(self, request_id: str, digest: str, policy: Policy) -> Opened:
+        """Create a request, or find the one of the same submission.
+
+        Raises:
+            RequestExists: the id is taken by another submission.
+        """
+        fields = {
+            "handler": policy.handler,
+            "queue": policy.queue,
+            "level": policy.level,
+            "limit": policy.limit,
+            "retries": policy.spec.retries,
+            "poison": policy.poison,
+            "max_failures": policy.max_failures,
+            "max_percent": policy.max_percent,
+            "keep_ms": policy.keep_ms,
+            "rate_ms": policy.rate_ms,
+            "spec": msgspec.json.encode(policy.spec),
+        }
+        is_new, state, total, cursor = self._run(
+            "open",
+            self.keys(request_id),
+            digest=digest,
+            delay_ms=policy.delay_ms,
+            fields=[value for pair in fields.items() for value in pair],
+        )
+        return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
+
+    def append(
+        self, request_id: str, first: int, cursor: str, records: int, entries: Sequence[bytes | int]
+    ) -> tuple[int, str, Tokens]:
+        """Add parts (payload, about, payload, ...). Returns parts so far, cursor, tokens to push.
+
+        Raises:
+            RequestEnded: the request takes no more parts.
+            LoadGap: the parts do not follow those that are there.
+        """
+        total, stands, *tokens = self._run(
+            "append",
+            self.keys(request_id),
+            first=first,
+            cursor=cursor,
+            records=records,
+            entries=entries,
+        )
+        return total, stands.decode(), Tokens(*tokens)
+
+    def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
+        """The load is complete.
+
+        Raises:
+            LoadGap: the server has another number of parts.
+            RequestExists: the server has other content.
+        """
+        reply = self._run("seal", self.keys(request_id), total=total, cursor=cursor)
+        return _state_and_tokens(reply)
+
+    def set(
+        self,
+        request_id: str,
+        level: int | None = None,
+        limit: int | None = None,
+        rate_ms: float | None = None,
+    ) -> tuple[State, Tokens]:
+        """Change level, limit or rate of a request that runs.
+
+        Raises:
+            RequestEnded: it does not run any more.
+        """
+        given = {"level": level, "limit": limit, "rate_ms": rate_ms}
+        args = {name: "" if value is None else value for name, value in given.items()}
+        return _state_and_tokens(self._run("set", self.keys(request_id), **args))
+
+    def pause(self, request_id: str) -> State:
+        """Start no more parts of a request; what runs goes on."""
+        return State(self._run("pause", self.keys(request_id)).decode())
+
+    def resume(self, request_id: str) -> tuple[State, Tokens]:
+        """Start parts of a request again."""
+        return _state_and_tokens(self._run("resume", self.keys(request_id)))
+
+    def cancel(self, request_id: str) -> int:
+        """End a request now. Returns how many parts will not be finished."""
+        return int(self._run("cancel", self.keys(request_id)))
+
+    def redrive(self, request_id: str, numbers: Iterable[int]) -> tuple[int, State, Tokens]:
+        """Run failed parts again. Returns how many, the state, and tokens to push."""
+        redriven, *rest = self._run("redrive", self.keys(request_id), numbers=list(numbers))
+        return redriven, *_state_and_tokens(rest)
+
+    def collect(
+        self,
+        request_id: str,
+        *,
+        next_number: int,
+        most: int = 500,
+        max_bytes: int = 2**22,
+        commit: tuple[str, str] = ("", ""),
+        forget: Sequence[str | int] = (),
+    ) -> Collected:
+        """Results in input order. With ``commit`` (expected, new) earlier ones are forgotten.
+
+        Raises:
+            CollectorLost: another collector has committed meanwhile.
+        """
+        state, next_, left, *flat = self._run(
+            "collect",
+            self.keys(request_id),
+            expected=commit[0],
+            committed=commit[1],
+            next=next_number,
+            most=most,
+            max_bytes=max_bytes,
+            fields=forget,
+        )
+        results = [(int(number), result) for number, result in _pairs(flat)]
+        return Collected(State(state.decode()), next_, left, results)
+
+    def purge(self, request_id: str, *, force: bool = False) -> int:
+        """Forget an ended request. Returns 0, or the moment (ms) from which it may be forgotten.
+
+        Raises:
+            RequestOpen: it still runs.
+        """
+        return int(self._run("purge", self.keys(request_id), force=int(force)))
+
+    def inspect(self, request_id: str) -> dict[str, str]:
+        """Everything that is counted of a request, at one moment."""
+        now, left, leases, retry, results, *flat = self._run("inspect", self.keys(request_id))
+        found = {field.decode(): value.decode() for field, value in _pairs(flat)}
+        counts = {"now_ms": now, "left": left, "leases": leases, "retry": retry, "results": results}
+        return found | {name: str(value) for name, value in counts.items()}
+
+    # Parts
+
+    def claim(
+        self,
+        request_id: str,
+        holder: str,
+        terms: Terms,
+        handlers: Sequence[str],
+        *,
+        level: int = -1,
+        is_known: bool = False,
+    ) -> Grant:
+        """Ask for a lease and parts to run under it."""
+        word, count, at, look, handler, spec, troubles, *lists = self._run(
+            "claim",
+            self.keys(request_id),
+            holder=holder,
+            level=level,
+            most=terms.most,
+            max_bytes=terms.max_bytes,
+            lease_ms=terms.lease_ms,
+            known=int(is_known),
+            handlers=handlers,
+        )
+        parts = _parts(lists, troubles)
+        return Grant(
+            word.decode(), Tokens(count, at, look), parts, handler.decode(), spec or b"", 0
+        )
+
+    def finish(
+        self,
+        request_id: str,
+        holder: str,
+        call: int,
+        results: Sequence[bytes | int],
+        records: int,
+        terms: Terms,
+    ) -> Grant:
+        """Record results (number, result, number, ...) and ask for the next parts.
+
+        With ``terms.most`` 0 the lease ends, and what is still pending under it goes back.
+        """
+        word, count, at, look, counted, troubles, *lists = self._run(
+            "finish",
+            self.keys(request_id),
+            holder=holder,
+            call=call,
+            most=terms.most,
+            max_bytes=terms.max_bytes,
+            lease_ms=terms.lease_ms,
+            records=records,
+            results=results,
+        )
+        parts = _parts(lists, troubles)
+        return Grant(word.decode(), Tokens(count, at, look), parts, "", b"", counted)
+
+    def fail(
+        self,
+        request_id: str,
+        holder: str,
+        call: int,
+        number: int,
+        failure: Failure,
+        *,
+        kind: str = "retry",
+        delay_ms: int = 0,
+        records: tuple[int, int] = (0, 1),
+        result: bytes = b"",
+        partial: bytes = b"",
+    ) -> Outcome:
+        """Put a part off, or give it up. ``records``: of the part, done and failed."""
+        reply = self._run(
+            "fail",
+            self.keys(request_id),
+            holder=holder,
+            call=call,
+            number=number,
+            kind=kind,
+            delay_ms=delay_ms,
+            records_done=records[0],
+            records_failed=records[1],
+            failure=msgspec.json.encode(failure),
+            result=result,
+            partial=partial,
+        )
+        return _outcome(reply)
+
+    def handback(self, request_id: str, holder: str, call: int, numbers: Iterable[int]) -> Outcome:
+        """Give back parts that were not started. They were struck before this is called."""
+        reply = self._run(
+            "handback", self.keys(request_id), holder=holder, call=call, numbers=list(numbers)
+        )
+        return _outcome(reply)
+
+    def release(
+        self, request_id: str, holder: str, call: int, crashed: int | None = None
+    ) -> Outcome:
+        """End a lease. ``crashed``: the part that was running when its process died."""
+        reply = self._run(
+            "release",
+            self.keys(request_id),
+            holder=holder,
+            call=call,
+            crashed="" if crashed is None else crashed,
+            failure=_POISON,
+        )
+        return _outcome(reply)
+
+    def renew(
+        self, request_id: str, lease_ms: int, running: dict[str, int | None]
+    ) -> tuple[State, bool, dict[str, bool]]:
+        """Move the deadlines of leases. Returns the state, paused, and which leases stand."""
+        flat = [value for pair in running.items() for value in pair]
+        state, paused, *stands = self._run(
+            "renew",
+            self.keys(request_id),
+            lease_ms=lease_ms,
+            holders=["" if value is None else value for value in flat],
+        )
+        answers = dict(zip(running, map(bool, stands), strict=True))
+        return State(state.decode()), bool(paused), answers
+
+    # Recovery
+
+    def reap(self, request_id: str, limit: int = 100) -> Reaped:
+        """Take back what holders left whose lease has expired."""
+        leases, parts, state, *tokens = self._run(
+            "reap", self.keys(request_id), limit=limit, failure=_POISON
+        )
+        return Reaped(leases, parts, State(state.decode()), Tokens(*tokens))
+
+    def audit(self, request_id: str) -> Audit:
+        """Which tokens should be out, worked out afresh."""
+        state, want, level, look, expired, purge_at = self._run("audit", self.keys(request_id))
+        return Audit(State(state.decode()), Tokens(want, level, look), expired, purge_at)
+
+    # Queues
+
+    def mint(
+        self,
+        queue: str,
+        request_id: str,
+        tokens: Tokens,
+        *,
+        mode: str = "push",
+        register: str = "no",
+    ) -> int:
+        """Push tokens of a request and register its next look. Returns how many were pushed."""
+        pushed = self._run(
+            "mint",
+            QueueKeys(queue, self._prefix, tokens.level),
+            request_id=request_id,
+            count=tokens.count,
+            mode=mode,
+            look_ms=tokens.look_ms,
+            register=register,
+        )
+        return int(pushed)
+
+    def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
+        """Do what a script asked its caller to do in the queue, if anything."""
+        if tokens:
+            self.mint(queue, request_id, tokens)
+
+    def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
+        """Take the requests that are due for a look, and those that may be purged."""
+        now, wait_ms, due, *flat = self._run(
+            "tick", QueueKeys(queue, self._prefix), limit=limit, every_ms=every_ms
+        )
+        pairs = [(name.decode(), float(score)) for name, score in _pairs(flat)]
+        return Tick(now, wait_ms, pairs[:due], [name for name, _ in pairs[due:]])
+
+    def close(self, queue: str, request_id: str, score: float, purge_at: int) -> bool:
+        """Take an ended request out of the open ones, or a purged one (0) out of all."""
+        return bool(
+            self._run(
+                "close",
+                QueueKeys(queue, self._prefix),
+                request_id=request_id,
+                score=score,
+                purge_at=purge_at,
+            )
+        )
+
+    def beat(
+        self,
+        queue: str,
+        worker: str,
+        ttl_ms: int,
+        details: bytes = b"",
+        lease_ms: int = 20_000,
+        requests: Sequence[str] = (),
+    ) -> int:
+        """Say that a worker lives and what it holds; with a TTL of 0, that it goes."""
+        forgotten = self._run(
+            "beat",
+            QueueKeys(queue, self._prefix, worker=worker),
+            name=worker,
+            ttl_ms=ttl_ms,
+            details=details,
+            lease_ms=lease_ms,
+            requests=requests,
+        )
+        return int(forgotten)
+
+    # What a script cannot do: block, subscribe, and read an index page by page.
+
+    def take(
+        self, queue: str, block_s: float, levels: Sequence[int] = _EVERY_LEVEL
+    ) -> tuple[str, int] | None:
+        """The next token, best level first: a request id and the level it was taken from."""
+        lists = [QueueKeys(queue, self._prefix, level).tokens for level in levels]
+        with translated(self.connection.where):
+            reply = self.connection.blocking(block_s).execute_command("BRPOP", *lists, block_s)
+        if reply is None:
+            return None
+        name, request_id = reply
+        return request_id.decode(), int(name[-2:])
+
+    def listen(self, request_id: str) -> "Events":
+        """Hear of the request's end; the caller closes it."""
+        return Events(self.connection, self.keys(request_id).events)
+
+    def ids(self, queue: str, *, closed: bool = False) -> list[str]:
+        """Ids of the queue's open requests, or of those that have ended, oldest first."""
+        keys = QueueKeys(queue, self._prefix)
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(keys.closed if closed else keys.open, 0, -1)
+        return [request_id.decode() for request_id in found]
+
+    def workers(self, queue: str) -> dict[str, bytes]:
+        """What each live worker of the queue says of itself."""
+        keys = QueueKeys(queue, self._prefix)
+        alive = {}
+        with translated(self.connection.where):
+            redis = self.connection.redis
+            for name in redis.zrange(keys.workers, 0, -1):
+                key = QueueKeys(queue, self._prefix, worker=name.decode()).worker
+                details = redis.hget(key, "details")
+                if details is not None:
+                    alive[name.decode()] = details
+        return alive
+
+    def failures(self, request_id: str) -> Iterable[tuple[int, bytes]]:
+        """Parts that were given up, in no order, and what is kept of each."""
+        return ((int(n), text) for n, text in self._scan(self.keys(request_id).failed))
+
+    def leftovers(self, request_id: str) -> Iterable[tuple[str, bytes]]:
+        """Every result the server has, in no order, by its field."""
+        return ((f.decode(), result) for f, result in self._scan(self.keys(request_id).results))
+
+    def _scan(self, key: str) -> Iterable[tuple[bytes, bytes]]:
+        cursor = 0
+        while True:
+            with translated(self.connection.where):
+                redis = self.connection.redis
+                cursor, found = redis.hscan(key, cursor, count=500)
+            yield from found.items()
+            if cursor == 0:
+                return
+
+
+class Events:
+    """A subscription that can only wake its owner: what happened is read from the request."""
+
+    def __init__(self, connection: Connection, channel: str) -> None:
+        self._where = connection.where
+        self._pubsub = connection.subscribe(channel)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at the next message, or when the time is over."""
+        with translated(self._where):
+            self._pubsub.get_sharded_message(ignore_subscribe_messages=True, timeout=timeout_s)
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._pubsub.close()
+
+
+def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _state_and_tokens(reply: Sequence[Any]) -> tuple[State, Tokens]:
+    state, *tokens = reply
+    return State(state.decode()), Tokens(*tokens)
+
+
+def _outcome(reply: Sequence[Any]) -> Outcome:
+    word, *tokens = reply
+    return Outcome(word.decode(), Tokens(*tokens))
+
+
+def _parts(lists: Sequence[Any], troubles: Sequence[Any]) -> list[Part]:
+    """Stream entries ``[id, [p, payload, a, about]]`` as parts; an id ends in ``-0``."""
+    parts = [
+        Part(int(id_[:-2]), fields[1], fields[3]) for entries in lists for id_, fields in entries
+    ]
+    if troubles:
+        by_number = {part.number: part for part in parts}
+        for number, tries, partial in zip(*[iter(troubles)] * 3, strict=True):
+            part = by_number[int(number)]
+            part.attempt = int(tries.split()[0]) + 1
+            part.partial = partial
+    return parts

@@ -1,0 +1,82 @@
+"""Reads the Lua files and runs them by digest.
+
+A script's header is its signature. The names after ``KEYS[n]`` and ``ARGV[n]``
+are read from it here, so a caller passes names and never counts positions.
+Scripts go by digest, so two versions may run side by side during a deploy.
+"""
+
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from streamq.connection import Connection, translated
+from streamq.errors import BY_CODE
+from streamq.keys import QueueKeys, RequestKeys
+
+_INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
+_PARAMETER = re.compile(r"^-- (KEYS|ARGV)\[\d+(\+?)\]\s+(\w+)", re.MULTILINE)
+_FLAGS = re.compile(r"^-- Flags\s+([a-z-]+)$", re.MULTILINE)
+
+
+@cache
+def source(name: str) -> str:
+    """Text of ``lua/<name>.lua`` as the server gets it. Includes do not nest.
+
+    Only code is sent: the first line says the flags, comments stay here.
+    """
+    lua = files("streamq.lua")
+    text = (lua / f"{name}.lua").read_text("utf-8")
+    flags = _FLAGS.search(text)
+    first = f"#!lua flags={flags[1]}\n" if flags and flags[1] != "none" else "#!lua\n"
+    body = _INCLUDE.sub(lambda m: (lua / "lib" / f"{m[1]}.lua").read_text("utf-8"), text)
+    lines = (line for line in body.splitlines() if line and not line.lstrip().startswith("--"))
+    return first + "\n".join(lines) + "\n"
+
+
+@cache
+def digest(name: str) -> str:
+    """What the server calls the script."""
+    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+
+
+@cache
+def signature(name: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Names of a script's keys, of its arguments, and whether the last takes many values."""
+    text = (files("streamq.lua") / f"{name}.lua").read_text("utf-8")
+    found = _PARAMETER.findall(text)
+    keys = tuple(key for table, _, key in found if table == "KEYS")
+    args = tuple(arg for table, _, arg in found if table == "ARGV")
+    return keys, args, any(many for _, many, _ in found)
+
+
+class Scripts:
+    """Runs scripts on one connection, and turns their refusals into exceptions."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, name: str, keys: RequestKeys | QueueKeys, /, **args: Any) -> Any:
+        """Run one script with the arguments its header names."""
+        key_names, arg_names, is_variadic = signature(name)
+        if tuple(args) != arg_names:
+            raise TypeError(f"{name}.lua takes {list(arg_names)}, not {list(args)}")
+        argv = list(args.values())
+        if is_variadic:
+            argv.extend(argv.pop())
+        key_values = [getattr(keys, key) for key in key_names]
+        execute = self._connection.redis.execute_command
+        try:
+            with translated(self._connection.where):
+                try:
+                    return execute("EVALSHA", digest(name), len(key_values), *key_values, *argv)
+                except NoScriptError:
+                    return execute("EVAL", source(name), len(key_values), *key_values, *argv)
+        except ResponseError as reply:
+            code, _, why = str(reply).partition(" ")
+            if code not in BY_CODE:
+                raise
+            raise BY_CODE[code](why) from None

@@ -1,0 +1,95 @@
+"""Durations, sizes, rates and names as people write them, with one parser for each."""
+
+import re
+
+from streamq.errors import InvalidValue
+
+_DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE_BYTES = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def name(value: str, what: str) -> str:
+    """The value, if it can be part of a key: one to 64 of ``A-Z a-z 0-9 _ . -``."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidValue(f"{what} {value!r} is not 1 to 64 characters of A-Z a-z 0-9 _ . -")
+    return value
+
+
+def whole(value: int, what: str, least: int, most: int | None = None) -> int:
+    """The value, if it is a whole number in the range."""
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidValue(f"{what} {value!r} is not a whole number")
+    if value < least or (most is not None and value > most):
+        raise InvalidValue(f"{what} {value} is out of range: {allowed}")
+    return value
+
+
+def duration_ms(value: str | float, what: str = "duration") -> int:
+    """Milliseconds of ``"30s"``, ``"5m"``, ``"2h"``, ``"7d"``; a bare number is seconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not 0 <= value < 1e12:
+            raise InvalidValue(f"{what} {value!r} is negative or too long")
+        return round(value * 1_000)
+    amount, unit = _split(value, what, "30s, 5m, 2h or 7d")
+    if (unit or "s") not in _DURATION_MS:
+        raise InvalidValue(f"{what} {value!r}: no such unit; write 30s, 5m, 2h or 7d")
+    return round(amount * _DURATION_MS[unit or "s"])
+
+
+def size_bytes(value: str | int, what: str = "size") -> int:
+    """Bytes of ``"256KiB"``, ``"1MiB"``, ``"2GB"``, or a bare number of bytes."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return whole(value, what, 1)
+    amount, unit = _split(value, what, "256KiB or 1MiB")
+    if unit.upper() not in _SIZE_BYTES:
+        raise InvalidValue(f"{what} {value!r}: no such unit; write 256KiB or 1MiB")
+    return whole(round(amount * _SIZE_BYTES[unit.upper()]), what, 1)
+
+
+def rate_ms(value: str, what: str = "rate") -> float:
+    """Milliseconds for each unit of ``"100/s"``, ``"30/m"``, ``"1000/h"``."""
+    count, slash, unit = str(value).partition("/")
+    unit = unit.strip()
+    try:
+        per_unit = float(count)
+    except ValueError:
+        per_unit = 0.0
+    if not slash or unit not in {"s", "m", "h"} or not 0 < per_unit < float("inf"):
+        raise InvalidValue(f"{what} {value!r}: write 100/s, 30/m or 1000/h")
+    return _DURATION_MS[unit] / per_unit
+
+
+def tolerance(value: str | int | None) -> tuple[int, float]:
+    """How many failures and what percentage are tolerated; -1 where there is no bound."""
+    if value is None:
+        return -1, -1.0
+    text = str(value).strip()
+    try:
+        if text.endswith("%"):
+            percent = float(text[:-1])
+            if 0 <= percent <= 100:
+                return -1, percent
+        elif int(text) >= 0:
+            return int(text), -1.0
+    except ValueError:
+        pass
+    raise InvalidValue(f"max_failures {value!r}: write a number such as 10, or 2%")
+
+
+def _split(value: str, what: str, examples: str) -> tuple[float, str]:
+    match = _NUMBER_AND_UNIT.fullmatch(value) if isinstance(value, str) else None
+    if not match:
+        raise InvalidValue(f"{what} {value!r}: write {examples}")
+    return float(match[1]), match[2]

@@ -1,0 +1,114 @@
+"""A real server of each kind, a queue and a request id of one's own, a protocol, the command.
+
+``STREAMQ_TEST_SERVERS=valkey,redis,cluster`` says which kinds must be there; without it
+those are used that are found. Nobody flushes: every test has names of its own.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Generator, Iterator
+
+import pytest
+
+from streamq import Client, Connection, Protocol
+from streamq.keys import QueueKeys, RequestKeys
+from streamq.local_cluster import LocalCluster
+from streamq.server import LocalServer
+from tests.driver import Driver
+
+_ASKED = os.environ.get("STREAMQ_TEST_SERVERS")
+KINDS = (
+    _ASKED.split(",")
+    if _ASKED
+    else [
+        kind
+        for kind in ("valkey", "redis", "cluster")
+        if kind != "redis" or shutil.which("redis-server")
+    ]
+)
+
+
+def start(kind: str) -> LocalServer | LocalCluster:
+    """A server of the kind; the caller stops it."""
+    if kind == "cluster":
+        return LocalCluster.start(primaries=3, replicas=1)
+    return LocalServer.start(binary=shutil.which("redis-server") if kind == "redis" else None)
+
+
+@pytest.fixture(scope="session")
+def urls() -> Generator[Callable[[str], str]]:
+    """The URL of a server of a kind, started at the first use and shared by all tests."""
+    running: dict[str, LocalServer | LocalCluster] = {}
+
+    def url(kind: str) -> str:
+        if kind not in running:
+            running[kind] = start(kind)
+        return running[kind].url
+
+    yield url
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def connections(urls: Callable[[str], str]) -> Generator[Callable[[str], Connection]]:
+    """One connection to each kind of server."""
+    made: dict[str, Connection] = {}
+
+    def connection(kind: str) -> Connection:
+        if kind not in made:
+            made[kind] = Connection(urls(kind))
+        return made[kind]
+
+    yield connection
+    for each in made.values():
+        each.close()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which kind of server the test runs on: it runs on each."""
+    return str(request.param)
+
+
+@pytest.fixture
+def url(kind: str, urls: Callable[[str], str]) -> str:
+    return urls(kind)
+
+
+@pytest.fixture
+def protocol(kind: str, connections: Callable[[str], Connection]) -> Protocol:
+    return Protocol(connections(kind))
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def request_id() -> str:
+    return f"r{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def keys(request_id: str) -> RequestKeys:
+    return RequestKeys(request_id)
+
+
+@pytest.fixture
+def queue_keys(queue: str) -> QueueKeys:
+    return QueueKeys(queue)
+
+
+@pytest.fixture
+def driver(protocol: Protocol, queue: str, request_id: str) -> Driver:
+    """Moves one request through the protocol, and looks at its keys."""
+    return Driver(protocol, queue, request_id)
