@@ -1,1 +1,5 @@
 """The ``streamq`` command."""
+
+from .app import main
+
+__all__ = ["main"]

@@ -47,7 +47,7 @@ end
 local bytes = 0
 for i = 1, #entries, 2 do
   local payload = entries[i]
-  redis.call("XADD", k.parts, first + (i - 1) / 2 .. "-0", "p", payload, "a", entries[i + 1])
+  redis.call("XADD", k.parts, first + (i - 1) / 2 .. "-0", entries[i + 1], payload)
   bytes = bytes + #payload
 end
 redis.call("INCRBY", k.left, last - r.total)

@@ -35,7 +35,8 @@ if first[2] and (look == 0 or tonumber(first[2]) < look) then
 end
 local purge_at = 0
 if not is_live(r) then
-  purge_at = r.finished_ms + (tonumber(redis.call("HGET", k.meta, "keep_ms")) or 0)
+  load_more(k.meta, r)
+  purge_at = r.finished_ms + r.keep_ms
 end
 save(k.meta, r)
 return { r.state, want, r.level, look, expired, purge_at }

@@ -30,6 +30,7 @@ local r = load_request(k.meta)
 if not r then
   return unknown()
 end
+load_more(k.meta, r)
 local dropped = r.total - r.done - r.failed
 if r.state == "cancelled" then
   return dropped

@@ -100,6 +100,7 @@ if r.unit == "" then
   put(r, "unit", unit)
 end
 
+local is_first = r.delivered == 0
 local lists, troubles, got = hand(k, r, now, holder, most, max_bytes)
 if got == 0 then
   redis.call("XGROUP", "DELCONSUMER", k.parts, "w", holder)
@@ -107,7 +108,7 @@ if got == 0 then
 end
 redis.call("ZADD", k.leases, now + lease_ms, holder)
 redis.call("HSET", k.holders, holder, 0)
-if r.started_ms == 0 then
+if is_first then
   put(r, "started_ms", now)
 end
 local mint, look = invite(k, r, now)

@@ -68,6 +68,7 @@ if call <= stored or #pending == 0 then
 end
 
 local now = now_ms()
+load_more(k.meta, r)
 redis.call("HSET", k.holders, holder, call)
 redis.call("HDEL", k.holders, holder .. "#")
 if partial ~= "" then

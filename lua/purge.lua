@@ -33,9 +33,9 @@ if r and is_live(r) then
   return redis.error_reply("NOTENDED the request is " .. r.state)
 end
 if r and force ~= "1" then
-  local purge_at = r.finished_ms + (tonumber(redis.call("HGET", keys[1], "keep_ms")) or 0)
-  if purge_at > now_ms() then
-    return purge_at
+  load_more(keys[1], r)
+  if r.finished_ms + r.keep_ms > now_ms() then
+    return r.finished_ms + r.keep_ms
   end
 end
 

@@ -39,6 +39,7 @@ if r.state == "cancelled" then
   return redis.error_reply("ENDED the request was cancelled and its parts are gone")
 end
 
+load_more(k.meta, r)
 local redriven = 0
 for _, number in ipairs(numbers) do
   if redis.call("HDEL", k.failed, number) == 1 then

@@ -34,7 +34,6 @@ Address = str | tuple[str, int]
 """The path of a unix socket, or host and port."""
 
 LOOPBACK = "127.0.0.1"
-BUS_OFFSET = 10_000
 START_TIMEOUT_S = 10.0
 LOCK_WAIT_S = 2.0
 """How long to wait for a directory: so long the server of a killed program needs to end."""
@@ -43,6 +42,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _ANSWER_TIMEOUT_S = 10.0
 _STOP_MARGIN_S = 5.0
 _POLL_S = 0.003
+_BUS_OFFSET = 10_000
 _PORT_TRIES = 8
 _PORT_TAKEN = "Address already in use"
 _TAIL_LINES = 8
@@ -57,7 +57,7 @@ class Launcher:
         self._own = own
         self._stop_timeout_s = grace_s + _STOP_MARGIN_S
         self._log = directory / "supervisor.log"
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # A signal handler may stop us while we ask.
         self._number = 0
         self._received = b""
         self._is_stopped = False
@@ -115,7 +115,7 @@ class Launcher:
         ours.settimeout(_ANSWER_TIMEOUT_S)
         argv = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(grace_s), *map(str, self._own)]
         try:
-            with theirs, self._log.open("wb") as log:
+            with theirs, self._log.open("ab") as log:
                 process = subprocess.Popen(
                     argv,
                     stdin=theirs.fileno(),
@@ -175,8 +175,9 @@ class Launcher:
         self._line.close()
         # The supervisor leads the group of its servers. Until it is waited for, the
         # number of the group cannot pass to another.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._remove_own()
 
@@ -247,7 +248,7 @@ def _free_port() -> int:
     draw = random.SystemRandom()
     for _ in range(100):
         port = draw.randrange(11_000, 20_000)
-        if _is_free(port) and _is_free(port + BUS_OFFSET):
+        if _is_free(port) and _is_free(port + _BUS_OFFSET):
             return port
     raise ServerError(f"no free port found on {LOOPBACK}")
 

@@ -475,9 +475,9 @@ def _outcome(reply: Sequence[Any]) -> Outcome:
 
 
 def _parts(lists: Sequence[Any], troubles: Sequence[Any]) -> list[Part]:
-    """Stream entries ``[id, [p, payload, a, about]]`` as parts; an id ends in ``-0``."""
+    """Stream entries ``[id, [about, payload]]`` as parts; an id ends in ``-0``."""
     parts = [
-        Part(int(id_[:-2]), fields[1], fields[3]) for entries in lists for id_, fields in entries
+        Part(int(id_[:-2]), fields[1], fields[0]) for entries in lists for id_, fields in entries
     ]
     if troubles:
         by_number = {part.number: part for part in parts}

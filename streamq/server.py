@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
-from streamq.errors import InvalidValue, ServerMissing
+from streamq.errors import InvalidValue, ServerError, ServerMissing
 from streamq.launcher import LOOPBACK, Launcher, on_free_port
 
 Options = Iterable[Sequence[str]]
@@ -146,7 +146,10 @@ def make_directory(directory: str | Path | None, own: list[Path]) -> Path:
         own.append(Path(tempfile.mkdtemp(prefix="streamq-")).resolve())
         return own[-1]
     home = Path(directory).absolute()
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServerError(f"no directory for the server: {error}") from error
     return home
 
 

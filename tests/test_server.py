@@ -222,6 +222,13 @@ def test_a_directory_has_one_server_at_a_time(
     LocalServer.start(tmp_path, persist=True).stop()
 
 
+def test_a_directory_that_cannot_be_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ServerError, match="no directory for the server"):
+        LocalServer.start(tmp_path / "file")
+
+
 def test_a_long_path_has_its_socket_elsewhere(tmp_path: Path) -> None:
     with LocalServer.start(tmp_path / ("long" * 40)) as server:
         assert ask(server.url, "PING") is True
@@ -239,6 +246,19 @@ def test_a_killed_server_is_gone_and_can_still_be_stopped() -> None:
 
     with pytest.raises(ServerError, match="is gone"):
         server.kill()
+
+
+def test_a_signal_handler_may_stop_the_server() -> None:
+    with LocalServer.start() as server:
+        before = signal.signal(signal.SIGUSR1, lambda *_: server.stop())
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        try:
+            with pytest.raises(ServerError, match="is gone"):
+                server._launcher.end(server.pid, signal.SIGWINCH)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    assert is_gone(server.pid)
 
 
 def test_a_server_outlives_the_thread_that_started_it() -> None:

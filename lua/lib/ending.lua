@@ -25,6 +25,7 @@ local function count_down(k, r, now, parts)
   if redis.call("DECRBY", k.left, parts) > 0 or not is_live(r) then
     return false
   end
+  load_more(k.meta, r)
   redis.call("UNLINK", k.leases, k.holders, k.retry)
   if r.failed == 0 then
     redis.call("UNLINK", k.parts, k.tries, k.partial)

@@ -3,6 +3,7 @@ local function give_up(k, r, now, number, t, failure)
   if redis.call("XACK", k.parts, "w", number) == 0 then
     return
   end
+  load_more(k.meta, r)
   redis.call("ZREM", k.retry, number)
   redis.call("HSET", k.failed, number, failure)
   t.alone = 0
@@ -19,6 +20,7 @@ end
 local function charge_crash(k, r, now, number, failure)
   local t = read_tries(redis.call("HGET", k.tries, number))
   t.crashes, t.alone = t.crashes + 1, 1
+  load_more(k.meta, r)
   if t.crashes < r.poison then
     write_tries(k.tries, number, t)
     return

@@ -5,7 +5,7 @@ local READ_AT_ONCE = 32
 local function spend(r, now, entry)
   local units = 1
   if r.unit == "records" then
-    units = tonumber(string.match(entry[2][4] or "", "^%d+")) or 1
+    units = tonumber(string.match(entry[2][1], "^%d+")) or 1
   end
   put(r, "rate_at_ms", math.max(r.rate_at_ms, now) + units * r.rate_ms)
 end

@@ -1,24 +1,38 @@
--- The request as one table: read once, changed by put(), written once by save().
-local TEXTS = { "state", "handler", "unit" }
-local NUMBERS = {
-  "paused", "level", "limit", "retries", "poison", "max_failures", "max_percent",
-  "total", "bytes", "delivered", "done", "failed", "records_done", "records_failed",
-  "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms", "started_ms", "finished_ms",
+-- The request as one table: read once, changed by put(), written once by save(). What every
+-- call needs comes at first; what only some need comes with load_more().
+local TEXTS = 3
+local FIELDS = {
+  "state", "handler", "unit",
+  "paused", "level", "limit", "total", "bytes", "delivered", "done", "records_done",
+  "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms",
+}
+local MORE = {
+  "failed", "records_failed", "retries", "poison", "max_failures", "max_percent",
+  "finished_ms", "keep_ms",
 }
 
 local function load_request(meta)
-  local texts = redis.call("HMGET", meta, unpack(TEXTS))
-  if not texts[1] then
+  local values = redis.call("HMGET", meta, unpack(FIELDS))
+  if not values[1] then
     return nil
   end
   local r = { changes = {} }
-  for i, field in ipairs(TEXTS) do
-    r[field] = texts[i] or ""
+  for i = 1, TEXTS do
+    r[FIELDS[i]] = values[i] or ""
   end
-  for i, value in ipairs(redis.call("HMGET", meta, unpack(NUMBERS))) do
-    r[NUMBERS[i]] = tonumber(value) or 0
+  for i = TEXTS + 1, #FIELDS do
+    r[FIELDS[i]] = tonumber(values[i]) or 0
   end
   return r
+end
+
+local function load_more(meta, r)
+  if r.failed then
+    return
+  end
+  for i, value in ipairs(redis.call("HMGET", meta, unpack(MORE))) do
+    r[MORE[i]] = tonumber(value) or 0
+  end
 end
 
 local function put(r, field, value)

@@ -18,8 +18,9 @@ local function write_tries(tries, number, t)
   redis.call("HSET", tries, number, text)
 end
 
--- Records of a part, read from its entry: the field `a` begins with their count.
+-- Records of a part. An entry has one field: its name says where the part came from and
+-- begins with the count of its records, its value is the payload.
 local function records_of(parts, number)
   local entry = redis.call("XRANGE", parts, number, number)[1]
-  return entry and tonumber(string.match(entry[2][4] or "", "^%d+")) or 0
+  return entry and tonumber(string.match(entry[2][1], "^%d+")) or 0
 end

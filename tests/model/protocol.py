@@ -91,6 +91,7 @@ class Worker(NamedTuple):
 
     held: bool = False
     number: int = 0
+    heard: int = 0
     running: int = -1
     queue: Parts = ()
     finished: Parts = ()
@@ -255,7 +256,9 @@ class Protocol:
         request, answer = scripts.execute(self.terms, world.request, call._replace(holder=name))
         world = world._replace(request=request)
         step = Step(f"worker {name} executes {call.script.name} {call.number}")
-        worker = worker._replace(call=NO_CALL, pushing=answer.push)
+        worker = worker._replace(
+            call=NO_CALL, pushing=answer.push, heard=self._heard(worker, call.number)
+        )
         if not answer.goes_on:
             return step, self._retire(world, name, worker)
         if call.script is not Script.FAIL:
@@ -263,6 +266,10 @@ class Protocol:
                 queue=answer.parts, finished=(), stalled=False, forgotten=False
             )
         return step, _put(world, name, worker)
+
+    def _heard(self, worker: Worker, number: int) -> int:
+        """What is heard matters, and is told apart, only where there are rollbacks."""
+        return max(worker.heard, number) if self.config.budget.rollbacks else 0
 
     def _retire(self, world: World, name: int, worker: Worker) -> World:
         """The slot is done with a lease. What still bears its name is nobody's from now on."""
@@ -279,7 +286,7 @@ class Protocol:
     def _heartbeat(self, world: World, name: int, worker: Worker) -> Steps:
         if worker.beat.script:
             yield self._beat_answered(world, name, worker)
-        elif worker.held and worker.queue:
+        elif worker.running >= 0 and worker.queue:
             after = self._hands_back(worker)
             yield Step(f"worker {name} beat sends hand-back"), _put(world, name, after)
         if worker.held and worker.call.script is not Script.CLAIM:
@@ -287,7 +294,7 @@ class Protocol:
 
     def _hands_back(self, worker: Worker) -> Worker:
         number = worker.number + 1
-        beat = Call(Script.HANDBACK, OWN, number, worker.queue)
+        beat = Call(Script.HANDBACK, OWN, number, worker.queue, heard=worker.heard)
         queue = () if self.has(Rule.ONE_LOCK) else worker.queue
         return worker._replace(number=number, beat=beat, queue=queue)
 
@@ -299,6 +306,7 @@ class Protocol:
         worker = worker._replace(
             beat=NO_CALL,
             pushing=worker.pushing + answer.push,
+            heard=self._heard(worker, call.number) if call.holder == OWN else worker.heard,
             queue=worker.queue if self.has(Rule.ONE_LOCK) else queue,
         )
         step = Step(f"worker {name} beat executes {call.script.name} {call.number}")
@@ -358,17 +366,16 @@ class Protocol:
     def _audits(self, world: World, name: int) -> Steps:
         """Audit where it changes anything; a retry that falls due is audited at once."""
         slot = Slot(self.terms, world.request)
-        if slot.state is State.ENDED:
-            return
-        want = slot.want()
-        if want != slot.out or world.tokens < want:
-            audited = world._replace(request=_audited(slot))
+        out, want = slot.out, slot.audit()
+        if slot.out != out or world.tokens < want:
+            audited = world._replace(request=slot.saved())
             yield Step(f"janitor {name} audits", Kind.REPAIR), _sweep(audited, name, Janitor(want))
         for part in world.request.later:
             slot = Slot(self.terms, world.request)
             slot.later.remove(part)
-            due = world._replace(request=_audited(slot))
-            yield Step(f"{part} is due, janitor {name} audits"), _sweep(due, name, Janitor(slot.out))
+            janitor = Janitor(slot.audit())
+            due = world._replace(request=slot.saved())
+            yield Step(f"{part} is due, janitor {name} audits"), _sweep(due, name, janitor)
 
     # Faults.
 
@@ -505,7 +512,7 @@ def _spend(world: World, what: str) -> World:
 
 def _send(worker: Worker, script: Script, parts: Parts, also: bool = False) -> Worker:
     """Number a call and send it; what the slot has not started is struck with it."""
-    call = Call(script, OWN, worker.number + 1, parts, also, worker.queue)
+    call = Call(script, OWN, worker.number + 1, parts, also, worker.queue, worker.heard)
     return worker._replace(call=call, number=call.number, queue=())
 
 
@@ -522,11 +529,6 @@ def _with_lease(world: World, lease: Lease) -> World:
     return world._replace(
         request=world.request._replace(leases=tuple(sorted((*leases, lease))))
     )
-
-
-def _audited(slot: Slot) -> Request:
-    slot.audit()
-    return slot.saved()
 
 
 def _unused(world: World, name: int) -> int:

@@ -33,8 +33,10 @@ class Rule(IntEnum):
 
     ONE_LOCK = 10  # 1: start or strike under one lock
     NUMBERED = 20  # 2: calls of one lease are numbered
+    HEARD = 21  # a call that has heard more than is stored met a rollback: the lease is lost
     FRESH_NAMES = 30  # 3: a holder's name is fresh for every lease
     HAND_BACK_ALL = 40  # 4: ending a lease hands back everything pending
+    HAND_BACK_DRY = 41  # also where a finish asked for more and there is none
     LEASE_OR_NOTHING = 50  # 5: without a lease nothing but the mercy
     RENEW_ONLY_MOVES = 60  # 6: renew cannot create a lease
     REAP_CHECKS = 70  # 7: reap checks the deadline itself
@@ -45,6 +47,7 @@ class Rule(IntEnum):
     KEEP_ENTRY = 100  # 10: giving up is XACK without XDEL
     FORGET_TOKENS = 101  # 10: redrive of an ended request believes no token out
     COUNT_REFUSED = 110  # 11: a refused claim counts its token too
+    AUDIT_LOWERS = 111  # an audit may believe fewer tokens out than before, never more
 
 
 class Standing(IntEnum):
@@ -91,6 +94,7 @@ class Call(NamedTuple):
     parts: Parts = ()
     also: bool = False
     rest: Parts = ()  # what the caller knows it has besides; rule 4 makes it needless
+    heard: int = 0  # the highest number the caller has had an answer to
 
 
 class Answer(NamedTuple):
@@ -221,11 +225,12 @@ class Slot:
             self.take(part, holder)
         return tuple(sorted(parts))
 
-    def end_lease(self, holder: int, listed: Parts) -> None:
+    def end_lease(self, call: Call) -> None:
         """Hand back what is pending under the holder, and end its lease."""
-        for part in self.pending(holder) if self.has(Rule.HAND_BACK_ALL) else listed:
+        rule = Rule.HAND_BACK_DRY if call.also else Rule.HAND_BACK_ALL
+        for part in self.pending(call.holder) if self.has(rule) else call.rest:
             self.park(part)
-        self.leases.pop(holder, None)
+        self.leases.pop(call.holder, None)
 
     # The loader's and the user's scripts.
 
@@ -271,9 +276,12 @@ class Slot:
         return self.mint()
 
     def audit(self) -> int:
-        """Believe out what should be out; the mint that follows makes it true."""
-        self.out = self.want()
-        return self.out
+        """How many tokens should be in the list. What the mint then adds is not believed out:
+        another's push may come before it, and then it adds nothing.
+        """
+        want = self.want()
+        self.out = min(self.out, want) if self.has(Rule.AUDIT_LOWERS) else want
+        return want
 
     # The holder's scripts.
 
@@ -318,7 +326,7 @@ class Slot:
         if parts or (call.also and not self.has(Rule.NO_IDLE_LEASE)):
             self._keep_lease(call)
         else:
-            self.end_lease(call.holder, call.rest)
+            self.end_lease(call)
         return Answer(bool(parts), parts, self.mint())
 
     def _next_batch(self, call: Call) -> Parts:
@@ -360,7 +368,7 @@ class Slot:
 
     def release(self, call: Call) -> Answer:
         """Everything unfinished goes to the front, and the lease ends."""
-        self.end_lease(call.holder, call.rest)
+        self.end_lease(call)
         return Answer(False, (), self.mint())
 
 
@@ -388,6 +396,8 @@ def execute(terms: Terms, request: Request, call: Call) -> tuple[Request, Answer
 def _numbered(slot: Slot, call: Call) -> Answer:
     """Run a call of a standing lease once; without a lease, only the mercy."""
     lease = slot.lease(call.holder)
+    if lease is not None and call.heard > lease.number and slot.has(Rule.HEARD):
+        lease = None
     if lease is not None and slot.has(Rule.NUMBERED):
         if call.number < lease.number:
             return Answer(True)

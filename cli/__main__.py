@@ -1,0 +1,5 @@
+"""``python -m streamq.cli``."""
+
+from .app import main
+
+main()
