@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from streamq import Client, Connection, Janitor, Protocol, Request, StreamqError
+from streamq import Client, Connection, Janitor, Protocol, StreamqError
 from streamq.model import Grant, Terms
 from streamq.server import LocalServer
 
@@ -27,7 +27,9 @@ WORKERS = 4
 LIMIT = 3
 LEASE_MS = 1_500
 TERMS = Terms(most=8, lease_ms=LEASE_MS)
-WORDS = "the quick brown fox jumps over the lazy dog and then some more words follow".split()
+WORDS = (
+    "the quick brown fox jumps over the lazy dog and then some more words follow".split()  # noqa: SIM905
+)
 
 
 def parts() -> Iterator[bytes]:
@@ -72,17 +74,13 @@ def run(protocol: Protocol, request_id: str, holder: str, grant: Grant) -> None:
         protocol.push("default", request_id, grant.tokens)
 
 
-def follow(request: Request, janitor: Janitor, workers: list[multiprocessing.Process]) -> None:
-    """Show progress, and kill a worker when it is under way."""
-    is_killed = False
-    while (status := request.status()).state.is_live:
-        janitor.sweep()
-        done = status.parts.done
-        if not is_killed and done > PARTS * 0.4 and workers[0].pid:
-            os.kill(workers[0].pid, signal.SIGKILL)
-            is_killed = True
-            print(f"  {done:5}/{PARTS} parts: killed worker {workers[0].pid} with signal 9")
-        time.sleep(0.1)
+def with_a_kill(texts: Iterator[bytes], victim: int) -> Iterator[bytes]:
+    """The same texts; on the way a worker dies as if its machine had."""
+    for number, text in enumerate(texts, 1):
+        if number == PARTS * 2 // 5:
+            os.kill(victim, signal.SIGKILL)
+            print(f"part {number} of {PARTS}: killed worker process {victim} with signal 9")
+        yield text
 
 
 def main() -> None:
@@ -96,12 +94,14 @@ def main() -> None:
         for worker in workers:
             worker.start()
         begun = time.monotonic()
-        request = client.submit(parts(), handler="count_words", limit=LIMIT)
-        print(
-            f"submitted {request.id}: {PARTS} parts, at most {LIMIT} running on {WORKERS} workers"
-        )
+        texts = with_a_kill(parts(), workers[0].pid or 0)
+        print(f"submitting {PARTS} parts, at most {LIMIT} running at once on {WORKERS} workers")
+        request = client.submit(texts, handler="count_words", limit=LIMIT)
         protocol = Protocol(Connection(server.url))
-        follow(request, Janitor(protocol, every_ms=500), workers)
+        janitor = Janitor(protocol, every_ms=500)
+        while request.status().state.is_live:
+            janitor.sweep()
+            time.sleep(0.05)
 
         total: Counter[str] = Counter()
         for _, result in request.results():
