@@ -16,7 +16,8 @@
 -- ARGV[4]  max_bytes stop handing out new parts beyond this
 -- ARGV[5]  lease_ms  how long the lease stands without a renewal
 -- ARGV[6]  known     1: the caller knows the request's spec already
--- ARGV[7+] handlers  names the caller can run: "parts NAME" or "records NAME"
+-- ARGV[7+] handlers  that the caller has: "parts NAME RETRIES" or "records NAME RETRIES";
+--                    the retries count when the request does not say how many
 --
 -- Returns  ok, empty, limit, held, paused, handler, level or the state of an ended request;
 --          tokens to push; their level; when to look again; handler; spec, or "" when known;
@@ -58,10 +59,12 @@ local function refuse(word)
   return answer(word, 0, look_again(r, now, later))
 end
 
-local function unit_of()
+-- What the caller says of the request's handler: its unit, and its retries.
+local function offer()
   for _, handler in ipairs(handlers) do
-    if handler == "parts " .. r.handler or handler == "records " .. r.handler then
-      return string.match(handler, "^%a+")
+    local unit, name, retries = string.match(handler, "^(%a+) (%S+) ?(%d*)$")
+    if name == r.handler then
+      return unit, tonumber(retries)
     end
   end
   return nil
@@ -85,7 +88,7 @@ end
 if r.paused == 1 then
   return answer("paused", 0, 0)
 end
-local unit = unit_of()
+local unit, retries = offer()
 if not unit then
   -- Another worker may have the handler: let it be asked, but not in a tight circle.
   return answer("handler", 0, look_again(r, now, now + 1000))
@@ -98,6 +101,10 @@ if blocked_until(r) > now then
 end
 if r.unit == "" then
   put(r, "unit", unit)
+  load_more(k.meta, r)
+  if r.retries < 0 and retries then
+    put(r, "retries", retries)
+  end
 end
 
 local is_first = r.delivered == 0

@@ -44,11 +44,10 @@ end
 local now = now_ms()
 
 -- Which of the parts ran when the holder died: the one it last said, or the only one it had.
-local function running_of(holder, numbers)
+local function running_of(numbers, said)
   if #numbers == 1 then
     return numbers[1]
   end
-  local said = redis.call("HGET", k.holders, holder .. "#")
   for _, number in ipairs(numbers) do
     if number == said then
       return number
@@ -60,9 +59,9 @@ end
 local expired = redis.call("ZRANGEBYSCORE", k.leases, "-inf", now, "LIMIT", 0, limit)
 local reaped, taken = 0, 0
 for _, holder in ipairs(expired) do
-  local numbers = held(k.parts, holder)
-  local running = running_of(holder, numbers)
-  end_lease(k, holder)
+  local said = redis.call("HGET", k.holders, holder .. "#")
+  local numbers = end_lease(k, holder)
+  local running = running_of(numbers, said)
   reaped, taken = reaped + 1, taken + #numbers
   for _, number in ipairs(numbers) do
     if number == running then

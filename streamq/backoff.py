@@ -10,5 +10,5 @@ def delay_ms(attempt: int, base_ms: int, most_ms: int, jitter: float | None = No
     """
     if jitter is None:
         jitter = random.random()
-    full = min(most_ms, base_ms * 2 ** min(attempt - 1, 40))
+    full = min(most_ms, base_ms << min(attempt - 1, 40))
     return round(full / 2 + full / 2 * jitter)

@@ -1,15 +1,9 @@
-"""Submitting requests and following them.
+"""Submitting requests and following them."""
 
-``submit`` may be run again with the same id at any time, also after it was killed:
-it goes on where the server's cursor stands, and the server has every part once.
-"""
-
-import hashlib
 import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -17,9 +11,8 @@ import msgspec
 from streamq import units
 from streamq.connection import Connection
 from streamq.errors import (
-    LoadGap,
-    PartTooLarge,
-    RequestExists,
+    InvalidValue,
+    RequestUnknown,
     ServerBusy,
     ServerUnreachable,
     StreamqError,
@@ -43,10 +36,8 @@ from streamq.model import (
     Tokens,
 )
 from streamq.protocol import Protocol
+from streamq.submission import CHUNK_PARTS, Submission, forget
 
-#: One call to the server carries at most so many parts, and about so many bytes.
-CHUNK_PARTS = 500
-CHUNK_BYTES = 2**20
 #: A waiter that is told nothing looks for itself this often.
 LOOK_EVERY_S = 1.0
 
@@ -56,7 +47,8 @@ class Client:
 
     def __init__(self, url: str, *, prefix: str = PREFIX, max_part: str | int = MAX_PART) -> None:
         self._max_part = units.size_bytes(max_part, "max_part")
-        self._protocol = Protocol(Connection(url), units.name(prefix, "prefix"))
+        units.name(prefix, "prefix")
+        self._protocol = Protocol(Connection(url), prefix)
         try:
             self._protocol.connection.check()
         except StreamqError:
@@ -81,20 +73,28 @@ class Client:
         max_failures: str | int | None = None,
         keep: str | float = "7d",
         poison: int = POISON,
+        durable: int = 0,
     ) -> "Request":
         """Submit payloads as a request, one part each, and return it.
 
         Bytes go as they are, anything else as JSON. Parts run while later ones are still
         being submitted. The same call with the same id again makes no second request: it
-        completes the first.
+        completes the first. With ``durable`` it returns when so many replicas have it all.
+
+        When the payloads end in an error, what was submitted of them is taken back. When the
+        server does, it stays if an id was given, so that the same call can go on.
 
         Raises:
-            InvalidValue: an option that cannot be; nothing was submitted.
+            InvalidValue: an option or a payload that cannot be; nothing is submitted.
             RequestExists: the id is taken by another submission.
+            RequestEnded: it was cancelled, or failed, before all was submitted.
+            ServerError: not now. ServerBehind: it is submitted, but not on so many replicas.
         """
         tolerated, percent = units.tolerance(max_failures)
         if start_at is not None:
-            delay = max(0.0, start_at - time.time())
+            if delay is not None:
+                raise InvalidValue("give either delay or start_at")
+            delay = max(0.0, units.moment_s(start_at, "start_at") - time.time())
         policy = Policy(
             handler=units.name(handler, "handler"),
             queue=units.name(queue, "queue"),
@@ -112,8 +112,14 @@ class Client:
                 timeout_ms=0 if timeout is None else units.duration_ms(timeout, "timeout"),
             ),
         )
+        units.whole(durable, "durable", 0)
+        if isinstance(payloads, str | bytes) or not isinstance(payloads, Iterable):
+            raise InvalidValue(f"payloads are one {type(payloads).__name__}; give a list of them")
         request_id = secrets.token_hex(8) if id is None else units.name(id, "request id")
-        _Load(self._protocol, request_id, policy, self._max_part).run(payloads)
+        submission = Submission(self._protocol, request_id, policy, self._max_part)
+        submission.run(payloads, can_go_on=id is not None)
+        if durable:
+            submission.replicate(durable)
         return Request(self._protocol, request_id)
 
     def get(self, request_id: str) -> "Request":
@@ -128,11 +134,16 @@ class Client:
 
     def list(self, queue: str = "default", *, ended: bool = False) -> "list[Status]":
         """The queue's requests that are not finished, or those that are, oldest first."""
+        ids = self._protocol.ids(units.name(queue, "queue"))
+        if ended:
+            # Some may have ended since the janitor last looked.
+            ids = [*self._protocol.ids(queue, closed=True), *ids]
         found = []
-        for request_id in self._protocol.ids(units.name(queue, "queue"), closed=ended):
-            with suppress(StreamqError):  # registered and never opened, or just purged
+        for request_id in dict.fromkeys(ids):
+            with suppress(RequestUnknown):  # registered and never opened, or just purged
                 found.append(Request(self._protocol, request_id).status())
-        return found
+        kept = [status for status in found if status.state.is_live != ended]
+        return sorted(kept, key=lambda status: status.created_ms)
 
     def close(self) -> None:
         """Drop the connections."""
@@ -143,103 +154,6 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Load:
-    """One submission: opens, appends in chunks, seals; goes on where the server stands."""
-
-    def __init__(self, protocol: Protocol, request_id: str, policy: Policy, max_part: int) -> None:
-        self._protocol = protocol
-        self._id = request_id
-        self._policy = policy
-        self._max_part = max_part
-        self._parts = 0
-        #: Of all payloads so far, whatever the chunks were: tells one submission from another.
-        self._content = hashlib.blake2b(digest_size=16)
-
-    def run(self, payloads: Iterable[Any]) -> None:
-        self._protocol.mint(self._policy.queue, self._id, Tokens(), register="yes")
-        # A delay is counted from the first submission, so it is no part of what is the same.
-        lasting = msgspec.structs.replace(self._policy, delay_ms=0)
-        digest = hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
-        opened = self._protocol.open(self._id, digest, self._policy)
-        try:
-            encoded = (self._encode(number, value) for number, value in enumerate(payloads, 1))
-            self._skip(encoded, opened.total, opened.cursor)
-            while chunk := self._chunk(encoded):
-                self._append(chunk)
-            _, tokens = self._protocol.seal(self._id, self._parts, self._cursor)
-            self._protocol.push(self._policy.queue, self._id, tokens)
-        except (ServerBusy, ServerUnreachable):
-            raise
-        except BaseException:
-            if opened.is_new:
-                self._abandon()
-            raise
-
-    @property
-    def _cursor(self) -> str:
-        return f"{self._parts}:{self._content.hexdigest()}" if self._parts else ""
-
-    def _encode(self, number: int, value: Any) -> bytes:
-        payload = value if isinstance(value, bytes) else msgspec.json.encode(value)
-        if len(payload) > self._max_part:
-            raise PartTooLarge(
-                f"part {number} has {len(payload)} bytes, more than the {self._max_part} allowed"
-            )
-        return payload
-
-    def _count(self, payloads: list[bytes]) -> None:
-        self._parts += len(payloads)
-        self._content.update(
-            b"".join([piece for p in payloads for piece in (len(p).to_bytes(4, "big"), p)])
-        )
-
-    def _skip(self, payloads: Iterator[bytes], total: int, cursor: str) -> None:
-        """Pass over what the server has already, and make sure that it is the same."""
-        while self._parts < total:
-            found = list(islice(payloads, min(CHUNK_PARTS, total - self._parts)))
-            if not found:
-                break
-            self._count(found)
-        if self._cursor != cursor:
-            raise RequestExists(f"request {self._id} was submitted with other parts")
-
-    def _chunk(self, payloads: Iterator[bytes]) -> list[bytes]:
-        chunk: list[bytes] = []
-        size = 0
-        for payload in payloads:
-            chunk.append(payload)
-            size += len(payload)
-            if len(chunk) == CHUNK_PARTS or size >= CHUNK_BYTES:
-                break
-        return chunk
-
-    def _append(self, chunk: list[bytes]) -> None:
-        first = self._parts + 1
-        self._count(chunk)
-        while True:
-            entries = [value for payload in chunk for value in (payload, b"1")]
-            try:
-                _, _, tokens = self._protocol.append(
-                    self._id, first, self._cursor, len(chunk), entries
-                )
-                break
-            except LoadGap:
-                # Somebody else submits the same at the same time, in other chunks.
-                total = int(self._protocol.inspect(self._id)["total"])
-                if total < first:
-                    raise
-                chunk, first = chunk[total - first + 1 :], total + 1
-                if not chunk:
-                    return
-        self._protocol.push(self._policy.queue, self._id, tokens)
-
-    def _abandon(self) -> None:
-        """Leave nothing of a submission that went wrong for good."""
-        with suppress(StreamqError):
-            self._protocol.cancel(self._id)
-            self._protocol.purge(self._id, force=True)
 
 
 class Request:
@@ -268,7 +182,7 @@ class Request:
         Raises:
             WaitTimeout: it did not come in time.
         """
-        deadline = None if timeout is None else time.monotonic() + units.duration_ms(timeout) / 1e3
+        deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
         status = self.status()
         while status.state.is_live:
             with suppress(ServerBusy, ServerUnreachable):
@@ -298,15 +212,18 @@ class Request:
         Raises:
             WaitTimeout: there was nothing new for that long.
         """
-        patience = None if timeout is None else units.duration_ms(timeout) / 1e3
+        patience = None if timeout is None else _seconds(timeout)
+        self.status()  # From here on the server may be away for a while.
         number, fallow = 1, 0.0
         while True:
-            batch = self._protocol.collect(self.id, next_number=number)
-            yield from batch.results
-            if batch.results or batch.next > number:
+            batch = None
+            with suppress(ServerBusy, ServerUnreachable):
+                batch = self._protocol.collect(self.id, next_number=number)
+            if batch and batch.next > number:
+                yield from batch.results
                 number, fallow = batch.next, 0.0
                 continue
-            if not batch.state.is_live:
+            if batch and not batch.state.is_live:
                 break
             if patience is not None and fallow >= patience:
                 raise WaitTimeout(f"request {self.id}: no result for {patience:g} s")
@@ -317,9 +234,12 @@ class Request:
 
     def _redriven(self) -> Iterator[tuple[int, bytes]]:
         if int(self._protocol.inspect(self.id).get("redrives", 0)):
-            late = [(f, r) for f, r in self._protocol.leftovers(self.id) if "." in f]
-            for field, result in sorted(late, key=lambda item: float(item[0])):
-                yield int(field.partition(".")[0]), result
+            late = []
+            for field, result in self._protocol.leftovers(self.id):
+                number, dot, run = field.partition(".")
+                if dot:
+                    late.append((int(run), int(number), result))
+            yield from ((number, result) for _, number, result in sorted(late))
 
     def errors(self) -> list[Failure]:
         """What was given up, by part."""
@@ -382,12 +302,15 @@ class Request:
             RequestOpen: it still runs.
         """
         queue = self._protocol.inspect(self.id)["queue"]
-        self._protocol.purge(self.id, force=True)
-        self._protocol.close(queue, self.id, -1, 0)
+        forget(self._protocol, queue, self.id)
 
     def _push(self, tokens: Tokens) -> None:
         if tokens:
             self._protocol.push(self._protocol.inspect(self.id)["queue"], self.id, tokens)
+
+
+def _seconds(timeout: str | float) -> float:
+    return units.duration_ms(timeout, "timeout") / 1e3
 
 
 def _pause(deadline: float | None, request_id: str) -> None:

@@ -3,11 +3,11 @@
 Every error of the driver that a caller can act on is translated here, and nowhere else.
 """
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from redis import Redis, RedisCluster
 from redis import exceptions as driver
@@ -19,7 +19,6 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from streamq.errors import (
-    InvalidValue,
     ServerBusy,
     ServerError,
     ServerFull,
@@ -28,11 +27,8 @@ from streamq.errors import (
     ServerUnsafe,
 )
 from streamq.server import LocalServer
+from streamq.target import Target, mask
 
-SCHEMES = (
-    "redis:// rediss:// valkey:// valkeys:// unix:// redis+cluster:// rediss+cluster:// "
-    "redis+sentinel:// local://"
-)
 #: Seconds to wait for a reply to an ordinary command, and for a connection.
 REPLY_S = 10.0
 CONNECT_S = 5.0
@@ -69,25 +65,21 @@ _WORDS: dict[str, tuple[type[ServerError], str]] = {
 )
 
 
-def mask(url: str) -> str:
-    """The URL without its password, fit to be shown."""
-    split = urlsplit(url)
-    if "@" not in split.netloc:
-        return url
-    user, _, host = split.netloc.rpartition("@")
-    name = user.partition(":")[0]
-    return urlunsplit(split._replace(netloc=f"{name}:***@{host}"))
-
-
-def _ours(error: Exception, where: str) -> ServerError | None:
+def _ours(error: BaseException, where: str) -> ServerError | None:
     """The driver's error as one of ours, if a caller can act on it."""
-    for kind, ours, says in _KINDS:
+    if isinstance(error, driver.RedisClusterException):
+        # No node could be used; what the last one answered says more.
+        cause = error.__cause__ or error.__context__
+        ours = _ours(cause, where) if cause else None
+        if ours:
+            return ours
+    for kind, type_, says in _KINDS:
         if isinstance(error, kind):
-            return ours(f"{where} {says}: {error}")
+            return type_(f"{where} {says}: {error}")
     word = str(error).partition(" ")[0]
     if word in _WORDS:
-        ours, says = _WORDS[word]
-        return ours(f"{where} {says}: {error}")
+        type_, says = _WORDS[word]
+        return type_(f"{where} {says}: {error}")
     return None
 
 
@@ -96,7 +88,7 @@ def translated(where: str) -> Generator[None]:
     """Driver errors become ours. Refusals of scripts pass: ``scripts`` knows them."""
     try:
         yield
-    except (driver.RedisError, OSError) as error:
+    except (driver.RedisError, driver.RedisClusterException, OSError) as error:
         ours = _ours(error, where)
         if ours is None:
             raise
@@ -107,17 +99,19 @@ class Connection:
     """The way to one server or cluster. Threads may share it; processes may not."""
 
     def __init__(self, url: str) -> None:
+        self._target = Target(url)
         self.where = mask(url)
-        self._local = _start_local(url)
-        self._url = self._local.url if self._local else url
-        self._split = urlsplit(self._url)
-        self._kind, self._scheme = _kind_of(self._split)
-        self._blocking: dict[float, Any] = {}
+        self._local: LocalServer | None = None
+        if self._target.kind == "local":
+            # With a path it keeps its data there.
+            path = self._target.path
+            self._local = LocalServer.start(path or None, persist=bool(path))
+            self._target = Target(self._local.url)
+        self._blocking: dict[int, Any] = {}
         self._lock = Lock()
         with translated(self.where):
             self.redis: Any = self._client(
-                socket_timeout=REPLY_S,
-                retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES),
+                retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
             )
 
     def check(self) -> None:
@@ -138,13 +132,28 @@ class Connection:
 
     def blocking(self, block_s: float) -> Any:
         """A client for calls that block that long: it waits for the reply and never repeats one."""
+        seconds = math.ceil(block_s)
         with self._lock:
-            if block_s not in self._blocking:
+            if seconds not in self._blocking:
                 with translated(self.where):
-                    self._blocking[block_s] = self._client(
-                        socket_timeout=block_s + CONNECT_S, retry=Retry(NoBackoff(), 0)
+                    self._blocking[seconds] = self._client(
+                        socket_timeout=seconds + CONNECT_S, retry=Retry(NoBackoff(), 0)
                     )
-            return self._blocking[block_s]
+            return self._blocking[seconds]
+
+    def replicas(self, key: str, wanted: int, wait_s: float) -> int:
+        """How many replicas have what was written so far where the key is, waiting for so many.
+
+        WAIT counts for the writes of its own connection, so a last small one goes before it.
+        """
+        with translated(self.where):
+            node = self.redis
+            if self._target.kind == "cluster":
+                node = node.get_redis_connection(node.get_node_from_key(key))
+            with node.pipeline(transaction=False) as pipe:
+                pipe.set(key, "", px=1)
+                pipe.wait(wanted, round(wait_s * 1e3))
+                return int(pipe.execute()[-1])
 
     def subscribe(self, channel: str) -> PubSub:
         """A subscription to a sharded channel; the caller closes it."""
@@ -161,87 +170,46 @@ class Connection:
             self._local.stop()
 
     def _infos(self) -> list[dict[str, Any]]:
-        if isinstance(self.redis, RedisCluster):
+        if self._target.kind == "cluster":
             reply = self.redis.info("memory", target_nodes=RedisCluster.PRIMARIES)
             return list(reply.values()) if "maxmemory_policy" not in reply else [reply]
         return [self.redis.info("memory")]
 
     def _client(self, **changes: Any) -> Any:
+        target = self._target
         options: dict[str, Any] = {
             "socket_connect_timeout": CONNECT_S,
+            "socket_timeout": REPLY_S,
             "protocol": 2,
             # Valkey knows no such notifications and would refuse the connection.
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+            **target.options,
             **changes,
         }
-        if self._scheme != "unix":
-            options["socket_keepalive"] = True
-        if self._kind == "single":
-            return self._single(options)
-        options |= _credentials(self._split) | dict(parse_qsl(self._split.query))
-        if self._scheme == "rediss":
-            options["ssl"] = True
-        return self._cluster(options) if self._kind == "cluster" else self._primary(options)
+        if target.kind == "unix":
+            return Redis(unix_socket_path=target.path, **options)
+        options["socket_keepalive"] = True
+        if target.kind == "cluster":
+            return _cluster(target, options)
+        if target.kind == "sentinel":
+            return _primary(target, options)
+        host, port = target.hosts[0]
+        return Redis(host=host, port=port, **options)
 
-    def _single(self, options: dict[str, Any]) -> Any:
-        try:
-            url = self._scheme + self._url[self._url.index(":") :]
-            return Redis.from_url(url, **options)
-        except ValueError as error:
-            raise InvalidValue(f"bad URL {self.where}: {error}") from None
 
-    def _cluster(self, options: dict[str, Any]) -> Any:
-        nodes = [ClusterNode(host, port) for host, port in _hosts(self._split, 6379)]
+def _cluster(target: Target, options: dict[str, Any]) -> Any:
+    nodes = [ClusterNode(*host) for host in target.hosts]  # type: ignore[no-untyped-call]
+    try:
         return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
-
-    def _primary(self, options: dict[str, Any]) -> Any:
-        """The primary that the sentinels name, now and after each failover."""
-        service, _, db = self._split.path.strip("/").partition("/")
-        asked = {"socket_timeout": CONNECT_S, "socket_connect_timeout": CONNECT_S}
-        hosts = _hosts(self._split, 26379)
-        sentinel = Sentinel(hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
-        return sentinel.master_for(  # type: ignore[no-untyped-call]
-            service, db=int(db or 0), **options
-        )
+    except IndexError:
+        raise driver.ClusterError("the cluster has no slots yet") from None
 
 
-def _start_local(url: str) -> LocalServer | None:
-    """The embedded server that ``local://`` asks for; with a path it keeps its data there."""
-    split = urlsplit(url)
-    if split.scheme != "local":
-        return None
-    path = unquote(split.netloc + split.path)
-    return LocalServer.start(path or None, persist=bool(path))
-
-
-def _kind_of(split: SplitResult) -> tuple[str, str]:
-    """How to connect, and the driver's own scheme."""
-    scheme, plus, way = split.scheme.partition("+")
-    own = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
-    if not plus and own in ("redis", "rediss", "unix"):
-        return "single", own
-    if own in ("redis", "rediss") and way in ("cluster", "sentinel"):
-        if way == "sentinel" and not split.path.strip("/").partition("/")[0]:
-            raise InvalidValue("redis+sentinel:// wants a service: redis+sentinel://host/service")
-        return way, own
-    raise InvalidValue(f"no such URL scheme {split.scheme!r}; known are {SCHEMES}")
-
-
-def _hosts(split: SplitResult, default_port: int) -> list[tuple[str, int]]:
-    hosts = []
-    for address in split.netloc.rpartition("@")[2].split(","):
-        parsed = urlsplit(f"//{address}")
-        try:
-            hosts.append((parsed.hostname or "localhost", parsed.port or default_port))
-        except ValueError as error:
-            raise InvalidValue(f"bad address {address!r} in the URL: {error}") from None
-    return hosts
-
-
-def _credentials(split: SplitResult) -> dict[str, str]:
-    user, at, _ = split.netloc.rpartition("@")
-    if not at:
-        return {}
-    name, _, password = user.partition(":")
-    found = {"username": unquote(name), "password": unquote(password)}
-    return {key: value for key, value in found.items() if value}
+def _primary(target: Target, options: dict[str, Any]) -> Any:
+    """The primary that the sentinels name, now and after each failover."""
+    login = {"username", "password", "db", "client_name"}
+    asked = {name: value for name, value in options.items() if name not in login}
+    # One that does not answer is not asked again, but the next one, and all of them later.
+    asked |= {"socket_timeout": CONNECT_S, "retry": Retry(NoBackoff(), 0)}
+    sentinel = Sentinel(target.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    return sentinel.master_for(target.service, **options)  # type: ignore[no-untyped-call]

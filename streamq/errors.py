@@ -17,6 +17,7 @@ StreamqError
 │   ├── ServerRefused      it does not let us in
 │   ├── ServerFull         it is out of memory
 │   ├── ServerUnsafe       it may drop keys: its eviction policy is not noeviction
+│   ├── ServerBehind       fewer of its replicas have the request than were asked for
 │   └── ServerMissing      no server program was found to start
 └── WaitTimeout            the time given to wait is over
 
@@ -107,6 +108,10 @@ class ServerFull(ServerError):
 
 class ServerUnsafe(ServerError):
     """The server may drop keys: its eviction policy is not ``noeviction``."""
+
+
+class ServerBehind(ServerError):
+    """The request is there, but on fewer replicas than were asked for."""
 
 
 class ServerMissing(ServerError):

@@ -35,6 +35,8 @@ class RequestKeys:
         self.failed = root + "failed"
         #: channel (sharded)  the end of the request
         self.events = root + "events"
+        #: STRING  written before replicas are waited for, and gone a moment later
+        self.sync = root + "sync"
 
 
 class QueueKeys:
@@ -54,3 +56,5 @@ class QueueKeys:
         self.workers = root + "workers"
         #: HASH    what one worker says of itself; has a TTL
         self.worker = f"{root}worker:{worker}"
+        #: STRING  written before replicas are waited for, and gone a moment later
+        self.sync = root + "sync"

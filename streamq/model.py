@@ -48,9 +48,11 @@ class Tokens(msgspec.Struct, frozen=True):
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker needs to know of a request; fixed for its life."""
 
-    retries: int = RETRIES
+    #: None: as the handler says.
+    retries: int | None = None
     backoff_ms: int = 1_000
     backoff_max_ms: int = 300_000
+    #: 0: as the handler says.
     timeout_ms: int = 0
 
 
@@ -96,6 +98,8 @@ class Part(msgspec.Struct):
     about: bytes
     #: 1 for the first run, one more for each error since.
     attempt: int = 1
+    #: It was there when a worker died: it is to run with nothing beside it.
+    is_suspect: bool = False
     #: Outcomes of records that already have one.
     partial: bytes = b""
 
@@ -168,6 +172,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempts: int = 0
     source: str = ""
     line: int = 0
+    traceback: str = ""
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -208,3 +213,35 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     #: Seconds until the end at this rate, while it runs and the load is complete.
     eta_s: float | None
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """A part that a worker runs now."""
+
+    request: str
+    part: int
+    #: When it was started (ms), by the worker's clock.
+    since_ms: int
+    handler: str
+    #: Of the process it runs in.
+    pid: int
+
+
+class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself with each heartbeat. Times are by its own clock."""
+
+    name: str
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    queue: str = ""
+    #: Names of the handlers it can run.
+    handlers: list[str] = []
+    slots: int = 0
+    busy: int = 0
+    started_ms: int = 0
+    #: When it said this.
+    beat_ms: int = 0
+    #: The levels it takes from, as they were given.
+    levels: str = ""
+    running: list[Running] = []

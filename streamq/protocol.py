@@ -59,7 +59,7 @@ class Protocol:
             "queue": policy.queue,
             "level": policy.level,
             "limit": policy.limit,
-            "retries": policy.spec.retries,
+            "retries": -1 if policy.spec.retries is None else policy.spec.retries,
             "poison": policy.poison,
             "max_failures": policy.max_failures,
             "max_percent": policy.max_percent,
@@ -243,7 +243,7 @@ class Protocol:
         holder: str,
         call: int,
         number: int,
-        failure: Failure,
+        failure: Failure | Sequence[Failure],
         *,
         kind: str = "retry",
         delay_ms: int = 0,
@@ -411,6 +411,27 @@ class Protocol:
             found = self.connection.redis.zrange(keys.closed if closed else keys.open, 0, -1)
         return [request_id.decode() for request_id in found]
 
+    def registered(self, queue: str, request_id: str) -> float | None:
+        """The score of a request among the queue's open ones, for ``close``."""
+        with translated(self.connection.where):
+            score = self.connection.redis.zscore(QueueKeys(queue, self._prefix).open, request_id)
+        return None if score is None else float(score)
+
+    def replicas(self, queue: str, request_id: str, wanted: int, wait_s: float) -> int:
+        """How many replicas have the request, and how it stands in its queue; waits for so many."""
+        keys = (self.keys(request_id).sync, QueueKeys(queue, self._prefix).sync)
+        return min(self.connection.replicas(key, wanted, wait_s) for key in keys)
+
+    def newest(self, queue: str, *, closed: bool, first: int, count: int) -> list[str]:
+        """A page of the ids of open requests, last submitted first, or of ended ones: those
+        first that are kept longest.
+        """
+        keys = QueueKeys(queue, self._prefix)
+        index = keys.closed if closed else keys.open
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(index, first, first + count - 1, desc=True)
+        return [request_id.decode() for request_id in found]
+
     def workers(self, queue: str) -> dict[str, bytes]:
         """What each live worker of the queue says of itself."""
         keys = QueueKeys(queue, self._prefix)
@@ -483,6 +504,8 @@ def _parts(lists: Sequence[Any], troubles: Sequence[Any]) -> list[Part]:
         by_number = {part.number: part for part in parts}
         for number, tries, partial in zip(*[iter(troubles)] * 3, strict=True):
             part = by_number[int(number)]
-            part.attempt = int(tries.split()[0]) + 1
+            errors, crashes, alone, *_ = map(int, tries.split())
+            part.attempt = errors + 1
+            part.is_suspect = crashes > 0 or alone > 0
             part.partial = partial
     return parts

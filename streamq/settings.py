@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from streamq.errors import SettingsError
+from streamq import units
+from streamq.errors import InvalidValue, SettingsError
 from streamq.model import PREFIX
 
 
@@ -26,23 +27,45 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
-        """Read the environment.
+        """Read the environment. An empty variable counts as none.
 
         Raises:
-            SettingsError: a value has the wrong type, or a file cannot be read.
+            SettingsError: a value cannot be, or a file cannot be read.
         """
-        found = {
-            name: env[variable]
-            for name in cls.__struct_fields__
-            if (variable := f"STREAMQ_{name.upper()}") in env
-        }
-        if "url" not in found and "STREAMQ_URL_FILE" in env:
-            try:
-                found["url"] = Path(env["STREAMQ_URL_FILE"]).read_text("utf-8").strip()
-            except OSError as error:
-                raise SettingsError(f"STREAMQ_URL_FILE cannot be read: {error}") from None
-        found.setdefault("url", env.get("REDIS_URL") or env.get("VALKEY_URL") or "")
-        try:
-            return msgspec.convert(found, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise SettingsError(f"bad STREAMQ_ variable: {error}") from None
+        found: dict[str, str | int] = {}
+        for field in msgspec.structs.fields(cls):
+            variable = f"STREAMQ_{field.name.upper()}"
+            if env.get(variable):
+                found[field.name] = _value(variable, env[variable], field)
+        if "url" not in found:
+            found["url"] = _url_elsewhere(env)
+        settings = msgspec.convert(found, cls)
+        if settings.beat_ms >= settings.lease_ms:
+            raise SettingsError(
+                f"STREAMQ_BEAT_MS is {settings.beat_ms}: a lease of {settings.lease_ms} ms "
+                "would be over before its heartbeat"
+            )
+        return settings
+
+
+def _value(variable: str, text: str, field: msgspec.structs.FieldInfo) -> str | int:
+    try:
+        if field.type is int:
+            return units.whole(int(text), variable, 1)
+        return text if field.name == "url" else units.name(text, variable)
+    except InvalidValue as error:
+        raise SettingsError(str(error)) from None
+    except ValueError:
+        raise SettingsError(f"{variable} {text!r} is not a whole number") from None
+
+
+def _url_elsewhere(env: Mapping[str, str]) -> str:
+    """The URL from a file, or from the variables that others use."""
+    if not env.get("STREAMQ_URL_FILE"):
+        return env.get("REDIS_URL") or env.get("VALKEY_URL") or ""
+    try:
+        return Path(env["STREAMQ_URL_FILE"]).read_text("utf-8").strip()
+    except OSError as error:
+        raise SettingsError(f"STREAMQ_URL_FILE cannot be read: {error}") from None
+    except ValueError:
+        raise SettingsError("STREAMQ_URL_FILE names a file that is not text") from None

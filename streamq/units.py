@@ -1,6 +1,7 @@
 """Durations, sizes, rates and names as people write them, with one parser for each."""
 
 import re
+from typing import TypeGuard
 
 from streamq.errors import InvalidValue
 
@@ -15,6 +16,8 @@ _SIZE_BYTES = {
     "MIB": 2**20,
     "GIB": 2**30,
 }
+#: Longest duration, and longest time between two starts under a rate: about 30 years.
+_LONGEST_MS = 10**12
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -38,19 +41,28 @@ def whole(value: int, what: str, least: int, most: int | None = None) -> int:
 
 def duration_ms(value: str | float, what: str = "duration") -> int:
     """Milliseconds of ``"30s"``, ``"5m"``, ``"2h"``, ``"7d"``; a bare number is seconds."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not 0 <= value < 1e12:
-            raise InvalidValue(f"{what} {value!r} is negative or too long")
-        return round(value * 1_000)
-    amount, unit = _split(value, what, "30s, 5m, 2h or 7d")
-    if (unit or "s") not in _DURATION_MS:
-        raise InvalidValue(f"{what} {value!r}: no such unit; write 30s, 5m, 2h or 7d")
-    return round(amount * _DURATION_MS[unit or "s"])
+    if _is_number(value):
+        ms = value * 1_000
+    else:
+        amount, unit = _split(value, what, "30s, 5m, 2h or 7d")
+        if (unit or "s") not in _DURATION_MS:
+            raise InvalidValue(f"{what} {value!r}: no such unit; write 30s, 5m, 2h or 7d")
+        ms = amount * _DURATION_MS[unit or "s"]
+    if not 0 <= ms <= _LONGEST_MS:
+        raise InvalidValue(f"{what} {value!r} is negative or too long")
+    return round(ms)
+
+
+def moment_s(value: float, what: str) -> float:
+    """The value, if it can be a time in seconds since 1970."""
+    if not _is_number(value) or not 0 <= value <= _LONGEST_MS:
+        raise InvalidValue(f"{what} {value!r} is not a time in seconds since 1970")
+    return value
 
 
 def size_bytes(value: str | int, what: str = "size") -> int:
     """Bytes of ``"256KiB"``, ``"1MiB"``, ``"2GB"``, or a bare number of bytes."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int):
         return whole(value, what, 1)
     amount, unit = _split(value, what, "256KiB or 1MiB")
     if unit.upper() not in _SIZE_BYTES:
@@ -68,7 +80,10 @@ def rate_ms(value: str, what: str = "rate") -> float:
         per_unit = 0.0
     if not slash or unit not in {"s", "m", "h"} or not 0 < per_unit < float("inf"):
         raise InvalidValue(f"{what} {value!r}: write 100/s, 30/m or 1000/h")
-    return _DURATION_MS[unit] / per_unit
+    ms = _DURATION_MS[unit] / per_unit
+    if ms > _LONGEST_MS:
+        raise InvalidValue(f"{what} {value!r} is too slow")
+    return ms
 
 
 def tolerance(value: str | int | None) -> tuple[int, float]:
@@ -88,8 +103,15 @@ def tolerance(value: str | int | None) -> tuple[int, float]:
     raise InvalidValue(f"max_failures {value!r}: write a number such as 10, or 2%")
 
 
-def _split(value: str, what: str, examples: str) -> tuple[float, str]:
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _split(value: object, what: str, examples: str) -> tuple[float, str]:
     match = _NUMBER_AND_UNIT.fullmatch(value) if isinstance(value, str) else None
     if not match:
         raise InvalidValue(f"{what} {value!r}: write {examples}")
-    return float(match[1]), match[2]
+    amount = float(match[1])
+    if amount == float("inf"):
+        raise InvalidValue(f"{what} is too large: write {examples}")
+    return amount, match[2]

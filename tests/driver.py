@@ -1,12 +1,26 @@
 """Moving a request through the protocol by hand, and looking at what it left in the server."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from redis import RedisCluster
 
 from streamq import Protocol
 from streamq.keys import QueueKeys, RequestKeys
-from streamq.model import Failure, Grant, Opened, Outcome, Policy, Spec, Terms, Tokens
+from streamq.model import (
+    Failure,
+    Grant,
+    Opened,
+    Outcome,
+    Policy,
+    Reaped,
+    Spec,
+    State,
+    Terms,
+    Tokens,
+)
 
 HANDLER = "h"
 CAN_RUN = ("parts h",)
@@ -32,12 +46,21 @@ class Driver:
     def open(self, digest: str = "d", **changes: Any) -> Opened:
         return self.protocol.open(self.id, digest, policy(self.queue, **changes))
 
-    def append(self, count: int, *, first: int = 1, cursor: str | None = None) -> Tokens:
-        """Parts with the payloads ``b"1"``, ``b"2"``, ... of one record each."""
+    def append(
+        self,
+        count: int,
+        *,
+        first: int = 1,
+        cursor: str | None = None,
+        records: int = 1,
+        size: int = 0,
+    ) -> Tokens:
+        """Parts with the payloads ``b"1"``, ``b"2"``, ... of one record and the least size."""
         numbers = range(first, first + count)
-        entries = [value for n in numbers for value in (str(n).encode(), b"1")]
+        about = str(records).encode()
+        entries = [value for n in numbers for value in (str(n).encode().ljust(size), about)]
         at = f"c{first + count - 1}" if cursor is None else cursor
-        _, _, tokens = self.protocol.append(self.id, first, at, count, entries)
+        _, _, tokens = self.protocol.append(self.id, first, at, count * records, entries)
         return tokens
 
     def load(self, count: int, **changes: Any) -> Tokens:
@@ -62,13 +85,19 @@ class Driver:
         return self.calls[holder]
 
     def finish(
-        self, holder: str, numbers: Sequence[int], most: int = 0, *, call: int | None = None
+        self,
+        holder: str,
+        numbers: Sequence[int],
+        most: int = 0,
+        *,
+        call: int | None = None,
+        records: int | None = None,
     ) -> Grant:
-        """Finish parts with the results ``b"r1"``, ``b"r2"``, ..."""
+        """Finish parts of one record with the results ``b"r1"``, ``b"r2"``, ..."""
         results = [value for n in numbers for value in (n, f"r{n}".encode())]
         number = self.call(holder) if call is None else call
-        terms = Terms(most)
-        return self.protocol.finish(self.id, holder, number, results, len(numbers), terms)
+        count = len(numbers) if records is None else records
+        return self.protocol.finish(self.id, holder, number, results, count, Terms(most))
 
     def fail(self, holder: str, number: int, *, call: int | None = None, **changes: Any) -> Outcome:
         call = self.call(holder) if call is None else call
@@ -85,9 +114,27 @@ class Driver:
         call = self.call(holder) if call is None else call
         return self.protocol.handback(self.id, holder, call, numbers)
 
+    def give_up(self, *numbers: int) -> None:
+        """Claim the next parts, which have these numbers, and abandon each."""
+        for number in numbers:
+            holder, grant = self.claim()
+            assert [part.number for part in grant.parts] == [number]
+            self.fail(holder, number, kind="abandon")
+            self.release(holder)
+
+    def reap(self, limit: int = 100) -> Reaped:
+        return self.protocol.reap(self.id, limit)
+
+    def redrive(self, *numbers: int) -> tuple[int, State, Tokens]:
+        return self.protocol.redrive(self.id, numbers)
+
     def expire(self, holder: str) -> None:
         """Let a lease be over: the clock is moved by rewriting the deadline."""
         assert self.redis.zadd(self.keys.leases, {holder: 1}, xx=True, ch=True) == 1
+
+    def set_meta(self, **fields: Any) -> None:
+        """Rewrite fields of meta: a count, a belief, or a time that is to have passed."""
+        self.redis.hset(self.keys.meta, mapping=fields)
 
     def meta(self, field: str) -> str:
         """A field of meta as text, "" when it is not there."""
@@ -105,6 +152,86 @@ class Driver:
     def results(self) -> dict[str, bytes]:
         found = self.redis.hgetall(self.keys.results)
         return {field.decode(): value for field, value in found.items()}
+
+    def failed(self) -> dict[int, bytes]:
+        """Parts that were given up, and what is kept of each."""
+        found = self.redis.hgetall(self.keys.failed)
+        return {int(number): text for number, text in found.items()}
+
+    def tries(self) -> dict[int, str]:
+        """Parts that had trouble: "errors crashes alone run records"."""
+        found = self.redis.hgetall(self.keys.tries)
+        return {int(number): text.decode() for number, text in found.items()}
+
+    def partial(self) -> dict[int, bytes]:
+        found = self.redis.hgetall(self.keys.partial)
+        return {int(number): text for number, text in found.items()}
+
+    def leases(self) -> dict[str, int]:
+        """Holders and the deadlines of their leases."""
+        found = self.redis.zrange(self.keys.leases, 0, -1, withscores=True)
+        return {holder.decode(): int(deadline) for holder, deadline in found}
+
+    def holders(self) -> dict[str, str]:
+        """What is noted of leases: call numbers, and under ``holder#`` what it runs."""
+        found = self.redis.hgetall(self.keys.holders)
+        return {field.decode(): value.decode() for field, value in found.items()}
+
+    def held(self, holder: str) -> list[int]:
+        """Parts pending under a holder."""
+        found = self.redis.xpending_range(self.keys.parts, "w", "-", "+", 5_000, holder)
+        return [int(entry["message_id"][:-2]) for entry in found]
+
+    def consumers(self) -> set[str]:
+        """Names in the group that are holders; parked parts are under another."""
+        found = self.redis.xinfo_consumers(self.keys.parts, "w")
+        return {consumer["name"].decode() for consumer in found} - {"-"}
+
+    def entries(self) -> list[int]:
+        """Parts that still have an entry in the stream."""
+        return [int(id_[:-2]) for id_, _ in self.redis.xrange(self.keys.parts)]
+
+    def now_ms(self) -> int:
+        """The server's clock."""
+        return int(self.protocol.inspect(self.id)["now_ms"])
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Every key of the request as the server stores it, to see that nothing changed."""
+        return {
+            name: self.redis.dump(getattr(self.keys, name)) for name in sorted(self.existing_keys())
+        }
+
+    def commands(self, names: Sequence[str]) -> dict[str, int]:
+        """How often the request's server has run each of the commands."""
+        at = {}
+        if isinstance(self.redis, RedisCluster):
+            at["target_nodes"] = self.redis.get_node_from_key(self.keys.meta)
+        stats = self.redis.info("commandstats", **at)
+        return {name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names}
+
+    @contextmanager
+    def published(self) -> Generator[list[str]]:
+        """What was published in the block: in the list once the block is left."""
+        heard: list[str] = []
+        channel = self.protocol.connection.subscribe(self.keys.events)
+        try:
+            assert channel.get_sharded_message(timeout=5)["type"] == "ssubscribe"
+            yield heard
+            self.redis.execute_command("SPUBLISH", self.keys.events, "last")
+            while (text := channel.get_sharded_message(timeout=5)["data"].decode()) != "last":
+                heard.append(text)
+        finally:
+            channel.close()
+
+    @contextmanager
+    def full_server(self) -> Generator[None]:
+        """The server is out of memory in the block."""
+        at = {"target_nodes": "primaries"} if isinstance(self.redis, RedisCluster) else {}
+        self.redis.config_set("maxmemory", 1, **at)
+        try:
+            yield
+        finally:
+            self.redis.config_set("maxmemory", 0, **at)
 
     def tokens(self, level: int = 50) -> list[str]:
         """The tokens of one level of the queue, newest first."""

@@ -10,13 +10,13 @@ local function spend(r, now, entry)
   put(r, "rate_at_ms", math.max(r.rate_at_ms, now) + units * r.rate_ms)
 end
 
--- Which due parts to hand out: up to n, but a part that is to run alone comes alone.
-local function choose(k, due)
+-- Which due parts to hand out after those chosen already: a part that is to run alone comes alone.
+local function choose(k, due, already)
   local texts = redis.call("HMGET", k.tries, unpack(due))
   local chosen = {}
   for i, number in ipairs(due) do
     local alone = read_tries(texts[i]).alone == 1
-    if alone and i > 1 then
+    if alone and already + i > 1 then
       return chosen, true
     end
     chosen[i] = number
@@ -44,12 +44,15 @@ local function troubles_of(k, entries)
 end
 
 -- Due retries as stream entries, and whether to stop there.
-local function hand_retries(k, now, holder, n)
+local function hand_retries(k, now, holder, n, already)
   local due = redis.call("ZRANGEBYSCORE", k.retry, "-inf", now, "LIMIT", 0, n)
   if #due == 0 then
     return {}, false
   end
-  local chosen, stop = choose(k, due)
+  local chosen, stop = choose(k, due, already)
+  if #chosen == 0 then
+    return {}, stop
+  end
   local entries = redis.call("XCLAIM", k.parts, "w", holder, 0, unpack(chosen))
   -- Also those XCLAIM did not return: they were finished meanwhile.
   redis.call("ZREM", k.retry, unpack(chosen))
@@ -86,13 +89,13 @@ local function hand_by_rate(k, r, now, holder, n)
   local lists, retried, got, stop = {}, {}, 0, false
   while got < n and not stop and blocked_until(r) <= now do
     local entries
-    entries, stop = hand_retries(k, now, holder, 1)
+    entries, stop = hand_retries(k, now, holder, 1, got)
     if entries[1] then
       retried[#retried + 1] = entries[1]
-    else
-      entries = hand_new(k, r, holder, 1, 1)[1]
+    elseif not stop then
+      entries = hand_new(k, r, holder, 1, 1)[1] or {}
     end
-    if not entries then
+    if not entries[1] then
       break
     end
     spend(r, now, entries[1])
@@ -104,10 +107,11 @@ end
 
 -- Returns lists of stream entries, the troubles of those that had any, and how many there are.
 local function hand(k, r, now, holder, n, max_bytes)
+  n = math.min(n, MOST_HELD)
   if r.rate_ms > 0 then
     return hand_by_rate(k, r, now, holder, n)
   end
-  local entries, stop = hand_retries(k, now, holder, n)
+  local entries, stop = hand_retries(k, now, holder, n, 0)
   local lists, got = {}, 0
   if not stop then
     lists, got = hand_new(k, r, holder, n - #entries, max_bytes)

@@ -1,13 +1,13 @@
 -- A part in `retry` stays pending in the group, under this consumer, which holds no lease.
 local PARKED = "-"
--- More parts than one holder is ever handed.
+-- Parts that are handed out, or looked at, in one go.
 local MOST_HELD = 1000
 
 local function number_of(id)
   return string.match(id, "^%d+")
 end
 
--- Numbers of the parts pending under a holder.
+-- Numbers of the parts pending under a holder, the first of them when they are very many.
 local function held(parts, holder)
   local numbers = {}
   for i, entry in ipairs(redis.call("XPENDING", parts, "w", "-", "+", MOST_HELD, holder)) do
@@ -33,10 +33,19 @@ local function park(k, numbers, due)
   redis.call("ZADD", k.retry, unpack(scored))
 end
 
--- End a lease: everything still pending under it goes to the front first.
+-- End a lease: everything still pending under it goes to the front first, and nothing may be
+-- left when its consumer goes, for that would be lost. Returns the numbers of the parts.
 local function end_lease(k, holder)
-  park(k, held(k.parts, holder))
+  local numbers = {}
+  repeat
+    local some = held(k.parts, holder)
+    park(k, some)
+    for _, number in ipairs(some) do
+      numbers[#numbers + 1] = number
+    end
+  until #some < MOST_HELD
   redis.call("ZREM", k.leases, holder)
   redis.call("HDEL", k.holders, holder, holder .. "#")
   redis.call("XGROUP", "DELCONSUMER", k.parts, "w", holder)
+  return numbers
 end

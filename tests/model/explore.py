@@ -3,7 +3,7 @@
 Breadth first from the initial state over every step, so that the trace to a broken
 invariant is a shortest one. When no state is broken, the graph of all states is asked two
 more questions. Can the end be reached from everywhere, without another fault (``EF done``)?
-Is there a circle of steps without a fault (work that makes no progress)?
+Is there a circle of steps without a fault, that is, work that makes no progress?
 
 A model says what its states are and which steps lead out of them; this module knows nothing
 of requests and tokens.
@@ -11,7 +11,7 @@ of requests and tokens.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 STUCK = "stuck: the end cannot be reached without another fault"
@@ -65,8 +65,8 @@ class Violation(NamedTuple, Generic[S]):
     trace: list[tuple[str, S]]
 
     def __str__(self) -> str:
-        """The trace, one step and its state to a line."""
-        lines = [f"  {name}\n      {state}" for name, state in self.trace]
+        """The trace, each step with the state after it."""
+        lines = [f"  {name}\n      {brief(state)}" for name, state in self.trace]
         return "\n".join([self.kind, *lines])
 
 
@@ -82,6 +82,19 @@ def explore(model: Model[S]) -> Exploration[S]:
     return _Graph(model).exploration()
 
 
+def brief(value: object) -> str:
+    """A state without the fields that are as they begin."""
+    if isinstance(value, Enum):
+        return value.name
+    if not isinstance(value, tuple):
+        return str(value)
+    if not hasattr(value, "_asdict"):
+        return f"({', '.join(map(brief, value))})"
+    begins = getattr(value, "_field_defaults", {})
+    fields = {field: item for field, item in value._asdict().items() if item != begins.get(field)}
+    return f"{type(value).__name__}({', '.join(f'{k}={brief(v)}' for k, v in fields.items())})"
+
+
 class _Graph(Generic[S]):
     """The states found so far, numbered, with the edges between them."""
 
@@ -94,23 +107,21 @@ class _Graph(Generic[S]):
         self.edges: list[list[tuple[int, Kind]]] = []
 
     def exploration(self) -> Exploration[S]:
-        violation = self._search()
-        for judge in (self._stuck, self._stuck_clean, self._spin):
-            violation = violation or judge()
+        violation = self._search() or self._stuck() or self._stuck_clean() or self._spin()
         return Exploration(len(self.states), violation)
 
     def _search(self) -> Violation[S] | None:
         for number, state in enumerate(self.states):  # grows while it is walked
             kind = self.model.broken(state)
             if kind is not None:
-                return Violation(kind, self._trace(self._path(number)))
+                return self._violation(kind, self._path(number))
             self.edges.append(list(self._out(number, state)))
         return None
 
     def _out(self, number: int, state: S) -> Iterator[tuple[int, Kind]]:
         numbers, states, canonical = self.numbers, self.states, self.model.canonical
-        for step, target in self.model.steps(state):
-            target = canonical(target)
+        for step, after in self.model.steps(state):
+            target = canonical(after)
             found = numbers.setdefault(target, len(states))
             if found == len(states):
                 states.append(target)
@@ -120,29 +131,21 @@ class _Graph(Generic[S]):
 
     def _stuck(self) -> Violation[S] | None:
         reaching = self._reaching(Kind.REPAIR)
-        lost = (number for number in range(len(self.states)) if not reaching[number])
-        return self._first(STUCK, lost)
+        number = reaching.find(0)
+        return None if number < 0 else self._violation(STUCK, self._path(number))
 
     def _stuck_clean(self) -> Violation[S] | None:
         reaching = self._reaching(Kind.WORK)
-        lost = (
-            number
-            for number, state in enumerate(self.states)
-            if not reaching[number] and self.model.is_clean(state)
-        )
-        return self._first(STUCK_CLEAN, lost)
-
-    def _first(self, kind: str, numbers: Iterator[int]) -> Violation[S] | None:
-        for number in numbers:
-            return Violation(kind, self._trace(self._path(number)))
+        for number, state in enumerate(self.states):
+            if not reaching[number] and self.model.is_clean(state):
+                return self._violation(STUCK_CLEAN, self._path(number))
         return None
 
     def _reaching(self, worst: Kind) -> bytearray:
         """Which states reach the end over edges of at most this kind."""
         before = self._before(worst)
-        ends = [n for n, state in enumerate(self.states) if self.model.is_done(state)]
         reaching = bytearray(len(self.states))
-        todo = deque(ends)
+        todo = deque(n for n, state in enumerate(self.states) if self.model.is_done(state))
         while todo:
             number = todo.popleft()
             if not reaching[number]:
@@ -172,17 +175,17 @@ class _Graph(Generic[S]):
         rest = next((number for number, count in enumerate(missing) if count), None)
         if rest is None:
             return None
-        return Violation(SPIN, self._trace(self._circle(rest, before, missing)))
+        return self._violation(SPIN, self._circle(rest, before, missing))
 
     def _circle(self, number: int, before: list[list[int]], missing: list[int]) -> list[int]:
-        """The way to a circle and once around: back from a state until one comes again."""
+        """The way to a circle and once around it, found by walking back."""
         walk: list[int] = []
         while number not in walk:
             walk.append(number)
             number = next(source for source in before[number] if missing[source])
-        around = walk[walk.index(number) :]
+        around = [*walk[walk.index(number) :], number]
         around.reverse()
-        return [*self._path(around[-1]), *around]
+        return [*self._path(number), *around[1:]]
 
     def _path(self, number: int) -> list[int]:
         path = [number]
@@ -192,16 +195,16 @@ class _Graph(Generic[S]):
         path.reverse()
         return path
 
-    def _trace(self, path: list[int]) -> list[tuple[str, S]]:
-        """Walk a path again with the names left as they are, so that it can be read."""
+    def _violation(self, kind: str, path: list[int]) -> Violation[S]:
+        """Walk the path again with the names left as they are, so that it can be read."""
         state = self.model.initial()
         trace = [("start", state)]
         for number in path[1:]:
             wanted = self.states[number]
             step, state = next(
-                (step, target)
-                for step, target in self.model.steps(state)
-                if self.model.canonical(target) == wanted
+                (step, after)
+                for step, after in self.model.steps(state)
+                if self.model.canonical(after) == wanted
             )
             trace.append((step.name, state))
-        return trace
+        return Violation(kind, trace)

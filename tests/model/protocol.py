@@ -23,19 +23,17 @@ Holders are numbered: below the number of workers, a number is the name that wor
 now; above, it is a name whose worker has gone. A fresh name is one nothing refers to.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import permutations
+from collections.abc import Iterator, Sequence
+from itertools import count, pairwise, permutations
 from typing import Any, NamedTuple
 
 from tests.model import scripts
 from tests.model.explore import Kind, Step
 from tests.model.scripts import (
-    FAILED,
-    NEW,
-    WAITING,
     Call,
     Lease,
     Parts,
+    Place,
     Request,
     Rule,
     Script,
@@ -140,7 +138,7 @@ class Protocol:
     def initial(self) -> World:
         """Nobody has begun; the request is loaded, or empty."""
         config = self.config
-        slot = Slot(self.terms, Request((NEW,) * config.parts))
+        slot = Slot(self.terms, Request((Place.NEW,) * config.parts))
         tokens = 0
         if not config.chunk:
             slot.append(tuple(range(config.parts)))
@@ -175,12 +173,13 @@ class Protocol:
         return RUN_TWICE if len(set(running)) < len(running) else None
 
     def _broken_tokens(self, world: World) -> str | None:
-        if not self.is_clean(world) or Slot(self.terms, world.request).want() <= 0:
+        if world.tokens or world.pushing or not self.is_clean(world):
             return None
-        tokens = world.tokens + world.pushing
-        tokens += sum(w.pushing + (w.call.script is Script.CLAIM) for w in world.workers)
-        tokens += sum(janitor.pushing + janitor.mint for janitor in world.janitors)
-        return None if tokens else STARVED
+        if any(worker.pushing or worker.call.script is Script.CLAIM for worker in world.workers):
+            return None
+        if any(janitor != Janitor() for janitor in world.janitors):
+            return None
+        return STARVED if scripts.want(self.terms, world.request) > 0 else None
 
     def is_done(self, world: World) -> bool:
         """The request has ended."""
@@ -208,25 +207,32 @@ class Protocol:
         if world.pushing:
             yield Step("client pushes"), _pushed(world, world.pushing)._replace(pushing=0)
             return
-        slot = Slot(self.terms, world.request)
-        if slot.state is State.LOADING:
-            new = [part for part, place in enumerate(slot.places) if place == NEW]
-            push = slot.append(tuple(new[: self.config.chunk])) if new else slot.seal()
-            name = "append" if new else "seal"
-            yield Step(name), world._replace(request=slot.saved(), pushing=push)
-        if world.budget.redrives and FAILED in slot.places:
-            push = slot.redrive(slot.places.index(FAILED))
+        if world.request.state is State.LOADING:
+            yield self._loads(world)
+        if world.budget.redrives and Place.FAILED in world.request.places:
+            slot = Slot(self.terms, world.request)
+            push = slot.redrive(slot.places.index(Place.FAILED))
             spent = _spend(world, "redrives")
-            yield Step("redrive"), spent._replace(request=slot.saved(), pushing=push)
+            yield Step("redrive", Kind.FAULT), spent._replace(request=slot.saved(), pushing=push)
+
+    def _loads(self, world: World) -> tuple[Step, World]:
+        slot = Slot(self.terms, world.request)
+        new = [part for part, place in enumerate(slot.places) if place == Place.NEW]
+        push = slot.append(tuple(new[: self.config.chunk])) if new else slot.seal()
+        step = Step("loader appends" if new else "loader seals")
+        return step, world._replace(request=slot.saved(), pushing=push)
 
     # The slot.
 
     def _slot(self, world: World, name: int, worker: Worker) -> Steps:
+        """Push first, then go on; a call under way is executed whatever the worker does."""
+        if worker.call.script:
+            yield self._answered(world, name, worker)
         if worker.pushing:
             pushed = _pushed(world, worker.pushing)
             yield Step(f"worker {name} pushes"), _put(pushed, name, worker._replace(pushing=0))
         elif worker.call.script:
-            yield self._answered(world, name, worker)
+            return
         elif worker.held:
             for what, after in self._slot_decides(worker):
                 yield Step(f"worker {name} {what}"), _put(world, name, after)
@@ -257,11 +263,13 @@ class Protocol:
         world = world._replace(request=request)
         step = Step(f"worker {name} executes {call.script.name} {call.number}")
         worker = worker._replace(
-            call=NO_CALL, pushing=answer.push, heard=self._heard(worker, call.number)
+            call=NO_CALL,
+            pushing=worker.pushing + answer.push,
+            heard=self._heard(worker, call.number),
         )
         if not answer.goes_on:
             return step, self._retire(world, name, worker)
-        if call.script is not Script.FAIL:
+        if call.script not in (Script.FAIL, Script.GIVE_UP):
             worker = worker._replace(
                 queue=answer.parts, finished=(), stalled=False, forgotten=False
             )
@@ -276,10 +284,13 @@ class Protocol:
         idle = Worker(beat=worker.beat, pushing=worker.pushing)
         if not self.has(Rule.FRESH_NAMES):
             return _put(world, name, idle)
-        gone = _unused(world, len(world.workers))
+        used = _names(world)
+        gone = next(n for n in count(len(world.workers)) if n not in used)
         if idle.beat.holder == OWN and idle.beat.script:
             idle = idle._replace(beat=idle.beat._replace(holder=gone))
-        return _put(_renamed(world, {name: gone}), name, idle)
+        if name in used:
+            world = _renamed(world, {name: gone})
+        return _put(world, name, idle)
 
     # The heartbeat.
 
@@ -365,17 +376,19 @@ class Protocol:
 
     def _audits(self, world: World, name: int) -> Steps:
         """Audit where it changes anything; a retry that falls due is audited at once."""
-        slot = Slot(self.terms, world.request)
-        out, want = slot.out, slot.audit()
-        if slot.out != out or world.tokens < want:
-            audited = world._replace(request=slot.saved())
-            yield Step(f"janitor {name} audits", Kind.REPAIR), _sweep(audited, name, Janitor(want))
+        want = scripts.want(self.terms, world.request)
+        if want > world.tokens or want < world.request.out:
+            step = Step(f"janitor {name} audits", Kind.REPAIR)
+            yield step, self._audited(world, name, Slot(self.terms, world.request))
         for part in world.request.later:
             slot = Slot(self.terms, world.request)
             slot.later.remove(part)
-            janitor = Janitor(slot.audit())
-            due = world._replace(request=slot.saved())
-            yield Step(f"{part} is due, janitor {name} audits"), _sweep(due, name, janitor)
+            step = Step(f"part {part} is due, janitor {name} audits")
+            yield step, self._audited(world, name, slot)
+
+    def _audited(self, world: World, name: int, slot: Slot) -> World:
+        janitor = Janitor(mint=slot.audit())
+        return _sweep(world._replace(request=slot.saved()), name, janitor)
 
     # Faults.
 
@@ -383,50 +396,51 @@ class Protocol:
         budget = world.budget
         if budget.crashes and worker != Worker():
             yield from self._crashes(_spend(world, "crashes"), name, worker)
-        if budget.late:
+        if budget.late and (worker.call.script or worker.beat.script):
             yield from self._late_calls(_spend(world, "late"), name, worker)
         if budget.stalls and worker.held:
-            yield from self._stalls(_spend(world, "stalls"), name, worker)
+            yield from self._stalls(world, name, worker)
         if budget.fails and worker.running >= 0 and not worker.pushing:
             yield from self._fails(_spend(world, "fails"), name, worker)
         if budget.stops and worker.held and not worker.pushing:
             yield from self._stops(_spend(world, "stops"), name, worker)
 
     def _crashes(self, world: World, name: int, worker: Worker) -> Steps:
-        gone = self._retire(world, name, worker._replace(beat=NO_CALL, pushing=0))
-        yield Step(f"worker {name} crashes", Kind.FAULT), gone
+        dead = worker._replace(beat=NO_CALL, pushing=0)
+        yield Step(f"worker {name} crashes", Kind.FAULT), self._retire(world, name, dead)
         if worker.call.script or worker.beat.script:
             sent = _left(_left(world, name, worker.call), name, worker.beat)
-            gone = self._retire(sent, name, worker._replace(beat=NO_CALL, pushing=0))
-            yield Step(f"worker {name} crashes with calls under way", Kind.FAULT), gone
+            step = Step(f"worker {name} crashes with calls under way", Kind.FAULT)
+            yield step, self._retire(sent, name, dead)
 
     def _late_calls(self, world: World, name: int, worker: Worker) -> Steps:
         for call in (worker.call, worker.beat):
             if call.script:
+                after = worker
+                if call.script is Script.CLAIM and self.has(Rule.CLAIM_ONCE):
+                    after = _send(worker, Script.RELEASE)
                 step = Step(f"worker {name} hears nothing of {call.script.name}", Kind.FAULT)
-                yield step, _left(world, name, call)
+                yield step, _put(_left(world, name, call), name, after)
 
     def _stalls(self, world: World, name: int, worker: Worker) -> Steps:
         for lease in world.request.leases:
             if lease.holder == name and lease.standing is Standing.LIVE:
                 expired = _with_lease(world, lease._replace(standing=Standing.EXPIRED))
-                stalled = _put(expired, name, worker._replace(stalled=True))
+                stalled = _put(_spend(expired, "stalls"), name, worker._replace(stalled=True))
                 yield Step(f"worker {name} stalls", Kind.FAULT), stalled
 
     def _fails(self, world: World, name: int, worker: Worker) -> Steps:
-        for for_good in (False, True):
-            after = _send(worker._replace(running=-1), Script.FAIL, (worker.running,), for_good)
-            after = after._replace(queue=worker.queue)
-            what = "fails for good" if for_good else "fails"
-            yield Step(f"worker {name} {what}", Kind.FAULT), _put(world, name, after)
+        number = worker.number + 1
+        for script in (Script.FAIL, Script.GIVE_UP):
+            call = Call(script, OWN, number, (worker.running,), heard=worker.heard)
+            after = worker._replace(running=-1, number=number, call=call)
+            yield Step(f"worker {name} sends {script.name}", Kind.FAULT), _put(world, name, after)
 
     def _stops(self, world: World, name: int, worker: Worker) -> Steps:
         """A polite stop, or a child that died: the parent gives everything back."""
         running = (worker.running,) if worker.running >= 0 else ()
-        after = worker._replace(
-            running=-1, queue=(*worker.queue, *worker.finished, *running), finished=()
-        )
-        after = _send(after, Script.RELEASE, ())
+        in_hand = (*running, *worker.queue, *worker.finished)
+        after = _send(worker._replace(running=-1, queue=in_hand, finished=()), Script.RELEASE)
         if not worker.call.script:
             yield Step(f"worker {name} stops", Kind.FAULT), _put(world, name, after)
         elif world.budget.late:
@@ -447,17 +461,18 @@ class Protocol:
             doubled = _spend(world, "doubled")._replace(tokens=world.tokens + 1)
             yield Step("a token is doubled", Kind.FAULT), doubled
         if world.budget.crashes:
-            yield from self._lost_pushes(_spend(world, "crashes"))
+            yield from self._lost_pushes(world)
         if world.budget.rollbacks:
             yield from self._rollback(world)
 
     def _lost_pushes(self, world: World) -> Steps:
         if world.pushing:
-            yield Step("client crashes", Kind.FAULT), world._replace(pushing=0)
+            after = _spend(world, "crashes")._replace(pushing=0)
+            yield Step("client crashes", Kind.FAULT), after
         for name, janitor in enumerate(world.janitors):
             if janitor != Janitor():
-                step = Step(f"janitor {name} crashes", Kind.FAULT)
-                yield step, _sweep(world, name, Janitor())
+                after = _sweep(_spend(world, "crashes"), name, Janitor())
+                yield Step(f"janitor {name} crashes", Kind.FAULT), after
 
     def _rollback(self, world: World) -> Steps:
         """A replica stops hearing of the request's slot, and later takes its place."""
@@ -474,17 +489,21 @@ class Protocol:
 
     def canonical(self, world: World) -> World:
         """The same world with workers and janitors in order."""
-        janitors = world.janitors
-        if len(janitors) > 1 and janitors[0] > janitors[1]:
-            world = world._replace(janitors=tuple(sorted(janitors)))
+        if len(world.janitors) > 1:
+            world = world._replace(janitors=tuple(sorted(world.janitors)))
         workers = world.workers
-        if all(a < b for a, b in zip(workers, workers[1:], strict=False)):
+        if all(a < b for a, b in pairwise(workers)):
             return world
-        ordered = tuple(sorted(workers))
+        order = sorted(range(len(workers)), key=workers.__getitem__)
+        if all(workers[a] != workers[b] for a, b in pairwise(order)):
+            return _reordered(world, order)
+        if not _names(world) & set(order):
+            return world._replace(workers=tuple([workers[name] for name in order]))
+        ordered = [workers[name] for name in order]
         return min(
-            _reordered(world, order)
-            for order in permutations(range(len(workers)))
-            if tuple(workers[name] for name in order) == ordered
+            _reordered(world, names)
+            for names in permutations(order)
+            if [workers[name] for name in names] == ordered
         )
 
 
@@ -510,10 +529,11 @@ def _spend(world: World, what: str) -> World:
     return world._replace(budget=world.budget._replace(**less))
 
 
-def _send(worker: Worker, script: Script, parts: Parts, also: bool = False) -> Worker:
+def _send(worker: Worker, script: Script, parts: Parts = (), more: bool = False) -> Worker:
     """Number a call and send it; what the slot has not started is struck with it."""
-    call = Call(script, OWN, worker.number + 1, parts, also, worker.queue, worker.heard)
-    return worker._replace(call=call, number=call.number, queue=())
+    number = worker.number + 1
+    call = Call(script, OWN, number, parts, more, worker.queue, worker.heard)
+    return worker._replace(call=call, number=number, queue=())
 
 
 def _left(world: World, name: int, call: Call) -> World:
@@ -526,43 +546,27 @@ def _left(world: World, name: int, call: Call) -> World:
 
 def _with_lease(world: World, lease: Lease) -> World:
     leases = [other for other in world.request.leases if other.holder != lease.holder]
-    return world._replace(
-        request=world.request._replace(leases=tuple(sorted((*leases, lease))))
-    )
+    return world._replace(request=world.request._replace(leases=tuple(sorted((*leases, lease)))))
 
 
-def _unused(world: World, name: int) -> int:
-    """The first name from this one on that nothing refers to."""
-    used = set(_names(world))
-    while name in used:
-        name += 1
-    return name
-
-
-def _names(world: World) -> Iterable[int]:
-    yield from _names_in(world.request)
+def _names(world: World) -> set[int]:
+    """Every name something refers to, and some numbers below 0 that are none."""
+    names = {*world.request.places, *(lease.holder for lease in world.request.leases)}
+    names.update([call.holder for call in world.late])
+    names.update([worker.beat.holder for worker in world.workers])
+    names.update([janitor.seen for janitor in world.janitors])
     if world.memory is not None:
-        yield from _names_in(world.memory)
-    yield from (call.holder for call in world.late)
-    yield from (worker.beat.holder for worker in world.workers)
-    yield from (janitor.seen for janitor in world.janitors)
+        names.update(world.memory.places, [lease.holder for lease in world.memory.leases])
+    return names
 
 
-def _names_in(request: Request) -> Iterable[int]:
-    yield from request.places
-    yield from (lease.holder for lease in request.leases)
-
-
-def _reordered(world: World, order: tuple[int, ...]) -> World:
+def _reordered(world: World, order: Sequence[int]) -> World:
     """The workers in another order, each with the name of its new place."""
-    names = {old: new for new, old in enumerate(order)}
-    world = _renamed(world, names)
-    return world._replace(workers=tuple(world.workers[name] for name in order))
+    world = _renamed(world, {old: new for new, old in enumerate(order)})
+    return world._replace(workers=tuple([world.workers[name] for name in order]))
 
 
 def _renamed(world: World, names: dict[int, int]) -> World:
-    if not any(name in names for name in _names(world)):
-        return world
     memory = world.memory
     return world._replace(
         request=_renamed_in(world.request, names),
@@ -573,9 +577,6 @@ def _renamed(world: World, names: dict[int, int]) -> World:
 
 
 def _renamed_in(request: Request, names: dict[int, int]) -> Request:
-    return request._replace(
-        places=tuple(names.get(place, place) for place in request.places),
-        leases=tuple(
-            sorted(le._replace(holder=names.get(le.holder, le.holder)) for le in request.leases)
-        ),
-    )
+    leases = [le._replace(holder=names.get(le.holder, le.holder)) for le in request.leases]
+    places = [names.get(place, place) for place in request.places]
+    return request._replace(places=tuple(places), leases=tuple(sorted(leases)))

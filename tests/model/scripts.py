@@ -1,53 +1,66 @@
 """The request's slot in the model: its keys, and what each script does to them.
 
-A script is one atomic step, as on the server. Modelled as they are: the pending list without
+A script is one atomic step, as on the server. Modelled as they are: a pending list without
 an owner check in XACK and XCLAIM, leases with the number of the last call, ``retry`` as a set
 beside the pending list, ``left``, ``out`` (tokens believed out), and a loop bound in ``reap``.
-Abstracted away: a deadline is only passed or not, a retry only due or not; payloads, results,
-records, attempts, levels and rates are not there at all.
+Abstracted away: a deadline is only ahead or passed, a retry only due or not; payloads,
+results, records, attempts, levels and rates are not there at all.
 
 Each rule of the protocol is a switch, so that a test can leave it out.
 """
 
 from collections.abc import Callable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 LOST_PART = "a part is nowhere"
 STRANDED = "a part is pending under a holder without a lease"
 MISPLACED = "retry and the pending list do not agree"
 MISCOUNT = "left is not the number of unfinished parts"
-WRONG_END = "the request is over while left is not 0, or goes on while it is"
+WRONG_END = "the request is over while parts are left, or goes on while none is"
 OVER_LIMIT = "more leases than the limit"
 TRESPASS = "a call changed what was no longer its holder's"
 HALF_ACK = "a batch XACK answered neither all nor none"
 
-# Where a part is. A number from 0 on is the holder it is pending under.
-NEW, WAITING, RETRY, DONE, FAILED, NOWHERE = -1, -2, -3, -4, -5, -6
-
 Parts = tuple[int, ...]
 
 
-class Rule(IntEnum):
-    """What makes the protocol right; a rule with two halves is two switches."""
+class Rule(StrEnum):
+    """What makes the protocol right: the design's number, and which part of that rule.
 
-    ONE_LOCK = 10  # 1: start or strike under one lock
-    NUMBERED = 20  # 2: calls of one lease are numbered
-    HEARD = 21  # a call that has heard more than is stored met a rollback: the lease is lost
-    FRESH_NAMES = 30  # 3: a holder's name is fresh for every lease
-    HAND_BACK_ALL = 40  # 4: ending a lease hands back everything pending
-    HAND_BACK_DRY = 41  # also where a finish asked for more and there is none
-    LEASE_OR_NOTHING = 50  # 5: without a lease nothing but the mercy
-    RENEW_ONLY_MOVES = 60  # 6: renew cannot create a lease
-    REAP_CHECKS = 70  # 7: reap checks the deadline itself
-    REAP_EMPTIES = 71  # 7: and ends the lease only when nothing is pending under it
-    REAP_FENCES = 72  # a lease that reap has begun with is over for its holder
-    NO_IDLE_LEASE = 80  # 8: who is handed nothing has no lease
-    RETRY_AGREES = 90  # 9: finish removes from retry, claim drops what XCLAIM does not return
-    KEEP_ENTRY = 100  # 10: giving up is XACK without XDEL
-    FORGET_TOKENS = 101  # 10: redrive of an ended request believes no token out
-    COUNT_REFUSED = 110  # 11: a refused claim counts its token too
-    AUDIT_LOWERS = 111  # an audit may believe fewer tokens out than before, never more
+    Those that say "added" are not in the design's list; without them this model breaks too.
+    """
+
+    ONE_LOCK = "1"
+    NUMBERED = "2"
+    REPEAT_RENEWS = "2-repeat"  # added: a repeat moves the deadline, its answer lets one go on
+    HEARD = "2-heard"  # added: who has heard more than is stored met a rollback, and lost
+    FRESH_NAMES = "3"
+    CLAIM_ONCE = "3-once"  # added: a claim is not sent twice; unanswered, its name is released
+    HAND_BACK_ALL = "4"
+    HAND_BACK_DRY = "4-dry"  # added: so does a finish that asked for more and gets nothing
+    LEASE_OR_NOTHING = "5"
+    RENEW_ONLY_MOVES = "6"
+    REAP_CHECKS = "7-deadline"
+    REAP_EMPTIES = "7-pending"
+    REAP_FENCES = "7-fence"  # added: a lease that reap has begun with is over for its holder
+    NO_IDLE_LEASE = "8"
+    RETRY_AGREES = "9"
+    KEEP_ENTRY = "10-entry"
+    FORGET_TOKENS = "10-tokens"
+    COUNT_REFUSED = "11"
+    AUDIT_LOWERS = "11-audit"  # added: an audit may believe fewer tokens out, never more
+
+
+class Place(IntEnum):
+    """Where a part is. A number from 0 on is the holder it is pending under."""
+
+    NEW = -1  # not appended yet
+    WAITING = -2
+    RETRY = -3
+    DONE = -4
+    FAILED = -5
+    NOWHERE = -6
 
 
 class Standing(IntEnum):
@@ -67,14 +80,15 @@ class State(IntEnum):
 
 
 class Script(IntEnum):
-    """The scripts a holder calls."""
+    """What a holder calls; GIVE_UP is ``fail`` after the last attempt."""
 
     NONE = 0
     CLAIM = 1
     FINISH = 2
     FAIL = 3
-    HANDBACK = 4
-    RELEASE = 5
+    GIVE_UP = 4
+    HANDBACK = 5
+    RELEASE = 6
 
 
 class Lease(NamedTuple):
@@ -86,14 +100,14 @@ class Lease(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A script call: ``also`` is "and more" for finish, "for good" for fail."""
+    """A script call of a holder."""
 
     script: Script = Script.NONE
     holder: int = -1
     number: int = 0
     parts: Parts = ()
-    also: bool = False
-    rest: Parts = ()  # what the caller knows it has besides; rule 4 makes it needless
+    more: bool = False  # finish: hand out the next batch
+    rest: Parts = ()  # what else the caller knows it has; rule 4 makes it needless
     heard: int = 0  # the highest number the caller has had an answer to
 
 
@@ -110,7 +124,7 @@ class Request(NamedTuple):
 
     places: Parts
     retry: Parts = ()
-    later: Parts = ()
+    later: Parts = ()  # those in retry that are not due
     leases: tuple[Lease, ...] = ()
     left: int = 1
     state: State = State.LOADING
@@ -145,7 +159,7 @@ class Slot:
         self.broken = request.broken
 
     def saved(self) -> Request:
-        """The copy as the request it has become."""
+        """The request as the script leaves it."""
         return Request(
             tuple(self.places),
             tuple(sorted(self.retry)),
@@ -163,18 +177,16 @@ class Slot:
 
     # What scripts are made of.
 
-    def want(self) -> int:
-        """How many tokens should be out: room under the limit, and work to fill it."""
-        if self.state is State.ENDED:
-            return 0
-        work = self.places.count(WAITING) + len(self.retry) - len(self.later)
-        return min(self.terms.limit - len(self.leases), work, self.terms.cap)
-
     def mint(self) -> int:
         """Tokens the caller is to push: those missing from what is believed out."""
-        missing = max(0, self.want() - self.out)
+        missing = max(0, want(self.terms, self) - self.out)
         self.out += missing
         return missing
+
+    def lease(self, holder: int) -> Lease | None:
+        """The holder's lease, unless it is being taken back."""
+        lease = self.leases.get(holder)
+        return None if lease is None or lease.standing is Standing.REAPED else lease
 
     def pending(self, holder: int) -> Parts:
         """XPENDING of one consumer."""
@@ -182,32 +194,30 @@ class Slot:
 
     def is_pending(self, part: int) -> bool:
         """Whether the part is in the pending list, whoever has it."""
-        return self.places[part] >= 0 or self.places[part] == RETRY
+        return self.places[part] >= 0 or self.places[part] == Place.RETRY
 
     def park(self, part: int) -> None:
         """XCLAIM into ``retry`` at 0, the front."""
-        self.places[part] = RETRY
+        self.places[part] = Place.RETRY
         if part not in self.retry:
             self.retry.append(part)
 
-    def take(self, part: int, place: int) -> None:
-        """The part leaves ``retry``, if it was there."""
-        self.places[part] = place
-        if part in self.retry:
-            self.retry.remove(part)
-        if part in self.later:
-            self.later.remove(part)
+    def unpark(self, part: int) -> None:
+        """ZREM from ``retry``."""
+        for parts in (self.retry, self.later):
+            if part in parts:
+                parts.remove(part)
 
-    def count(self, part: int, place: int) -> None:
+    def count(self, part: int, place: Place) -> None:
         """XACK answered 1: the part is finished, and the request with its last part."""
         if self.has(Rule.RETRY_AGREES):
-            self.take(part, place)
+            self.unpark(part)
         self.places[part] = place
         self.left -= 1
         self.end_at_zero()
 
     def end_at_zero(self) -> None:
-        """The request ends when nothing is left, and its leases with it."""
+        """The request ends when nothing is left, and every lease with it."""
         if self.left == 0:
             self.state = State.ENDED
             self.leases.clear()
@@ -216,28 +226,29 @@ class Slot:
         """XCLAIM of due retries, then XREADGROUP of new parts, up to a batch."""
         due = [part for part in self.retry if part not in self.later]
         for part in due:
-            if self.places[part] != RETRY and self.has(Rule.RETRY_AGREES):
-                self.retry.remove(part)
-        due = [part for part in due if self.places[part] == RETRY]
-        new = [part for part, place in enumerate(self.places) if place == WAITING]
-        parts = [*sorted(due), *new][: self.terms.batch]
+            if self.places[part] != Place.RETRY and self.has(Rule.RETRY_AGREES):
+                self.unpark(part)
+        first = sorted(part for part in due if self.places[part] == Place.RETRY)
+        new = [part for part, place in enumerate(self.places) if place == Place.WAITING]
+        parts = [*first, *new][: self.terms.batch]
         for part in parts:
-            self.take(part, holder)
-        return tuple(sorted(parts))
+            self.unpark(part)
+            self.places[part] = holder
+        return tuple(parts)
 
     def end_lease(self, call: Call) -> None:
         """Hand back what is pending under the holder, and end its lease."""
-        rule = Rule.HAND_BACK_DRY if call.also else Rule.HAND_BACK_ALL
+        rule = Rule.HAND_BACK_DRY if call.more else Rule.HAND_BACK_ALL
         for part in self.pending(call.holder) if self.has(rule) else call.rest:
             self.park(part)
         self.leases.pop(call.holder, None)
 
-    # The loader's and the user's scripts.
+    # The loader's and the user's scripts. Each returns the tokens to push.
 
     def append(self, parts: Parts) -> int:
-        """Add parts; returns the tokens to push, as all of these do."""
+        """Add a chunk of parts."""
         for part in parts:
-            self.places[part] = WAITING
+            self.places[part] = Place.WAITING
         self.left += len(parts)
         return self.mint()
 
@@ -249,22 +260,21 @@ class Slot:
         return self.mint()
 
     def redrive(self, part: int) -> int:
-        """A part given up runs again: XCLAIM FORCE, which needs the entry."""
+        """A part given up runs again: XCLAIM FORCE, which needs the entry to be there."""
         if self.has(Rule.KEEP_ENTRY):
             self.park(part)
         else:
-            self.places[part] = NOWHERE
+            self.places[part] = Place.NOWHERE
         self.left += 1
         if self.state is State.ENDED:
             self.state = State.OPEN
-            if self.has(Rule.FORGET_TOKENS):
-                self.out = 0
+            self.out = 0 if self.has(Rule.FORGET_TOKENS) else self.out
         return self.mint()
 
     # The janitor's scripts.
 
     def reap(self, holder: int) -> int:
-        """Take back the parts of an expired lease, as many as one call may."""
+        """Take back parts of an expired lease, as many as one call may; tokens to push."""
         pending = self.pending(holder)
         for part in pending[: self.terms.reap_bound]:
             self.park(part)
@@ -276,27 +286,24 @@ class Slot:
         return self.mint()
 
     def audit(self) -> int:
-        """How many tokens should be in the list. What the mint then adds is not believed out:
-        another's push may come before it, and then it adds nothing.
+        """How many tokens should be in the list.
+
+        What the mint will add is not believed out: when somebody's push comes first, it adds
+        nothing, and both would be believed.
         """
-        want = self.want()
-        self.out = min(self.out, want) if self.has(Rule.AUDIT_LOWERS) else want
-        return want
+        wanted = want(self.terms, self)
+        self.out = min(self.out, wanted) if self.has(Rule.AUDIT_LOWERS) else wanted
+        return wanted
 
     # The holder's scripts.
-
-    def lease(self, holder: int) -> Lease | None:
-        """The holder's lease, unless it is being taken back."""
-        lease = self.leases.get(holder)
-        return None if lease is None or lease.standing is Standing.REAPED else lease
 
     def claim(self, call: Call) -> Answer:
         """A lease with its first parts, if there is room and work."""
         if call.holder in self.leases:
             return self._claim_again(call)
-        granted = len(self.leases) < self.terms.limit
-        parts = self.hand_out(call.holder) if granted else ()
-        if granted and (parts or not self.has(Rule.NO_IDLE_LEASE)):
+        has_room = len(self.leases) < self.terms.limit
+        parts = self.hand_out(call.holder) if has_room else ()
+        if parts or (has_room and not self.has(Rule.NO_IDLE_LEASE)):
             self.leases[call.holder] = Lease(call.holder, call.number)
         if parts or self.has(Rule.COUNT_REFUSED):
             self.out = max(0, self.out - 1)
@@ -305,13 +312,18 @@ class Slot:
     def _claim_again(self, call: Call) -> Answer:
         lease = self.lease(call.holder)
         if lease is None:
-            return Answer(False)
-        parts = self.pending(call.holder)
+            return Answer(goes_on=False)
         if not self.has(Rule.NUMBERED):
-            parts = parts or self.hand_out(call.holder)
-        elif call.number < lease.number:
-            parts = ()
-        return Answer(True, parts)
+            return Answer(True, self.pending(call.holder) or self.hand_out(call.holder))
+        return self.repeated(call, lease)
+
+    def repeated(self, call: Call, lease: Lease) -> Answer:
+        """Acknowledge a call that was executed before; the last one is told what it got."""
+        if call.number < lease.number:
+            return Answer(goes_on=True)
+        if self.has(Rule.REPEAT_RENEWS):
+            self.leases[call.holder] = lease._replace(standing=Standing.LIVE)
+        return Answer(True, self.pending(call.holder))
 
     def finish(self, call: Call) -> Answer:
         """Record a batch, then hand out the next or end the lease."""
@@ -319,18 +331,18 @@ class Slot:
         if len(acked) not in (0, len(call.parts)):
             self.broken = HALF_ACK
         for part in acked:
-            self.count(part, DONE)
+            self.count(part, Place.DONE)
         if self.state is State.ENDED:
-            return Answer(False)
+            return Answer(goes_on=False)
         parts = self._next_batch(call)
-        if parts or (call.also and not self.has(Rule.NO_IDLE_LEASE)):
+        if parts or (call.more and not self.has(Rule.NO_IDLE_LEASE)):
             self._keep_lease(call)
         else:
             self.end_lease(call)
         return Answer(bool(parts), parts, self.mint())
 
     def _next_batch(self, call: Call) -> Parts:
-        if not call.also:
+        if not call.more:
             return ()
         # Without numbers a repeat looks like any other call: it must be given what it has.
         again = () if self.has(Rule.NUMBERED) else self.pending(call.holder)
@@ -344,26 +356,26 @@ class Slot:
         """The one mercy: a result still counts for a part that lies in ``retry``."""
         for part in call.parts:
             if part in self.retry and self.is_pending(part):
-                self.count(part, DONE)
+                self.count(part, Place.DONE)
         return Answer(False, (), self.mint())
 
     def fail(self, call: Call) -> Answer:
-        """Retry a part later, or give it up."""
-        (part,) = call.parts
-        if not self.is_pending(part):
-            return Answer(True)
-        if call.also:
-            self.count(part, FAILED)
-        else:
+        """The part is to run again later."""
+        for part in filter(self.is_pending, call.parts):
             self.park(part)
             self.later.append(part)
+        return Answer(True, (), self.mint())
+
+    def give_up(self, call: Call) -> Answer:
+        """The part has failed for good, and counts as finished."""
+        for part in filter(self.is_pending, call.parts):
+            self.count(part, Place.FAILED)
         return Answer(self.state is not State.ENDED, (), self.mint())
 
     def handback(self, call: Call) -> Answer:
         """Parts not started go to the front; the lease goes on."""
-        for part in call.parts:
-            if self.is_pending(part):
-                self.park(part)
+        for part in filter(self.is_pending, call.parts):
+            self.park(part)
         return Answer(True, (), self.mint())
 
     def release(self, call: Call) -> Answer:
@@ -375,37 +387,44 @@ class Slot:
 _BODIES: dict[Script, Callable[[Slot, Call], Answer]] = {
     Script.FINISH: Slot.finish,
     Script.FAIL: Slot.fail,
+    Script.GIVE_UP: Slot.give_up,
     Script.HANDBACK: Slot.handback,
     Script.RELEASE: Slot.release,
 }
 
 
+def want(terms: Terms, request: Request | Slot) -> int:
+    """How many tokens should be out: room under the limit, and work to fill it."""
+    if request.state is State.ENDED:
+        return 0
+    work = request.places.count(Place.WAITING) + len(request.retry) - len(request.later)
+    return min(terms.limit - len(request.leases), work, terms.cap)
+
+
 def execute(terms: Terms, request: Request, call: Call) -> tuple[Request, Answer]:
     """One call of a holder's script: the request afterwards, and what the caller is told."""
     if request.state is State.ENDED:
-        return request, Answer(False)
+        return request, Answer(goes_on=False)
     slot = Slot(terms, request)
     may_act = call.script is Script.CLAIM or slot.lease(call.holder) is not None
-    answer = slot.claim(call) if call.script is Script.CLAIM else _numbered(slot, call)
+    answer = slot.claim(call) if call.script is Script.CLAIM else _once(slot, call)
     saved = slot.saved()
     if _trespassed(request, saved, call.holder, may_act):
         saved = saved._replace(broken=TRESPASS)
     return saved, answer
 
 
-def _numbered(slot: Slot, call: Call) -> Answer:
-    """Run a call of a standing lease once; without a lease, only the mercy."""
+def _once(slot: Slot, call: Call) -> Answer:
+    """Run a call of a lease, unless it ran before; without a lease, only the mercy."""
     lease = slot.lease(call.holder)
     if lease is not None and call.heard > lease.number and slot.has(Rule.HEARD):
         lease = None
-    if lease is not None and slot.has(Rule.NUMBERED):
-        if call.number < lease.number:
-            return Answer(True)
-        if call.number == lease.number:
-            return Answer(True, slot.pending(call.holder))
-        slot.leases[call.holder] = lease._replace(number=call.number)
     if lease is None and slot.has(Rule.LEASE_OR_NOTHING):
-        return slot.finish_lost(call) if call.script is Script.FINISH else Answer(False)
+        return slot.finish_lost(call) if call.script is Script.FINISH else Answer(goes_on=False)
+    if lease is not None and slot.has(Rule.NUMBERED):
+        if call.number <= lease.number:
+            return slot.repeated(call, lease)
+        slot.leases[call.holder] = lease._replace(number=call.number)
     return _BODIES[call.script](slot, call)
 
 
@@ -414,7 +433,7 @@ def _trespassed(before: Request, after: Request, holder: int, may_act: bool) -> 
     for was, now in zip(before.places, after.places, strict=True):
         if was in (now, holder):
             continue
-        if was >= 0 or not (may_act or (was, now) == (RETRY, DONE)):
+        if was >= 0 or not (may_act or (was, now) == (Place.RETRY, Place.DONE)):
             return True
     return False
 
@@ -431,17 +450,18 @@ def broken(terms: Terms, request: Request) -> str | None:
 def _broken_places(request: Request) -> str | None:
     holders = [lease.holder for lease in request.leases]
     for part, place in enumerate(request.places):
-        if place == NOWHERE:
+        if place == Place.NOWHERE:
             return LOST_PART
         if place >= 0 and place not in holders:
             return STRANDED
-        if (place == RETRY) != (part in request.retry):
+        if (place == Place.RETRY) != (part in request.retry):
             return MISPLACED
     return None
 
 
 def _broken_count(request: Request) -> str | None:
-    unfinished = sum(place not in (NEW, DONE, FAILED) for place in request.places)
+    finished = (Place.NEW, Place.DONE, Place.FAILED)
+    unfinished = sum(place not in finished for place in request.places)
     if request.left != unfinished + (request.state is State.LOADING):
         return MISCOUNT
     if (request.left == 0) != (request.state is State.ENDED):

@@ -1,0 +1,194 @@
+"""Handlers: what users write, and what they may say while they run.
+
+The queue carries names and bytes, never code: a worker runs the handlers of the App it
+was started with, found by name.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from streamq import units
+from streamq.errors import InvalidValue
+from streamq.model import RETRIES
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Retry(Exception):
+    """Raised by a handler: run this again, after the given time; an attempt is spent."""
+
+    def __init__(self, message: str = "", *, after: str | float | None = None) -> None:
+        super().__init__(message)
+        self.after_ms = None if after is None else units.duration_ms(after, "after")
+
+
+class Snooze(Exception):
+    """Raised by a handler: not now; run this again after the given time, no attempt spent.
+
+    With ``scope="request"`` nothing of the request starts until then: the API behind it
+    said "too many requests" to all of it.
+    """
+
+    def __init__(self, message: str = "", *, after: str | float, scope: str = "part") -> None:
+        super().__init__(message)
+        if scope not in ("part", "request"):
+            raise InvalidValue(f"scope {scope!r} is neither part nor request")
+        self.after_ms = units.duration_ms(after, "after")
+        self.scope = scope
+
+
+class Abandon(Exception):
+    """Raised by a handler: this cannot succeed; do not run it again."""
+
+
+class Context:
+    """What a handler may ask of its part: a parameter annotated with this class gets one."""
+
+    def __init__(
+        self,
+        request: str,
+        part: int,
+        attempt: int,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.request = request
+        self.part = part
+        #: 1 for the first run, one more for each error since.
+        self.attempt = attempt
+        self._should_stop = should_stop
+        self._progress = progress
+
+    def should_stop(self) -> bool:
+        """Whether the result is wanted no more: the request was cancelled or the lease lost."""
+        return self._should_stop()
+
+    def progress(self, percent: float) -> None:
+        """Say how far the part is, for those who look at the workers."""
+        self._progress(percent)
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """A function under a name, and how to call it."""
+
+    name: str
+    function: Callable[..., Any]
+    #: Called with each record of a part, or with the part as a whole.
+    is_map: bool
+    is_async: bool
+    #: Of the first parameter; ``inspect.Parameter.empty`` when there is none.
+    annotation: Any
+    #: The parameter that gets the context, if one wants it.
+    context_name: str | None
+    timeout_ms: int | None = None
+    retries: int | None = None
+
+    @property
+    def offer(self) -> str:
+        """How ``claim`` is told of it."""
+        retries = RETRIES if self.retries is None else self.retries
+        return f"{'records' if self.is_map else 'parts'} {self.name} {retries}"
+
+
+class App:
+    """Handlers by name."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+
+    @overload
+    def map(self, function: F) -> F: ...
+    @overload
+    def map(
+        self,
+        *,
+        name: str | None = None,
+        timeout: str | float | None = None,
+        retries: int | None = None,
+    ) -> Callable[[F], F]: ...
+    def map(
+        self,
+        function: Any = None,
+        *,
+        name: str | None = None,
+        timeout: str | float | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """Register a function that is called with each record of a part."""
+        options = {"name": name, "timeout": timeout, "retries": retries}
+        return self._register(function, is_map=True, options=options)
+
+    @overload
+    def handler(self, function: F) -> F: ...
+    @overload
+    def handler(
+        self,
+        *,
+        name: str | None = None,
+        timeout: str | float | None = None,
+        retries: int | None = None,
+    ) -> Callable[[F], F]: ...
+    def handler(
+        self,
+        function: Any = None,
+        *,
+        name: str | None = None,
+        timeout: str | float | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """Register a function that is called with a whole part."""
+        options = {"name": name, "timeout": timeout, "retries": retries}
+        return self._register(function, is_map=False, options=options)
+
+    def _register(self, function: Any, *, is_map: bool, options: dict[str, Any]) -> Any:
+        def register(wanted: F) -> F:
+            handler = describe(wanted, is_map=is_map, **options)
+            if handler.name in self.handlers:
+                raise InvalidValue(f"two handlers of one app have the name {handler.name!r}")
+            self.handlers[handler.name] = handler
+            return wanted
+
+        return register if function is None else register(function)
+
+
+def describe(
+    function: Callable[..., Any],
+    *,
+    is_map: bool,
+    name: str | None = None,
+    timeout: str | float | None = None,
+    retries: int | None = None,
+) -> Handler:
+    """A function as a handler.
+
+    Raises:
+        InvalidValue: it takes no record, or its name cannot be one.
+    """
+    name = units.name(name or str(getattr(function, "__name__", "")), "handler")
+    try:
+        hints = typing.get_type_hints(function)
+        parameters = list(inspect.signature(function).parameters.values())
+    except (NameError, TypeError, ValueError) as error:
+        raise InvalidValue(f"handler {name}: {error}") from None
+    context_name = next((p.name for p in parameters if hints.get(p.name) is Context), None)
+    given = [p for p in parameters if p.name != context_name]
+    if not given or given[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise InvalidValue(f"handler {name} takes no argument; it is given a record or a part")
+    wanted = [p.name for p in given[1:] if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    if wanted:
+        raise InvalidValue(f"handler {name} wants more than it is given: {', '.join(wanted)}")
+    return Handler(
+        name,
+        function,
+        is_map,
+        inspect.iscoroutinefunction(function),
+        hints.get(given[0].name, inspect.Parameter.empty),
+        context_name,
+        None if timeout is None else units.duration_ms(timeout, "timeout"),
+        None if retries is None else units.whole(retries, "retries", 0),
+    )

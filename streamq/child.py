@@ -1,0 +1,493 @@
+"""One process of a pool: takes tokens, claims parts, runs handlers, finishes parts.
+
+It never works out for itself whether it still owns a part: it presents its lease and
+accepts the answer. Its parent renews the leases and sees at once when it dies, so this
+process may be busy, stuck or gone without anything being lost.
+"""
+
+import asyncio
+import faulthandler
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Condition, Thread
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamq import logs
+from streamq.app import App, Context
+from streamq.connection import Connection
+from streamq.control import Config, Count, Hello, Line, Order, Unfit
+from streamq.errors import ProtocolError, ServerError, StreamqError
+from streamq.load_app import load_app, own_files
+from streamq.model import Grant, Part, Spec, Terms, Tokens
+from streamq.protocol import Protocol
+from streamq.runner import Done, Runner, Trouble
+from streamq.table import MOST_PARTS, Table
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: A take blocks so long; a polite stop waits for it.
+BLOCK_S = 1.0
+#: Threads for the calls of coroutines, so that connections stay few.
+ASYNC_CALLERS = 8
+#: How often coroutines are looked at that take too long or are not wanted any more.
+WATCH_S = 0.1
+COUNT_EVERY_S = 1.0
+_KNOWN_REQUESTS = 1_000
+
+
+class Gone(Exception):
+    """The lease is over or the process is to stop now: whatever was at hand is dropped."""
+
+
+class Pace:
+    """How many parts to ask for: as many as take about a quantum."""
+
+    def __init__(self, quantum_s: float) -> None:
+        self._quantum_s = quantum_s
+        self._part_s = 0.0
+
+    def most(self) -> int:
+        """Parts that take about a quantum; one while nothing is known."""
+        if self._part_s <= 0:
+            return 1
+        return max(1, min(MOST_PARTS, int(self._quantum_s / self._part_s)))
+
+    def saw(self, parts: int, seconds: float) -> None:
+        """So many parts took so long. Slowing down is believed at once, speed by degrees."""
+        if parts:
+            seen = max(seconds / parts, 1e-7)
+            self._part_s = max(seen, self._part_s / 4) if self._part_s else seen
+
+
+class Lease:
+    """A lease and what runs under it."""
+
+    def __init__(self, slot: int, request_id: str, holder: str, runner: Runner, pace: Pace) -> None:
+        self.slot = slot
+        self.request_id = request_id
+        self.holder = holder
+        self.runner = runner
+        self.pace = pace
+        self.began = time.monotonic()
+        self.results: list[bytes | int] = []
+        self.records = 0
+        #: The coroutine that runs the current part, and why it is stopped, if it is.
+        self.task: asyncio.Task[Any] | None = None
+        self.stop_reason = ""
+
+    def record(self, part: Part, outcome: Done) -> None:
+        """Keep a result until the batch is finished."""
+        self.results += (part.number, outcome.result)
+        self.records += outcome.records
+
+
+class Process:
+    """The process: its slots, and the loop that fills them."""
+
+    def __init__(self, config: Config, app: App, table: Table, line: Line) -> None:
+        self._config = config
+        self._app = app
+        self._table = table
+        self._line = line
+        self._protocol = Protocol(Connection(config.url), config.prefix)
+        self._offers = [handler.offer for handler in app.handlers.values()]
+        self._known: OrderedDict[str, tuple[Runner, Pace]] = OrderedDict()
+        self._name = secrets.token_hex(8)
+        self._leases = 0
+        self._changed = Condition()
+        self._free = list(range(config.slots))
+        self._is_stopping = self._is_quiet = self._is_exclusive = False
+        self._pid = os.getpid()
+        self._counts = [0, 0, 0, 0]
+        self._counted = self._idle_since = time.monotonic()
+        self._threads = ThreadPoolExecutor(config.slots, "slot")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._callers = ThreadPoolExecutor(ASYNC_CALLERS, "caller")
+        self._async_leases: dict[int, Lease] = {}
+
+    # Taking
+
+    def run(self) -> None:
+        """Take and run until told to stop, then wait for what runs."""
+        Thread(target=self._obey, name="control", daemon=True).start()
+        outages = 0
+        while not self._is_stopping:
+            slot = self._await_slot()
+            if slot is None:
+                continue
+            try:
+                lease, grant = self._take(slot)
+                outages = 0
+            except ServerError as error:
+                outages += 1
+                self._report_outage(error, outages)
+                self._give_slot(slot)
+                self._rest(min(2.0, 0.05 * 2**outages) * random.uniform(0.5, 1.0))
+                continue
+            if lease is None or grant is None:
+                self._give_slot(slot)
+                self._count()
+            else:
+                self._begin(lease, grant)
+        self._await_all_free()
+        self._count(force=True)
+
+    def _take(self, slot: int) -> tuple[Lease | None, Grant | None]:
+        config = self._config
+        token = self._protocol.take(config.queue, BLOCK_S, config.levels)
+        if token is None:
+            return None, None
+        request_id, level = token
+        self._leases += 1
+        holder = f"{self._name}-{slot}-{self._leases}"
+        known = self._known.get(request_id)
+        # Before the claim, so that the parent can end the lease should this process die now.
+        self._table.hold(slot, holder, request_id)
+        try:
+            grant = self._claim(request_id, holder, level, known)
+        except Gone:
+            self._table.drop(slot)  # purged, or lost with the server's memory
+            return None, None
+        if not grant.parts:
+            self._table.drop(slot)
+            self._push(request_id, grant.tokens)
+            return None, None
+        runner, pace = known or self._learn(request_id, grant)
+        is_async, timeout_ms = runner.handler.is_async, runner.timeout_ms
+        self._table.describe(slot, grant.handler, timeout_ms=timeout_ms, is_async=is_async)
+        self._deal(slot, grant)
+        # Before a handler runs: others are to be woken first.
+        self._push(request_id, grant.tokens)
+        return Lease(slot, request_id, holder, runner, pace), grant
+
+    def _claim(
+        self, request_id: str, holder: str, level: int, known: tuple[Runner, Pace] | None
+    ) -> Grant:
+        terms = self._terms(known[1].most() if known else 1)
+        return self._insist(
+            lambda: self._protocol.claim(
+                request_id, holder, terms, self._offers, level=level, is_known=known is not None
+            )
+        )
+
+    def _learn(self, request_id: str, grant: Grant) -> tuple[Runner, Pace]:
+        spec = msgspec.json.decode(grant.spec, type=Spec)
+        handler = self._app.handlers[grant.handler]
+        known = Runner(handler, spec, self._config.max_result), Pace(self._config.quantum_ms / 1e3)
+        self._known[request_id] = known
+        while len(self._known) > _KNOWN_REQUESTS:
+            self._known.popitem(last=False)
+        return known
+
+    def _terms(self, most: int) -> Terms:
+        return Terms(most, lease_ms=self._config.lease_ms)
+
+    def _deal(self, slot: int, grant: Grant) -> None:
+        self._table.deal(slot, [part.number for part in grant.parts])
+
+    def _push(self, request_id: str, tokens: Tokens) -> None:
+        # What is not pushed now is pushed by the next audit.
+        with suppress(ServerError):
+            self._protocol.push(self._config.queue, request_id, tokens)
+
+    # Slots
+
+    def _await_slot(self) -> int | None:
+        with self._changed:
+            while not self._is_stopping:
+                if self._free and not self._is_quiet and not self._is_exclusive:
+                    return self._free.pop()
+                self._changed.wait(COUNT_EVERY_S)
+                self._count()
+        return None
+
+    def _give_slot(self, slot: int) -> None:
+        with self._changed:
+            self._free.append(slot)
+            if len(self._free) == self._config.slots:
+                self._is_exclusive = False
+            self._changed.notify_all()
+
+    def _await_all_free(self, but: int = 0) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= self._config.slots - but)
+
+    def _begin(self, lease: Lease, grant: Grant) -> None:
+        if any(part.is_suspect for part in grant.parts):
+            # It may kill this process: nothing is to run beside it, then it is clear who did.
+            self._is_exclusive = True
+            self._await_all_free(but=1)
+        if lease.runner.handler.is_async:
+            asyncio.run_coroutine_threadsafe(self._serve_async(lease, grant), self._event_loop())
+        elif self._config.slots == 1:
+            self._serve(lease, grant)
+        else:
+            self._threads.submit(self._serve, lease, grant)
+
+    def _rest(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopping, seconds)
+
+    # Running
+
+    def _serve(self, lease: Lease, grant: Grant) -> None:
+        try:
+            while grant.parts:
+                grant = self._finish(lease, self._run_batch(lease, grant.parts))
+        except Gone:
+            pass
+        except BaseException:
+            log.exception("slot %d", lease.slot)
+        self._end(lease)
+
+    def _end(self, lease: Lease) -> None:
+        self._table.drop(lease.slot)
+        self._idle_since = time.monotonic()
+        self._give_slot(lease.slot)
+        self._count()
+
+    def _run_batch(self, lease: Lease, parts: list[Part]) -> int:
+        """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
+        begun = time.monotonic()
+        ran = 0
+        for index, part in enumerate(parts):
+            if not self._may_start(lease, index):
+                break
+            outcome = lease.runner.run(part, self._context(lease, part))
+            self._check_fork()
+            ran += 1
+            self._settle(lease, part, outcome)
+        return self._next_most(lease, begun, ran, len(parts))
+
+    def _may_start(self, lease: Lease, index: int) -> bool:
+        now = time.monotonic()
+        is_late = now - lease.began > self._config.quantum_ms / 1e3 and index > 0
+        if is_late or self._is_stopping or self._table.is_told(lease.slot):
+            return False
+        return self._table.start(lease.slot, index, int(now * 1e3))
+
+    def _next_most(self, lease: Lease, begun: float, ran: int, given: int) -> int:
+        now = time.monotonic()
+        lease.pace.saw(ran, now - begun)
+        if ran < given or self._is_stopping or now - lease.began > self._config.quantum_ms / 1e3:
+            return 0
+        return lease.pace.most()
+
+    def _context(self, lease: Lease, part: Part) -> Context:
+        slot, table = lease.slot, self._table
+        return Context(
+            lease.request_id,
+            part.number,
+            part.attempt,
+            should_stop=lambda: table.is_told(slot),
+            progress=lambda percent: table.set_progress(slot, percent),
+        )
+
+    def _settle(self, lease: Lease, part: Part, outcome: Done | Trouble) -> None:
+        if isinstance(outcome, Done):
+            lease.record(part, outcome)
+        else:
+            self._fail(lease, part, outcome)
+
+    def _fail(self, lease: Lease, part: Part, trouble: Trouble) -> None:
+        call = self._table.next_call(lease.slot)
+        answer = self._insist(
+            lambda: self._protocol.fail(
+                lease.request_id,
+                lease.holder,
+                call,
+                part.number,
+                trouble.failures,
+                kind=trouble.kind,
+                delay_ms=trouble.delay_ms,
+                records=trouble.records,
+                result=trouble.result,
+                partial=trouble.partial,
+            )
+        )
+        self._counts[1 if answer.word == "failed" else 2] += 1
+        self._push(lease.request_id, answer.tokens)
+
+    def _finish(self, lease: Lease, most: int) -> Grant:
+        call = self._table.next_call(lease.slot)
+        results, records, terms = lease.results, lease.records, self._terms(most)
+        grant: Grant = self._insist(
+            lambda: self._protocol.finish(
+                lease.request_id, lease.holder, call, results, records, terms
+            )
+        )
+        self._counts[0] += grant.counted
+        self._counts[3] += records
+        lease.results, lease.records = [], 0
+        if any(part.is_suspect for part in grant.parts) and self._is_shared():
+            # It is to run alone: back to the front with it; whoever takes it clears the way.
+            self._release(lease)
+            return msgspec.structs.replace(grant, parts=[])
+        if grant.parts:
+            self._deal(lease.slot, grant)
+        self._push(lease.request_id, grant.tokens)
+        return grant
+
+    def _is_shared(self) -> bool:
+        return self._config.slots > 1 and not self._is_exclusive
+
+    def _release(self, lease: Lease) -> None:
+        call = self._table.next_call(lease.slot)
+        answer = self._insist(lambda: self._protocol.release(lease.request_id, lease.holder, call))
+        self._push(lease.request_id, answer.tokens)
+
+    def _insist(self, call: Callable[[], T]) -> T:
+        """Make a call until the server answers. Every repeat is the same call, number and all."""
+        outages = 0
+        while True:
+            try:
+                return call()
+            except ServerError as error:
+                outages += 1
+                self._report_outage(error, outages)
+                time.sleep(min(2.0, 0.05 * 2**outages) * random.uniform(0.5, 1.0))
+            except ProtocolError as error:
+                log.info("dropped: %s", error)
+                raise Gone from None
+
+    # Coroutines
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
+            asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+        return self._loop
+
+    async def _serve_async(self, lease: Lease, grant: Grant) -> None:
+        loop = asyncio.get_running_loop()
+        self._async_leases[lease.slot] = lease
+        try:
+            while grant.parts:
+                most = await self._run_batch_async(lease, grant.parts)
+                grant = await loop.run_in_executor(self._callers, self._finish, lease, most)
+        except Gone:
+            pass
+        except BaseException:
+            log.exception("slot %d", lease.slot)
+        self._async_leases.pop(lease.slot, None)
+        self._end(lease)
+
+    async def _run_batch_async(self, lease: Lease, parts: list[Part]) -> int:
+        loop = asyncio.get_running_loop()
+        begun = time.monotonic()
+        ran = 0
+        for index, part in enumerate(parts):
+            if not self._may_start(lease, index):
+                break
+            outcome = await self._run_async(lease, part)
+            ran += 1
+            if isinstance(outcome, Done):
+                lease.record(part, outcome)
+            else:
+                await loop.run_in_executor(self._callers, self._settle, lease, part, outcome)
+        return self._next_most(lease, begun, ran, len(parts))
+
+    async def _run_async(self, lease: Lease, part: Part) -> Done | Trouble:
+        run = lease.runner.run_async(part, self._context(lease, part))
+        lease.stop_reason = ""
+        lease.task = asyncio.ensure_future(run)
+        try:
+            outcome: Done | Trouble = await lease.task
+            return outcome
+        except asyncio.CancelledError:
+            if lease.stop_reason == "timeout":
+                return lease.runner.time_out(part)
+            raise Gone from None
+        finally:
+            lease.task = None
+
+    async def _watch(self) -> None:
+        """Stop coroutines that take too long, or whose result is not wanted any more."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_ms = time.monotonic() * 1e3
+            for lease in list(self._async_leases.values()):
+                held = self._table.read(lease.slot)
+                if lease.task is None or held is None:
+                    continue
+                is_over = held.timeout_ms and now_ms - held.since_ms > held.timeout_ms
+                if is_over or held.told:
+                    lease.stop_reason = "timeout" if is_over else "told"
+                    lease.task.cancel()
+
+    # Telling and being told
+
+    def _obey(self) -> None:
+        for word in self._line.words():
+            if isinstance(word, Order):
+                with self._changed:
+                    self._is_quiet = word.word == "quiet"
+                    self._is_stopping = self._is_stopping or word.word == "stop"
+                    self._changed.notify_all()
+        # The parent is gone, and nobody renews the leases: what runs here may run elsewhere soon.
+        os._exit(1)
+
+    def _count(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if not force and now - self._counted < COUNT_EVERY_S:
+            return
+        self._counted = now
+        done, failed, retried, records = self._counts
+        self._counts = [0, 0, 0, 0]
+        is_idle = len(self._free) + 1 >= self._config.slots
+        idle_s = now - self._idle_since if is_idle else 0.0
+        self._line.send(Count(done, failed, retried, records, idle_s))
+
+    def _report_outage(self, error: StreamqError, times: int) -> None:
+        if times == 1:
+            log.warning("waiting for the server: %s", error)
+
+    def _check_fork(self) -> None:
+        """A handler that forked and returned in the child must not go on as a second worker."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+
+
+def main() -> None:
+    """Run as ``python -m streamq.child CONTROL_FD TABLE_FD``."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    line = Line(socket.socket(fileno=int(sys.argv[1])))
+    config = line.read_config()
+    table = Table(int(sys.argv[2]), config.slots)
+    logs.configure(config.log_level, config.log_format)
+    try:
+        app = load_app(config.target)
+    except StreamqError as error:
+        line.send(Unfit(str(error), ""))
+        sys.exit(4)
+    except BaseException as error:  # noqa: BLE001  whatever the user's module raises
+        line.send(Unfit(f"{config.target} cannot be imported: {error!r}", traceback.format_exc()))
+        sys.exit(4)
+    line.send(Hello([handler.offer for handler in app.handlers.values()], own_files()))
+    Process(config, app, table, line).run()
+    # Threads of the user's that are still there must not hold the process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Words between a pool and its processes: one JSON object a line, over a socket pair."""
+
+import socket
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is told at its start. The URL may hold a password, so no argument has it."""
+
+    url: str
+    prefix: str
+    queue: str
+    target: str
+    slots: int
+    levels: tuple[int, ...]
+    quantum_ms: int
+    lease_ms: int
+    max_result: int
+    log_level: str
+    log_format: str
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A process is ready: its handlers as ``claim`` is told, and the files they came from."""
+
+    handlers: list[str]
+    files: list[str]
+
+
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """A process cannot load what it was told to: in one line, and the user's own traceback."""
+
+    message: str
+    trace: str
+
+
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """What a process has done since its last count."""
+
+    done: int = 0
+    failed: int = 0
+    retried: int = 0
+    records: int = 0
+    #: Seconds since the last part ended, 0 while one runs.
+    idle_s: float = 0.0
+
+
+class Order(msgspec.Struct, frozen=True, tag=True):
+    """What a pool wants of a process: ``stop`` after what runs, ``quiet``: take nothing more."""
+
+    word: str
+
+
+Word = Hello | Unfit | Count | Order
+_decode = msgspec.json.Decoder(Word).decode
+
+
+class Line:
+    """One end of the line."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._buffer = b""
+        self._lock = Lock()
+
+    def send(self, word: Any) -> bool:
+        """Say a word. False when nobody is at the other end."""
+        with self._lock:
+            try:
+                self.socket.sendall(msgspec.json.encode(word) + b"\n")
+            except OSError:
+                return False
+        return True
+
+    def read_config(self) -> Config:
+        """The first line a process gets."""
+        return msgspec.json.decode(next(self._lines()), type=Config)
+
+    def words(self) -> Iterator[Word]:
+        """Every word until the other end is gone."""
+        for line in self._lines():
+            yield _decode(line)
+
+    def ready_words(self) -> tuple[list[Word], bool]:
+        """The words that have come, and whether the other end is gone; does not wait."""
+        is_gone = False
+        try:
+            while chunk := self.socket.recv(65_536, socket.MSG_DONTWAIT):
+                self._buffer += chunk
+            is_gone = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            is_gone = True
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return [_decode(line) for line in lines], is_gone
+
+    def _lines(self) -> Iterator[bytes]:
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                yield line
+                continue
+            try:
+                chunk = self.socket.recv(65_536)
+            except OSError:
+                return
+            if not chunk:
+                return
+            self._buffer += chunk
+
+    def close(self) -> None:
+        """Hang up."""
+        self.socket.close()

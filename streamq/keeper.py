@@ -1,0 +1,264 @@
+"""What a pool does with the server on behalf of its processes, in a thread of its own.
+
+Heartbeats, renewals, the janitor's rounds, and whatever is to be said for processes
+that are dead or stuck. The server may go away for as long as it likes: the thread waits,
+and the pool goes on looking after its processes.
+"""
+
+import logging
+import os
+import platform
+import queue
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+import msgspec
+
+from streamq.control import Count
+from streamq.errors import ProtocolError, RequestUnknown, ServerError
+from streamq.janitor import Janitor
+from streamq.model import Failure, Running, Tokens, WorkerDetails
+from streamq.protocol import Protocol
+from streamq.table import Held
+
+log = logging.getLogger(__name__)
+
+#: How often leases are renewed, and cancelled requests seen.
+RENEW_EVERY_S = 1.0
+
+#: A process id, and what one of its slots holds.
+Holding = tuple[int, Held]
+
+
+class Keeper:
+    """Speaks to the server for a pool."""
+
+    def __init__(
+        self, protocol: Protocol, queue_name: str, *, lease_ms: int, beat_ms: int, audit_ms: int
+    ) -> None:
+        self._protocol = protocol
+        self._queue = queue_name
+        self._lease_ms = lease_ms
+        self._beat_s = beat_ms / 1e3
+        self._janitor = Janitor(protocol, queue_name, audit_ms)
+        self._host = socket.gethostname()[:64] or platform.node()
+        self.name = f"{self._host}.{os.getpid()}"
+        self.handlers: list[str] = []
+        self.slots = 0
+        self.levels = ""
+        self._started_ms = round(time.time() * 1e3)
+        self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._unwanted: set[str] = set()
+        #: What the processes hold; the pool replaces it with each of its rounds.
+        self.holdings: list[Holding] = []
+        self._is_over = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._totals = Count()
+        self._is_empty = False
+        self.wants_emptiness = False
+        renew_s = min(RENEW_EVERY_S, lease_ms / 4e3)
+        self._chores: list[tuple[Callable[[], float | None], float]] = [
+            (self._renew, renew_s),
+            (self._beat, beat_ms / 1e3),
+            (self._sweep, audit_ms / 1e3),
+        ]
+        self._due = {chore: 0.0 for chore, _ in self._chores}
+
+    def start(self) -> None:
+        """Begin to renew what the processes hold."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Say good-bye, after everything that is still to be said, if the server answers."""
+        self._is_over.set()
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    def count(self, count: Count) -> None:
+        """Add to what the pool has done."""
+        old = self._totals
+        self._totals = Count(
+            old.done + count.done,
+            old.failed + count.failed,
+            old.retried + count.retried,
+            old.records + count.records,
+        )
+
+    def is_unwanted(self, holder: str) -> bool:
+        """Whether the lease is lost, or its request cancelled."""
+        return holder in self._unwanted
+
+    def is_nothing_left(self) -> bool:
+        """Whether no request of the queue waits for this pool's handlers. Known a moment later."""
+        self.wants_emptiness = True
+        return self._is_empty
+
+    # Errands for processes
+
+    def release(self, held: Held, call: int, crashed: int | None) -> None:
+        """End a dead holder's lease, and charge the part that was running."""
+
+        def errand() -> None:
+            answer = self._protocol.release(held.request_id, held.holder, call, crashed)
+            self._push(held.request_id, answer.tokens)
+
+        self._send(errand)
+
+    def hand_back(self, held: Held, call: int, numbers: Sequence[int]) -> None:
+        """Give back parts that wait behind a slow one."""
+
+        def errand() -> None:
+            answer = self._protocol.handback(held.request_id, held.holder, call, numbers)
+            self._push(held.request_id, answer.tokens)
+
+        self._send(errand)
+
+    def time_out(self, held: Held, call: int) -> None:
+        """Fail the part that a process was stopped for."""
+        number = held.running
+        assert number is not None
+        message = f"it took longer than {held.timeout_ms / 1e3:g} s"
+        failure = Failure(error="Timeout", message=message, part=number)
+
+        def errand() -> None:
+            answer = self._protocol.fail(
+                held.request_id, held.holder, call, number, failure, delay_ms=1_000
+            )
+            self._push(held.request_id, answer.tokens)
+
+        self._send(errand)
+
+    def _send(self, errand: Callable[[], None]) -> None:
+        self._errands.put(errand)
+        self._wake.set()
+
+    # The thread
+
+    def _run(self) -> None:
+        outages = 0
+        while not (self._is_over.is_set() and self._errands.empty()):
+            try:
+                wait_s = self._round()
+                if outages:
+                    log.info("the server answers again")
+                outages = 0
+            except ServerError as error:
+                outages += 1
+                if outages == 1:
+                    log.warning("waiting for the server: %s", error)
+                if self._is_over.is_set() and outages > 3:
+                    break
+                wait_s = min(2.0, 0.1 * 2**outages)
+            except Exception:
+                log.exception("the keeper goes on after")
+                wait_s = 1.0
+            self._wake.wait(max(0.0, min(wait_s, RENEW_EVERY_S)))
+            self._wake.clear()
+        self._leave()
+
+    def _round(self) -> float:
+        """Do what is due. Returns the seconds until something is again."""
+        self._do_errands()
+        for chore, every_s in self._chores:
+            if time.monotonic() >= self._due[chore]:
+                said_s = chore()
+                self._due[chore] = time.monotonic() + (every_s if said_s is None else said_s)
+        if self.wants_emptiness:
+            self._is_empty = self._look_for_work()
+        return min(self._due.values()) - time.monotonic()
+
+    def _sweep(self) -> float:
+        return max(0.01, self._janitor.sweep() / 1e3)
+
+    def _do_errands(self) -> None:
+        while not self._errands.empty():
+            errand = self._errands.get()
+            try:
+                errand()
+            except ServerError:
+                self._errands.put(errand)  # it bears repetition: its call is numbered
+                raise
+            except ProtocolError as error:
+                log.debug("dropped: %s", error)
+
+    def _renew(self) -> None:
+        by_request: dict[str, dict[str, int | None]] = defaultdict(dict)
+        for _, held in self.holdings:
+            by_request[held.request_id][held.holder] = held.running
+        unwanted = set()
+        for request_id, running in by_request.items():
+            try:
+                state, _, stands = self._protocol.renew(request_id, self._lease_ms, running)
+            except RequestUnknown:
+                unwanted |= set(running)
+                continue
+            if not state.is_live:
+                unwanted |= set(running)
+            unwanted |= {holder for holder, is_standing in stands.items() if not is_standing}
+        self._unwanted = unwanted
+
+    def _beat(self) -> None:
+        holdings = self.holdings
+        requests = sorted({held.request_id for _, held in holdings})
+        self._protocol.beat(
+            self._queue,
+            self.name,
+            round(self._beat_s * 3_000),
+            msgspec.json.encode(self._details(holdings)),
+            self._lease_ms,
+            requests,
+        )
+
+    def _details(self, holdings: list[Holding]) -> WorkerDetails:
+        now_ms = round(time.time() * 1e3)
+        monotonic_ms = time.monotonic() * 1e3
+        running = [
+            Running(
+                request=held.request_id,
+                part=held.running,
+                since_ms=round(now_ms - (monotonic_ms - held.since_ms)),
+                handler=held.handler,
+                pid=pid,
+            )
+            for pid, held in holdings
+            if held.running is not None
+        ]
+        return WorkerDetails(
+            name=self.name,
+            host=self._host,
+            pid=os.getpid(),
+            version=version("streamq"),
+            queue=self._queue,
+            handlers=self.handlers,
+            slots=self.slots,
+            busy=len(holdings),
+            started_ms=self._started_ms,
+            beat_ms=now_ms,
+            levels=self.levels,
+            running=running,
+        )
+
+    def _look_for_work(self) -> bool:
+        for request_id in self._protocol.ids(self._queue):
+            try:
+                found = self._protocol.inspect(request_id)
+            except RequestUnknown:
+                continue
+            is_live = found["state"] in ("loading", "open")
+            if is_live and found.get("paused") != "1" and found["handler"] in self.handlers:
+                return False
+        return True
+
+    def _leave(self) -> None:
+        try:
+            self._protocol.beat(self._queue, self.name, 0)
+        except ServerError:
+            log.debug("left without a word: the server does not answer")
+
+    def _push(self, request_id: str, tokens: Tokens) -> None:
+        self._protocol.push(self._queue, request_id, tokens)

@@ -1,0 +1,85 @@
+"""Finding a user's code by its name: ``package.module:app`` or ``file.py:app``."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from streamq.app import App, describe
+from streamq.errors import StreamqError
+
+
+class TargetError(StreamqError):
+    """The module or the name in it is not there, or is nothing that can be run."""
+
+
+def load_app(target: str, *, as_map: bool = False) -> App:
+    """The app that a target names. With ``as_map`` a plain function is one, too.
+
+    Whatever the user's module raises passes through.
+
+    Raises:
+        TargetError: there is no such module or name, or it is no app.
+    """
+    module_name, colon, name = target.rpartition(":")
+    if not colon or not module_name or not name:
+        raise TargetError(f"{target!r} names no app: write package.module:app or file.py:app")
+    found: Any = _load_module(module_name)
+    for attribute in name.split("."):
+        if not hasattr(found, attribute):
+            raise TargetError(f"{module_name} has no {name!r}{_apps_of(found)}")
+        found = getattr(found, attribute)
+    if isinstance(found, App):
+        if not found.handlers:
+            raise TargetError(f"{target} has no handlers: decorate one with @{name}.map")
+        return found
+    if as_map and callable(found):
+        app = App()
+        handler = describe(found, is_map=True)
+        app.handlers[handler.name] = handler
+        return app
+    raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.App")
+
+
+def own_files() -> list[str]:
+    """Files of the modules loaded from below the current folder."""
+    here = Path.cwd()
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return sorted(f for f in files if f and Path(f).is_relative_to(here) and ".venv" not in f)
+
+
+def _load_module(name: str) -> ModuleType:
+    if name.endswith(".py"):
+        return _load_file(Path(name))
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that the user's own code misses is the user's to see in full.
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise
+        raise TargetError(f"there is no module {name!r} here or on the path") from None
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TargetError(f"there is no file {path}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"{path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _apps_of(module: Any) -> str:
+    apps = [name for name, value in vars(module).items() if isinstance(value, App)]
+    return f"; it has the app {apps[0]!r}" if apps else ""

@@ -1,0 +1,46 @@
+"""Log lines for people or machines, on stderr. Only commands configure logging."""
+
+import json
+import logging
+import sys
+import time
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+
+class TextFormatter(logging.Formatter):
+    """``12:04:31.207 INFO  worker ready``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and the traceback after it if there is one."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        fields = {
+            "ts": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            "pid": record.process,
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def configure(level: str, style: str) -> None:
+    """Send the library's log lines to stderr; the root logger is the user's."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    logger = logging.getLogger("streamq")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False

@@ -1,0 +1,393 @@
+"""The worker pool: a parent that looks after processes which run handlers.
+
+The parent never imports the user's code. It renews the leases its processes hold, from
+a table each of them shares with it, so that a handler may keep its process as busy as it
+likes. It stops parts that take too long, hands back parts that wait behind a slow one,
+replaces processes that die, and takes back at once what they held. When the parent is
+gone its processes stop, and the leases expire.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from streamq.control import Config, Count, Hello, Line, Order, Unfit
+from streamq.errors import StreamqError
+from streamq.keeper import Keeper
+from streamq.table import CALL_STEP, Held, Table
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.04
+#: A call of the parent's under a lease whose process is dead comes after all others.
+LAST_CALL = 2**53 - 1
+#: A process that lived this long is replaced at once, a younger one after a pause.
+SETTLED_S = 5.0
+LONGEST_PAUSE_S = 30.0
+#: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
+ASYNC_GRACE_MS = 2_000
+RELOAD_EVERY_S = 0.5
+
+
+class Unrunnable(StreamqError):
+    """The user's module cannot be loaded. ``trace`` is its own traceback, if there is one."""
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pool behaves."""
+
+    processes: int = 1
+    grace_s: float = 25.0
+    cancel_grace_s: float = 10.0
+    is_burst: bool = False
+    max_idle_s: float = 0.0
+    max_parts: int = 0
+    max_memory: int = 0
+    is_reloading: bool = False
+
+
+class Member:
+    """One process, as its parent sees it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.table, fd = Table.create(config.slots)
+        ours, theirs = socket.socketpair()
+        self.line = Line(ours)
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "streamq.child", str(theirs.fileno()), str(fd)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), fd),
+        )
+        theirs.close()
+        os.close(fd)
+        self.line.send(config)
+        self.began = time.monotonic()
+        self.hello: Hello | None = None
+        self.parts = 0
+        self.idle_s = 0.0
+        self.is_leaving = False
+        self.why_killed = ""
+        #: Slot -> part that took too long, told cancelled since when.
+        self.overdue: dict[int, Held] = {}
+        self.told: dict[int, tuple[int, float]] = {}
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.popen.pid
+
+    def held(self, *, is_dead: bool = False) -> list[tuple[int, Held]]:
+        """What its slots hold."""
+        slots = range(self.config.slots)
+        found = ((slot, self.table.read(slot, is_dead=is_dead)) for slot in slots)
+        return [(slot, held) for slot, held in found if held]
+
+    def order(self, word: str) -> None:
+        """Tell it to ``stop`` or to be ``quiet``."""
+        self.is_leaving = self.is_leaving or word == "stop"
+        self.line.send(Order(word))
+
+    def kill(self, why: str) -> None:
+        """End it at once."""
+        self.why_killed = self.why_killed or why
+        self.popen.kill()
+
+    def rss_bytes(self) -> int:
+        """Its memory, where the system tells."""
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGESIZE")
+
+
+class Pool:
+    """A parent and its processes."""
+
+    def __init__(self, config: Config, options: PoolOptions, keeper: Keeper) -> None:
+        self._config = config
+        self._options = options
+        self._keeper = keeper
+        self._members: list[Member] = []
+        self._selector = selectors.DefaultSelector()
+        self._pauses = 0
+        self._start_at = 0.0
+        self._stop_at = 0.0
+        self._is_stopping = self._is_cold = self._was_ready = False
+        self._signals = 0
+        self._files: dict[str, float] = {}
+        self._looked = time.monotonic()
+        self._quiet = False
+
+    def run(self) -> int:
+        """Run until told to stop or nothing is left to do. Returns the exit code.
+
+        Raises:
+            Unrunnable: the user's module cannot be loaded.
+        """
+        previous = self._install_signals()
+        self._keeper.start()
+        try:
+            while not self._is_stopping or self._members:
+                self._fill()
+                self._hear(TICK_S)
+                self._bury()
+                self._keeper.holdings = self._look_after_all()
+                self._look_around()
+        finally:
+            for member in self._members:
+                member.kill("the pool ends")
+                self._take_back(member, member.popen.wait())
+            self._keeper.stop()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return 130 if self._is_cold else 0
+
+    # Processes
+
+    def _fill(self) -> None:
+        staying = sum(not member.is_leaving for member in self._members)
+        if self._is_stopping or time.monotonic() < self._start_at:
+            return
+        for _ in range(self._options.processes - staying):
+            member = Member(self._config)
+            if self._quiet:
+                member.order("quiet")
+            self._members.append(member)
+            self._selector.register(member.line.socket, selectors.EVENT_READ, member)
+
+    def _hear(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            member: Member = key.data
+            words, is_gone = member.line.ready_words()
+            for word in words:
+                self._heard(member, word)
+            if is_gone:
+                self._selector.unregister(key.fileobj)
+                member.line.socket.close()
+
+    def _heard(self, member: Member, word: object) -> None:
+        if isinstance(word, Hello):
+            member.hello = word
+            self._keeper.handlers = [offer.split()[1] for offer in word.handlers]
+            self._files |= {file: _mtime(file) for file in word.files}
+            if not self._was_ready:
+                self._was_ready = True
+                slots = self._options.processes * self._config.slots
+                names = ", ".join(self._keeper.handlers)
+                log.info("worker %s ready: %d slots, handlers %s", self._keeper.name, slots, names)
+        elif isinstance(word, Unfit):
+            if not self._was_ready:
+                raise Unrunnable(word.message, word.trace)
+            log.error("%s\n%s", word.message, word.trace)
+        elif isinstance(word, Count):
+            member.parts += word.done + word.failed + word.retried
+            member.idle_s = word.idle_s
+            self._keeper.count(word)
+
+    def _bury(self) -> None:
+        """Replace processes that are gone, and take back at once what they held."""
+        for member in [m for m in self._members if m.popen.poll() is not None]:
+            code = member.popen.returncode
+            self._members.remove(member)
+            self._take_back(member, code)
+            if member.is_leaving and not member.why_killed:
+                continue
+            if member.why_killed:
+                log.warning("process %d was stopped: %s", member.pid, member.why_killed)
+            else:
+                log.warning("process %d %s; it is replaced", member.pid, _how_it_ended(code))
+            if not member.why_killed and time.monotonic() - member.began < SETTLED_S:
+                self._pauses += 1
+                pause = min(LONGEST_PAUSE_S, 0.1 * 2**self._pauses)
+                self._start_at = time.monotonic() + pause
+            else:
+                self._pauses = 0
+
+    def _take_back(self, member: Member, code: int) -> None:
+        """Hand back what a dead process held. Only what was running when it died is charged."""
+        is_blamed = not member.why_killed and code != 0
+        for slot, held in member.held(is_dead=True):
+            if member.overdue.get(slot) == held and held.running is not None:
+                self._keeper.time_out(held, held.calls * CALL_STEP + CALL_STEP // 2)
+            crashed = held.running if is_blamed else None
+            self._keeper.release(held, LAST_CALL, crashed)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(member.line.socket)
+        member.line.close()
+        member.table.close()
+
+    # Looking after what runs
+
+    def _look_after_all(self) -> list[tuple[int, Held]]:
+        """Look after every process. Returns what they hold."""
+        holdings = []
+        for member in self._members:
+            held = member.held()
+            holdings += [(member.pid, each) for _, each in held if each.numbers]
+            self._look_after(member, held)
+        return holdings
+
+    def _look_after(self, member: Member, holdings: list[tuple[int, Held]]) -> None:
+        now_ms = time.monotonic() * 1e3
+        for slot, held in holdings:
+            ran_ms = now_ms - held.since_ms
+            if held.running is None:
+                continue
+            is_slow = ran_ms > self._config.quantum_ms
+            if len(held.numbers) > held.current + 1 and (is_slow or self._is_stopping):
+                self._hand_back(member, slot, held)
+            limit_ms = held.timeout_ms + (ASYNC_GRACE_MS if held.is_async else 0)
+            if held.timeout_ms and ran_ms > limit_ms:
+                member.overdue[slot] = held
+                seconds = held.timeout_ms / 1e3
+                part = f"part {held.running} of {held.request_id}"
+                member.kill(f"{part} took longer than {seconds:g} s")
+                return
+            self._check_told(member, slot, held)
+
+    def _hand_back(self, member: Member, slot: int, held: Held) -> None:
+        numbers = member.table.strike(slot, held)
+        if numbers:
+            self._keeper.hand_back(held, held.calls * CALL_STEP + 1, numbers)
+
+    def _check_told(self, member: Member, slot: int, held: Held) -> None:
+        """A lease is lost or its request cancelled: tell the slot, and stop it after a while."""
+        if not self._keeper.is_unwanted(held.holder):
+            member.told.pop(slot, None)
+            return
+        member.table.tell(slot, held)
+        version, since = member.told.setdefault(slot, (held.version, time.monotonic()))
+        if version == held.version and time.monotonic() - since > self._options.cancel_grace_s:
+            member.kill(f"it would not stop part {held.running} of {held.request_id}")
+
+    # Time
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if self._is_stopping and now > self._stop_at:
+            for member in self._members:
+                member.kill("it did not end within the grace time")
+        if now - self._looked < RELOAD_EVERY_S:
+            return
+        self._looked = now
+        if self._options.is_reloading:
+            self._reload()
+        for member in self._members:
+            self._retire(member)
+        if not self._is_stopping and self._is_finished():
+            self._stop("nothing is left to do")
+
+    def _retire(self, member: Member) -> None:
+        options = self._options
+        is_worn = options.max_parts and member.parts >= options.max_parts
+        is_fat = options.max_memory and member.rss_bytes() > options.max_memory
+        if (is_worn or is_fat) and not member.is_leaving:
+            log.info("process %d is replaced after %d parts", member.pid, member.parts)
+            member.order("stop")
+
+    def _is_finished(self) -> bool:
+        options = self._options
+        if not self._members or not all(member.hello for member in self._members):
+            return False
+        idle_s = min(member.idle_s for member in self._members)
+        if any(member.held() for member in self._members):
+            return False
+        if options.max_idle_s and idle_s >= options.max_idle_s:
+            return True
+        return options.is_burst and idle_s > 0 and self._keeper.is_nothing_left()
+
+    def _reload(self) -> None:
+        changed = [file for file, then in self._files.items() if _mtime(file) != then]
+        if changed:
+            log.info("%s changed", ", ".join(changed))
+            self._files = {}
+            self._replace_all()
+
+    def _replace_all(self) -> None:
+        for member in self._members:
+            member.order("stop")
+
+    # Signals
+
+    def _install_signals(self) -> dict[int, Callable[..., object] | int | None]:
+        actions = {
+            signal.SIGTERM: self._on_term,
+            signal.SIGINT: self._on_int,
+            signal.SIGQUIT: self._on_quit,
+            signal.SIGHUP: lambda *_: self._replace_all(),
+            signal.SIGUSR1: self._on_quiet,
+            signal.SIGUSR2: self._on_dump,
+        }
+        return {number: signal.signal(number, action) for number, action in actions.items()}
+
+    def _stop(self, why: str) -> None:
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        self._stop_at = time.monotonic() + self._options.grace_s
+        busy = sum(len(member.held()) for member in self._members)
+        log.info("%s: finishing %d parts, up to %g s", why, busy, self._options.grace_s)
+        for member in self._members:
+            member.order("stop")
+
+    def _stop_now(self) -> None:
+        self._is_stopping = self._is_cold = True
+        for member in self._members:
+            member.kill("stopped now")
+
+    def _on_term(self, *_: object) -> None:
+        self._stop("told to stop")
+
+    def _on_int(self, *_: object) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._stop_now()
+        else:
+            self._stop("interrupted (again to stop now; nothing is lost)")
+
+    def _on_quit(self, *_: object) -> None:
+        self._stop_now()
+
+    def _on_quiet(self, *_: object) -> None:
+        self._quiet = True
+        log.info("quiet: taking nothing more")
+        for member in self._members:
+            member.order("quiet")
+
+    def _on_dump(self, *_: object) -> None:
+        for member in self._members:
+            for slot, held in member.held():
+                log.info("process %d slot %d: %s", member.pid, slot, held)
+            os.kill(member.pid, signal.SIGUSR2)
+
+
+def _mtime(file: str) -> float:
+    try:
+        return Path(file).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended by itself with code {code}"

@@ -1,0 +1,265 @@
+"""Running one part: what its records yield, and what becomes of those that fail.
+
+The same steps serve plain functions and coroutines: they are a generator that yields
+the value to call the handler with and is sent what came of it.
+"""
+
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+import msgspec
+
+from streamq import backoff, codec
+from streamq.app import Abandon, Context, Handler, Retry, Snooze
+from streamq.codec import Item
+from streamq.model import RETRIES, Failure, Part, Spec
+
+log = logging.getLogger(__name__)
+
+#: Largest result of a part, in bytes, unless set otherwise.
+MAX_RESULT = 2**22
+#: So much of a traceback is kept with a failure.
+_TRACEBACK_CHARS = 4_000
+_COMPLAIN_EVERY_S = 1.0
+_NONE, _DONE, _FAILED, _DELIVERED = range(4)
+
+
+class Done(msgspec.Struct):
+    """A part that succeeded."""
+
+    result: bytes
+    records: int
+
+
+class Trouble(msgspec.Struct):
+    """A part that did not: what to tell ``fail``."""
+
+    kind: str
+    delay_ms: int
+    failures: list[Failure]
+    records: tuple[int, int]
+    result: bytes = b""
+    partial: bytes = b""
+
+
+class Runner:
+    """Runs parts of one request with one handler."""
+
+    def __init__(self, handler: Handler, spec: Spec, max_result: int = MAX_RESULT) -> None:
+        self.handler = handler
+        self._spec = spec
+        self._max_result = max_result
+        self._decode = codec.decoder_for(handler.annotation, is_map=handler.is_map)
+        given = spec.retries if spec.retries is not None else handler.retries
+        self._retries = RETRIES if given is None else given
+        self._silent_until = 0.0
+        self._unsaid = 0
+        #: 0 for none.
+        self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
+
+    def run(self, part: Part, context: Context) -> Done | Trouble:
+        """Run a part with a plain function."""
+        call = self._bind(context)
+        steps = self._steps(part)
+        try:
+            value = next(steps)
+            while True:
+                try:
+                    returned = call(value)
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # It asks for the end of the process; it gets the end of the part.
+                    value = steps.throw(RuntimeError(f"the handler called exit: {error}"))
+                except Exception as error:  # noqa: BLE001  whatever it is, it is the part's
+                    value = steps.throw(error)
+                else:
+                    value = steps.send(returned)
+        except StopIteration as end:
+            outcome: Done | Trouble = end.value
+            return outcome
+
+    async def run_async(self, part: Part, context: Context) -> Done | Trouble:
+        """Run a part with a coroutine."""
+        call: Callable[[Any], Awaitable[Any]] = self._bind(context)
+        steps = self._steps(part)
+        try:
+            value = next(steps)
+            while True:
+                try:
+                    returned = await call(value)
+                except Exception as error:  # noqa: BLE001  whatever it is, it is the part's
+                    value = steps.throw(error)
+                else:
+                    value = steps.send(returned)
+        except StopIteration as end:
+            outcome: Done | Trouble = end.value
+            return outcome
+
+    def time_out(self, part: Part) -> Trouble:
+        """What becomes of a part that took too long."""
+        message = f"it took longer than {self.timeout_ms / 1_000:g} s"
+        failure = Failure(error="Timeout", message=message, part=part.number, attempts=part.attempt)
+        return self._put_off(part, [failure], None)
+
+    def _bind(self, context: Context) -> Callable[[Any], Any]:
+        function, name = self.handler.function, self.handler.context_name
+        if name is None:
+            return function
+        return lambda value: function(value, **{name: context})
+
+    def _steps(self, part: Part) -> Generator[Any, Any, Done | Trouble]:
+        """Call the handler with each record that has no outcome yet, then sum up."""
+        records = codec.records_in(part)
+        is_json = part.about.endswith(codec.IS_JSON)
+        outcomes: list[Any] = (
+            msgspec.msgpack.decode(part.partial) if part.partial else [[_NONE]] * len(records)
+        )
+        retry: BaseException | None = None
+        failures: list[Failure] = []
+        for index, record in enumerate(records):
+            if outcomes[index][0] in (_DONE, _DELIVERED):
+                continue
+            try:
+                returned = yield self._decode_record(record, is_json)
+                outcomes[index] = [_DONE, self._encode(returned)]
+            except Exception as error:  # noqa: BLE001  whatever the handler raised
+                failures.append(self._describe(error, part, index))
+                if self._is_final(error, part):
+                    outcomes[index] = [_FAILED, failures[-1]]
+                else:
+                    retry = _stronger(retry, error)
+                if isinstance(error, Snooze):
+                    break
+        return self._sum_up(part, outcomes, failures, retry)
+
+    def _sum_up(
+        self,
+        part: Part,
+        outcomes: list[Any],
+        failures: list[Failure],
+        retry: BaseException | None,
+    ) -> Done | Trouble:
+        if not failures:
+            return self._done(part, outcomes)
+        if retry is not None:
+            return self._put_off(part, failures, retry, outcomes)
+        return self._give_up(part, failures, outcomes)
+
+    def _decode_record(self, record: bytes, is_json: bool) -> Any:
+        try:
+            return self._decode(record, is_json)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Abandon(f"the record does not decode: {error}") from None
+
+    def _encode(self, returned: Any) -> Item:
+        try:
+            item = codec.encode_item(returned)
+        except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+            raise Abandon(f"the result cannot be encoded: {error}") from None
+        if codec.size_of(item) > self._max_result:
+            raise Abandon(f"the result has more than the {self._max_result} bytes allowed")
+        return item
+
+    def _is_final(self, error: BaseException, part: Part) -> bool:
+        if isinstance(error, Snooze):
+            return False
+        return isinstance(error, Abandon) or part.attempt > self._retries
+
+    def _describe(self, error: BaseException, part: Part, index: int) -> Failure:
+        trace = _users_traceback(error)
+        if not isinstance(error, Snooze | Retry | Abandon):
+            self._complain(f"part {part.number} failed in {self.handler.name}", trace)
+        return Failure(
+            error=type(error).__name__,
+            message=str(error),
+            part=part.number,
+            record=index + 1,
+            attempts=part.attempt,
+            traceback=trace[-_TRACEBACK_CHARS:],
+        )
+
+    def _complain(self, what: str, trace: str) -> None:
+        """Log an error in full, but not a thousand of them: then how many more there were."""
+        now = time.monotonic()
+        if now < self._silent_until:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more since the last one shown)" if self._unsaid else ""
+        log.warning("%s%s:\n%s", what, more, trace.rstrip())
+        self._silent_until, self._unsaid = now + _COMPLAIN_EVERY_S, 0
+
+    def _done(self, part: Part, outcomes: list[Any]) -> Done | Trouble:
+        items = [each[1] if each[0] == _DONE else None for each in outcomes]
+        result = codec.encode_result(items)
+        fresh = sum(each[0] == _DONE for each in outcomes)
+        if len(result) <= self._max_result:
+            return Done(result, fresh)
+        failure = Failure(
+            error="ResultTooLarge",
+            message=f"the part's results have more than the {self._max_result} bytes allowed",
+            part=part.number,
+            attempts=part.attempt,
+        )
+        return Trouble("abandon", 0, [failure], (0, len(outcomes)))
+
+    def _put_off(
+        self,
+        part: Part,
+        failures: list[Failure],
+        error: BaseException | None,
+        outcomes: list[Any] | None = None,
+    ) -> Trouble:
+        kind, delay_ms = "retry", None
+        if isinstance(error, Snooze):
+            kind, delay_ms = "hold" if error.scope == "request" else "snooze", error.after_ms
+        elif isinstance(error, Retry):
+            delay_ms = error.after_ms
+        if error is None and part.attempt > self._retries:
+            kind = "abandon"
+        if delay_ms is None:
+            spec = self._spec
+            delay_ms = backoff.delay_ms(part.attempt, spec.backoff_ms, spec.backoff_max_ms)
+        has_outcomes = outcomes is not None and any(each[0] for each in outcomes)
+        count = len(outcomes or failures)
+        return Trouble(
+            kind,
+            delay_ms,
+            failures,
+            (0, count),
+            partial=msgspec.msgpack.encode(outcomes) if has_outcomes else b"",
+        )
+
+    def _give_up(self, part: Part, failures: list[Failure], outcomes: list[Any]) -> Trouble:
+        items = [each[1] if each[0] == _DONE else None for each in outcomes]
+        fresh = sum(each[0] == _DONE for each in outcomes)
+        # For a redrive: these have been delivered, the others are to run.
+        left = [[_NONE] if each[0] in (_NONE, _FAILED) else [_DELIVERED] for each in outcomes]
+        earlier = [
+            msgspec.convert(each[1], Failure)
+            for each in outcomes
+            if each[0] == _FAILED and not isinstance(each[1], Failure)
+        ]
+        failures = sorted(earlier + failures, key=lambda failure: failure.record)
+        return Trouble(
+            "abandon",
+            0,
+            failures,
+            (fresh, len(failures)),
+            codec.encode_result(items) if fresh else b"",
+            msgspec.msgpack.encode(left) if len(outcomes) > 1 else b"",
+        )
+
+
+def _stronger(first: BaseException | None, second: BaseException) -> BaseException:
+    """Of two errors of one part, the one that says more about when to run it again."""
+    return second if first is None or isinstance(second, Snooze | Retry) else first
+
+
+def _users_traceback(error: BaseException) -> str:
+    """The traceback without our own frames at its beginning."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))

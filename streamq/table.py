@@ -1,0 +1,220 @@
+"""What each slot of a process holds and runs, in memory that its parent sees too.
+
+The parent renews leases, stops parts that take too long and hands back parts that wait
+behind a slow one, whatever the process itself is doing, even while a handler holds the
+GIL. So the two must agree, without waiting for each other, which parts were started:
+the slot writes `current` and then reads `cut`; the parent writes `cut` and then reads
+`current`. Whoever comes second sees the other, so no part is both started and struck.
+"""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from threading import Lock
+
+import msgspec
+
+#: Parts one holder is ever handed at once.
+MOST_PARTS = 500
+#: No part is struck.
+UNCUT = 2**62
+#: Room between two calls of a slot for the parent's own calls under the same lease.
+CALL_STEP = 1_000
+
+_WORDS = 16
+_TEXT = 64
+_HOLDER = _WORDS * 8
+_REQUEST = _HOLDER + _TEXT
+_HANDLER = _REQUEST + _TEXT
+_NUMBERS = (_HANDLER + _TEXT) // 8
+_SLOT = _NUMBERS + MOST_PARTS
+
+VERSION, CALLS, CURRENT, CUT, COUNT, SINCE_MS, TIMEOUT_MS, PROGRESS, TOLD, IS_ASYNC = range(10)
+
+# A store, two locks taken and left, and a load cannot change places on any processor.
+_first, _second = Lock(), Lock()
+
+
+def _fence() -> None:
+    with _first:
+        pass
+    with _second:
+        pass
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a slot held at one moment."""
+
+    version: int
+    calls: int
+    current: int
+    since_ms: int
+    timeout_ms: int
+    progress: int
+    told: int
+    is_async: bool
+    holder: str
+    request_id: str
+    handler: str
+    numbers: tuple[int, ...]
+
+    @property
+    def running(self) -> int | None:
+        """Number of the part that runs, if one does."""
+        if 0 <= self.current < len(self.numbers):
+            return self.numbers[self.current]
+        return None
+
+
+class Table:
+    """The slots of one process. The process and its parent map the same memory."""
+
+    def __init__(self, fd: int, slots: int) -> None:
+        self._memory = mmap.mmap(fd, slots * _SLOT * 8)
+        self._words = memoryview(self._memory).cast("q")
+        self.slots = slots
+
+    @classmethod
+    def create(cls, slots: int) -> "tuple[Table, int]":
+        """A new table, and the file descriptor to hand to the process."""
+        fd = os.memfd_create("streamq") if hasattr(os, "memfd_create") else _unlinked_file()
+        os.truncate(fd, slots * _SLOT * 8)
+        return cls(fd, slots), fd
+
+    def close(self) -> None:
+        """Unmap it."""
+        self._words.release()
+        self._memory.close()
+
+    # The slot's side.
+
+    def hold(self, slot: int, holder: str, request_id: str) -> None:
+        """A lease is about to begin: of this holder and request."""
+        at = slot * _SLOT
+        words = self._words
+        words[at + VERSION] += 1
+        _fence()
+        words[at + CALLS] = 0
+        words[at + CURRENT] = -1
+        words[at + COUNT] = 0
+        words[at + PROGRESS] = 0
+        words[at + TOLD] = 0
+        self._write(at * 8 + _HOLDER, holder)
+        self._write(at * 8 + _REQUEST, request_id)
+        _fence()
+        words[at + VERSION] += 1
+
+    def describe(self, slot: int, handler: str, *, timeout_ms: int, is_async: bool) -> None:
+        """What the lease's request wants; written before its first batch is dealt."""
+        at = slot * _SLOT
+        self._write(at * 8 + _HANDLER, handler)
+        self._words[at + TIMEOUT_MS] = timeout_ms
+        self._words[at + IS_ASYNC] = is_async
+
+    def _write(self, start: int, text: str) -> None:
+        self._memory[start : start + _TEXT] = text.encode().ljust(_TEXT, b"\0")
+
+    def deal(self, slot: int, numbers: Sequence[int]) -> None:
+        """The lease has a new batch of parts; none is started."""
+        at = slot * _SLOT
+        words = self._words
+        words[at + VERSION] += 1
+        _fence()
+        words[at + CURRENT] = -1
+        words[at + CUT] = UNCUT
+        words[at + COUNT] = len(numbers)
+        for index, number in enumerate(numbers, at + _NUMBERS):
+            words[index] = number
+        _fence()
+        words[at + VERSION] += 1
+
+    def start(self, slot: int, index: int, now_ms: int) -> bool:
+        """Start a part of the batch, unless it was struck."""
+        at = slot * _SLOT
+        words = self._words
+        words[at + SINCE_MS] = now_ms
+        words[at + CURRENT] = index
+        _fence()
+        return index < words[at + CUT]
+
+    def next_call(self, slot: int) -> int:
+        """The number of the slot's next call under its lease, published before it is sent."""
+        at = slot * _SLOT + CALLS
+        self._words[at] += 1
+        return self._words[at] * CALL_STEP
+
+    def is_told(self, slot: int) -> bool:
+        """Whether the parent says that the lease is lost or the request cancelled."""
+        return self._words[slot * _SLOT + TOLD] != 0
+
+    def set_progress(self, slot: int, percent: float) -> None:
+        """How far the running part is, in percent."""
+        self._words[slot * _SLOT + PROGRESS] = round(percent)
+
+    def drop(self, slot: int) -> None:
+        """The lease is over."""
+        self.hold(slot, "", "")
+
+    # The parent's side.
+
+    def read(self, slot: int, *, is_dead: bool = False) -> Held | None:
+        """What the slot holds, or None when it holds nothing or is just changing.
+
+        A dead process changes nothing any more, so what it was just writing counts.
+        """
+        at = slot * _SLOT
+        words = self._words
+        version = words[at + VERSION]
+        if not self._memory[at * 8 + _HOLDER] or (version % 2 and not is_dead):
+            return None
+        _fence()
+        texts = [
+            bytes(self._memory[at * 8 + offset : at * 8 + offset + _TEXT])
+            .rstrip(b"\0")
+            .decode("ascii", "replace")
+            for offset in (_HOLDER, _REQUEST, _HANDLER)
+        ]
+        count = words[at + COUNT]
+        held = Held(
+            version,
+            words[at + CALLS],
+            words[at + CURRENT],
+            words[at + SINCE_MS],
+            words[at + TIMEOUT_MS],
+            words[at + PROGRESS],
+            words[at + TOLD],
+            bool(words[at + IS_ASYNC]),
+            texts[0],
+            texts[1],
+            texts[2],
+            tuple(words[at + _NUMBERS : at + _NUMBERS + count]),
+        )
+        _fence()
+        return held if words[at + VERSION] == version else None
+
+    def strike(self, slot: int, held: Held) -> tuple[int, ...]:
+        """Strike what the slot has not started. Returns the parts that it never will start."""
+        at = slot * _SLOT
+        words = self._words
+        cut = held.current + 1
+        while cut < len(held.numbers):
+            words[at + CUT] = cut
+            _fence()
+            if words[at + VERSION] != held.version:
+                # Another batch was dealt meanwhile: its slot stops early, and hands back itself.
+                return ()
+            if words[at + CURRENT] < cut:
+                return held.numbers[cut:]
+            cut = words[at + CURRENT] + 1
+        return ()
+
+    def tell(self, slot: int, held: Held) -> None:
+        """Say that the lease is lost or the request cancelled."""
+        if self._words[slot * _SLOT + VERSION] == held.version:
+            self._words[slot * _SLOT + TOLD] = 1
+
+
+def _unlinked_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,149 @@
+"""What the URL of a server says. No word of it that could be secret gets into an error."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from streamq.errors import InvalidValue
+
+SCHEMES = (
+    "redis:// rediss:// valkey:// valkeys:// unix:// redis+cluster:// rediss+cluster:// "
+    "redis+sentinel:// rediss+sentinel:// (or valkey for redis) and local://"
+)
+# What a URL may say after its question mark, and how it is read.
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "db": int,
+    "username": str,
+    "password": str,
+    "client_name": str,
+    "max_connections": int,
+    "health_check_interval": int,
+    "socket_timeout": float,
+    "socket_connect_timeout": float,
+    "ssl_ca_certs": str,
+    "ssl_ca_path": str,
+    "ssl_certfile": str,
+    "ssl_keyfile": str,
+    "ssl_password": str,
+    "ssl_cert_reqs": str,
+    "ssl_check_hostname": lambda text: {"true": True, "false": False}[text.lower()],
+}
+_SCHEME = re.compile("[a-z+]*:?//", re.IGNORECASE)
+_SECRET = re.compile(r"(password=)[^&#]*", re.IGNORECASE)
+
+
+def mask(url: str) -> str:
+    """The URL without its passwords, fit to be shown. It need not be a good URL."""
+    scheme = _SCHEME.match(url)
+    rest = url[scheme.end() :] if scheme else url
+    # A path has no credentials before it. In doubt too much is hidden: a password that was
+    # not percent-encoded may hold any character.
+    if "@" in rest and not rest.startswith("/"):
+        before, _, host = rest.rpartition("@")
+        user = re.split("[:/?#]", before)[0] if scheme else ""
+        rest = f"{user}:***@{host}"
+    return _SECRET.sub(r"\1***", (scheme[0] if scheme else "") + rest)
+
+
+class Target:
+    """Where to connect, in which way, and with which options.
+
+    ``kind`` is single, cluster, sentinel, unix or local; ``path`` that of a socket or, for
+    local, of a directory.
+
+    Raises:
+        InvalidValue: the URL cannot be.
+    """
+
+    def __init__(self, url: str) -> None:
+        if not isinstance(url, str):
+            raise InvalidValue(f"a URL is text, not {type(url).__name__}")
+        try:
+            self._read(url)
+        except ValueError as error:
+            raise InvalidValue(f"bad URL {mask(url)}: {error}") from None
+
+    def _read(self, url: str) -> None:
+        try:
+            split = urlsplit(url)
+        except ValueError:
+            raise ValueError("it cannot be read") from None
+        if "://" not in url:
+            raise ValueError(f"it wants a scheme; known are {SCHEMES}")
+        if "@" in split.path + split.fragment and split.scheme not in ("unix", "local"):
+            raise ValueError("special characters in a password are to be percent-encoded")
+        self.kind, is_tls = _kind_of(split)
+        self.path = unquote(split.path)
+        self.service = ""
+        self.hosts: list[tuple[str, int]] = []
+        self.options = _credentials(split) | _options(split.query)
+        if is_tls:
+            self.options["ssl"] = True
+        if self.kind == "local":
+            self.path = unquote(split.netloc + split.path)
+        elif self.kind == "unix":
+            if split.netloc.rpartition("@")[2] or not self.path:
+                raise ValueError("write unix:///path/of/the/socket")
+        else:
+            self.hosts = _hosts(split.netloc, 26379 if self.kind == "sentinel" else 6379)
+            self._read_path()
+
+    def _read_path(self) -> None:
+        """The service of a sentinel, and the number of the database."""
+        database = self.path.strip("/")
+        if self.kind == "sentinel":
+            self.service, _, database = database.partition("/")
+            if not self.service:
+                raise ValueError("it wants a service: redis+sentinel://host/service")
+        if self.kind == "single" and len(self.hosts) > 1:
+            raise ValueError("several hosts want redis+cluster:// or redis+sentinel://")
+        if not re.fullmatch("[0-9]*", database):
+            raise ValueError("after the host comes the number of a database")
+        if database:
+            self.options["db"] = int(database)
+        if self.kind == "cluster" and self.options.pop("db", 0):
+            raise ValueError("a cluster has no other database than 0")
+
+
+def _kind_of(split: SplitResult) -> tuple[str, bool]:
+    """How to connect, and whether with TLS."""
+    scheme, plus, way = split.scheme.partition("+")
+    if split.scheme in ("unix", "local"):
+        return split.scheme, False
+    if scheme in ("redis", "valkey", "rediss", "valkeys"):
+        is_tls = scheme in ("rediss", "valkeys")
+        if not plus:
+            return "single", is_tls
+        if way in ("cluster", "sentinel"):
+            return way, is_tls
+    raise ValueError(f"no such scheme; known are {SCHEMES}")
+
+
+def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
+    hosts = []
+    for address in netloc.rpartition("@")[2].split(","):
+        try:
+            parsed = urlsplit(f"//{address}")
+            hosts.append((parsed.hostname or "localhost", parsed.port or default_port))
+        except ValueError:
+            raise ValueError("a host or port in it cannot be") from None
+    return hosts
+
+
+def _credentials(split: SplitResult) -> dict[str, Any]:
+    name, _, password = split.netloc.rpartition("@")[0].partition(":")
+    found = {"username": unquote(name), "password": unquote(password)}
+    return {key: value for key, value in found.items() if value}
+
+
+def _options(query: str) -> dict[str, Any]:
+    found = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in _OPTIONS:
+            raise ValueError(f"no such option; known are {', '.join(_OPTIONS)}")
+        try:
+            found[name] = _OPTIONS[name](text)
+        except (KeyError, ValueError):
+            raise ValueError(f"the option {name} cannot be that") from None
+    return found

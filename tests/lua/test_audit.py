@@ -1,0 +1,138 @@
+"""audit.lua: which tokens should be out, whatever was believed."""
+
+import pytest
+
+from streamq.errors import RequestUnknown
+from streamq.model import State, Tokens
+from tests.driver import Driver
+
+
+class TestBelief:
+    @pytest.mark.parametrize("believed", [0, 2, 99])
+    def test_is_set_right_whatever_it_was(self, driver: Driver, believed: int) -> None:
+        driver.load(9, limit=5, level=7)
+        driver.claim()
+        driver.set_meta(out=believed)
+
+        audit = driver.protocol.audit(driver.id)
+
+        assert (audit.state, audit.tokens.count, audit.tokens.level) == (State.OPEN, 4, 7)
+        assert driver.meta("out") == "4"
+
+    def test_is_the_same_after_the_second_audit(self, driver: Driver) -> None:
+        driver.load(9)
+        holder, _ = driver.claim(2)
+        driver.fail(holder, 1, delay_ms=60_000)
+        driver.protocol.audit(driver.id)
+        before = driver.snapshot()
+
+        driver.protocol.audit(driver.id)
+
+        assert driver.snapshot() == before
+
+    def test_is_eight_at_most(self, driver: Driver) -> None:
+        driver.load(100, limit=100)
+
+        assert driver.protocol.audit(driver.id).tokens.count == 8
+
+    def test_counts_retries_that_are_due(self, driver: Driver) -> None:
+        driver.load(3)
+        holder, _ = driver.claim(3)
+        driver.fail(holder, 1, delay_ms=60_000)
+        driver.handback(holder, [2])
+
+        assert driver.protocol.audit(driver.id).tokens.count == 1
+
+    def test_is_nothing_at_the_limit(self, driver: Driver) -> None:
+        driver.load(9, limit=1)
+        driver.claim()
+
+        assert driver.protocol.audit(driver.id).tokens.count == 0
+        assert driver.meta("out") == "0"
+
+    def test_is_nothing_of_a_paused_request(self, driver: Driver) -> None:
+        driver.load(9)
+        driver.protocol.pause(driver.id)
+
+        assert driver.protocol.audit(driver.id).tokens == Tokens(0, 50)
+        assert driver.meta("out") == "0"
+
+
+class TestLook:
+    def test_comes_when_a_retry_falls_due(self, driver: Driver) -> None:
+        driver.load(1)
+        holder, _ = driver.claim()
+        driver.fail(holder, 1, delay_ms=60_000)
+        driver.release(holder)
+
+        audit = driver.protocol.audit(driver.id)
+
+        assert audit.tokens == Tokens(0, 50, int(driver.retry()[1]))
+
+    def test_comes_when_the_first_lease_would_expire(self, driver: Driver) -> None:
+        driver.load(9)
+        driver.claim(lease_ms=90_000)
+        first, _ = driver.claim(lease_ms=30_000)
+
+        audit = driver.protocol.audit(driver.id)
+
+        assert (audit.tokens.look_ms, audit.expired) == (driver.leases()[first], 0)
+
+    def test_comes_when_the_request_starts(self, driver: Driver) -> None:
+        driver.load(9, delay_ms=60_000)
+
+        audit = driver.protocol.audit(driver.id)
+
+        assert audit.tokens == Tokens(0, 50, int(driver.meta("hold_ms")))
+
+    def test_is_asked_for_again_whatever_was_registered(self, driver: Driver) -> None:
+        driver.load(9, delay_ms=60_000)
+        driver.set_meta(due_ms=driver.now_ms() + 10)
+
+        assert driver.protocol.audit(driver.id).tokens.look_ms == int(driver.meta("hold_ms"))
+
+    def test_is_not_needed_while_nothing_is_awaited(self, driver: Driver) -> None:
+        driver.load(9)
+
+        assert driver.protocol.audit(driver.id).tokens.look_ms == 0
+
+
+def test_finds_leases_that_have_expired_and_leaves_them_to_be_reaped(driver: Driver) -> None:
+    driver.load(9)
+    for holder in [driver.claim()[0] for _ in range(3)][:2]:
+        driver.expire(holder)
+
+    audit = driver.protocol.audit(driver.id)
+
+    assert audit.expired == 2
+    assert len(driver.leases()) == 3
+
+
+def test_request_that_runs_is_not_to_be_purged(driver: Driver) -> None:
+    driver.load(9)
+
+    assert driver.protocol.audit(driver.id).purge_at == 0
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "cancelled"])
+def test_ended_request_is_to_be_purged_after_its_retention(driver: Driver, state: str) -> None:
+    driver.load(9, keep_ms=60_000)
+    driver.set_meta(state=state, finished_ms=1_000)
+
+    audit = driver.protocol.audit(driver.id)
+
+    assert (audit.state, audit.purge_at, audit.tokens.count) == (State(state), 61_000, 0)
+
+
+def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+    with pytest.raises(RequestUnknown):
+        driver.protocol.audit(driver.id)
+
+    assert driver.existing_keys() == set()
+
+
+def test_full_server_still_audits(driver: Driver) -> None:
+    driver.load(9)
+
+    with driver.full_server():
+        assert driver.protocol.audit(driver.id).tokens.count == 8

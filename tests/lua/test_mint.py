@@ -1,0 +1,141 @@
+"""mint.lua: tokens in the queue's lists, and requests in its indexes."""
+
+import pytest
+
+from streamq.keys import QueueKeys
+from streamq.model import Tokens
+from tests.driver import Driver
+
+
+class TestTokens:
+    def test_so_many_more_are_pushed(self, driver: Driver) -> None:
+        pushed = [driver.protocol.mint(driver.queue, driver.id, Tokens(2, 7)) for _ in range(2)]
+
+        assert pushed == [2, 2]
+        assert driver.tokens(7) == [driver.id] * 4
+
+    def test_requests_of_one_level_take_turns(self, driver: Driver) -> None:
+        for request_id in ("a", "b", "a"):
+            driver.protocol.mint(driver.queue, request_id, Tokens(1, 7))
+
+        taken = [driver.protocol.take(driver.queue, 1) for _ in range(3)]
+
+        assert taken == [("a", 7), ("b", 7), ("a", 7)]
+
+    def test_best_level_is_taken_first(self, driver: Driver) -> None:
+        for level in (50, 99, 0):
+            driver.protocol.mint(driver.queue, f"r{level}", Tokens(1, level))
+
+        taken = [driver.protocol.take(driver.queue, 1) for _ in range(3)]
+
+        assert taken == [("r0", 0), ("r50", 50), ("r99", 99)]
+
+    def test_ensured_twice_are_pushed_once(self, driver: Driver) -> None:
+        pushed = [
+            driver.protocol.mint(driver.queue, driver.id, Tokens(3, 7), mode="ensure")
+            for _ in range(2)
+        ]
+
+        assert pushed == [3, 0]
+        assert driver.tokens(7) == [driver.id] * 3
+
+    def test_ensured_are_those_missing_among_others(self, driver: Driver) -> None:
+        for request_id in ("other", driver.id, "other"):
+            driver.protocol.mint(driver.queue, request_id, Tokens(2, 7))
+
+        pushed = driver.protocol.mint(driver.queue, driver.id, Tokens(5, 7), mode="ensure")
+
+        assert pushed == 3
+        assert driver.tokens(7).count(driver.id) == 5
+
+    def test_more_than_ensured_are_left(self, driver: Driver) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(4, 7))
+
+        assert driver.protocol.mint(driver.queue, driver.id, Tokens(2, 7), mode="ensure") == 0
+        assert len(driver.tokens(7)) == 4
+
+    @pytest.mark.parametrize("mode", ["push", "ensure"])
+    def test_none_are_none(self, driver: Driver, mode: str) -> None:
+        assert driver.protocol.mint(driver.queue, driver.id, Tokens(0, 7), mode=mode) == 0
+
+        assert driver.tokens(7) == []
+
+    def test_nothing_else_is_registered_with_them(
+        self, driver: Driver, queue_keys: QueueKeys
+    ) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1))
+
+        assert driver.redis.exists(queue_keys.open) == 0
+        assert driver.redis.exists(queue_keys.due) == 0
+
+
+class TestLook:
+    def test_moment_is_registered(self, driver: Driver, queue_keys: QueueKeys) -> None:
+        driver.protocol.push(driver.queue, driver.id, Tokens(look_ms=5_000))
+
+        assert driver.redis.zscore(queue_keys.due, driver.id) == 5_000
+
+    @pytest.mark.parametrize(("look_ms", "due"), [(4_000, 4_000), (6_000, 5_000)])
+    def test_sooner_moment_counts(
+        self, driver: Driver, queue_keys: QueueKeys, look_ms: int, due: int
+    ) -> None:
+        driver.protocol.push(driver.queue, driver.id, Tokens(look_ms=5_000))
+
+        driver.protocol.push(driver.queue, driver.id, Tokens(look_ms=look_ms))
+
+        assert driver.redis.zscore(queue_keys.due, driver.id) == due
+
+
+class TestRegister:
+    @pytest.mark.parametrize("register", ["yes", "again"])
+    def test_request_is_open_and_due_at_once(
+        self, driver: Driver, queue_keys: QueueKeys, register: str
+    ) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(), register=register)
+
+        score = driver.redis.zscore(queue_keys.open, driver.id)
+        assert score == driver.redis.zscore(queue_keys.due, driver.id)
+        assert driver.protocol.tick(driver.queue).due == [(driver.id, score)]
+
+    def test_score_is_the_first_submission(self, driver: Driver, queue_keys: QueueKeys) -> None:
+        driver.redis.zadd(queue_keys.open, {driver.id: 17})
+        driver.redis.zadd(queue_keys.due, {driver.id: 18})
+
+        driver.protocol.mint(driver.queue, driver.id, Tokens(), register="yes")
+
+        assert driver.redis.zscore(queue_keys.open, driver.id) == 17
+        assert driver.redis.zscore(queue_keys.due, driver.id) == 18
+
+    def test_redriven_request_gets_another_score(
+        self, driver: Driver, queue_keys: QueueKeys
+    ) -> None:
+        future = 10**14
+        driver.redis.zadd(queue_keys.open, {driver.id: future})
+
+        driver.protocol.mint(driver.queue, driver.id, Tokens(), register="again")
+
+        assert driver.redis.zscore(queue_keys.open, driver.id) == future + 1
+
+    def test_redriven_request_gets_the_time_as_its_score(
+        self, driver: Driver, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.zadd(queue_keys.open, {driver.id: 17})
+
+        driver.protocol.mint(driver.queue, driver.id, Tokens(), register="again")
+
+        assert driver.redis.zscore(queue_keys.open, driver.id) > 10**12
+
+    @pytest.mark.parametrize("register", ["yes", "again"])
+    def test_request_is_closed_no_more(
+        self, driver: Driver, queue_keys: QueueKeys, register: str
+    ) -> None:
+        driver.redis.zadd(queue_keys.closed, {driver.id: 17})
+
+        driver.protocol.mint(driver.queue, driver.id, Tokens(), register=register)
+
+        assert driver.redis.zscore(queue_keys.closed, driver.id) is None
+
+
+def test_full_server_still_takes_it(driver: Driver) -> None:
+    with driver.full_server():
+        assert driver.protocol.mint(driver.queue, driver.id, Tokens(2), register="again") == 2

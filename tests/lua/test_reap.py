@@ -1,0 +1,208 @@
+"""reap.lua: running -> retry under an expired lease; running -> failed for poison."""
+
+import msgspec
+import pytest
+
+from streamq.errors import RequestUnknown
+from streamq.model import Failure, State, Tokens
+from tests.driver import Driver
+
+
+@pytest.fixture
+def dead(driver: Driver) -> str:
+    """Held parts 1 to 3 of six, and its lease has expired."""
+    driver.load(6)
+    holder, _ = driver.claim(3)
+    driver.expire(holder)
+    return holder
+
+
+class TestLeases:
+    def test_parts_go_to_the_front_and_the_lease_ends(self, driver: Driver, dead: str) -> None:
+        reaped = driver.reap()
+
+        assert (reaped.leases, reaped.parts, reaped.state) == (1, 3, State.OPEN)
+        assert driver.retry() == {1: 1, 2: 2, 3: 3}
+        assert (driver.leases(), driver.holders(), driver.consumers()) == ({}, {}, set())
+        assert driver.left() == 6
+
+    def test_lease_that_stands_is_not_touched(self, driver: Driver, dead: str) -> None:
+        alive, _ = driver.claim()
+
+        driver.reap()
+
+        assert (set(driver.leases()), driver.held(alive)) == ({alive}, [4])
+
+    def test_deadline_is_checked_when_the_parts_are_moved(self, driver: Driver, dead: str) -> None:
+        driver.protocol.renew(driver.id, 20_000, {dead: None})
+        before = driver.redis.dump(driver.keys.parts)
+
+        reaped = driver.reap()
+
+        assert (reaped.leases, reaped.parts) == (0, 0)
+        assert driver.redis.dump(driver.keys.parts) == before
+
+    def test_twice_takes_nothing_more(self, driver: Driver, dead: str) -> None:
+        driver.reap()
+        before = driver.snapshot()
+
+        reaped = driver.reap()
+
+        assert (reaped.leases, reaped.parts, bool(reaped.tokens)) == (0, 0, False)
+        assert driver.snapshot() == before
+
+    def test_takes_as_many_leases_as_asked_for(self, driver: Driver) -> None:
+        driver.load(6)
+        for holder in [driver.claim()[0] for _ in range(3)]:
+            driver.expire(holder)
+
+        counts = [driver.reap(limit=2).leases for _ in range(3)]
+
+        assert counts == [2, 1, 0]
+
+    def test_lease_with_nothing_pending_ends(self, driver: Driver, dead: str) -> None:
+        driver.handback(dead, [1, 2, 3])
+
+        reaped = driver.reap()
+
+        assert (reaped.leases, reaped.parts, driver.leases()) == (1, 0, {})
+        assert driver.tries() == {}
+
+    def test_very_many_parts_are_taken_back_to_the_last(self, driver: Driver) -> None:
+        driver.load(1_100)
+        holder, _ = driver.claim(1_000)
+        driver.finish(holder, [], 100)
+        driver.expire(holder)
+
+        assert driver.reap().parts == 1_100
+        assert list(driver.retry()) == list(range(1, 1_101))
+        assert len(driver.tries()) == 1_100
+
+    def test_returns_tokens_for_what_was_taken_back(self, driver: Driver, dead: str) -> None:
+        driver.set_meta(out=0)
+
+        assert driver.reap().tokens == Tokens(6, 50)
+
+
+class TestCharge:
+    def test_only_part_is_the_one_that_ran(self, driver: Driver) -> None:
+        driver.load(6)
+        holder, _ = driver.claim()
+        driver.expire(holder)
+
+        driver.reap()
+
+        assert driver.tries() == {1: "0 1 1 0 0"}
+
+    def test_part_that_the_holder_said_it_runs_is_charged(self, driver: Driver, dead: str) -> None:
+        driver.protocol.renew(driver.id, 20_000, {dead: 2})
+        driver.expire(dead)
+
+        driver.reap()
+
+        assert driver.tries() == {1: "0 0 1 0 0", 2: "0 1 1 0 0", 3: "0 0 1 0 0"}
+
+    def test_nobody_is_charged_where_nothing_was_said(self, driver: Driver, dead: str) -> None:
+        driver.reap()
+
+        assert driver.tries() == dict.fromkeys((1, 2, 3), "0 0 1 0 0")
+
+    def test_nobody_is_charged_when_what_was_said_is_finished(self, driver: Driver) -> None:
+        driver.load(6)
+        holder, _ = driver.claim(3)
+        driver.finish(holder, [1], 1)
+        driver.protocol.renew(driver.id, 20_000, {holder: 1})
+        driver.expire(holder)
+
+        driver.reap()
+
+        assert driver.tries() == dict.fromkeys((2, 3, 4), "0 0 1 0 0")
+
+    def test_spends_no_attempt(self, driver: Driver) -> None:
+        driver.load(1)
+        holder, _ = driver.claim()
+        driver.fail(holder, 1)
+        driver.finish(holder, [], 1)
+        driver.expire(holder)
+
+        driver.reap()
+
+        assert driver.tries() == {1: "1 1 1 0 0"}
+        assert driver.claim()[1].parts[0].attempt == 2
+
+
+class TestPoison:
+    def crash(self, driver: Driver) -> None:
+        holder, _ = driver.claim()
+        driver.expire(holder)
+        assert driver.reap().leases == 1
+
+    def test_part_that_killed_three_workers_is_given_up(self, driver: Driver) -> None:
+        driver.open()
+        driver.append(2, records=7)
+
+        for failed in (0, 0, 1):
+            self.crash(driver)
+            assert len(driver.failed()) == failed
+
+        assert msgspec.json.decode(driver.failed()[1], type=Failure).error == "Poison"
+        assert (driver.retry(), driver.entries(), driver.left()) == ({}, [1, 2], 2)
+        assert (driver.meta("failed"), driver.meta("records_failed")) == ("1", "7")
+
+    def test_is_counted_apart_from_errors(self, driver: Driver) -> None:
+        driver.load(1, retries=2, poison=3)
+
+        for _ in range(2):
+            self.crash(driver)
+            holder, _ = driver.claim()
+            assert driver.fail(holder, 1).word == "retry"
+            driver.release(holder)
+
+        assert (driver.tries(), driver.failed()) == ({1: "2 2 1 0 0"}, {})
+
+    def test_last_part_given_up_ends_the_request(self, driver: Driver) -> None:
+        driver.load(1, poison=1)
+
+        with driver.published() as published:
+            self.crash(driver)
+
+        assert (driver.meta("state"), published) == ("done", ["done"])
+        assert driver.existing_keys() == {"meta", "left", "parts", "failed", "tries"}
+
+    def test_failure_beyond_tolerance_does_not_stop_the_reaping(self, driver: Driver) -> None:
+        driver.load(6, poison=1, max_failures=0)
+        for holder in [driver.claim()[0], driver.claim(2)[0]]:
+            driver.expire(holder)
+
+        reaped = driver.reap()
+
+        assert (reaped.leases, reaped.parts, reaped.state) == (2, 3, State.FAILED)
+        assert (driver.leases(), bool(reaped.tokens)) == ({}, False)
+        assert set(driver.failed()) | set(driver.retry()) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("state", ["done", "cancelled"])
+def test_of_an_ended_request_changes_nothing(driver: Driver, dead: str, state: str) -> None:
+    if state == "cancelled":
+        driver.protocol.cancel(driver.id)
+    else:
+        driver.finish(dead, [1, 2, 3], 3)
+        driver.finish(dead, [4, 5, 6])
+    before = driver.snapshot()
+
+    reaped = driver.reap()
+
+    assert (reaped.leases, reaped.state, bool(reaped.tokens)) == (0, State(state), False)
+    assert driver.snapshot() == before
+
+
+def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+    with pytest.raises(RequestUnknown):
+        driver.reap()
+
+    assert driver.existing_keys() == set()
+
+
+def test_full_server_still_takes_back(driver: Driver, dead: str) -> None:
+    with driver.full_server():
+        assert driver.reap().parts == 3

@@ -1,0 +1,442 @@
+"""From a URL to a server, and from the driver's errors to ours."""
+
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from redis import RedisCluster
+from redis import exceptions as driver
+from redis.connection import SSLConnection
+
+from streamq import (
+    Client,
+    Connection,
+    InvalidValue,
+    Protocol,
+    ServerBusy,
+    ServerError,
+    ServerFull,
+    ServerRefused,
+    ServerUnreachable,
+    ServerUnsafe,
+)
+from streamq.connection import translated
+from streamq.launcher import LOOPBACK, Launcher, on_free_port
+from streamq.server import LocalServer, find_server
+from streamq.target import Target, mask
+from tests.simulated import tokens
+from tests.waiting import wait_until
+
+#: Nothing a URL can hold as it is.
+PASSWORD = "p@ss:/?#[%]&= ü"
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[LocalServer]:
+    """A server on a port, whose settings these tests may change."""
+    with LocalServer.start(port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def admin(server: LocalServer) -> Iterator[Any]:
+    connection = Connection(server.url)
+    yield connection.redis
+    connection.close()
+
+
+@contextmanager
+def connected(url: str) -> Generator[Connection]:
+    connection = Connection(url)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def with_login(url: str, login: str) -> str:
+    return url.replace("://", f"://{login}@")
+
+
+class TestUrl:
+    @pytest.mark.parametrize(
+        ("url", "kind", "is_tls"),
+        [
+            ("redis://h", "single", False),
+            ("rediss://h", "single", True),
+            ("valkey://h", "single", False),
+            ("valkeys://h", "single", True),
+            ("unix:///tmp/s", "unix", False),
+            ("redis+cluster://h", "cluster", False),
+            ("rediss+cluster://h", "cluster", True),
+            ("valkey+cluster://h", "cluster", False),
+            ("valkeys+cluster://h", "cluster", True),
+            ("redis+sentinel://h/main", "sentinel", False),
+            ("rediss+sentinel://h/main", "sentinel", True),
+            ("valkey+sentinel://h/main", "sentinel", False),
+            ("local://", "local", False),
+            ("REDIS://h", "single", False),
+        ],
+    )
+    def test_scheme_says_how_to_connect(self, url: str, kind: str, is_tls: bool) -> None:
+        target = Target(url)
+
+        assert (target.kind, target.options.get("ssl", False)) == (kind, is_tls)
+
+    @pytest.mark.parametrize(
+        ("url", "hosts"),
+        [
+            ("redis://", [("localhost", 6379)]),
+            ("redis://h:7", [("h", 7)]),
+            ("redis://[::1]:7", [("::1", 7)]),
+            ("redis+cluster://u:p@a:1,b:2,c", [("a", 1), ("b", 2), ("c", 6379)]),
+            ("redis+sentinel://a,b:2/main", [("a", 26379), ("b", 2)]),
+        ],
+    )
+    def test_hosts(self, url: str, hosts: list[tuple[str, int]]) -> None:
+        assert Target(url).hosts == hosts
+
+    def test_service_and_database(self) -> None:
+        sentinel = Target("redis+sentinel://h/main/3")
+
+        assert (sentinel.service, sentinel.options) == ("main", {"db": 3})
+        assert Target("redis://h/4").options == {"db": 4}
+        assert Target("unix:///tmp/s?db=5").options == {"db": 5}
+        assert Target("redis+cluster://h/0").options == {}
+
+    @pytest.mark.parametrize(
+        "url", ["redis://{}h", "redis+cluster://{}h", "redis+sentinel://{}h/main", "unix://{}/s"]
+    )
+    def test_login_is_percent_encoded(self, url: str) -> None:
+        named = Target(url.format(f"me%40home:{quote(PASSWORD, safe='')}@"))
+        nameless = Target(url.format(f":{quote(PASSWORD, safe='')}@"))
+
+        assert named.options == {"username": "me@home", "password": PASSWORD}
+        assert nameless.options == {"password": PASSWORD}
+
+    def test_options_have_their_types(self) -> None:
+        target = Target("rediss://h?socket_timeout=3&ssl_check_hostname=false&client_name=me")
+
+        assert target.options == {
+            "ssl": True,
+            "socket_timeout": 3.0,
+            "ssl_check_hostname": False,
+            "client_name": "me",
+        }
+
+    def test_driver_gets_what_the_url_says(self) -> None:
+        with connected("rediss://me:pw@h:7/3?socket_timeout=3") as connection:
+            pool = connection.redis.connection_pool
+            blocking = connection.blocking(20).connection_pool
+
+        assert pool.connection_class is SSLConnection
+        wanted = {"host": "h", "port": 7, "db": 3, "username": "me", "password": "pw"}
+        assert pool.connection_kwargs.items() >= (wanted | {"socket_timeout": 3.0}).items()
+        assert blocking.connection_kwargs.items() >= wanted.items()
+        assert blocking.connection_kwargs["socket_timeout"] > 20
+
+    @pytest.mark.parametrize(
+        ("url", "says"),
+        [
+            ("", "scheme"),
+            ("localhost:6379", "scheme"),
+            ("http://h", "no such scheme"),
+            ("redis+ring://h", "no such scheme"),
+            ("unix+cluster:///s", "no such scheme"),
+            ("redis://h:port", "host or port"),
+            ("redis://h:70000", "host or port"),
+            ("redis+cluster://a:1,b:x", "host or port"),
+            ("redis://[::1", "cannot be read"),
+            ("redis://a,b", "several hosts"),
+            ("redis://h/main", "number of a database"),
+            ("redis+sentinel://h", "wants a service"),
+            ("redis+sentinel://h/main/x", "number of a database"),
+            ("redis+cluster://h/1", "database than 0"),
+            ("unix://relative/s", "unix:///path"),
+            ("unix://", "unix:///path"),
+            ("redis://h?colour=red", "no such option"),
+            ("redis://h?socket_timeout=soon", "socket_timeout"),
+            ("redis://h?decode_responses=true", "no such option"),
+        ],
+    )
+    def test_url_that_cannot_be(self, url: str, says: str) -> None:
+        with pytest.raises(InvalidValue, match=says):
+            Connection(url)
+
+    @pytest.mark.parametrize("url", [None, 7, b"redis://h"], ids=repr)
+    def test_url_that_is_no_text(self, url: Any) -> None:
+        with pytest.raises(InvalidValue, match="a URL is text"):
+            Connection(url)
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        ("url", "masked"),
+        [
+            ("redis://h:7/3", "redis://h:7/3"),
+            ("redis://me:secret@h:7/3", "redis://me:***@h:7/3"),
+            ("redis://:secret@h", "redis://:***@h"),
+            ("redis+cluster://me:secret@a:1,b:2", "redis+cluster://me:***@a:1,b:2"),
+            ("redis://h?db=1&password=secret&x=1", "redis://h?db=1&password=***&x=1"),
+            ("unix:///tmp/a@b.sock?password=secret", "unix:///tmp/a@b.sock?password=***"),
+            ("unix://me:secret@/tmp/s", "unix://me:***@/tmp/s"),
+            ("local://", "local://"),
+        ],
+    )
+    def test_password_is_not_shown(self, url: str, masked: str) -> None:
+        assert mask(url) == masked
+
+    @pytest.mark.parametrize("between", [*"@:/?#[]%&= ", "://"])
+    @pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel", "http", "unix"])
+    def test_nor_one_that_should_have_been_encoded(self, scheme: str, between: str) -> None:
+        url = f"{scheme}://me:topsecret{between}hushhush@h:x/main"
+
+        with pytest.raises(InvalidValue) as failure:
+            Connection(url)
+
+        for text in (mask(url), str(failure.value), repr(failure.value)):
+            assert "topsecret" not in text
+            assert "hushhush" not in text
+
+    @pytest.mark.parametrize(
+        "url", ["me:secret@h", "redis:secret@h", "secret@h://x", "//:secret@h"]
+    )
+    def test_nor_one_in_what_is_no_url(self, url: str) -> None:
+        with pytest.raises(InvalidValue) as failure:
+            Connection(url)
+
+        assert "secret@" not in str(failure.value)
+
+
+class TestServers:
+    @pytest.mark.parametrize("scheme", ["redis", "valkey"])
+    def test_single_server(self, server: LocalServer, scheme: str) -> None:
+        with connected(server.url.replace("redis", scheme)) as connection:
+            connection.check()
+            assert connection.redis.ping()
+
+    def test_cluster_under_both_names(self, urls: Callable[[str], str]) -> None:
+        for scheme in ("redis+cluster", "valkey+cluster"):
+            with connected(urls("cluster").replace("redis+cluster", scheme)) as connection:
+                connection.check()
+                assert len(connection.redis.get_primaries()) == 3
+
+    def test_local_server_lives_as_long_as_the_connection(self) -> None:
+        with connected("local://") as first, connected("local://") as second:
+            first.redis.set("k", 1)
+            assert second.redis.get("k") is None
+            first.check()
+
+    def test_local_server_with_a_directory_keeps_what_it_has(self, tmp_path: Path) -> None:
+        url = f"local://{quote(str(tmp_path / 'my data'))}"
+        with connected(url) as connection:
+            connection.redis.set("k", 1)
+
+        with connected(url) as connection:
+            assert connection.redis.get("k") == b"1"
+
+    def test_sentinel_names_the_primary(self, server: LocalServer) -> None:
+        with sentinel_for(server, "main") as address:
+            with Client(f"redis+sentinel://{address}/main") as client:
+                assert client.submit([], handler="h").status().state == "done"
+            with pytest.raises(ServerUnreachable, match="other"):
+                Client(f"redis+sentinel://{address}/other")
+
+    def test_blocking_calls_share_few_clients(self, server: LocalServer) -> None:
+        with connected(server.url) as connection:
+            clients = {connection.blocking(1 + i / 100) for i in range(1, 100)}
+
+        assert len(clients) == 1
+
+
+@contextmanager
+def sentinel_for(server: LocalServer, service: str) -> Generator[str]:
+    """A sentinel that watches a server, and its address."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        launcher = Launcher(home)
+        stack.callback(launcher.stop)
+        watched = server.url.rpartition(":")[2]
+
+        def run(port: int) -> int:
+            file = home / "sentinel.conf"
+            file.write_text(
+                f"port {port}\nbind {LOOPBACK}\ndir {home}\n"
+                f"sentinel monitor {service} {LOOPBACK} {watched} 1\n"
+            )
+            launcher.run([str(find_server()), str(file), "--sentinel"], home, (LOOPBACK, port))
+            return port
+
+        yield f"{LOOPBACK}:{on_free_port(run)}"
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"redis://me:secret@{LOOPBACK}:1",
+            f"redis+cluster://me:secret@{LOOPBACK}:1",
+            f"redis+sentinel://me:secret@{LOOPBACK}:1/main",
+            "unix://me:secret@/nowhere/s.sock",
+        ],
+    )
+    def test_nobody_there_is_said_soon_and_without_the_password(self, url: str) -> None:
+        begin = time.monotonic()
+
+        with pytest.raises(ServerUnreachable) as failure:
+            Client(url)
+
+        assert time.monotonic() - begin < 5
+        assert str(failure.value).startswith(f"{mask(url)} does not answer")
+        assert "secret" not in str(failure.value)
+
+    def test_server_that_is_no_cluster(self, server: LocalServer) -> None:
+        with pytest.raises(ServerUnreachable, match="as a cluster"):
+            Client(server.url.replace("redis", "redis+cluster"))
+
+    def test_password_is_asked_for(self, server: LocalServer, admin: Any) -> None:
+        admin.config_set("requirepass", PASSWORD)
+        try:
+            with pytest.raises(ServerRefused, match="does not let us in"):
+                Client(server.url)
+            with pytest.raises(ServerRefused, match="does not let us in") as failure:
+                Client(with_login(server.url, ":wrong"))
+            assert "wrong@" not in str(failure.value)
+            with Client(with_login(server.url, f":{quote(PASSWORD, safe='')}")) as client:
+                assert client.list() == []
+        finally:
+            admin.config_set("requirepass", "")
+
+    @pytest.mark.parametrize("rights", ["+info +cluster", "-@all"])
+    def test_user_without_the_rights(self, server: LocalServer, admin: Any, rights: str) -> None:
+        name = f"u{secrets.token_hex(4)}"
+        admin.execute_command("ACL", "SETUSER", name, "on", ">pw", "~*", *rights.split())
+
+        def look() -> None:
+            with Client(with_login(server.url, f"{name}:pw")) as client:
+                client.list()
+
+        with pytest.raises(ServerRefused, match="does not let us do this"):
+            look()
+
+    def test_cluster_that_does_not_let_us_in(self, urls: Callable[[str], str]) -> None:
+        with pytest.raises(ServerRefused, match="does not let us in") as failure:
+            Client(with_login(urls("cluster"), "nobody:secret"))
+        assert "secret" not in str(failure.value)
+
+    def test_policy_that_drops_keys(self, server: LocalServer, admin: Any) -> None:
+        admin.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            with pytest.raises(
+                ServerUnsafe, match=r"is allkeys-lru.*CONFIG SET maxmemory-policy no"
+            ):
+                Client(server.url)
+        finally:
+            admin.config_set("maxmemory-policy", "noeviction")
+
+    def test_policy_that_drops_keys_on_one_node(
+        self, urls: Callable[[str], str], connections: Callable[[str], Connection]
+    ) -> None:
+        redis = connections("cluster").redis
+        node = redis.get_primaries()[-1]
+        redis.config_set("maxmemory-policy", "volatile-ttl", target_nodes=node)
+        try:
+            with pytest.raises(ServerUnsafe, match="is volatile-ttl"):
+                Client(urls("cluster"))
+        finally:
+            redis.config_set("maxmemory-policy", "noeviction", target_nodes=node)
+        Client(urls("cluster")).close()
+
+    def test_replica_takes_no_writes(self, server: LocalServer, admin: Any) -> None:
+        admin.replicaof(LOOPBACK, 1)
+        try:
+            with (
+                Client(server.url) as client,
+                pytest.raises(ServerBusy, match="read only"),
+            ):
+                client.submit([], handler="h", id="x")
+        finally:
+            admin.replicaof("NO", "ONE")
+
+    def test_node_without_slots(self) -> None:
+        with LocalServer.start(port=0, options=[("cluster-enabled", "yes")]) as node:
+            with pytest.raises(ServerError):
+                Client(node.url.replace("redis", "redis+cluster")).list()
+            with Client(node.url) as client, pytest.raises(ServerBusy, match="is not ready"):
+                client.list()
+
+    def test_blocked_call_that_the_server_ends(self, protocol: Protocol, queue: str) -> None:
+        raised: list[Exception] = []
+
+        def take() -> None:
+            try:
+                protocol.take(queue, 5)
+            except ServerBusy as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        wait_until(lambda: _unblock_all(protocol.connection.redis))
+        thread.join()
+
+        assert "UNBLOCKED" in str(raised)
+        assert tokens(protocol, queue) == []
+
+    @pytest.mark.parametrize(
+        ("error", "ours"),
+        [
+            (driver.ReadOnlyError("You can't write against a read only replica."), ServerBusy),
+            (driver.BusyLoadingError("Redis is loading the dataset in memory"), ServerBusy),
+            (driver.ClusterDownError("CLUSTERDOWN The cluster is down"), ServerBusy),
+            (driver.MasterDownError("Link with MASTER is down"), ServerBusy),
+            (driver.TryAgainError("Multiple keys request during rehashing of slot"), ServerBusy),
+            (driver.MovedError("1 127.0.0.1:7"), ServerBusy),
+            (driver.SlotNotCoveredError("Slot 7 is not covered"), ServerBusy),
+            (driver.ClusterError("TTL exhausted."), ServerBusy),
+            (driver.ResponseError("UNBLOCKED client unblocked via CLIENT UNBLOCK"), ServerBusy),
+            (driver.ResponseError("MISCONF Errors writing to the AOF file"), ServerBusy),
+            (driver.ResponseError("NOREPLICAS Not enough good replicas to write."), ServerBusy),
+            (driver.ResponseError("BUSY Redis is busy running a script"), ServerBusy),
+            (driver.OutOfMemoryError("command not allowed when used memory"), ServerFull),
+            (driver.ResponseError("OOM command not allowed"), ServerFull),
+            (driver.AuthenticationError("Authentication required."), ServerRefused),
+            (driver.ResponseError("NOAUTH Authentication required."), ServerRefused),
+            (driver.ResponseError("WRONGPASS invalid username-password pair"), ServerRefused),
+            (driver.NoPermissionError("this user has no permissions"), ServerRefused),
+            (driver.ResponseError("NOPERM this user has no permissions"), ServerRefused),
+            (driver.ConnectionError("Connection closed by server."), ServerUnreachable),
+            (driver.TimeoutError("Timeout reading from socket"), ServerUnreachable),
+            (driver.RedisClusterException("cannot be connected"), ServerUnreachable),
+            (ConnectionResetError("reset"), ServerUnreachable),
+        ],
+        ids=lambda value: str(value)[:30] if isinstance(value, Exception) else value.__name__,
+    )
+    def test_each_error_of_the_driver_has_its_meaning(
+        self, error: Exception, ours: type[ServerError]
+    ) -> None:
+        with pytest.raises(ServerError) as failure, translated("redis://h"):
+            raise error
+
+        assert type(failure.value) is ours
+        assert str(failure.value).startswith("redis://h ")
+        assert str(error) in str(failure.value)
+
+    def test_an_error_nobody_can_act_on_stays_as_it_is(self) -> None:
+        with pytest.raises(driver.ResponseError, match="WRONGTYPE"), translated("redis://h"):
+            raise driver.ResponseError("WRONGTYPE Operation against a key")
+
+
+def _unblock_all(redis: Any) -> bool:
+    """End blocked calls with an error. Says whether there were any."""
+    nodes = [redis]
+    if isinstance(redis, RedisCluster):
+        nodes = [redis.get_redis_connection(node) for node in redis.get_primaries()]
+    blocked = [(node, c["id"]) for node in nodes for c in node.client_list() if c["cmd"] == "brpop"]
+    return any([node.client_unblock(int(id_), error=True) for node, id_ in blocked])

@@ -1,0 +1,177 @@
+"""Durations, sizes, rates and names as people write them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamq import units
+from streamq.errors import InvalidValue
+
+
+@pytest.mark.parametrize("value", ["a", "A-Z_0.9", "x" * 64, "-", "..."])
+def test_name_that_can_be_part_of_a_key(value: str) -> None:
+    assert units.name(value, "id") == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "a}b", "{a", "a\n", "a b", "x" * 65, "ä", "a:b", "a*", "a\0", None, 7, b"a", ["a"]],
+    ids=repr,
+)
+def test_name_that_cannot(value: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"request id .* 1 to 64 characters"):
+        units.name(value, "request id")
+
+
+def test_whole_number_in_its_range() -> None:
+    assert units.whole(0, "level", 0, 99) == 0
+    assert units.whole(99, "level", 0, 99) == 99
+    assert units.whole(10**9, "limit", 1) == 10**9
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (100, "out of range: 0 to 99"),
+        (-1, "out of range: 0 to 99"),
+        (True, "not a whole number"),
+        (1.5, "not a whole number"),
+        (1.0, "not a whole number"),
+        ("5", "not a whole number"),
+        (None, "not a whole number"),
+    ],
+    ids=repr,
+)
+def test_number_that_is_not(value: Any, says: str) -> None:
+    with pytest.raises(InvalidValue, match=f"level .* {says}"):
+        units.whole(value, "level", 0, 99)
+
+
+@pytest.mark.parametrize(
+    ("value", "ms"),
+    [
+        ("30s", 30_000),
+        ("5m", 300_000),
+        ("2h", 7_200_000),
+        ("7d", 604_800_000),
+        ("250ms", 250),
+        ("1.5s", 1_500),
+        (" 10 s ", 10_000),
+        ("10", 10_000),
+        (10, 10_000),
+        (0.25, 250),
+        (0, 0),
+        ("0s", 0),
+    ],
+    ids=repr,
+)
+def test_duration(value: str | float, ms: int) -> None:
+    assert units.duration_ms(value) == ms
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "s", "-1s", "1 fortnight", "1S", "1s 2m", "1e3s", "99999999d", "9" * 400),
+        *(-1, 1e12, float("nan"), float("inf"), 10**400, True, None, [1]),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_duration_that_cannot_be(value: Any) -> None:
+    with pytest.raises(InvalidValue, match="keep"):
+        units.duration_ms(value, "keep")
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("256KiB", 2**18),
+        ("1MiB", 2**20),
+        ("2GB", 2 * 10**9),
+        ("1.5 kb", 1_500),
+        ("7B", 7),
+        ("7", 7),
+        (7, 7),
+    ],
+    ids=repr,
+)
+def test_size(value: str | int, size: int) -> None:
+    assert units.size_bytes(value) == size
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "0", "0.2B", "1 TiB", "-1", "KiB", "9" * 400, 0, -1, True, 1.5, None],
+    ids=lambda value: repr(value)[:20],
+)
+def test_size_that_cannot_be(value: Any) -> None:
+    with pytest.raises(InvalidValue, match="bytes"):
+        units.size_bytes(value, "bytes")
+
+
+@pytest.mark.parametrize(
+    ("value", "ms"),
+    [("100/s", 10.0), ("30/m", 2_000.0), ("1000/h", 3_600.0), ("0.5/s", 2_000.0), ("1 / s", 1e3)],
+)
+def test_rate_is_the_time_between_two(value: str, ms: float) -> None:
+    assert units.rate_ms(value) == ms
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "100",
+        "/s",
+        "0/s",
+        "-1/s",
+        "nan/s",
+        "inf/s",
+        "1/d",
+        "1/s/s",
+        "x/s",
+        "1e-300/h",
+        100,
+        None,
+    ],
+    ids=repr,
+)
+def test_rate_that_cannot_be(value: Any) -> None:
+    with pytest.raises(InvalidValue, match="rate"):
+        units.rate_ms(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds"),
+    [
+        (None, (-1, -1.0)),
+        (0, (0, -1.0)),
+        ("10", (10, -1.0)),
+        ("2%", (-1, 2.0)),
+        ("0.5%", (-1, 0.5)),
+    ],
+    ids=repr,
+)
+def test_tolerance(value: str | int | None, bounds: tuple[int, float]) -> None:
+    assert units.tolerance(value) == bounds
+
+
+@pytest.mark.parametrize(
+    "value", ["", "-1", "101%", "-1%", "%", "nan%", "x", -1, 1.5, True, [3]], ids=repr
+)
+def test_tolerance_that_cannot_be(value: Any) -> None:
+    with pytest.raises(InvalidValue, match="max_failures"):
+        units.tolerance(value)
+
+
+@pytest.mark.parametrize("value", ["now", -1, True, None, float("nan"), float("inf")], ids=repr)
+def test_moment_that_cannot_be(value: Any) -> None:
+    with pytest.raises(InvalidValue, match="start_at"):
+        units.moment_s(value, "start_at")
+
+
+@pytest.mark.parametrize("parse", [units.duration_ms, units.size_bytes, units.rate_ms])
+def test_an_error_shows_how_it_is_written(parse: Callable[[str], object]) -> None:
+    with pytest.raises(InvalidValue, match="'much': write "):
+        parse("much")
