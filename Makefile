@@ -30,12 +30,13 @@ fmt: .venv/ready ## Format the code and mend what the linter can mend
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
 	$(BIN)/pytest -n auto
 
-package: .venv/ready ## Build sdist and wheel, then test the wheel in an empty environment
+package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty environment
 	rm -rf build dist .venv-package
 	$(BIN)/python -m build -q
 	$(PYTHON) -m venv .venv-package
 	.venv-package/bin/pip install -q --disable-pip-version-check -c constraints.txt pytest "$$(ls dist/*.whl)[local]"
-	.venv-package/bin/pytest tests/test_package.py
+	cd .venv-package && cp ../tests/test_package.py . && STREAMQ_CHECKOUT=.. bin/python -m pytest -q -c /dev/null test_package.py
+	cd .venv-package && bin/streamq --version && timeout -s INT 2 bin/streamq server || true
 	rm -rf .venv-package
 
 bench: .venv/ready ## Measure what the protocol costs the server and the client

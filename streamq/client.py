@@ -214,7 +214,7 @@ class Request:
         """
         patience = None if timeout is None else _seconds(timeout)
         self.status()  # From here on the server may be away for a while.
-        number, fallow = 1, 0.0
+        number, yielded, fallow = 1, 0, 0.0
         while True:
             batch = None
             with suppress(ServerBusy, ServerUnreachable):
@@ -222,24 +222,26 @@ class Request:
             if batch and batch.next > number:
                 yield from batch.results
                 number, fallow = batch.next, 0.0
+                yielded += len(batch.results)
                 continue
             if batch and not batch.state.is_live:
-                break
+                if batch.left > yielded:
+                    yield from self._redriven()
+                return
             if patience is not None and fallow >= patience:
                 raise WaitTimeout(f"request {self.id}: no result for {patience:g} s")
             pause = min(0.2, 0.005 + fallow / 4)
             time.sleep(pause)
             fallow += pause
-        yield from self._redriven()
 
     def _redriven(self) -> Iterator[tuple[int, bytes]]:
-        if int(self._protocol.inspect(self.id).get("redrives", 0)):
-            late = []
-            for field, result in self._protocol.leftovers(self.id):
-                number, dot, run = field.partition(".")
-                if dot:
-                    late.append((int(run), int(number), result))
-            yield from ((number, result) for _, number, result in sorted(late))
+        """What retries yielded, one after the other: their fields are ``<number>.<run>``."""
+        late = []
+        for field, result in self._protocol.leftovers(self.id):
+            number, dot, run = field.partition(".")
+            if dot:
+                late.append((int(run), int(number), result))
+        yield from ((number, result) for _, number, result in sorted(late))
 
     def errors(self) -> list[Failure]:
         """What was given up, by part."""

@@ -4,15 +4,18 @@ Every step is idempotent: any number of janitors may sweep one queue at once.
 """
 
 import logging
+from functools import partial
 
-from streamq.errors import RequestOpen, RequestUnknown
-from streamq.model import Tick
+from streamq.errors import RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
+from streamq.model import Tick, Tokens
 from streamq.protocol import Protocol
 
 log = logging.getLogger(__name__)
 
 #: A request that was registered and never opened is forgotten after this.
 FORGET_UNOPENED_MS = 3_600_000
+#: So many requests of one sweep may be on nodes that do not answer.
+MOST_AWAY = 3
 
 
 class Janitor:
@@ -26,17 +29,24 @@ class Janitor:
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
         tick = self._protocol.tick(self._queue, every_ms=self._every_ms)
-        for request_id, score in tick.due:
-            self.look(request_id, score, tick)
-        for request_id in tick.purgeable:
-            self._purge(request_id)
+        away = 0
+        looks = [partial(self.look, request_id, score, tick) for request_id, score in tick.due]
+        for look in looks + [partial(self._purge, request_id) for request_id in tick.purgeable]:
+            try:
+                look()
+            except (ServerBusy, ServerUnreachable) as error:
+                # Others may be on a node that is well; but the sweep is not to take for ever.
+                away += 1
+                if away > MOST_AWAY:
+                    raise
+                log.warning("cannot look at %s: %s", look.args[0], error)
         return tick.wait_ms
 
     def look(self, request_id: str, score: float, tick: Tick) -> None:
         """Reap what has expired, push the tokens that are missing, close what has ended."""
         try:
             audit = self._protocol.audit(request_id)
-            if audit.expired:
+            while audit.expired:
                 reaped = self._protocol.reap(request_id)
                 log.info("reaped %d parts of %s", reaped.parts, request_id)
                 audit = self._protocol.audit(request_id)
@@ -53,6 +63,8 @@ class Janitor:
         try:
             purge_at = self._protocol.purge(request_id)
         except RequestOpen:
+            # The index is wrong: it was lost in part, with a failover.
+            self._protocol.mint(self._queue, request_id, Tokens(), register="again")
             return
         self._protocol.close(self._queue, request_id, -1, purge_at)
         if not purge_at:

@@ -104,7 +104,8 @@ class Submission:
         with suppress(RequestUnknown):
             if self._protocol.inspect(self._id)["digest"] != digest:
                 raise RequestExists(f"request {self._id} was submitted with other options")
-        self._protocol.mint(queue, self._id, Tokens(), register="yes")
+        # Again: whoever saw it ended, or registered and not opened, cannot close it any more.
+        self._protocol.mint(queue, self._id, Tokens(), register="again")
         try:
             return self._protocol.open(self._id, digest, self._policy)
         except (RequestExists, ServerFull):

@@ -437,6 +437,7 @@ def _unblock_all(redis: Any) -> bool:
     """End blocked calls with an error. Says whether there were any."""
     nodes = [redis]
     if isinstance(redis, RedisCluster):
-        nodes = [redis.get_redis_connection(node) for node in redis.get_primaries()]
+        primaries = redis.get_primaries()  # type: ignore[no-untyped-call]
+        nodes = [redis.get_redis_connection(node) for node in primaries]
     blocked = [(node, c["id"]) for node in nodes for c in node.client_list() if c["cmd"] == "brpop"]
-    return any([node.client_unblock(int(id_), error=True) for node, id_ in blocked])
+    return any(node.client_unblock(int(id_), error=True) for node, id_ in blocked)

@@ -7,6 +7,7 @@ copy of a call that was under way may arrive at any later moment.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,10 +62,8 @@ class Net:
     def arrive(self, at: int) -> None:
         """Let a late call arrive; nobody hears its answer."""
         book, send = self.late.pop(at % len(self.late))
-        try:
+        with suppress(ProtocolError):
             lose(book, send())
-        except ProtocolError:
-            pass
         self.protocol.tally["late calls"] += 1
 
 
@@ -235,11 +234,15 @@ class Slot(Actor):
             return self._take()
         return True
 
-    def settle(self, steps: int) -> int:
-        """Go on without faults until there is nothing to do. Returns the steps it took."""
-        for step in range(steps):
+    def has_more_than(self, keep: int) -> bool:
+        """Whether something is in the queue besides the first few."""
+        return self.holding is not None and len(self.holding.queue) > keep
+
+    def settle(self, steps: int) -> None:
+        """Go on without faults until there is nothing to do."""
+        for _ in range(steps):
             if not self.heart.goes_on(WELL) and not self.step(PLAIN):
-                return step
+                return
         raise AssertionError(f"{self.name} is still busy after {steps} steps")
 
     def _take(self) -> bool:

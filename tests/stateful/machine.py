@@ -2,17 +2,19 @@
 
 After every call the server is compared with the book of the request; after every step with what
 the actors have in their hands. At the end the faults stop, and everything must come to its end.
+
+What is drawn never depends on what the server answered, so that a failure can be repeated.
 """
 
-import functools
 import secrets
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Concatenate, ParamSpec
+from random import Random
+from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from streamq import Janitor, Protocol, Request
 from streamq.errors import ProtocolError
@@ -20,9 +22,11 @@ from streamq.keys import QueueKeys
 from streamq.model import State
 from tests.stateful.actors import (
     LEASE_MS,
+    PLAIN,
     REPLY_LOST,
     UNDER_WAY,
     WELL,
+    Actor,
     Loader,
     Net,
     Pick,
@@ -34,36 +38,53 @@ from tests.stateful.watched import Crash, Watched
 
 SLOTS = 4
 LEVELS = (7, 50)
+#: Requests of one example, and how many run at once.
+MOST_REQUESTS = 6
+MOST_LIVE = 3
 #: Tokens of one request are never more than this out at once.
 MOST_OUT = 8
+#: Between two looks of a janitor.
+EVERY_MS = 6_000
 
-STEERING = [
-    "pause",
-    "resume",
-    "resume",
-    "cancel",
-    "limit 1",
-    "limit 2",
-    "limit 4",
-    "level 7",
-    "level 50",
-    "rate off",
-    "rate 50/s",
-]
+T = TypeVar("T")
 
-P = ParamSpec("P")
-
-fates = st.sampled_from([WELL, WELL, WELL, UNDER_WAY, REPLY_LOST])
-picks = st.builds(
-    Pick,
-    fares=fates,
-    most=st.sampled_from([2, 0, 1, 4]),
-    outcome=st.sampled_from(["done", "done", "done", "retry", "snooze", "hold", "abandon", "dies"]),
-    delay_ms=st.sampled_from([0, 0, 1_000, 40_000]),
-    early=st.booleans(),
-    release=st.integers(0, 5).map(lambda n: n == 5),
-    stranger=st.integers(0, 9).map(lambda n: n == 9),
+FATES = (WELL, WELL, WELL, UNDER_WAY, REPLY_LOST)
+OUTCOMES = ("done", "done", "done", "done", "retry", "snooze", "hold", "abandon", "dies")
+STEERING = (
+    *("limit 1", "limit 2", "limit 4", "level 7", "level 50", "rate off", "rate 1/s"),
+    *("pause", "resume", "resume", "cancel"),
 )
+
+
+def _some_picks() -> list[Pick]:
+    """Enough of all there could be, the simplest first: one draw instead of seven."""
+    chance = Random(1)
+    found = [
+        Pick(
+            fares=chance.choice(FATES),
+            most=chance.choice((0, 1, 2, 4)),
+            outcome=chance.choice(OUTCOMES),
+            delay_ms=chance.choice((0, 0, 3_000, 40_000)),
+            early=chance.random() < 0.5,
+            release=chance.random() < 0.1,
+            stranger=chance.random() < 0.05,
+        )
+        for _ in range(500)
+    ]
+    return [PLAIN, *found]
+
+
+class Act(NamedTuple):
+    """One step: a method of the machine and what it is given."""
+
+    name: str
+    args: tuple[Any, ...]
+
+
+indexes = st.integers(0, 11)
+fates = st.sampled_from(FATES)
+picks = st.sampled_from(_some_picks())
+waits = st.sampled_from([0, EVERY_MS, LEASE_MS + 1_000])
 plans = st.builds(
     Plan,
     sizes=st.lists(st.integers(1, 3), min_size=4, max_size=12).map(tuple) | st.just(()),
@@ -73,32 +94,47 @@ plans = st.builds(
     poison=st.integers(1, 3),
     max_failures=st.sampled_from([-1, -1, -1, 0, 1]),
     max_percent=st.sampled_from([-1.0, -1.0, 40.0]),
-    rate_ms=st.sampled_from([0.0, 0.0, 20.0, 400.0]),
+    rate_ms=st.sampled_from([0.0, 0.0, 0.0, 24.0, 3_000.0]),
     delay_ms=st.sampled_from([0, 0, 0, 3_000]),
 )
-slots = st.integers(0, SLOTS - 1)
-requests = st.integers(0, 5)
-waits = st.sampled_from([0, 6_000, LEASE_MS + 1_000])
 # What comes between two calls of a janitor or client: nothing, a slot, a janitor, or its death.
 between = st.lists(
-    st.none() | st.tuples(slots, picks) | st.sampled_from(["sweep", "crash"]), max_size=6
+    st.none() | st.tuples(indexes, picks) | st.sampled_from(["sweep", "crash"]), max_size=6
 )
 
+#: Each act, how often it comes compared with others, and what it is given.
+ACTS: dict[str, tuple[int, st.SearchStrategy[tuple[Any, ...]]]] = {
+    "work": (12, st.tuples(indexes, picks)),
+    "work_on": (6, st.tuples(indexes, picks, st.integers(1, 8))),
+    "load": (3, st.tuples(indexes, st.integers(1, 4), st.integers(0, 5), fates)),
+    "submit": (1, st.tuples(plans, st.sampled_from([5, 0]))),
+    "renew": (2, st.tuples(indexes)),
+    "hand_back": (4, st.tuples(indexes, st.integers(0, 1), fates)),
+    "crash": (3, st.tuples(indexes, st.booleans())),
+    "crash_loader": (1, st.tuples(indexes, st.booleans())),
+    "double_call": (2, st.tuples(indexes)),
+    "arrive": (3, st.tuples(indexes)),
+    "stall": (3, st.tuples(indexes, st.booleans())),
+    "pass_time": (2, st.tuples(st.sampled_from([30, 1_000, EVERY_MS, LEASE_MS + 1_000, 60_000]))),
+    "spoil_tokens": (2, st.tuples(indexes, st.sampled_from(LEVELS), st.integers(-2, 2))),
+    "sweep": (3, st.tuples(st.integers(0, 1), waits)),
+    "sweep_disturbed": (2, st.tuples(between, waits)),
+    "steer": (2, st.tuples(indexes, st.sampled_from(STEERING))),
+    "redrive": (3, st.tuples(indexes, between)),
+    "collect": (1, st.tuples(indexes, st.integers(1, 4), st.booleans(), st.booleans())),
+}
+_NAMES = [name for name, (weight, _) in ACTS.items() for _ in range(weight)]
 
-def step(
-    body: Callable[Concatenate["Machine", P], None],
-) -> Callable[Concatenate["Machine", P], None]:
-    """A step: counted, and followed by the checks that need everybody's hands."""
 
-    @functools.wraps(body)
-    def counted(self: "Machine", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self.tally["steps"] += 1
-        self.is_sound = False
-        body(self, *args, **kwargs)
-        self.check()
-        self.is_sound = True
+@st.composite
+def acts(draw: st.DrawFn) -> Act:
+    name = draw(st.sampled_from(_NAMES))
+    return Act(name, draw(ACTS[name][1]))
 
-    return counted
+
+def _one(found: Sequence[T], index: int) -> list[T]:
+    """One of those found, or none if there is none."""
+    return [found[index % len(found)]] if found else []
 
 
 class Machine(RuleBasedStateMachine):
@@ -111,24 +147,42 @@ class Machine(RuleBasedStateMachine):
         self.queue = f"q{secrets.token_hex(6)}"
         self.eye = Eye(protocol.connection.redis, self.queue, LEVELS)
         self.protocol = Watched(protocol.connection, self.eye, tally)
-
-    @initialize(unit=st.sampled_from(["parts", "records"]))
-    def begin(self, unit: str) -> None:
-        self.tally["examples"] += 1
-        self.net = Net(self.protocol, self.queue, unit)
         self.books: list[Book] = []
         self.loaders: list[Loader] = []
-        self.slots = [Slot(self.net, f"s{n}") for n in range(SLOTS)]
+        self.slots: list[Slot] = []
         self.janitors = [Janitor(self.protocol, self.queue) for _ in range(2)]
+
+    @initialize(
+        unit=st.sampled_from(["parts", "records"]),
+        chosen=st.lists(plans, min_size=2, max_size=MOST_LIVE),
+        chunk=st.sampled_from([5, 0]),
+    )
+    def begin(self, unit: str, chosen: list[Plan], chunk: int) -> None:
+        """Somebody submitted requests, which are loaded or not."""
+        self.tally["examples"] += 1
+        self.net = Net(self.protocol, self.queue, unit)
+        self.slots = [Slot(self.net, f"s{n}") for n in range(SLOTS)]
+        for plan in chosen:
+            self.submit(plan, chunk)
         self.is_sound = True
 
-    # Requests
+    @rule(act=acts())
+    def step(self, act: Act) -> None:
+        """Somebody does something, and everything is checked."""
+        self.tally["steps"] += 1
+        self.tally[f"act {act.name}"] += 1
+        self.is_sound = False
+        getattr(self, act.name)(*act.args)
+        self.check()
+        self.is_sound = True
 
-    @precondition(lambda self: len(self.books) < 6 and sum(b.is_live for b in self.books) < 3)
-    @rule(plan=plans, chunk=st.sampled_from([5, 0]))
-    @step
+    # Loaders
+
     def submit(self, plan: Plan, chunk: int) -> None:
-        """A user submits a request, which is loaded at once or as its loaders get on."""
+        """A request comes, and is loaded at once or as its loaders get on."""
+        live = sum(book.is_live for book in self.books)
+        if len(self.books) == MOST_REQUESTS or live == MOST_LIVE:
+            return
         request_id = f"{self.queue}-{len(self.books)}"
         book = Book(request_id, plan, self.tally, self.eye.request_of(request_id))
         self.protocol.books[request_id] = book
@@ -138,128 +192,79 @@ class Machine(RuleBasedStateMachine):
         while chunk and not loaders[0].is_over:
             loaders[0].step(chunk)
 
-    def has_books(self) -> bool:
-        return bool(self.books)
-
-    def book(self, index: int) -> Book:
-        return self.books[index % len(self.books)]
-
-    # Loaders
-
-    @precondition(lambda self: self.busy_loaders())
-    @rule(index=st.integers(0, 7), chunk=st.integers(1, 4), steps=st.integers(0, 5), fares=fates)
-    @step
     def load(self, index: int, chunk: int, steps: int, fares: str) -> None:
         """A loader goes on for a while, and then meets what chance has for it."""
-        busy = self.busy_loaders()
-        loader = busy[index % len(busy)]
-        for _ in range(steps):
-            loader.step(chunk)
-        loader.step(chunk, fares)
+        for loader in _one([loader for loader in self.loaders if not loader.is_over], index):
+            for _ in range(steps):
+                loader.step(chunk)
+            loader.step(chunk, fares)
 
-    def busy_loaders(self) -> list[Loader]:
-        return [loader for loader in self.loaders if not loader.is_over]
-
-    @precondition(has_books)
-    @rule(index=st.integers(0, 15), leave_copy=st.booleans())
-    @step
     def crash_loader(self, index: int, leave_copy: bool) -> None:
         """A loader dies and is run again, or one that was through is run once more."""
-        self.loaders[index % len(self.loaders)].crash(leave_copy=leave_copy)
+        for loader in _one(self.loaders, index):
+            loader.crash(leave_copy=leave_copy)
 
     # Workers
 
-    @rule(slot=slots, pick=picks)
-    @step
-    def work(self, slot: int, pick: Pick) -> None:
+    def work(self, index: int, pick: Pick) -> None:
         """One thing a slot does."""
-        self.slots[slot].step(pick)
+        self.slots[index % SLOTS].step(pick)
 
-    @rule(slot=slots, pick=picks, steps=st.integers(1, 8))
-    @step
-    def work_on(self, slot: int, pick: Pick, steps: int) -> None:
+    def work_on(self, index: int, pick: Pick, steps: int) -> None:
         """A slot works for a while, and then meets what chance has for it."""
         for _ in range(steps):
-            self.slots[slot].step()
-        self.slots[slot].step(pick)
-
-    @rule(chosen=st.lists(st.tuples(slots, picks), min_size=3, max_size=8))
-    @step
-    def work_together(self, chosen: list[tuple[int, Pick]]) -> None:
-        """Several slots do one thing each."""
-        for slot, pick in chosen:
-            self.slots[slot].step(pick)
+            self.slots[index % SLOTS].step()
+        self.slots[index % SLOTS].step(pick)
 
     def holders(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.holding]
 
-    @precondition(holders)
-    @rule(index=slots, keep=st.integers(0, 1), renews=st.booleans(), fares=fates)
-    @step
-    def beat(self, index: int, keep: int, renews: bool, fares: str) -> None:
-        """A heartbeat renews a lease, or gives back what is not started."""
-        holders = self.holders()
-        slot = holders[index % len(holders)]
-        if renews:
+    def renew(self, index: int) -> None:
+        """A heartbeat renews a lease."""
+        for slot in _one(self.holders(), index):
             slot.renew()
-        else:
+
+    def hand_back(self, index: int, keep: int, fares: str) -> None:
+        """A heartbeat gives back what is not started."""
+        can = [slot for slot in self.slots if slot.heart.is_busy or slot.has_more_than(keep)]
+        for slot in _one(can, index):
             slot.hand_back(keep, fares)
 
-    def workers(self) -> list[Slot]:
-        return [slot for slot in self.slots if not slot.is_idle]
-
-    @precondition(workers)
-    @rule(index=slots, leave_copy=st.booleans())
-    @step
     def crash(self, index: int, leave_copy: bool) -> None:
         """A worker dies, wherever it was."""
-        workers = self.workers()
-        workers[index % len(workers)].crash(leave_copy=leave_copy)
+        for slot in _one([slot for slot in self.slots if not slot.is_idle], index):
+            slot.crash(leave_copy=leave_copy)
 
-    def callers(self) -> list[Any]:
-        return [actor for actor in self.actors() if actor.call]
+    def actors(self) -> list[Actor]:
+        return [*self.slots, *(slot.heart for slot in self.slots), *self.loaders]
 
-    @precondition(callers)
-    @rule(index=slots)
-    @step
     def double_call(self, index: int) -> None:
         """A call under way will arrive once more than its caller knows."""
-        callers = self.callers()
-        callers[index % len(callers)].leave_copy()
+        for actor in _one([actor for actor in self.actors() if actor.call], index):
+            actor.leave_copy()
 
-    @precondition(lambda self: self.net.late)
-    @rule(at=st.integers(0, 7))
-    @step
-    def arrive(self, at: int) -> None:
+    def arrive(self, index: int) -> None:
         """A late call arrives."""
-        self.net.arrive(at)
+        if self.net.late:
+            self.net.arrive(index)
 
     # Time, and tokens
 
-    @precondition(holders)
-    @rule(index=slots, reap=st.booleans())
-    @step
     def stall(self, index: int, reap: bool) -> None:
         """A slot was frozen past its deadline; it wakes later, and may have been reaped."""
-        holders = self.holders()
-        holding = holders[index % len(holders)].holding
-        if holding is not None and holding.holder in holding.book.leases:
-            self.eye.expire(holding.book.keys, holding.holder)
-            self.look_again(holding.book)
-            if reap:
-                # Its tokens are dropped here, as a janitor's that dies after this.
-                holding.book.trusted = False
-                self.protocol.reap(holding.book.id)
+        for slot in _one(self.holders(), index):
+            holding = slot.holding
+            if holding is not None and holding.holder in holding.book.leases:
+                self.eye.expire(holding.book.keys, holding.holder)
+                self.look_again(holding.book)
+                self.tally["stalls"] += 1
+                if reap:
+                    # Its tokens are dropped here, as a janitor's that dies after this.
+                    holding.book.trusted = False
+                    self.protocol.reap(holding.book.id)
 
-    @rule(ms=st.sampled_from([30, 1_000, 6_000, LEASE_MS + 1_000, 60_000]))
-    @step
     def pass_time(self, ms: int) -> None:
         """Time goes by, and nobody does anything."""
-        self.advance(ms)
-
-    def advance(self, ms: int) -> None:
-        if not ms:
-            return
         self.net.clock += ms
         self.eye.move_queue(ms)
         for book in self.books:
@@ -270,41 +275,32 @@ class Machine(RuleBasedStateMachine):
         """The server was changed by hand."""
         book.compare(self.eye.request(book.keys))
 
-    @precondition(has_books)
-    @rule(index=requests, level=st.sampled_from(LEVELS), count=st.integers(-2, 2))
-    @step
     def spoil_tokens(self, index: int, level: int, count: int) -> None:
         """Tokens are lost, or there are some nobody asked for."""
-        book = self.book(index)
-        for _ in range(-count):
-            if self.eye.lose(book.id):
-                book.trusted = False
-                self.tally["tokens lost"] += 1
-        for _ in range(count):
-            self.eye.double(book.id, level)
+        for book in _one(self.books, index):
+            for _ in range(-count):
+                if self.eye.lose(book.id):
+                    book.trusted = False
+                    self.tally["tokens lost"] += 1
+            for _ in range(count):
+                self.eye.double(book.id, level)
 
     # Janitors
 
-    @rule(index=st.integers(0, 1), wait_ms=waits)
-    @step
     def sweep(self, index: int, wait_ms: int) -> None:
         """A janitor sweeps, undisturbed."""
-        self.sweep_alone(index, wait_ms)
-
-    def sweep_alone(self, index: int, wait_ms: int) -> None:
-        self.advance(wait_ms)
+        if wait_ms:
+            self.pass_time(wait_ms)
         self.protocol.looked_at.clear()
         self.janitors[index].sweep()
         for request_id in self.protocol.looked_at:
             book = self.protocol.books[request_id]
             book.trusted, book.shunned = True, False
 
-    @rule(acts=between, wait_ms=waits)
-    @step
     def sweep_disturbed(self, acts: list[Any], wait_ms: int) -> None:
         """A janitor sweeps while others act, or dies in the middle."""
-        self.advance(wait_ms)
-        self.protocol.looked_at.clear()
+        if wait_ms:
+            self.pass_time(wait_ms)
         # What an audit found may be out of date when the janitor acts on it.
         for book in self.books:
             book.trusted = False
@@ -331,8 +327,7 @@ class Machine(RuleBasedStateMachine):
             if chosen == "sweep":
                 self.janitors[1].sweep()
             elif chosen is not None:
-                slot, pick = chosen
-                self.slots[slot].step(pick)
+                self.work(*chosen)
 
         self.protocol.between = act
         try:
@@ -342,66 +337,43 @@ class Machine(RuleBasedStateMachine):
 
     # Users
 
-    @precondition(has_books)
-    @rule(index=requests, act=st.sampled_from(STEERING))
-    @step
     def steer(self, index: int, act: str) -> None:
         """A user pauses, resumes, cancels, or changes level, limit or rate."""
         name, _, value = act.partition(" ")
-        request = Request(self.protocol, self.book(index).id)
-        changes: dict[str, Any] = {"rate": value} if name == "rate" else {}
-        if name in ("level", "limit"):
-            changes = {name: int(value)}
-        # Whether it had to be refused is checked with the call.
-        with suppress(ProtocolError):
-            if changes:
-                request.set(**changes)
-            else:
-                getattr(request, name)()
+        for book in _one(self.books, index):
+            request = Request(self.protocol, book.id)
+            # Whether it had to be refused is checked with the call.
+            with suppress(ProtocolError):
+                if value:
+                    request.set(**{name: value if name == "rate" else int(value)})  # type: ignore[arg-type]
+                else:
+                    getattr(request, name)()
 
-    def has_failures(self) -> bool:
-        return any(book.failed or book.state is State.FAILED for book in self.books)
-
-    @precondition(has_failures)
-    @rule(index=requests, acts=between)
-    @step
     def redrive(self, index: int, acts: list[Any]) -> None:
         """A user runs failed parts again, while others act between the calls that takes."""
-        books = [book for book in self.books if book.failed or book.state is State.FAILED]
-        self.redrive_book(books[index % len(books)], acts)
+        failed = [book for book in self.books if book.failed or book.state is State.FAILED]
+        for book in _one(failed, index):
+            self.redrive_book(book, acts)
 
     def redrive_book(self, book: Book, acts: list[Any]) -> None:
-        request = Request(self.protocol, book.id)
-        try:
-            lived = self.disturbed(acts, request.retry)
-        except ProtocolError:
-            return
-        book.is_adrift = not lived
-        if not lived:
-            book.trusted = False
+        with suppress(ProtocolError):
+            book.is_adrift = not self.disturbed(acts, Request(self.protocol, book.id).retry)
+            if book.is_adrift:
+                book.trusted = False
 
-    @precondition(has_books)
-    @rule(index=requests, next_number=st.integers(1, 4), keep=st.booleans(), rival=st.booleans())
-    @step
-    def collect(self, index: int, next_number: int, keep: bool, rival: bool) -> None:
+    def collect(self, index: int, first: int, forget: bool, rival: bool) -> None:
         """A collector reads results, and forgets them once they are written."""
-        book = self.book(index)
-        names = self.read_results(book, next_number, (book.committed, book.committed), [])
-        if keep or names is None:
-            return
-        expected = "rival" if rival else book.committed
-        self.read_results(book, next_number, (expected, f"{self.net.clock} {self.net.runs}"), names)
-
-    def read_results(
-        self, book: Book, next_number: int, commit: tuple[str, str], forget: list[str]
-    ) -> list[str] | None:
-        try:
-            found = self.protocol.collect(
-                book.id, next_number=next_number, commit=commit, forget=forget
-            )
-        except ProtocolError:
-            return None
-        return [str(number) for number, _ in found.results]
+        for book in _one(self.books, index):
+            with suppress(ProtocolError):
+                stands = book.committed
+                found = self.protocol.collect(book.id, next_number=first, commit=(stands, stands))
+                if forget:
+                    self.protocol.collect(
+                        book.id,
+                        next_number=found.next,
+                        commit=("rival" if rival else stands, f"at {self.tally['steps']}"),
+                        forget=[number for number, _ in found.results],
+                    )
 
     # Checks
 
@@ -427,9 +399,7 @@ class Machine(RuleBasedStateMachine):
             return
         look = min([queue.due.get(book.id, float("inf")), *self.looks_in_hands(book)])
         assert look <= seen.now + (1_000 if book.shunned else 0), "room and work, and no token"
-
-    def actors(self) -> list[Any]:
-        return [*self.slots, *(slot.heart for slot in self.slots), *self.loaders]
+        self.tally["looks instead of tokens"] += 1
 
     def in_hands(self, book: Book) -> int:
         """Tokens of the request's level that somebody has popped or is to push."""
@@ -456,6 +426,7 @@ class Machine(RuleBasedStateMachine):
     # The end
 
     def teardown(self) -> None:
+        # After a failure this would hide it.
         if not self.is_sound:
             return
         self.settle()
@@ -472,44 +443,48 @@ class Machine(RuleBasedStateMachine):
                 self.redrive_book(book, [])
             if book.paused and book.is_live:
                 Request(self.protocol, book.id).resume()
-        queue = self.eye.queue()
-        start = sum(len(ids) for ids in queue.tokens.values()) + SLOTS
-        start += sum(self.in_hands(book) for book in self.books)
+        useless = self.tokens_anywhere()
         pops, granted = self.net.pops, self.tally["claim ok"]
         rounds = 0
-        while any(book.is_live or book.state is None and not book.is_purged for book in self.books):
+        while any(book.state is None or book.is_live for book in self.books if not book.is_purged):
             rounds += 1
             assert rounds < 20 + 2 * sum(book.left for book in self.books), "it does not end"
             self.round()
         self.tally["rounds"] += rounds
         found_work = self.tally["claim ok"] - granted
-        useless = self.net.pops - pops - found_work
-        assert useless <= start + MOST_OUT * len(self.books) * (rounds + 1), "workers spin"
+        useless += MOST_OUT * len(self.books) * (rounds + 1)
+        assert self.net.pops - pops <= found_work + useless, "workers spin"
         for book in self.books:
             if book.state is State.DONE:
                 assert book.done + book.failed == len(book.plan.sizes)
 
+    def tokens_anywhere(self) -> int:
+        lists = self.eye.queue().tokens.values()
+        return sum(map(len, lists)) + sum(self.in_hands(book) for book in self.books)
+
     def round(self) -> None:
+        """Everybody does what there is to do, once."""
         for loader in self.loaders:
             if loader.book.state is State.LOADING and loader.is_over:
                 loader.again()
-            for _ in range(2 * len(loader.book.plan.sizes) + 8):
+            while not loader.is_over:
                 loader.step()
-        for slot in self.slots:
-            slot.settle(200)
-        self.sweep_alone(0, LEASE_MS + 1_000)
-        for slot in self.slots:
-            slot.settle(200)
+        self.work_off()
+        self.sweep(0, LEASE_MS + 1_000)
+        self.work_off()
         self.check()
+
+    def work_off(self) -> None:
+        for slot in self.slots:
+            slot.settle(500)
 
     def purge(self) -> None:
         """After the end and the retention, nothing of a request remains."""
-        for slot in self.slots:
-            slot.settle(200)
-        self.eye.move_queue(3_600_001, registered=True)
-        for wait_ms in (6_000, KEEP_MS + 1_000, 6_000):
-            self.eye.move_queue(6_000)
-            self.sweep_alone(1, wait_ms)
+        self.work_off()
+        for _ in range(2):
+            # Who was registered and is not there is forgotten after an hour.
+            self.eye.move_queue(3_700_000, registered=True)
+            self.sweep(1, KEEP_MS + EVERY_MS)
         queue = self.eye.queue()
         for book in self.books:
             assert book.is_purged

@@ -1,0 +1,277 @@
+"""Sweeping a queue: what is missing comes back, what has ended goes."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from streamq import Client, Connection, Janitor, Protocol, ServerBusy, ServerUnreachable, State
+from streamq.keys import QueueKeys
+from streamq.model import Audit, Tokens
+from tests.driver import Driver
+from tests.simulated import Worker, indexes, make_due, refuse, tokens
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def janitor(protocol: Protocol, queue: str) -> Janitor:
+    return Janitor(protocol, queue)
+
+
+@pytest.fixture
+def sweep(protocol: Protocol, queue: str, janitor: Janitor) -> Callable[[], int]:
+    """A sweep that finds every open request due."""
+
+    def sweep() -> int:
+        make_due(protocol, queue)
+        return janitor.sweep()
+
+    return sweep
+
+
+def set_score(protocol: Protocol, key: str, request_id: str, score: int) -> None:
+    protocol.connection.redis.zadd(key, {request_id: score})
+
+
+def test_lost_tokens_are_out_again_after_one_sweep(
+    client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    ids = [client.submit([b"x"] * 20, handler="h", queue=queue, limit=n).id for n in (1, 3, 20)]
+    while protocol.take(queue, 0.01):
+        pass
+
+    sweep()
+
+    assert [tokens(protocol, queue).count(request_id) for request_id in ids] == [1, 3, 8]
+
+
+def test_a_sweep_pushes_no_token_that_is_out(
+    client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    client.submit([b"x"] * 20, handler="h", queue=queue, limit=5)
+    protocol.take(queue, 1)
+
+    for _ in range(3):
+        sweep()
+
+    assert len(tokens(protocol, queue)) == 5
+
+
+def test_what_a_dead_worker_held_runs_again(
+    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    client.submit([b"a", b"b", b"c"], handler="h", queue=queue, id=driver.id, limit=1)
+    protocol.take(queue, 1)
+    holder, grant = driver.claim(2, level=50)
+    assert len(grant.parts) == 2
+    driver.expire(holder)
+
+    sweep()
+
+    assert driver.leases() == {}
+    assert tokens(protocol, queue) == [driver.id]
+    assert sorted(Worker(protocol, queue).drain()) == [(driver.id, n) for n in (1, 2, 3)]
+
+
+def test_more_leases_than_one_call_reaps(driver: Driver, protocol: Protocol, queue: str) -> None:
+    protocol.mint(queue, driver.id, Tokens(), register="yes")
+    driver.load(150, limit=150)
+    for _ in range(150):
+        driver.expire(driver.claim()[0])
+
+    Janitor(protocol, queue).sweep()
+
+    assert driver.leases() == {}
+    assert len(driver.retry()) == 150
+
+
+def test_the_next_look_comes_when_a_lease_would_expire(
+    driver: Driver, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    protocol.mint(queue, driver.id, Tokens(), register="yes")
+    driver.load(1)
+    driver.claim(lease_ms=1_000)
+
+    sweep()
+
+    due = protocol.connection.redis.zscore(QueueKeys(queue).due, driver.id)
+    assert driver.now_ms() < due <= driver.now_ms() + 1_000
+
+
+def test_request_that_has_ended_is_closed_and_after_its_retention_forgotten(
+    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    request = client.submit([b"a"], handler="h", queue=queue, id=driver.id, keep="1h")
+    Worker(protocol, queue).step()
+    assert indexes(protocol, queue, driver.id) == {"open", "due"}
+
+    sweep()
+
+    assert indexes(protocol, queue, driver.id) == {"closed"}
+    sweep()
+    assert request.status().state is State.DONE
+    driver.set_meta(keep_ms=0)
+    set_score(protocol, QueueKeys(queue).closed, driver.id, 1)
+    sweep()
+    assert indexes(protocol, queue, driver.id) == set()
+    assert driver.existing_keys() == set()
+
+
+def test_request_is_not_forgotten_before_its_retention_whatever_the_index_says(
+    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    client.submit([], handler="h", queue=queue, id=driver.id, keep="1h")
+    sweep()
+    set_score(protocol, QueueKeys(queue).closed, driver.id, 1)
+
+    sweep()
+
+    closed = protocol.connection.redis.zscore(QueueKeys(queue).closed, driver.id)
+    assert closed == int(driver.meta("finished_ms")) + HOUR_MS
+    assert "meta" in driver.existing_keys()
+
+
+def test_live_request_among_the_closed_goes_back_to_the_open(
+    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    client.submit([b"a"], handler="h", queue=queue, id=driver.id)
+    keys = QueueKeys(queue)
+    protocol.connection.redis.zrem(keys.open, driver.id)
+    protocol.connection.redis.zrem(keys.due, driver.id)
+    set_score(protocol, keys.closed, driver.id, 1)
+
+    sweep()
+
+    assert indexes(protocol, queue, driver.id) == {"open", "due"}
+
+
+def test_request_that_was_never_opened_is_forgotten_after_an_hour_and_not_before(
+    protocol: Protocol, queue: str, request_id: str, sweep: Callable[[], int]
+) -> None:
+    protocol.mint(queue, request_id, Tokens(), register="yes")
+    registered = protocol.registered(queue, request_id)
+    assert registered
+
+    set_score(protocol, QueueKeys(queue).open, request_id, int(registered) - HOUR_MS + 60_000)
+    sweep()
+    assert indexes(protocol, queue, request_id) == {"open", "due"}
+    set_score(protocol, QueueKeys(queue).open, request_id, int(registered) - HOUR_MS - 1)
+    sweep()
+
+    assert indexes(protocol, queue, request_id) == set()
+
+
+def test_one_who_comes_after_that_hour_is_not_forgotten_with_it(
+    client: Client, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    # A janitor has seen a registration without a request, and is slow to act on it.
+    protocol.mint(queue, request_id, Tokens(), register="yes")
+    set_score(protocol, QueueKeys(queue).open, request_id, 1)
+    [(_, score)] = protocol.tick(queue).due
+
+    client.submit([b"a"], handler="h", queue=queue, id=request_id)
+
+    assert not protocol.close(queue, request_id, score, 0)
+    assert "open" in indexes(protocol, queue, request_id)
+
+
+def test_one_who_is_redriven_is_not_closed_by_a_slow_janitor(
+    client: Client, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    request = client.submit([b"a"], handler="h", queue=queue, id=request_id)
+    Worker(protocol, queue, refuse).step()
+    make_due(protocol, queue)
+    [(_, score)] = protocol.tick(queue).due
+    purge_at = protocol.audit(request_id).purge_at
+
+    assert request.retry() == 1
+
+    assert not protocol.close(queue, request_id, score, purge_at)
+    assert indexes(protocol, queue, request_id) == {"open", "due"}
+
+
+def test_a_delayed_start_and_a_retry_come_in_their_time(
+    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    client.submit([b"a"], handler="h", queue=queue, id=driver.id, delay="1h")
+    sweep()
+    assert tokens(protocol, queue) == []
+
+    driver.set_meta(hold_ms=1)
+    sweep()
+
+    assert tokens(protocol, queue) == [driver.id]
+
+
+def test_two_at_once_do_no_more_than_one(
+    client: Client, protocol: Protocol, queue: str, driver: Driver
+) -> None:
+    ids = [client.submit([b"x"] * 9, handler="h", queue=queue, limit=3).id for _ in range(8)]
+    ended = [client.submit([], handler="h", queue=queue, keep=0).id for _ in range(8)]
+    while protocol.take(queue, 0.01):
+        pass
+    go = threading.Barrier(4)
+
+    def sweep() -> None:
+        janitor = Janitor(protocol, queue)
+        go.wait()
+        for _ in range(5):
+            make_due(protocol, queue)
+            janitor.sweep()
+
+    threads = [threading.Thread(target=sweep) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(tokens(protocol, queue)) == sorted(ids * 3)
+    assert {status.id for status in client.list(queue)} == set(ids)
+    assert client.list(queue, ended=True) == []
+    assert all(indexes(protocol, queue, request_id) == set() for request_id in ended)
+
+
+class Flaky(Protocol):
+    """Some requests are on a node that is away."""
+
+    def __init__(self, connection: Connection, away: set[str], error: type[Exception]) -> None:
+        super().__init__(connection)
+        self.away = away
+        self.error = error
+
+    def audit(self, request_id: str) -> Audit:
+        if request_id in self.away:
+            raise self.error("away")
+        return super().audit(request_id)
+
+
+@pytest.mark.parametrize("error", [ServerBusy, ServerUnreachable])
+def test_one_request_that_cannot_be_looked_at_does_not_stop_the_others(
+    client: Client,
+    protocol: Protocol,
+    queue: str,
+    error: type[Exception],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ids = [client.submit([b"x"], handler="h", queue=queue).id for _ in range(4)]
+    while protocol.take(queue, 0.01):
+        pass
+    make_due(protocol, queue)
+
+    with caplog.at_level(logging.WARNING):
+        Janitor(Flaky(protocol.connection, {ids[0]}, error), queue).sweep()
+
+    assert sorted(tokens(protocol, queue)) == sorted(ids[1:])
+    assert ids[0] in caplog.text
+
+
+def test_when_nobody_can_be_looked_at_the_sweep_says_so(
+    client: Client, protocol: Protocol, queue: str
+) -> None:
+    ids = {client.submit([b"x"], handler="h", queue=queue).id for _ in range(4)}
+    make_due(protocol, queue)
+
+    with pytest.raises(ServerUnreachable):
+        Janitor(Flaky(protocol.connection, ids, ServerUnreachable), queue).sweep()
