@@ -12,17 +12,28 @@ from typing import Annotated, Any
 
 import typer
 
-from .context import guarded
+from .context import PrefixOption, UrlOption, guarded
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
+    "worker": ("Run", "Run the handlers of an app on parts of requests."),
+    "status": ("Inspect", "What is going on, in a queue or with one request."),
+    "ls": ("Inspect", "List requests, newest first."),
+    "workers": ("Inspect", "List the live workers, and what each runs now."),
+    "wait": ("Inspect", "Wait until requests have ended."),
+    "errors": ("Inspect", "What failed of a request, and why."),
+    "set": ("Control", "Change level, limit or rate of a request that runs."),
+    "pause": ("Control", "Start no more parts of requests; what runs goes on."),
+    "resume": ("Control", "Start parts of requests again."),
+    "cancel": ("Control", "End requests now."),
+    "retry": ("Control", "Run again what failed of a request."),
+    "janitor": ("Serve", "Take back what the dead left. Every worker pool does it too."),
     "server": ("Serve", "Start an embedded server or a real local cluster, for development."),
 }
 
 
 def main() -> None:
     """Run the command that was typed."""
-    wanted = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     app = typer.Typer(
         name="streamq",
         help="Put a huge input through your function, on a shared fleet, and lose nothing.",
@@ -33,14 +44,17 @@ def main() -> None:
     )
     app.callback()(_root)
     for name, (panel, summary) in COMMANDS.items():
-        command = _load(name) if name == wanted else _stub(summary)
-        app.command(name, rich_help_panel=panel, short_help=summary)(command)
-    app()
+        # A word that only looks like a command costs an import and does no harm.
+        command = _load(name) if name in sys.argv[1:] else _stub(summary)
+        help_ = _help(command)
+        app.command(name, rich_help_panel=panel, short_help=summary, help=help_)(command)
+    app(prog_name="streamq")
 
 
 def _load(name: str) -> Callable[..., Any]:
     module = import_module(f".{name}", __package__)
-    return guarded(getattr(module, name))
+    # `set` is a word of Python's own: the function has an underscore behind it.
+    return guarded(getattr(module, name, None) or getattr(module, f"{name}_"))
 
 
 def _stub(summary: str) -> Callable[[], None]:
@@ -51,6 +65,14 @@ def _stub(summary: str) -> Callable[[], None]:
     return command
 
 
+def _help(command: Callable[..., Any]) -> str:
+    """A command's docstring, its last paragraph first: that one is an example."""
+    paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").split("\n\n")]
+    if paragraphs[-1].startswith("streamq "):
+        paragraphs.insert(0, paragraphs.pop())
+    return "\n\n".join(paragraphs)
+
+
 def _show_version(is_asked: bool) -> None:
     if is_asked:
         typer.echo(f"streamq {version('streamq')}")
@@ -58,6 +80,8 @@ def _show_version(is_asked: bool) -> None:
 
 
 def _root(
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
     _: Annotated[
         bool,
         typer.Option("--version", "-V", help="Show the version.", callback=_show_version),

@@ -18,36 +18,60 @@ from streamq.settings import Settings
 from .context import UrlOption, url_of
 
 
-def worker(  # noqa: PLR0913  the options of a pool are many and flat
-    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")],
+def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")
+    ],
     url: UrlOption = None,
-    processes: Annotated[int, typer.Option("-p", "--processes", min=1, envvar="STREAMQ_PROCESSES")] = 1,
+    processes: Annotated[
+        int, typer.Option("-p", "--processes", min=1, envvar="STREAMQ_PROCESSES")
+    ] = 1,
     slots: Annotated[
-        int, typer.Option("-c", "--concurrency", min=1, help="Parts at once in each process.", envvar="STREAMQ_CONCURRENCY")
+        int,
+        typer.Option(
+            "-c",
+            "--concurrency",
+            min=1,
+            help="Parts at once in each process.",
+            envvar="STREAMQ_CONCURRENCY",
+        ),
     ] = 1,
     queue: Annotated[str, typer.Option(envvar="STREAMQ_QUEUE")] = "default",
-    levels: Annotated[str, typer.Option(help="Take only these levels, such as 0-19.")] = f"0-{LAST_LEVEL}",
-    burst: Annotated[bool, typer.Option("--burst", help="Exit when nothing is left to do.")] = False,
+    levels: Annotated[
+        str, typer.Option(help="Take only these levels, such as 0-19.")
+    ] = f"0-{LAST_LEVEL}",
+    burst: Annotated[
+        bool, typer.Option("--burst", help="Exit when nothing is left to do.")
+    ] = False,
     max_idle: Annotated[str, typer.Option(help="Exit after so long without a part.")] = "",
-    max_parts: Annotated[int, typer.Option(min=0, help="Replace a process after so many parts.")] = 0,
+    max_parts: Annotated[
+        int, typer.Option(min=0, help="Replace a process after so many parts.")
+    ] = 0,
     max_memory: Annotated[str, typer.Option(help="Replace a process that grows beyond this.")] = "",
     max_result: Annotated[str, typer.Option(help="Largest result of a part.")] = f"{MAX_RESULT}",
-    grace: Annotated[str, typer.Option(help="Time for parts to end when told to stop.", envvar="STREAMQ_GRACE")] = "25s",
+    grace: Annotated[
+        str, typer.Option(help="Time for parts to end when told to stop.", envvar="STREAMQ_GRACE")
+    ] = "25s",
     cancel_grace: Annotated[str, typer.Option(help="Time for a cancelled part to end.")] = "10s",
-    quantum: Annotated[str, typer.Option(help="Work on one request before others have a turn.")] = "50ms",
-    lease: Annotated[str, typer.Option(help="A silent worker's parts are taken back after this.")] = "",
-    reload: Annotated[bool, typer.Option("--reload", help="Restart when the code changes.")] = False,
+    quantum: Annotated[
+        str, typer.Option(help="Work on one request before others have a turn.")
+    ] = "50ms",
+    lease: Annotated[
+        str, typer.Option(help="A silent worker's parts are taken back after this.")
+    ] = "",
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Restart when the code changes.")
+    ] = False,
     log_level: Annotated[str, typer.Option(envvar="STREAMQ_LOG_LEVEL")] = "info",
     log_format: Annotated[str, typer.Option(envvar="STREAMQ_LOG_FORMAT")] = "text",
 ) -> None:
     """Run the handlers of an app on parts of requests.
 
-        streamq worker shop.tasks:app -p 4 -c 8
+    streamq worker shop.tasks:app -p 4 -c 8
     """
     if log_level not in logs.LEVELS or log_format not in logs.FORMATS:
-        raise InvalidValue(
-            f"--log-level is one of {', '.join(logs.LEVELS)}; --log-format of {', '.join(logs.FORMATS)}"
-        )
+        levels_known, formats_known = ", ".join(logs.LEVELS), ", ".join(logs.FORMATS)
+        raise InvalidValue(f"--log-level is one of {levels_known}; --log-format of {formats_known}")
     settings = Settings.from_env()
     address = url_of(url)
     lease_ms = units.duration_ms(lease, "--lease") if lease else settings.lease_ms

@@ -1,5 +1,6 @@
 """streamq: put a huge input through your function, on a shared fleet, and lose nothing."""
 
+from streamq.app import Abandon, App, Context, Retry, Snooze
 from streamq.client import Client, Request
 from streamq.connection import Connection
 from streamq.errors import (
@@ -30,9 +31,12 @@ from streamq.protocol import Protocol
 from streamq.settings import Settings
 
 __all__ = [
+    "Abandon",
+    "App",
     "Client",
     "CollectorLost",
     "Connection",
+    "Context",
     "Failure",
     "InvalidValue",
     "Janitor",
@@ -45,6 +49,7 @@ __all__ = [
     "RequestExists",
     "RequestOpen",
     "RequestUnknown",
+    "Retry",
     "ServerBehind",
     "ServerBusy",
     "ServerError",
@@ -55,6 +60,7 @@ __all__ = [
     "ServerUnsafe",
     "Settings",
     "SettingsError",
+    "Snooze",
     "State",
     "Status",
     "StreamqError",

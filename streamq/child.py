@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +34,7 @@ from streamq.model import Grant, Part, Spec, Terms, Tokens
 from streamq.protocol import Protocol
 from streamq.runner import Done, Runner, Trouble
 from streamq.table import MOST_PARTS, Table
+from streamq.traces import users_traceback
 
 log = logging.getLogger(__name__)
 
@@ -479,7 +479,7 @@ def main() -> None:
         line.send(Unfit(str(error), ""))
         sys.exit(4)
     except BaseException as error:  # noqa: BLE001  whatever the user's module raises
-        line.send(Unfit(f"{config.target} cannot be imported: {error!r}", traceback.format_exc()))
+        line.send(Unfit(f"{config.target} cannot be imported: {error!r}", users_traceback(error)))
         sys.exit(4)
     line.send(Hello([handler.offer for handler in app.handlers.values()], own_files()))
     Process(config, app, table, line).run()

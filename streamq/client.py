@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from streamq import units
+from streamq import codec, units
 from streamq.connection import Connection
 from streamq.errors import (
     InvalidValue,
@@ -25,7 +25,6 @@ from streamq.model import (
     MAX_PART,
     POISON,
     PREFIX,
-    RETRIES,
     Failure,
     PartCounts,
     Policy,
@@ -67,7 +66,7 @@ class Client:
         rate: str | None = None,
         delay: str | float | None = None,
         start_at: float | None = None,
-        retries: int = RETRIES,
+        retries: int | None = None,
         backoff: str | float = "1s",
         timeout: str | float | None = None,
         max_failures: str | int | None = None,
@@ -107,7 +106,7 @@ class Client:
             rate_ms=0.0 if rate is None else units.rate_ms(rate),
             delay_ms=0 if delay is None else units.duration_ms(delay, "delay"),
             spec=Spec(
-                retries=units.whole(retries, "retries", 0),
+                retries=None if retries is None else units.whole(retries, "retries", 0),
                 backoff_ms=units.duration_ms(backoff, "backoff"),
                 timeout_ms=0 if timeout is None else units.duration_ms(timeout, "timeout"),
             ),
@@ -204,10 +203,22 @@ class Request:
         finally:
             events.close()
 
-    def results(self, timeout: str | float | None = None) -> Iterator[tuple[int, bytes]]:
+    def results(self, timeout: str | float | None = None) -> Iterator[tuple[int, Any]]:
         """Part numbers and results in input order, as they come; ends with the request.
 
-        Parts that failed have none. What a retry yielded comes after the others.
+        A result is what the handler returned: bytes and text as they were, anything else as
+        JSON has it. A part of several records has a list of them. Parts that failed have no
+        result. What a retry yielded comes after the others.
+
+        Raises:
+            WaitTimeout: there was nothing new for that long.
+        """
+        for number, result in self.raw_results(timeout):
+            values = [codec.decode_item(item) for item in codec.decode_result(result)]
+            yield number, values[0] if len(values) == 1 else values
+
+    def raw_results(self, timeout: str | float | None = None) -> Iterator[tuple[int, bytes]]:
+        """Like ``results``, but the bytes that workers recorded.
 
         Raises:
             WaitTimeout: there was nothing new for that long.
@@ -244,11 +255,11 @@ class Request:
         yield from ((number, result) for _, number, result in sorted(late))
 
     def errors(self) -> list[Failure]:
-        """What was given up, by part."""
+        """What was given up, by part and record."""
         found = []
         for number, text in self._protocol.failures(self.id):
-            failure = msgspec.json.decode(text, type=Failure)
-            found.append(msgspec.structs.replace(failure, part=number))
+            for failure in msgspec.json.decode(text, type=list[Failure]):
+                found.append(msgspec.structs.replace(failure, part=number))
         return sorted(found, key=lambda failure: (failure.part, failure.record))
 
     def set(

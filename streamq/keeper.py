@@ -127,7 +127,7 @@ class Keeper:
 
         def errand() -> None:
             answer = self._protocol.fail(
-                held.request_id, held.holder, call, number, failure, delay_ms=1_000
+                held.request_id, held.holder, call, number, [failure], delay_ms=1_000
             )
             self._push(held.request_id, answer.tokens)
 

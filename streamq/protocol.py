@@ -33,7 +33,7 @@ from streamq.scripts import Scripts
 
 _EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
 _POISON = msgspec.json.encode(
-    Failure(error="Poison", message="it was running each time its worker died")
+    [Failure(error="Poison", message="it was running each time its worker died")]
 )
 
 
@@ -243,7 +243,7 @@ class Protocol:
         holder: str,
         call: int,
         number: int,
-        failure: Failure | Sequence[Failure],
+        failures: Sequence[Failure],
         *,
         kind: str = "retry",
         delay_ms: int = 0,
@@ -262,7 +262,7 @@ class Protocol:
             delay_ms=delay_ms,
             records_done=records[0],
             records_failed=records[1],
-            failure=msgspec.json.encode(failure),
+            failure=msgspec.json.encode(failures),
             result=result,
             partial=partial,
         )

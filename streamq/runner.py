@@ -6,7 +6,6 @@ the value to call the handler with and is sent what came of it.
 
 import logging
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -16,6 +15,7 @@ from streamq import backoff, codec
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.codec import Item
 from streamq.model import RETRIES, Failure, Part, Spec
+from streamq.traces import users_traceback
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Runner:
         return isinstance(error, Abandon) or part.attempt > self._retries
 
     def _describe(self, error: BaseException, part: Part, index: int) -> Failure:
-        trace = _users_traceback(error)
+        trace = users_traceback(error)
         if not isinstance(error, Snooze | Retry | Abandon):
             self._complain(f"part {part.number} failed in {self.handler.name}", trace)
         return Failure(
@@ -255,11 +255,3 @@ class Runner:
 def _stronger(first: BaseException | None, second: BaseException) -> BaseException:
     """Of two errors of one part, the one that says more about when to run it again."""
     return second if first is None or isinstance(second, Snooze | Retry) else first
-
-
-def _users_traceback(error: BaseException) -> str:
-    """The traceback without our own frames at its beginning."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))

@@ -5,11 +5,11 @@ where the server's cursor stands, and the server has every part once.
 """
 
 import hashlib
-import time
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -18,6 +18,7 @@ from streamq.errors import (
     LoadGap,
     PartTooLarge,
     ProtocolError,
+    RequestEnded,
     RequestExists,
     RequestUnknown,
     ServerBehind,
@@ -32,8 +33,8 @@ from streamq.protocol import Protocol
 #: One call to the server carries at most so many parts, and about so many bytes.
 CHUNK_PARTS = 500
 CHUNK_BYTES = 2**20
-#: A chunk goes as it is when it took so long to come together: parts are to run, not to wait.
-CHUNK_S = 0.1
+#: A part that was made alone waits so long for company.
+LINGER_S = 0.01
 #: How long a submission waits for the replicas it asked for.
 REPLICAS_S = 2.0
 
@@ -51,14 +52,28 @@ class Submission:
         self._max_part = max_part
         self._parts = 0
         self._has_bad_payloads = False
+        # A delay is counted from the first submission, so it is no part of what is the same.
+        lasting = msgspec.structs.replace(policy, delay_ms=0)
+        self._digest = hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
         #: Of all payloads so far, whatever the chunks were: tells one submission from another.
         self._content = hashlib.blake2b(digest_size=16)
 
     def run(self, payloads: Iterable[Any], *, can_go_on: bool) -> None:
         """Submit, as far as it is not done yet. ``can_go_on``: the caller knows the id."""
+        encoded = self._encoded(payloads)
+        if self._is_there(encoded):
+            return
         opened = self._open()
         try:
-            self._load(payloads, opened)
+            self._skip(encoded, opened.total, opened.cursor)
+            if isinstance(payloads, Collection):
+                for chunk in _chunks(encoded):
+                    self._append(chunk)
+            else:
+                with _Sender(self._append) as sender:
+                    for payload in encoded:
+                        sender.put(payload)
+            self._seal()
         except BaseException as error:
             stays = self._stays(error, can_go_on)
             if opened.is_new and not stays:
@@ -89,25 +104,27 @@ class Submission:
         # A failover meanwhile may have taken back the last moments.
         self._seal()
 
-    def _load(self, payloads: Iterable[Any], opened: Opened) -> None:
-        encoded = self._encoded(payloads)
-        self._skip(encoded, opened.total, opened.cursor)
-        while chunk := self._chunk(encoded):
-            self._append(chunk)
-        self._seal()
+    def _is_there(self, encoded: Iterator[bytes]) -> bool:
+        """Whether an earlier run has submitted all of it. One of something else is an error."""
+        try:
+            found = self._protocol.inspect(self._id)
+        except RequestUnknown:
+            return False
+        if found["digest"] != self._digest:
+            raise RequestExists(f"request {self._id} was submitted with other options")
+        self._skip(encoded, int(found["total"]), found["cursor"])
+        if "sealed" not in found:
+            return False
+        if next(encoded, None) is not None:
+            raise RequestExists(f"request {self._id} was submitted with fewer parts")
+        return True
 
     def _open(self) -> Opened:
-        # A delay is counted from the first submission, so it is no part of what is the same.
-        lasting = msgspec.structs.replace(self._policy, delay_ms=0)
-        digest = hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
         queue = self._policy.queue
-        with suppress(RequestUnknown):
-            if self._protocol.inspect(self._id)["digest"] != digest:
-                raise RequestExists(f"request {self._id} was submitted with other options")
         # Again: whoever saw it ended, or registered and not opened, cannot close it any more.
         self._protocol.mint(queue, self._id, Tokens(), register="again")
         try:
-            return self._protocol.open(self._id, digest, self._policy)
+            return self._protocol.open(self._id, self._digest, self._policy)
         except (RequestExists, ServerFull):
             self._unregister()
             raise
@@ -136,7 +153,7 @@ class Submission:
 
     def _encode(self, number: int, value: Any) -> bytes:
         try:
-            payload = value if isinstance(value, bytes) else msgspec.json.encode(value)
+            payload = value if isinstance(value, bytes) else _Json(msgspec.json.encode(value))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidValue(f"part {number} cannot be written as JSON: {error}") from None
         if len(payload) > self._max_part:
@@ -148,7 +165,7 @@ class Submission:
     def _count(self, payloads: list[bytes]) -> None:
         self._parts += len(payloads)
         self._content.update(
-            b"".join([piece for p in payloads for piece in (len(p).to_bytes(4, "big"), p)])
+            b"".join([piece for p in payloads for piece in (b"%d%b" % (len(p), _about(p)), p)])
         )
 
     def _skip(self, payloads: Iterator[bytes], total: int, cursor: str) -> None:
@@ -164,21 +181,11 @@ class Submission:
         if self._cursor != cursor:
             raise RequestExists(f"request {self._id} was submitted with other parts")
 
-    def _chunk(self, payloads: Iterator[bytes]) -> list[bytes]:
-        chunk: list[bytes] = []
-        size, due = 0, time.monotonic() + CHUNK_S
-        for payload in payloads:
-            chunk.append(payload)
-            size += len(payload)
-            if len(chunk) == CHUNK_PARTS or size >= CHUNK_BYTES or time.monotonic() >= due:
-                break
-        return chunk
-
     def _append(self, chunk: list[bytes]) -> None:
         while chunk:
             first, before = self._parts + 1, self._content.copy()
             self._count(chunk)
-            entries = [value for payload in chunk for value in (payload, b"1")]
+            entries = [value for payload in chunk for value in (payload, _about(payload))]
             try:
                 total, cursor, tokens = self._protocol.append(
                     self._id, first, self._cursor, len(chunk), entries
@@ -188,6 +195,12 @@ class Submission:
                 self._parts, self._content = first - 1, before
                 chunk = self._catch_up(chunk)
                 continue
+            except RequestEnded:
+                if "sealed" in self._protocol.inspect(self._id):
+                    raise RequestExists(
+                        f"request {self._id} was submitted with fewer parts"
+                    ) from None
+                raise
             if total == self._parts:
                 self._compare(cursor)
             self._protocol.push(self._policy.queue, self._id, tokens)
@@ -217,6 +230,85 @@ class Submission:
         with suppress(StreamqError):
             self._protocol.cancel(self._id)
             forget(self._protocol, self._policy.queue, self._id)
+
+
+class _Json(bytes):
+    """A payload that was no bytes."""
+
+
+def _about(payload: bytes) -> bytes:
+    """One record, and whether it is JSON of ours: a handler that does not say gets the value."""
+    return b"1j" if type(payload) is _Json else b"1"
+
+
+class _Sender:
+    """Sends payloads from a thread of its own, so that none waits until the next is made."""
+
+    def __init__(self, send: Callable[[list[bytes]], None]) -> None:
+        self._send = send
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._is_closed = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="streamq-sender", daemon=True)
+
+    def put(self, payload: bytes) -> None:
+        """Have a payload sent. Waits while too many are waiting; raises what the sender met."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or not self._is_full())
+            if self._error:
+                raise self._error
+            self._waiting.append(payload)
+            self._size += len(payload)
+            if len(self._waiting) == 1 or self._is_full():
+                self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._changed:
+            self._is_closed = True
+            if kind:
+                self._waiting = []
+            self._changed.notify_all()
+        self._thread.join()
+        if self._error and not kind:
+            raise self._error
+
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= CHUNK_PARTS or self._size >= CHUNK_BYTES
+
+    def _run(self) -> None:
+        try:
+            while chunk := self._next():
+                self._send(chunk)
+        except BaseException as error:  # noqa: BLE001  it is raised in the other thread
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _next(self) -> list[bytes]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            self._changed.wait_for(lambda: self._is_full() or self._is_closed, LINGER_S)
+            chunk, self._waiting, self._size = self._waiting, [], 0
+            self._changed.notify_all()
+        return chunk
+
+
+def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
+    size = 0
+    for payload in payloads:
+        chunk.append(payload)
+        size += len(payload)
+        if len(chunk) >= CHUNK_PARTS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    yield chunk
 
 
 def forget(protocol: Protocol, queue: str, request_id: str) -> None:

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from streamq.keys import QueueKeys, RequestKeys
 from streamq.local_cluster import LocalCluster
 from streamq.server import LocalServer
 from tests.driver import Driver
+from tests.fleet import Fleet
 
 _ASKED = os.environ.get("STREAMQ_TEST_SERVERS")
 KINDS = (
@@ -106,6 +108,14 @@ def keys(request_id: str) -> RequestKeys:
 @pytest.fixture
 def queue_keys(queue: str) -> QueueKeys:
     return QueueKeys(queue)
+
+
+@pytest.fixture
+def fleet(url: str, queue: str, tmp_path: Path) -> Iterator[Fleet]:
+    """Worker pools on the test's own queue."""
+    fleet = Fleet(url, queue, tmp_path)
+    yield fleet
+    fleet.end()
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ class Driver:
 
     def fail(self, holder: str, number: int, *, call: int | None = None, **changes: Any) -> Outcome:
         call = self.call(holder) if call is None else call
-        failure = Failure(error="ValueError", message="no")
+        failure = [Failure(error="ValueError", message="no")]
         return self.protocol.fail(self.id, holder, call, number, failure, **changes)
 
     def release(
@@ -197,15 +197,17 @@ class Driver:
 
     def snapshot(self) -> dict[str, bytes]:
         """Every key of the request as the server stores it, to see that nothing changed."""
-        return {
-            name: self.redis.dump(getattr(self.keys, name)) for name in sorted(self.existing_keys())
-        }
+        names = {name: key for name, key in vars(self.keys).items() if name != "events"}
+        with self.redis.pipeline(transaction=False) as pipeline:
+            for key in names.values():
+                pipeline.dump(key)
+            found = zip(names, pipeline.execute(), strict=True)
+        return {name: text for name, text in found if text is not None}
 
     def commands(self, names: Sequence[str]) -> dict[str, int]:
         """How often the request's server has run each of the commands."""
-        at = {}
-        if isinstance(self.redis, RedisCluster):
-            at["target_nodes"] = self.redis.get_node_from_key(self.keys.meta)
+        is_cluster = isinstance(self.redis, RedisCluster)
+        at = {"target_nodes": self.redis.get_node_from_key(self.keys.meta)} if is_cluster else {}
         stats = self.redis.info("commandstats", **at)
         return {name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names}
 
@@ -240,5 +242,4 @@ class Driver:
 
     def existing_keys(self) -> set[str]:
         """Which of the request's keys exist."""
-        names = {name: key for name, key in vars(self.keys).items() if name != "events"}
-        return {name for name, key in names.items() if self.redis.exists(key)}
+        return set(self.snapshot())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from streamq import Janitor, Protocol
+from streamq.codec import encode_result
 from streamq.errors import RequestUnknown
 from streamq.keys import QueueKeys
 from streamq.model import Failure, Part, Terms
@@ -63,7 +64,7 @@ class Worker:
             for part in grant.parts:
                 self.ran.append((request_id, part.number))
                 try:
-                    results += (part.number, self.handler(part))
+                    results += (part.number, encode_result([self.handler(part)]))
                 except ValueError as error:
                     call += 1
                     self._fail(request_id, holder, call, part, error)
@@ -86,7 +87,9 @@ class Worker:
 
     def _fail(self, request_id: str, holder: str, call: int, part: Part, error: ValueError) -> None:
         failure = Failure(error=type(error).__name__, message=str(error), attempts=part.attempt)
-        outcome = self.protocol.fail(request_id, holder, call, part.number, failure, kind="abandon")
+        outcome = self.protocol.fail(
+            request_id, holder, call, part.number, [failure], kind="abandon"
+        )
         self.protocol.push(self.queue, request_id, outcome.tokens)
 
 
@@ -117,12 +120,10 @@ def make_due(protocol: Protocol, queue: str) -> None:
 
 def tokens(protocol: Protocol, queue: str) -> list[str]:
     """All tokens of the queue that are out, those next to be taken first."""
-    redis = protocol.connection.redis
-    found: list[str] = []
-    for level in range(100):
-        out = redis.lrange(QueueKeys(queue, level=level).tokens, 0, -1)
-        found += [request_id.decode() for request_id in reversed(out)]
-    return found
+    with protocol.connection.redis.pipeline(transaction=False) as pipe:
+        for level in range(100):
+            pipe.lrange(QueueKeys(queue, level=level).tokens, 0, -1)
+        return [request_id.decode() for out in pipe.execute() for request_id in reversed(out)]
 
 
 def indexes(protocol: Protocol, queue: str, request_id: str) -> set[str]:

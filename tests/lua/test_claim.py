@@ -95,6 +95,17 @@ class TestLease:
 
         assert driver.meta("unit") == unit
 
+    @pytest.mark.parametrize(("asked", "counts"), [(None, "5"), (0, "0"), (2, "2")])
+    def test_handler_says_how_often_to_retry_unless_the_request_does(
+        self, driver: Driver, asked: int | None, counts: str
+    ) -> None:
+        driver.load(2, retries=asked)
+
+        for retries in (5, 6):
+            driver.claim(handlers=("parts g 9", f"parts h {retries}"))
+
+        assert driver.meta("retries") == counts
+
     def test_parts_run_before_the_load_is_complete(self, driver: Driver) -> None:
         driver.open()
         driver.append(2)
@@ -278,9 +289,10 @@ class TestOrder:
         driver.expire(holder)
         driver.reap()
 
-        batches = [numbers(driver.claim(5)[1]) for _ in range(3)]
+        grants = [driver.claim(5)[1] for _ in range(3)]
 
-        assert batches == [[1], [2], [3, 4, 5]]
+        assert [numbers(grant) for grant in grants] == [[1], [2], [3, 4, 5]]
+        assert [grant.parts[0].is_suspect for grant in grants] == [True, True, False]
 
     def test_reaped_part_does_not_come_with_those_before_it(self, driver: Driver) -> None:
         driver.load(5)

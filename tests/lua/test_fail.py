@@ -75,7 +75,7 @@ class TestGiveUp:
             driver.finish(holder, [], 1)
 
         assert words == ["retry", "retry", "failed"]
-        failure = msgspec.json.decode(driver.failed()[1], type=Failure)
+        failure = msgspec.json.decode(driver.failed()[1], type=list[Failure])[0]
         assert (failure.error, failure.message) == ("ValueError", "no")
 
     def test_without_retries_the_first_error_gives_the_part_up(self, driver: Driver) -> None:

@@ -145,7 +145,7 @@ class TestPoison:
             self.crash(driver)
             assert len(driver.failed()) == failed
 
-        assert msgspec.json.decode(driver.failed()[1], type=Failure).error == "Poison"
+        assert msgspec.json.decode(driver.failed()[1], type=list[Failure])[0].error == "Poison"
         assert (driver.retry(), driver.entries(), driver.left()) == ({}, [1, 2], 2)
         assert (driver.meta("failed"), driver.meta("records_failed")) == ("1", "7")
 

@@ -97,7 +97,7 @@ class TestCrash:
             assert driver.release(holder, crashed=1).word == "over"
             assert driver.left() == left
 
-        assert msgspec.json.decode(driver.failed()[1], type=Failure).error == "Poison"
+        assert msgspec.json.decode(driver.failed()[1], type=list[Failure])[0].error == "Poison"
         assert (driver.retry(), driver.entries()) == ({}, [1, 2])
         assert (driver.meta("failed"), driver.meta("records_failed")) == ("1", "7")
         assert driver.tries() == {1: "0 3 0 0 7"}

@@ -89,7 +89,6 @@ class Worker(NamedTuple):
 
     held: bool = False
     number: int = 0
-    heard: int = 0
     running: int = -1
     queue: Parts = ()
     finished: Parts = ()
@@ -262,11 +261,7 @@ class Protocol:
         request, answer = scripts.execute(self.terms, world.request, call._replace(holder=name))
         world = world._replace(request=request)
         step = Step(f"worker {name} executes {call.script.name} {call.number}")
-        worker = worker._replace(
-            call=NO_CALL,
-            pushing=worker.pushing + answer.push,
-            heard=self._heard(worker, call.number),
-        )
+        worker = worker._replace(call=NO_CALL, pushing=worker.pushing + answer.push)
         if not answer.goes_on:
             return step, self._retire(world, name, worker)
         if call.script not in (Script.FAIL, Script.GIVE_UP):
@@ -274,10 +269,6 @@ class Protocol:
                 queue=answer.parts, finished=(), stalled=False, forgotten=False
             )
         return step, _put(world, name, worker)
-
-    def _heard(self, worker: Worker, number: int) -> int:
-        """What is heard matters, and is told apart, only where there are rollbacks."""
-        return max(worker.heard, number) if self.config.budget.rollbacks else 0
 
     def _retire(self, world: World, name: int, worker: Worker) -> World:
         """The slot is done with a lease. What still bears its name is nobody's from now on."""
@@ -305,7 +296,7 @@ class Protocol:
 
     def _hands_back(self, worker: Worker) -> Worker:
         number = worker.number + 1
-        beat = Call(Script.HANDBACK, OWN, number, worker.queue, heard=worker.heard)
+        beat = Call(Script.HANDBACK, OWN, number, worker.queue)
         queue = () if self.has(Rule.ONE_LOCK) else worker.queue
         return worker._replace(number=number, beat=beat, queue=queue)
 
@@ -317,7 +308,6 @@ class Protocol:
         worker = worker._replace(
             beat=NO_CALL,
             pushing=worker.pushing + answer.push,
-            heard=self._heard(worker, call.number) if call.holder == OWN else worker.heard,
             queue=worker.queue if self.has(Rule.ONE_LOCK) else queue,
         )
         step = Step(f"worker {name} beat executes {call.script.name} {call.number}")
@@ -328,13 +318,11 @@ class Protocol:
         lease = next((le for le in world.request.leases if le.holder == name), None)
         if lease is not None and lease.standing is Standing.LIVE:
             return
-        after = worker._replace(stalled=False)
-        if lease is not None and lease.standing is Standing.EXPIRED:
-            renewed = _with_lease(world, lease._replace(standing=Standing.LIVE))
-            yield Step(f"worker {name} renews"), _put(renewed, name, after)
-        elif lease is None and not self.has(Rule.RENEW_ONLY_MOVES):
-            renewed = _with_lease(world, Lease(name, worker.number))
-            yield Step(f"worker {name} renews"), _put(renewed, name, after)
+        if lease is not None or not self.has(Rule.RENEW_ONLY_MOVES):
+            number = worker.number if lease is None else lease.number
+            renewed = _with_lease(world, Lease(name, number))
+            after = _put(renewed, name, worker._replace(stalled=False))
+            yield Step(f"worker {name} renews"), after
         elif not worker.call.script:
             yield Step(f"worker {name} learns it lost"), self._retire(world, name, worker)
 
@@ -432,7 +420,7 @@ class Protocol:
     def _fails(self, world: World, name: int, worker: Worker) -> Steps:
         number = worker.number + 1
         for script in (Script.FAIL, Script.GIVE_UP):
-            call = Call(script, OWN, number, (worker.running,), heard=worker.heard)
+            call = Call(script, OWN, number, (worker.running,))
             after = worker._replace(running=-1, number=number, call=call)
             yield Step(f"worker {name} sends {script.name}", Kind.FAULT), _put(world, name, after)
 
@@ -532,7 +520,7 @@ def _spend(world: World, what: str) -> World:
 def _send(worker: Worker, script: Script, parts: Parts = (), more: bool = False) -> Worker:
     """Number a call and send it; what the slot has not started is struck with it."""
     number = worker.number + 1
-    call = Call(script, OWN, number, parts, more, worker.queue, worker.heard)
+    call = Call(script, OWN, number, parts, more, worker.queue)
     return worker._replace(call=call, number=number, queue=())
 
 

@@ -2,9 +2,9 @@
 
 A script is one atomic step, as on the server. Modelled as they are: a pending list without
 an owner check in XACK and XCLAIM, leases with the number of the last call, ``retry`` as a set
-beside the pending list, ``left``, ``out`` (tokens believed out), and a loop bound in ``reap``.
-Abstracted away: a deadline is only ahead or passed, a retry only due or not; payloads,
-results, records, attempts, levels and rates are not there at all.
+beside the pending list, ``left``, and ``out`` (tokens believed out). Abstracted away: a
+deadline is only ahead or passed, a retry only due or not; payloads, results, records,
+attempts, levels and rates are not there at all. A script may check more than it does here.
 
 Each rule of the protocol is a switch, so that a test can leave it out.
 """
@@ -26,30 +26,30 @@ Parts = tuple[int, ...]
 
 
 class Rule(StrEnum):
-    """What makes the protocol right: the design's number, and which part of that rule.
+    """What makes the protocol right: the design's number, and which half of that rule.
 
-    Those that say "added" are not in the design's list; without them this model breaks too.
+    Those marked "added" are not in the design's list. Without them the model breaks as well.
     """
 
-    ONE_LOCK = "1"
-    NUMBERED = "2"
-    REPEAT_RENEWS = "2-repeat"  # added: a repeat moves the deadline, its answer lets one go on
-    HEARD = "2-heard"  # added: who has heard more than is stored met a rollback, and lost
-    FRESH_NAMES = "3"
+    ONE_LOCK = "1"  # a part is started or struck, under one lock
+    NUMBERED = "2"  # calls of one lease are numbered
+    REPEAT_RENEWS = "2-repeat"  # added: a repeat moves the deadline, for it lets its holder go on
+    FRESH_NAMES = "3"  # no holder's name is used for a second lease
     CLAIM_ONCE = "3-once"  # added: a claim is not sent twice; unanswered, its name is released
-    HAND_BACK_ALL = "4"
-    HAND_BACK_DRY = "4-dry"  # added: so does a finish that asked for more and gets nothing
-    LEASE_OR_NOTHING = "5"
-    RENEW_ONLY_MOVES = "6"
-    REAP_CHECKS = "7-deadline"
-    REAP_EMPTIES = "7-pending"
-    REAP_FENCES = "7-fence"  # added: a lease that reap has begun with is over for its holder
-    NO_IDLE_LEASE = "8"
-    RETRY_AGREES = "9"
-    KEEP_ENTRY = "10-entry"
-    FORGET_TOKENS = "10-tokens"
-    COUNT_REFUSED = "11"
-    AUDIT_LOWERS = "11-audit"  # added: an audit may believe fewer tokens out, never more
+    HAND_BACK_ALL = "4"  # who ends a lease hands back everything pending under it
+    HAND_BACK_DRY = "4-dry"  # added: also finish that asked for more and got nothing
+    LEASE_OR_NOTHING = "5"  # without a lease, only the mercy
+    RECOUNT = "5-recount"  # added: a batch XACK answered in part (a rollback) counts that part
+    RENEW_ONLY_MOVES = "6"  # renew creates no lease
+    REAP_CHECKS = "7-deadline"  # reap checks the deadline itself
+    REAP_EMPTIES = "7-pending"  # reap ends a lease only when nothing is pending under it
+    REAP_WHOLE = "7-whole"  # added: reap takes all parts of a lease in one call
+    NO_IDLE_LEASE = "8"  # who is handed nothing has no lease
+    RETRY_AGREES = "9"  # what is finished leaves retry
+    KEEP_ENTRY = "10-entry"  # giving up is XACK without XDEL
+    FORGET_TOKENS = "10-tokens"  # redrive of an ended request believes no token out
+    COUNT_REFUSED = "11"  # a refused claim uses up its token too
+    AUDIT_LOWERS = "11-audit"  # added: an audit believes fewer tokens out, or as many, never more
 
 
 class Place(IntEnum):
@@ -64,11 +64,10 @@ class Place(IntEnum):
 
 
 class Standing(IntEnum):
-    """A lease's deadline is ahead, is passed, or its parts are being taken back."""
+    """A lease's deadline is ahead, or passed."""
 
     LIVE = 0
     EXPIRED = 1
-    REAPED = 2
 
 
 class State(IntEnum):
@@ -108,7 +107,6 @@ class Call(NamedTuple):
     parts: Parts = ()
     more: bool = False  # finish: hand out the next batch
     rest: Parts = ()  # what else the caller knows it has; rule 4 makes it needless
-    heard: int = 0  # the highest number the caller has had an answer to
 
 
 class Answer(NamedTuple):
@@ -138,7 +136,6 @@ class Terms(NamedTuple):
     limit: int = 1
     batch: int = 2
     cap: int = 8
-    reap_bound: int = 1
     without: frozenset[Rule] = frozenset()
 
 
@@ -182,11 +179,6 @@ class Slot:
         missing = max(0, want(self.terms, self) - self.out)
         self.out += missing
         return missing
-
-    def lease(self, holder: int) -> Lease | None:
-        """The holder's lease, unless it is being taken back."""
-        lease = self.leases.get(holder)
-        return None if lease is None or lease.standing is Standing.REAPED else lease
 
     def pending(self, holder: int) -> Parts:
         """XPENDING of one consumer."""
@@ -274,15 +266,13 @@ class Slot:
     # The janitor's scripts.
 
     def reap(self, holder: int) -> int:
-        """Take back parts of an expired lease, as many as one call may; tokens to push."""
+        """Take back the parts of an expired lease, and end it; tokens to push."""
         pending = self.pending(holder)
-        for part in pending[: self.terms.reap_bound]:
+        bounded = not (self.has(Rule.REAP_WHOLE) and self.has(Rule.REAP_EMPTIES))
+        for part in pending[:1] if bounded else pending:
             self.park(part)
-        is_last = len(pending) <= self.terms.reap_bound
-        if is_last or not self.has(Rule.REAP_EMPTIES):
+        if not self.pending(holder) or not self.has(Rule.REAP_EMPTIES):
             self.leases.pop(holder)
-        elif self.has(Rule.REAP_FENCES):
-            self.leases[holder] = self.leases[holder]._replace(standing=Standing.REAPED)
         return self.mint()
 
     def audit(self) -> int:
@@ -299,8 +289,9 @@ class Slot:
 
     def claim(self, call: Call) -> Answer:
         """A lease with its first parts, if there is room and work."""
-        if call.holder in self.leases:
-            return self._claim_again(call)
+        lease = self.leases.get(call.holder)
+        if lease is not None:
+            return self._claim_again(call, lease)
         has_room = len(self.leases) < self.terms.limit
         parts = self.hand_out(call.holder) if has_room else ()
         if parts or (has_room and not self.has(Rule.NO_IDLE_LEASE)):
@@ -309,13 +300,10 @@ class Slot:
             self.out = max(0, self.out - 1)
         return Answer(bool(parts), parts, self.mint())
 
-    def _claim_again(self, call: Call) -> Answer:
-        lease = self.lease(call.holder)
-        if lease is None:
-            return Answer(goes_on=False)
-        if not self.has(Rule.NUMBERED):
-            return Answer(True, self.pending(call.holder) or self.hand_out(call.holder))
-        return self.repeated(call, lease)
+    def _claim_again(self, call: Call, lease: Lease) -> Answer:
+        if self.has(Rule.NUMBERED):
+            return self.repeated(call, lease)
+        return Answer(True, self.pending(call.holder) or self.hand_out(call.holder))
 
     def repeated(self, call: Call, lease: Lease) -> Answer:
         """Acknowledge a call that was executed before; the last one is told what it got."""
@@ -328,7 +316,7 @@ class Slot:
     def finish(self, call: Call) -> Answer:
         """Record a batch, then hand out the next or end the lease."""
         acked = [part for part in call.parts if self.is_pending(part)]
-        if len(acked) not in (0, len(call.parts)):
+        if len(acked) not in (0, len(call.parts)) and not self.has(Rule.RECOUNT):
             self.broken = HALF_ACK
         for part in acked:
             self.count(part, Place.DONE)
@@ -406,7 +394,7 @@ def execute(terms: Terms, request: Request, call: Call) -> tuple[Request, Answer
     if request.state is State.ENDED:
         return request, Answer(goes_on=False)
     slot = Slot(terms, request)
-    may_act = call.script is Script.CLAIM or slot.lease(call.holder) is not None
+    may_act = call.script is Script.CLAIM or call.holder in slot.leases
     answer = slot.claim(call) if call.script is Script.CLAIM else _once(slot, call)
     saved = slot.saved()
     if _trespassed(request, saved, call.holder, may_act):
@@ -416,9 +404,7 @@ def execute(terms: Terms, request: Request, call: Call) -> tuple[Request, Answer
 
 def _once(slot: Slot, call: Call) -> Answer:
     """Run a call of a lease, unless it ran before; without a lease, only the mercy."""
-    lease = slot.lease(call.holder)
-    if lease is not None and call.heard > lease.number and slot.has(Rule.HEARD):
-        lease = None
+    lease = slot.leases.get(call.holder)
     if lease is None and slot.has(Rule.LEASE_OR_NOTHING):
         return slot.finish_lost(call) if call.script is Script.FINISH else Answer(goes_on=False)
     if lease is not None and slot.has(Rule.NUMBERED):

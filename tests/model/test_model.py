@@ -14,11 +14,11 @@ from tests.model.protocol import OVERRUN, RUN_TWICE, STARVED, Budget, Config, Pr
 from tests.model.scripts import (
     HALF_ACK,
     LOST_PART,
-    MISCOUNT,
     MISPLACED,
     OVER_LIMIT,
     STRANDED,
     TRESPASS,
+    WRONG_END,
     Rule,
     Terms,
 )
@@ -56,16 +56,16 @@ WITHOUT = {
     Rule.ONE_LOCK: ("plain", RUN_TWICE),
     Rule.NUMBERED: ("plain", RUN_TWICE),
     Rule.REPEAT_RENEWS: ("stall, late", OVERRUN),
-    Rule.HEARD: ("rollback", HALF_ACK),
     Rule.FRESH_NAMES: ("late", RUN_TWICE),
     Rule.CLAIM_ONCE: ("crash, late", TRESPASS),
     Rule.HAND_BACK_ALL: ("plain", STRANDED),
     Rule.HAND_BACK_DRY: ("plain", STRANDED),
     Rule.LEASE_OR_NOTHING: ("stall", TRESPASS),
+    Rule.RECOUNT: ("rollback", HALF_ACK),
     Rule.RENEW_ONLY_MOVES: ("stall", OVER_LIMIT),
     Rule.REAP_CHECKS: ("stall with room", RUN_TWICE),
     Rule.REAP_EMPTIES: ("crash, two janitors", STRANDED),
-    Rule.REAP_FENCES: ("stall with room", RUN_TWICE),
+    Rule.REAP_WHOLE: ("stall with room", RUN_TWICE),
     Rule.NO_IDLE_LEASE: ("load", STUCK_CLEAN),
     Rule.RETRY_AGREES: ("stall", MISPLACED),
     Rule.KEEP_ENTRY: ("fail, redrive", LOST_PART),
@@ -76,14 +76,14 @@ WITHOUT = {
 
 NAIVE = {
     "tokens are the limit, crash": (Seed(limit=1, crashes=1), STUCK),
-    "tokens are the limit, push repeated": (Seed(limit=1, doubled=1), OVERRUN),
-    "unguarded counter": (Seed(guards_counter=False, stalls=1), MISCOUNT),
+    "tokens are the limit, push repeated": (Seed(parts=3, limit=1, doubled=1), OVERRUN),
+    "unguarded counter": (Seed(limit=3, workers=3, guards_counter=False, stalls=1), WRONG_END),
     "push back on empty": (Seed(parts=1, drops_on_empty=False), SPIN),
 }
 
 MENDED = {
     "tokens are the limit, no fault": Seed(limit=1),
-    "guarded counter": Seed(stalls=1),
+    "guarded counter": Seed(limit=3, workers=3, stalls=1),
     "drop on empty": Seed(parts=1),
 }
 

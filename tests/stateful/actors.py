@@ -332,7 +332,7 @@ class Slot(Actor):
                     holding.holder,
                     call,
                     number,
-                    Failure(error="ValueError"),
+                    [Failure(error="ValueError")],
                     kind=pick.outcome,
                     delay_ms=pick.delay_ms,
                     records=(outstanding - failed, failed),

@@ -13,7 +13,6 @@ from streamq.errors import (
     LoadGap,
     ProtocolError,
     RequestEnded,
-    RequestExists,
     RequestOpen,
     RequestUnknown,
 )
@@ -663,9 +662,9 @@ class Book:
 
     def forgotten(self, reply: object) -> bool:
         """Whether the answer is that there is no such request; then that must be so."""
-        if self.state is None:
-            assert isinstance(reply, RequestUnknown | RequestExists)
-        return self.state is None
+        if isinstance(reply, RequestUnknown):
+            assert self.state is None
+        return isinstance(reply, RequestUnknown)
 
     # The server against the book.
 

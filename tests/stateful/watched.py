@@ -61,7 +61,7 @@ class Watched(Protocol):
         self,
         request_id: str,
         call: Callable[[], R],
-        account: Callable[[Book, Any, Seen], object],
+        account: Callable[[Book, Any, Seen], None],
     ) -> R:
         """Make a call, then have its answer and the server checked."""
         self._hold_up()
@@ -72,7 +72,8 @@ class Watched(Protocol):
         except ProtocolError as refused:
             reply = refused
         after = self.eye.request(book.keys)
-        account(book, reply, after)
+        if not book.forgotten(reply):
+            account(book, reply, after)
         book.compare(after)
         if isinstance(reply, ProtocolError):
             raise reply
@@ -93,16 +94,14 @@ class Watched(Protocol):
         return self._watch(
             request_id,
             lambda: super(Watched, self).append(request_id, first, cursor, records, entries),
-            lambda book, reply, _: (
-                book.forgotten(reply) or book.appended(reply, first, len(entries) // 2)
-            ),
+            lambda book, reply, _: book.appended(reply, first, len(entries) // 2),
         )
 
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
         return self._watch(
             request_id,
             lambda: super(Watched, self).seal(request_id, total, cursor),
-            lambda book, reply, _: book.forgotten(reply) or book.was_sealed(reply, total),
+            lambda book, reply, _: book.was_sealed(reply, total),
         )
 
     def set(
@@ -115,30 +114,28 @@ class Watched(Protocol):
         return self._watch(
             request_id,
             lambda: super(Watched, self).set(request_id, level, limit, rate_ms),
-            lambda book, reply, _: (
-                book.forgotten(reply) or book.was_set(reply, level, limit, rate_ms)
-            ),
+            lambda book, reply, _: book.was_set(reply, level, limit, rate_ms),
         )
 
     def pause(self, request_id: str) -> State:
         return self._watch(
             request_id,
             lambda: super(Watched, self).pause(request_id),
-            lambda book, reply, _: book.forgotten(reply) or book.was_paused(reply),
+            lambda book, reply, _: book.was_paused(reply),
         )
 
     def resume(self, request_id: str) -> tuple[State, Tokens]:
         return self._watch(
             request_id,
             lambda: super(Watched, self).resume(request_id),
-            lambda book, reply, _: book.forgotten(reply) or book.resumed(reply),
+            lambda book, reply, _: book.resumed(reply),
         )
 
     def cancel(self, request_id: str) -> int:
         return self._watch(
             request_id,
             lambda: super(Watched, self).cancel(request_id),
-            lambda book, reply, _: book.forgotten(reply) or book.cancelled(reply),
+            lambda book, reply, _: book.cancelled(reply),
         )
 
     def redrive(self, request_id: str, numbers: Iterable[int]) -> tuple[int, State, Tokens]:
@@ -146,7 +143,7 @@ class Watched(Protocol):
         return self._watch(
             request_id,
             lambda: super(Watched, self).redrive(request_id, given),
-            lambda book, reply, _: book.forgotten(reply) or book.redriven(reply, given),
+            lambda book, reply, _: book.redriven(reply, given),
         )
 
     def collect(
@@ -160,8 +157,6 @@ class Watched(Protocol):
         forget: Sequence[str | int] = (),
     ) -> Collected:
         def account(book: Book, reply: Any, _: Seen) -> None:
-            if book.forgotten(reply):
-                return
             if commit[0] != commit[1] and not isinstance(reply, ProtocolError):
                 for name in forget:
                     book.results.pop(str(name), None)
@@ -206,9 +201,7 @@ class Watched(Protocol):
             lambda: super(Watched, self).claim(
                 request_id, holder, terms, handlers, level=level, is_known=is_known
             ),
-            lambda book, reply, after: (
-                book.forgotten(reply) or book.claimed(reply, after, holder, level, terms.most, unit)
-            ),
+            lambda book, reply, after: book.claimed(reply, after, holder, level, terms.most, unit),
         )
 
     def finish(
@@ -221,13 +214,12 @@ class Watched(Protocol):
         terms: Terms,
     ) -> Grant:
         flat = iter(results)
-        by_number = {int(number): result for number, result in zip(flat, flat, strict=True)}
+        by_number = {int(n): bytes(result) for n, result in zip(flat, flat, strict=True)}
         return self._watch(
             request_id,
             lambda: super(Watched, self).finish(request_id, holder, call, results, records, terms),
-            lambda book, reply, after: (
-                book.forgotten(reply)
-                or book.finished(reply, after, holder, call, by_number, terms.most)
+            lambda book, reply, after: book.finished(
+                reply, after, holder, call, by_number, terms.most
             ),
         )
 
@@ -237,7 +229,7 @@ class Watched(Protocol):
         holder: str,
         call: int,
         number: int,
-        failure: Failure,
+        failures: Sequence[Failure],
         *,
         kind: str = "retry",
         delay_ms: int = 0,
@@ -252,18 +244,15 @@ class Watched(Protocol):
                 holder,
                 call,
                 number,
-                failure,
+                failures,
                 kind=kind,
                 delay_ms=delay_ms,
                 records=records,
                 result=result,
                 partial=partial,
             ),
-            lambda book, reply, _: (
-                book.forgotten(reply)
-                or book.put_off_or_given_up(
-                    reply, holder, call, number, kind, delay_ms, records, result, partial
-                )
+            lambda book, reply, _: book.put_off_or_given_up(
+                reply, holder, call, number, kind, delay_ms, records, result, partial
             ),
         )
 
@@ -272,9 +261,7 @@ class Watched(Protocol):
         return self._watch(
             request_id,
             lambda: super(Watched, self).handback(request_id, holder, call, given),
-            lambda book, reply, _: (
-                book.forgotten(reply) or book.handed_back(reply, holder, call, given)
-            ),
+            lambda book, reply, _: book.handed_back(reply, holder, call, given),
         )
 
     def release(
@@ -283,9 +270,7 @@ class Watched(Protocol):
         return self._watch(
             request_id,
             lambda: super(Watched, self).release(request_id, holder, call, crashed),
-            lambda book, reply, _: (
-                book.forgotten(reply) or book.released(reply, holder, call, crashed)
-            ),
+            lambda book, reply, _: book.released(reply, holder, call, crashed),
         )
 
     def renew(
@@ -294,7 +279,7 @@ class Watched(Protocol):
         return self._watch(
             request_id,
             lambda: super(Watched, self).renew(request_id, lease_ms, running),
-            lambda book, reply, _: book.forgotten(reply) or book.renewed(reply, running),
+            lambda book, reply, _: book.renewed(reply, running),
         )
 
     # Recovery
@@ -303,7 +288,7 @@ class Watched(Protocol):
         return self._watch(
             request_id,
             lambda: super(Watched, self).reap(request_id, limit),
-            lambda book, reply, after: book.forgotten(reply) or book.reaped(reply, after),
+            lambda book, reply, after: book.reaped(reply, after),
         )
 
     def audit(self, request_id: str) -> Audit:
@@ -311,7 +296,7 @@ class Watched(Protocol):
         return self._watch(
             request_id,
             lambda: super(Watched, self).audit(request_id),
-            lambda book, reply, after: book.forgotten(reply) or book.audited(reply, after),
+            lambda book, reply, after: book.audited(reply, after),
         )
 
     # Queues

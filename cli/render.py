@@ -1,0 +1,161 @@
+"""What people see: tables, times, colours and a progress line. The only place with colour.
+
+Data go to stdout and everything else to stderr, so that a pipe gets data only.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+import msgspec
+import typer
+
+from streamq.model import Status
+
+NOTHING = "-"
+# Seconds of a unit and its letter, and the same of the unit that is shown beside it.
+_SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
+_COLOURS = {
+    "loading": "cyan",
+    "open": "cyan",
+    "paused": "yellow",
+    "cancelled": "yellow",
+    "failed": "red",
+    "done": "green",
+}
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person looks at it. A stream that was closed before we began is None."""
+    return stream is not None and stream.isatty()
+
+
+def _paint(text: str, colour: str | None, stream: TextIO | None) -> str:
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if colour is None or is_plain or not is_terminal(stream):
+        return text
+    return typer.style(text, fg=colour)
+
+
+def data(text: str) -> None:
+    """What was asked for."""
+    typer.echo(text)
+
+
+def as_json(value: Any) -> None:
+    """What was asked for, as JSON: on one line, or for a person on several."""
+    encoded = msgspec.json.encode(value)
+    if is_terminal(sys.stdout):
+        encoded = msgspec.json.format(encoded, indent=2)
+    typer.echo(encoded.decode())
+
+
+def note(text: str) -> None:
+    """What a person may like to know besides."""
+    typer.echo(text, err=True)
+
+
+def warning(text: str) -> None:
+    """What a person should know."""
+    typer.echo(_paint(f"streamq: warning: {text}", "yellow", sys.stderr), err=True)
+
+
+def error(text: str) -> None:
+    """Why it was not done."""
+    typer.echo(_paint(f"streamq: {text}", "red", sys.stderr), err=True)
+
+
+def alarm(text: str) -> str:
+    """The text, made to stand out among data."""
+    return _paint(text, "red", sys.stdout)
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns under headers; a header that begins with ``>`` has its column to the right."""
+    names = [header.lstrip(">") for header in headers]
+    lines = [names, *([clean(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def cell(text: str, column: int) -> str:
+        is_right = headers[column].startswith(">")
+        padded = text.rjust(widths[column]) if is_right else text.ljust(widths[column])
+        colour = _COLOURS.get(text) if names[column] == "STATE" else None
+        return _paint(padded, colour, sys.stdout)
+
+    return "\n".join(
+        "  ".join(cell(text, column) for column, text in enumerate(line)).rstrip() for line in lines
+    )
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Names and values below each other."""
+    return "\n".join(f"{name:<10} {value}" for name, value in pairs)
+
+
+def clean(text: str) -> str:
+    """The text with escapes for what could move a terminal's cursor or forge a line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def state_of(status: Status) -> str:
+    """The state in one word; paused is one."""
+    return "paused" if status.paused and status.state.is_live else status.state.value
+
+
+def count(number: int, noun: str) -> str:
+    """``1 part``, ``1,200 parts``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def rate(per_second: float) -> str:
+    """``12.5/s``, or by the minute or hour where that says more."""
+    for unit, factor in (("s", 1), ("m", 60), ("h", 3600)):
+        amount = per_second * factor
+        if amount >= 1 or unit == "h":
+            return f"{amount:,.0f}/{unit}" if amount >= 100 else f"{amount:.3g}/{unit}"
+    raise AssertionError("the last unit takes everything")
+
+
+def span(ms: float) -> str:
+    """``850ms``, ``12s``, ``1m25s``, ``2h05m``, ``7d``."""
+    if ms < 1_000:
+        return f"{max(0, round(ms))}ms"
+    seconds = round(ms / 1e3)
+    for size, unit, smaller, rest in _SPANS:
+        if seconds >= size:
+            amount = seconds % size // smaller
+            return f"{seconds // size}{unit}" + (f"{amount:02d}{rest}" if amount else "")
+    return f"{seconds}s"
+
+
+def age(at_ms: int | None) -> str:
+    """How long ago that was, by this machine's clock."""
+    return span(time.time() * 1e3 - at_ms) if at_ms else NOTHING
+
+
+def moment(at_ms: int) -> str:
+    """A time as people write it, here."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1e3))
+
+
+class Progress:
+    """A line on stderr that is written over; nothing where no person looks."""
+
+    def __init__(self, *, is_shown: bool = True) -> None:
+        self._is_shown = is_shown and is_terminal(sys.stderr)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.show("")
+
+    def show(self, text: str) -> None:
+        """Put the text in place of the last."""
+        if self._is_shown:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()

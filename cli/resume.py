@@ -1,0 +1,18 @@
+"""``streamq resume``."""
+
+from streamq.client import Request
+
+from .context import IdsArgument, PrefixOption, UrlOption, steer
+
+
+def resume(ids: IdsArgument, url: UrlOption = None, prefix: PrefixOption = None) -> None:
+    """Start parts of requests again after a pause.
+
+    streamq resume nightly
+    """
+
+    def act(request: Request) -> str:
+        request.resume()
+        return "resumed"
+
+    steer(ids, url, prefix, act)

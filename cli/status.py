@@ -1,0 +1,182 @@
+"""``streamq status``."""
+
+from collections import Counter
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq import units
+from streamq.client import Request
+from streamq.errors import RequestUnknown
+from streamq.model import State, Status, WorkerDetails
+from streamq.protocol import Protocol
+
+from . import render
+from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected, fleet, naming
+
+
+class WaitingParts(msgspec.Struct, frozen=True):
+    """Parts of a queue's requests that are still to be done."""
+
+    waiting: int
+    running: int
+    retry: int
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """Places to run parts, of all live workers."""
+
+    total: int
+    busy: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at one moment."""
+
+    queue: str
+    #: Requests that are not finished: loading, open, and how many of these are paused.
+    requests: dict[str, int]
+    parts: WaitingParts
+    workers: int
+    slots: Slots
+
+
+def status(
+    request_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Of a request; else of the whole queue.")
+    ] = None,
+    queue: QueueOption = "default",
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """What is going on, in a queue or with one request.
+
+    streamq status nightly --json
+    """
+    with connected(url, prefix) as protocol:
+        if request_id is None:
+            summary = _summary(protocol, queue)
+            render.as_json(summary) if as_json else render.data(_queue_text(summary))
+            return
+        with naming(request_id):
+            found = Request(protocol, request_id).status()
+            if as_json:
+                render.as_json(found)
+            else:
+                render.data(_request_text(protocol, found))
+
+
+def _summary(protocol: Protocol, queue: str) -> Summary:
+    live = []
+    for request_id in protocol.ids(units.name(queue, "queue")):
+        try:
+            found = Request(protocol, request_id).status()
+        except RequestUnknown:  # about to be opened, or just purged
+            continue
+        if found.state.is_live:
+            live.append(found)
+    states = Counter(found.state for found in live)
+    workers = fleet(protocol, queue)
+    return Summary(
+        queue=queue,
+        requests={
+            "loading": states[State.LOADING],
+            "open": states[State.OPEN],
+            "paused": sum(found.paused for found in live),
+        },
+        parts=WaitingParts(
+            sum(found.parts.waiting for found in live),
+            sum(found.parts.running for found in live),
+            sum(found.parts.retry for found in live),
+        ),
+        workers=len(workers),
+        slots=Slots(sum(worker.slots for worker in workers), sum(w.busy for w in workers)),
+    )
+
+
+def _queue_text(summary: Summary) -> str:
+    requests, parts, slots = summary.requests, summary.parts, summary.slots
+    return render.facts(
+        [
+            ("queue", summary.queue),
+            ("requests", ", ".join(f"{number:,} {state}" for state, number in requests.items())),
+            (
+                "parts",
+                f"{parts.waiting:,} waiting, {parts.running:,} running, {parts.retry:,} in retry",
+            ),
+            ("workers", f"{summary.workers:,} live, {slots.busy:,} of {slots.total:,} slots busy"),
+        ]
+    )
+
+
+def _request_text(protocol: Protocol, found: Status) -> str:
+    parts, records = found.parts, found.records
+    facts = [
+        ("request", found.id),
+        ("state", f"{found.state}{', paused' if found.paused else ''}"),
+        ("handler", _handler(found, fleet(protocol, found.queue))),
+        ("queue", found.queue),
+        ("level", f"{found.level}"),
+        ("limit", f"{found.limit}"),
+        (
+            "parts",
+            f"{parts.done:,} of {parts.total:,} done, {parts.waiting:,} waiting, "
+            f"{parts.running:,} running, {parts.retry:,} in retry, {parts.failed:,} failed",
+        ),
+        ("records", f"{records.done:,} of {records.total:,} done, {records.failed:,} failed"),
+        *_speed(found),
+        *_times(found),
+        *_policy(protocol.inspect(found.id)),
+    ]
+    return render.facts(facts)
+
+
+def _handler(found: Status, workers: list[WorkerDetails]) -> str:
+    able = [worker for worker in workers if found.handler in worker.handlers]
+    if able:
+        return f"{found.handler} ({render.count(len(able), 'live worker')} with it)"
+    if not found.state.is_live:
+        return found.handler
+    return f"{found.handler} {render.alarm(f'(no live worker has handler {found.handler})')}"
+
+
+def _speed(found: Status) -> list[tuple[str, str]]:
+    if not found.rate:
+        return []
+    eta = "" if found.eta_s is None else f", about {render.span(found.eta_s * 1e3)} to go"
+    return [("speed", f"{render.rate(found.rate)} records{eta}")]
+
+
+def _times(found: Status) -> list[tuple[str, str]]:
+    named = {
+        "created": found.created_ms,
+        "started": found.started_ms,
+        "finished": found.finished_ms,
+    }
+    return [
+        (name, f"{render.moment(at)}, {render.age(at)} ago") for name, at in named.items() if at
+    ]
+
+
+def _policy(meta: dict[str, str]) -> list[tuple[str, str]]:
+    """What else was asked for, where it was."""
+
+    def number(field: str) -> float:
+        return float(meta.get(field) or 0)
+
+    facts = []
+    if number("hold_ms") > number("now_ms"):
+        facts.append(("held", f"until {render.moment(int(number('hold_ms')))}"))
+    if number("rate_ms"):
+        facts.append(("rate", f"at most {render.rate(1e3 / number('rate_ms'))}"))
+    if number("max_failures") >= 0:
+        facts.append(("tolerates", f"{number('max_failures'):,.0f} failures"))
+    elif number("max_percent") >= 0:
+        facts.append(("tolerates", f"{number('max_percent'):g} % of failures"))
+    if number("redrives"):
+        facts.append(("retried", f"{number('redrives'):.0f} times"))
+    facts.append(("results", f"{number('results'):,.0f} in the server"))
+    facts.append(("kept", f"{render.span(number('keep_ms'))} after its end"))
+    return facts

@@ -1,0 +1,105 @@
+"""``streamq wait``."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from streamq import units
+from streamq.client import Request
+from streamq.errors import ServerBusy, ServerUnreachable, WaitTimeout
+from streamq.model import State, Status
+
+from . import render
+from .context import IdsArgument, PrefixOption, UrlOption, connected, naming
+
+#: How often the progress line is written anew.
+LOOK_S = 1.0
+
+
+def wait(
+    ids: IdsArgument,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="At most so long: 30s, 5m, 2h.")
+    ] = None,
+    is_quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only the exit code, no progress.")
+    ] = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """Wait until requests have ended.
+
+    Exits with 0 when everything is done, 1 when something failed, 5 when a request was
+    cancelled or is not known, 124 when the time was over before.
+
+        streamq wait nightly --timeout 2h && echo all done
+    """
+    seconds = float("inf") if timeout is None else units.duration_ms(timeout, "timeout") / 1e3
+    deadline = time.monotonic() + seconds
+    with connected(url, prefix) as protocol:
+        requests = [Request(protocol, request_id) for request_id in dict.fromkeys(ids)]
+        for request in requests:
+            with naming(request.id):
+                request.status()
+        codes = [_follow(request, deadline, is_quiet=is_quiet) for request in requests]
+    raise typer.Exit(max(codes))
+
+
+def _follow(request: Request, deadline: float, *, is_quiet: bool) -> int:
+    with naming(request.id), render.Progress(is_shown=not is_quiet) as progress:
+        status = _end(request, deadline, progress)
+    if not is_quiet:
+        render.note(_last_words(status))
+    if status.state is State.CANCELLED:
+        return 5
+    has_failures = status.parts.failed > 0 or status.records.failed > 0
+    return 1 if status.state is State.FAILED or has_failures else 0
+
+
+def _end(request: Request, deadline: float, progress: render.Progress) -> Status:
+    """The last status. A server that is away for a while does not end the wait."""
+    is_away = False
+    while True:
+        left = deadline - time.monotonic()
+        seconds = max(0.0, min(left, LOOK_S))
+        try:
+            status = _look(request, seconds)
+        except (ServerBusy, ServerUnreachable) as error:
+            if not is_away:
+                progress.show("")
+                render.warning(f"{error}; waiting on")
+            is_away = True
+            time.sleep(seconds)
+        else:
+            if not status.state.is_live:
+                return status
+            is_away = False
+            progress.show(_progress(status))
+        if left <= LOOK_S:
+            raise WaitTimeout(f"request {request.id} is not finished")
+
+
+def _look(request: Request, seconds: float) -> Status:
+    try:
+        return request.wait(timeout=seconds)
+    except WaitTimeout:
+        return request.status()
+
+
+def _progress(status: Status) -> str:
+    parts, records = status.parts, status.records
+    eta = "" if status.eta_s is None else f", {render.span(status.eta_s * 1e3)} to go"
+    return (
+        f"{status.id} {render.state_of(status)}: {parts.done:,}/{parts.total:,} parts, "
+        f"{records.done:,} records, {records.failed:,} failed, {render.rate(status.rate)}{eta}"
+    )
+
+
+def _last_words(status: Status) -> str:
+    started = status.started_ms or status.created_ms
+    took = render.span((status.finished_ms or started) - started)
+    records = status.records
+    return (
+        f"{status.id}: {status.state}, {records.done:,} records, {records.failed:,} failed, {took}"
+    )

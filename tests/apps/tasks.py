@@ -1,0 +1,190 @@
+"""Handlers of the tests. What they did is read from a log that all of them append to."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from streamq import Abandon, App, Context, Retry, Snooze
+
+app = App()
+LOG = os.environ.get("STREAMQ_TEST_LOG", os.devnull)
+
+
+def note(word: str, context: Context) -> None:
+    """One line, whole whatever else is written at the moment."""
+    line = f"{word} {time.monotonic():.6f} {os.getpid()} {context.request} {context.part}\n"
+    descriptor = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
+
+
+class Order(msgspec.Struct):
+    """A record with a shape."""
+
+    item: str
+    count: int
+
+
+@app.map
+def shout(line: str) -> str:
+    return line.upper()
+
+
+@app.map
+def echo(payload: bytes) -> bytes:
+    return payload
+
+
+@app.map
+def as_given(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201  that is the point
+    return [type(value).__name__, value if not isinstance(value, bytes) else value.decode()]
+
+
+@app.handler
+def total(orders: list[Order]) -> int:
+    return sum(order.count for order in orders)
+
+
+@app.map
+def priced(order: Order) -> dict[str, int]:
+    return {order.item: order.count * 3}
+
+
+@app.map
+async def doubled(number: int) -> int:
+    await asyncio.sleep(0.01)
+    return number * 2
+
+
+@app.handler
+def nap(seconds: float, context: Context) -> float:
+    note("S", context)
+    time.sleep(seconds)
+    note("E", context)
+    return seconds
+
+
+@app.handler
+async def nap_async(seconds: float, context: Context) -> float:
+    note("S", context)
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        note("C", context)
+        raise
+    note("E", context)
+    return seconds
+
+
+@app.handler
+def until_told(_: int, context: Context) -> str:
+    note("S", context)
+    while not context.should_stop():
+        time.sleep(0.01)
+    note("C", context)
+    return "told"
+
+
+@app.handler
+def deaf(seconds: float, context: Context) -> None:
+    note("S", context)
+    time.sleep(seconds)
+    note("E", context)
+
+
+@app.handler(retries=2)
+def fails(text: str, context: Context) -> None:
+    note("S", context)
+    raise ValueError(text)
+
+
+@app.handler
+def tells(word: str, context: Context) -> int:
+    """Says each of the words a handler may raise, once, and is content the next time."""
+    note("S", context)
+    trace = Path(f"{LOG}.{context.request}.{context.part}")
+    again = trace.exists()
+    trace.touch()
+    if word == "abandon":
+        raise Abandon("never")
+    if not again and word == "retry":
+        raise Retry("later", after="50ms")
+    if not again and word == "snooze":
+        raise Snooze("not now", after="50ms")
+    if not again and word == "hold":
+        raise Snooze("none of you", after="300ms", scope="request")
+    return context.attempt
+
+
+@app.handler(retries=0)
+def odd(what: str, context: Context) -> object:
+    """Everything a handler can do to its process."""
+    note("S", context)
+    return ODD[what](context)
+
+
+def _fork(context: Context) -> str:
+    if os.fork() == 0:
+        note("F", context)
+        return "child"
+    return "parent"
+
+
+def _close_stdin(_: Context) -> str:
+    os.close(0)
+    return "closed"
+
+
+def _print(_: Context) -> str:
+    print("words on stdout")
+    return "printed"
+
+
+def _exit(_: Context) -> None:
+    sys.exit(3)
+
+
+ODD = {
+    "fine": lambda _: "fine",
+    "exit": _exit,
+    "die": lambda _: os._exit(3),
+    "killed": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "unencodable": lambda _: object(),
+    "large": lambda _: "x" * 5_000_000,
+    "fork": _fork,
+    "close_stdin": _close_stdin,
+    "print": _print,
+}
+
+
+@app.handler(timeout="400ms", retries=1)
+def overdue(seconds: float, context: Context) -> float:
+    note("S", context)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    note("E", context)
+    return seconds
+
+
+@app.handler(timeout="400ms", retries=1)
+async def overdue_async(seconds: float, context: Context) -> float:
+    note("S", context)
+    await asyncio.sleep(seconds)
+    note("E", context)
+    return seconds
+
+
+@app.handler
+def holds_gil(seconds: float, context: Context) -> float:
+    """Sleeps in C without letting any other thread of the process run."""
+    note("S", context)
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    note("E", context)
+    return seconds

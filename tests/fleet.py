@@ -1,0 +1,112 @@
+"""Worker pools as users start them, and what their handlers noted down."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.waiting import wait_until
+
+APPS = Path(__file__).parent / "apps"
+
+
+class Note(NamedTuple):
+    """A line of the handlers' log: S start, E end, C told to stop, F forked."""
+
+    word: str
+    time: float
+    pid: int
+    request: str
+    part: int
+
+
+class Fleet:
+    """Pools on one server; all are ended with the test."""
+
+    def __init__(self, url: str, queue: str, folder: Path) -> None:
+        self.url = url
+        self.queue = queue
+        self.log = folder / "notes"
+        self._folder = folder
+        self._pools: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, *options: str, target: str = "tasks:app", cwd: Path = APPS
+    ) -> "subprocess.Popen[bytes]":
+        """A pool, from its command line."""
+        errors = (self._folder / f"pool{len(self._pools)}.err").open("wb")
+        environment = os.environ | {
+            "STREAMQ_URL": self.url,
+            "STREAMQ_QUEUE": self.queue,
+            "STREAMQ_TEST_LOG": str(self.log),
+            "STREAMQ_AUDIT_MS": "500",
+        }
+        command = [sys.executable, "-m", "streamq.cli", "worker", target, *options]
+        pool = subprocess.Popen(
+            command, env=environment, cwd=cwd, stderr=errors, stdout=subprocess.PIPE
+        )
+        errors.close()
+        self._pools.append(pool)
+        return pool
+
+    def ready(self, *options: str, target: str = "tasks:app") -> "subprocess.Popen[bytes]":
+        """A pool that has begun to take parts."""
+        pool = self.start(*options, target=target)
+        wait_until(lambda: "ready" in self.errors(pool) or pool.poll() is not None, 15)
+        return pool
+
+    def errors(self, pool: "subprocess.Popen[bytes]") -> str:
+        """What a pool said on stderr."""
+        return (self._folder / f"pool{self._pools.index(pool)}.err").read_text()
+
+    def notes(self, word: str = "", request: str = "") -> list[Note]:
+        """What handlers noted, in the order of writing."""
+        if not self.log.exists():
+            return []
+        found = []
+        for line in self.log.read_text().splitlines():
+            kind, moment, pid, request_id, part = line.split()
+            if word in ("", kind) and request in ("", request_id):
+                found.append(Note(kind, float(moment), int(pid), request_id, int(part)))
+        return found
+
+    def children(self, pool: "subprocess.Popen[bytes]") -> list[int]:
+        """Ids of a pool's processes."""
+        path = Path(f"/proc/{pool.pid}/task/{pool.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def command(self, *words: str) -> Any:
+        """What a command prints as JSON."""
+        done = subprocess.run(
+            [sys.executable, "-m", "streamq.cli", *words, "--json"],
+            env=os.environ | {"STREAMQ_URL": self.url, "STREAMQ_QUEUE": self.queue},
+            capture_output=True,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+    def end(self) -> None:
+        """End every pool that still runs."""
+        for pool in self._pools:
+            if pool.poll() is None:
+                pool.send_signal(signal.SIGQUIT)
+        for pool in self._pools:
+            try:
+                pool.wait(10)
+            except subprocess.TimeoutExpired:
+                pool.kill()
+                pool.wait()
+            if pool.stdout:
+                pool.stdout.close()
+
+
+def most_at_once(notes: list[Note]) -> int:
+    """How many parts ran at the same time at most."""
+    running = most = 0
+    for note in sorted(notes, key=lambda each: each.time):
+        running += {"S": 1, "E": -1}.get(note.word, 0)
+        most = max(most, running)
+    return most
