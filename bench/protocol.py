@@ -15,6 +15,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from streamq import Client, Connection, Protocol
@@ -35,6 +36,7 @@ class Meter:
         self._before = self._now()
 
     def per(self, units: int) -> dict[str, float]:
+        """Microseconds spent since the beginning, for each of so many units."""
         names = ("server_us", "client_us", "wall_us")
         spent = zip(names, self._now(), self._before, strict=True)
         return {name: (after - before) / units * 1e6 for name, after, before in spent}
@@ -127,27 +129,29 @@ def median_of(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
 
 def run(parts: int, waiting: int, binary: str | None) -> dict[str, Any]:
     """Every figure."""
-    with LocalServer.start(binary=binary and shutil.which(binary)) as server:
-        with Client(server.url) as client:
-            protocol = Protocol(Connection(server.url))
-            version = protocol.connection.redis.info("server")
-            append = median_of(lambda: measure_append(client, protocol, parts))
-            found: dict[str, Any] = {
-                "server": f"{version.get('server_name', 'redis')} "
-                f"{version.get('valkey_version', version['redis_version'])}",
-                "load_average": os.getloadavg()[0],
-                "append": append | {"parts_per_s": 1e6 / append["wall_us"]},
-                "batches": {},
-            }
-            for batch in (1, 16, 256):
-                size = min(parts, 5_000 * batch)
-                cost = median_of(
-                    lambda size=size, batch=batch: measure_drain(client, protocol, size, batch)  # type: ignore[misc]
-                )
-                found["batches"][batch] = cost | {"parts_per_s": 1e6 / cost["wall_us"]}
-            found["claim_us"] = measure_scale(client, protocol, waiting)
-            protocol.connection.close()
-            return found
+    program = binary and shutil.which(binary)
+    with LocalServer.start(binary=program) as server, Client(server.url) as client:
+        protocol = Protocol(Connection(server.url))
+        info = protocol.connection.redis.info("server")
+        load = os.getloadavg()[0]
+        append = median_of(lambda: measure_append(client, protocol, parts))
+        batches = {}
+        for batch in (1, 16, 256):
+            size = min(parts, 5_000 * batch)
+            drained = partial(measure_drain, client, protocol, size, batch)
+            batches[batch] = median_of(drained)
+        for cost in (append, *batches.values()):
+            cost["parts_per_s"] = 1e6 / cost["wall_us"]
+        claims = measure_scale(client, protocol, waiting)
+        protocol.connection.close()
+    name = info.get("server_name", "redis")
+    return {
+        "server": f"{name} {info.get('valkey_version', info['redis_version'])}",
+        "load_average": load,
+        "append": append,
+        "batches": batches,
+        "claim_us": claims,
+    }
 
 
 def show(found: dict[str, Any]) -> None:

@@ -25,8 +25,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
+def style(format: Format) -> str:
+    """The form that is meant."""
+    if format is Format.AUTO:
+        return "text" if render.is_terminal(sys.stderr) else "json"
+    return format.value
+
+
 def configure(level: Level, format: Format) -> None:
     """Say on stderr what the library logs from this level on."""
-    if format is Format.AUTO:
-        format = Format.TEXT if render.is_terminal(sys.stderr) else Format.JSON
-    logs.configure(level, format)
+    logs.configure(level.value, style(format))

@@ -83,7 +83,7 @@ class Lease:
         self.holder = holder
         self.runner = runner
         self.pace = pace
-        self.began = time.monotonic()
+        self.began = self.part_began = time.monotonic()
         self.results: list[bytes | int] = []
         self.records = 0
         #: The coroutine that runs the current part, and why it is stopped, if it is.
@@ -251,9 +251,15 @@ class Process:
                 grant = self._finish(lease, self._run_batch(lease, grant.parts))
         except Gone:
             pass
-        except BaseException:
-            log.exception("slot %d", lease.slot)
+        except BaseException:  # noqa: BLE001  it is logged there
+            self._stumble(lease)
         self._end(lease)
+
+    def _stumble(self, lease: Lease) -> None:
+        """Something is wrong with us, not with the part: say so, and let others have it."""
+        log.exception("slot %d stumbled over a part of %s", lease.slot, lease.request_id)
+        with suppress(StreamqError, Gone):
+            self._release(lease)
 
     def _end(self, lease: Lease) -> None:
         self._table.drop(lease.slot)
@@ -383,8 +389,8 @@ class Process:
                 grant = await loop.run_in_executor(self._callers, self._finish, lease, most)
         except Gone:
             pass
-        except BaseException:
-            log.exception("slot %d", lease.slot)
+        except BaseException:  # noqa: BLE001  it is logged there
+            await loop.run_in_executor(self._callers, self._stumble, lease)
         self._async_leases.pop(lease.slot, None)
         self._end(lease)
 
@@ -405,7 +411,7 @@ class Process:
 
     async def _run_async(self, lease: Lease, part: Part) -> Done | Trouble:
         run = lease.runner.run_async(part, self._context(lease, part))
-        lease.stop_reason = ""
+        lease.stop_reason, lease.part_began = "", time.monotonic()
         lease.task = asyncio.ensure_future(run)
         try:
             outcome: Done | Trouble = await lease.task
@@ -421,13 +427,11 @@ class Process:
         """Stop coroutines that take too long, or whose result is not wanted any more."""
         while True:
             await asyncio.sleep(WATCH_S)
-            now_ms = time.monotonic() * 1e3
+            now = time.monotonic()
             for lease in list(self._async_leases.values()):
-                held = self._table.read(lease.slot)
-                if lease.task is None or held is None:
-                    continue
-                is_over = held.timeout_ms and now_ms - held.since_ms > held.timeout_ms
-                if is_over or held.told:
+                limit_s = lease.runner.timeout_ms / 1e3
+                is_over = limit_s and now - lease.part_began > limit_s
+                if lease.task and (is_over or self._table.is_told(lease.slot)):
                     lease.stop_reason = "timeout" if is_over else "told"
                     lease.task.cancel()
 

@@ -304,7 +304,8 @@ class Request:
         redriven = 0
         for start in range(0, len(failed), CHUNK_PARTS) or [0]:
             count, _, tokens = self._protocol.redrive(self.id, failed[start : start + CHUNK_PARTS])
-            self._protocol.push(queue, self.id, tokens)
+            # And after it did, for who looked in between still found it ended.
+            self._protocol.mint(queue, self.id, tokens, register="again")
             redriven += count
         return redriven
 

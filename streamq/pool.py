@@ -133,6 +133,8 @@ class Pool:
         self._files: dict[str, float] = {}
         self._looked = time.monotonic()
         self._quiet = False
+        # Many slots take longer to look through, and one in a thousand can wait a little.
+        self._tick_s = max(TICK_S, options.processes * config.slots * 1e-4)
 
     def run(self) -> int:
         """Run until told to stop or nothing is left to do. Returns the exit code.
@@ -145,7 +147,7 @@ class Pool:
         try:
             while not self._is_stopping or self._members:
                 self._fill()
-                self._hear(TICK_S)
+                self._hear(self._tick_s)
                 self._bury()
                 self._keeper.holdings = self._look_after_all()
                 self._look_around()

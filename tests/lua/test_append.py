@@ -34,6 +34,20 @@ def test_parts_counts_and_cursor_move_in_one_step(driver: Driver) -> None:
     ]
 
 
+def test_counts_of_several_runs_add_up(driver: Driver) -> None:
+    driver.open()
+
+    driver.append(2, records=3, size=10)
+    driver.append(3, first=3, records=4, size=20)
+
+    assert [driver.meta(f) for f in ("total", "bytes", "records", "cursor")] == [
+        "5",
+        "80",
+        "18",
+        "c5",
+    ]
+
+
 def test_payload_and_origin_reach_the_holder_as_they_were(driver: Driver) -> None:
     driver.open()
     payload, about = bytes(range(256)), b"2 in.csv 17"

@@ -78,12 +78,31 @@ class TestLook:
 
         assert (audit.tokens.look_ms, audit.expired) == (driver.leases()[first], 0)
 
+    @pytest.mark.parametrize("delay_ms", [5_000, 60_000], ids=["retry", "lease"])
+    def test_comes_at_the_first_of_them(self, driver: Driver, delay_ms: int) -> None:
+        driver.load(2)
+        holder, _ = driver.claim(2, lease_ms=30_000)
+        driver.fail(holder, 1, delay_ms=delay_ms)
+
+        look_ms = driver.protocol.audit(driver.id).tokens.look_ms
+
+        assert look_ms == min(driver.retry()[1], driver.leases()[holder])
+
     def test_comes_when_the_request_starts(self, driver: Driver) -> None:
         driver.load(9, delay_ms=60_000)
 
         audit = driver.protocol.audit(driver.id)
 
         assert audit.tokens == Tokens(0, 50, int(driver.meta("hold_ms")))
+
+    def test_of_a_held_request_comes_not_before_something_can_start(self, driver: Driver) -> None:
+        driver.load(1)
+        holder, _ = driver.claim()
+        driver.fail(holder, 1, delay_ms=60_000)
+        driver.release(holder)
+        driver.set_meta(hold_ms=driver.now_ms() + 5_000)
+
+        assert driver.protocol.audit(driver.id).tokens.look_ms == driver.retry()[1]
 
     def test_is_asked_for_again_whatever_was_registered(self, driver: Driver) -> None:
         driver.load(9, delay_ms=60_000)

@@ -140,6 +140,14 @@ class TestSnooze:
 
         assert driver.tries() == {}
 
+    def test_spends_no_attempt_where_there_is_only_one(self, driver: Driver) -> None:
+        driver.load(2, retries=0)
+        holder, _ = driver.claim(2)
+
+        words = [driver.fail(holder, n, kind=k).word for n, k in ((1, "snooze"), (2, "hold"))]
+
+        assert words == ["retry", "retry"]
+
     def test_puts_off_this_part_only(self, driver: Driver, holder: str) -> None:
         driver.fail(holder, 1, kind="snooze", delay_ms=60_000)
 

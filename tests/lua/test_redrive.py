@@ -141,6 +141,25 @@ class TestFromDone:
         assert (grant.word, grant.counted, driver.results()) == ("done", 1, {"1.1": b"r1"})
         assert (driver.meta("records_done"), driver.meta("records_failed")) == ("1", "0")
 
+    def test_late_result_counts_the_records_that_had_failed(self, ended: Driver) -> None:
+        ended.redrive(1)
+        holder, _ = ended.claim()
+        ended.expire(holder)
+        ended.reap()
+
+        assert ended.finish(holder, [1], records=99).counted == 1
+
+        assert (ended.meta("records_done"), ended.meta("records_failed")) == ("27", "3")
+
+    def test_poison_fails_only_the_records_that_had_failed(self, ended: Driver) -> None:
+        ended.redrive(1)
+        for _ in range(3):
+            holder, _ = ended.claim()
+            ended.release(holder, crashed=1)
+
+        assert set(ended.failed()) == {1, 3}
+        assert (ended.meta("records_done"), ended.meta("records_failed")) == ("24", "6")
+
 
 class TestFromFailed:
     def test_request_that_failed_at_its_end_is_open_again(self, driver: Driver) -> None:

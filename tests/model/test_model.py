@@ -10,7 +10,7 @@ import pytest
 
 from tests.model.explore import SPIN, STUCK, STUCK_CLEAN, explore
 from tests.model.naive import Naive, Seed
-from tests.model.protocol import OVERRUN, RUN_TWICE, STARVED, Budget, Config, Protocol
+from tests.model.protocol import OVERRUN, RUN_TWICE, STARVED, Protocol
 from tests.model.scripts import (
     HALF_ACK,
     LOST_PART,
@@ -22,6 +22,7 @@ from tests.model.scripts import (
     Rule,
     Terms,
 )
+from tests.model.world import Budget, Config
 
 TWO = Terms(limit=2)
 TWO_ALONE = Terms(limit=2, batch=1)

@@ -10,6 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
@@ -106,7 +107,7 @@ between = st.lists(
 ACTS: dict[str, tuple[int, st.SearchStrategy[tuple[Any, ...]]]] = {
     "work": (12, st.tuples(indexes, picks)),
     "work_on": (6, st.tuples(indexes, picks, st.integers(1, 8))),
-    "load": (3, st.tuples(indexes, st.integers(1, 4), st.integers(0, 5), fates)),
+    "load": (4, st.tuples(indexes, st.integers(1, 4), st.integers(0, 5), fates)),
     "submit": (1, st.tuples(plans, st.sampled_from([5, 0]))),
     "renew": (2, st.tuples(indexes)),
     "hand_back": (4, st.tuples(indexes, st.integers(0, 1), fates)),
@@ -143,6 +144,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self, protocol: Protocol, tally: Counter[str]) -> None:
         super().__init__()
         self.tally = tally
+        self.steps = 0
         self.is_sound = False
         self.queue = f"q{secrets.token_hex(6)}"
         self.eye = Eye(protocol.connection.redis, self.queue, LEVELS)
@@ -169,10 +171,15 @@ class Machine(RuleBasedStateMachine):
     @rule(act=acts())
     def step(self, act: Act) -> None:
         """Somebody does something, and everything is checked."""
+        self.steps += 1
         self.tally["steps"] += 1
         self.tally[f"act {act.name}"] += 1
         self.is_sound = False
+        calls = self.tally["calls"]
         getattr(self, act.name)(*act.args)
+        if self.tally["calls"] == calls:
+            # There was nothing to do it with, or it was no call: let somebody get on.
+            self.slots[self.steps % SLOTS].step()
         self.check()
         self.is_sound = True
 
@@ -213,7 +220,7 @@ class Machine(RuleBasedStateMachine):
     def work_on(self, index: int, pick: Pick, steps: int) -> None:
         """A slot works for a while, and then meets what chance has for it."""
         for _ in range(steps):
-            self.slots[index % SLOTS].step()
+            self.slots[index % SLOTS].step(replace(pick, fares=WELL))
         self.slots[index % SLOTS].step(pick)
 
     def holders(self) -> list[Slot]:
@@ -256,7 +263,7 @@ class Machine(RuleBasedStateMachine):
             holding = slot.holding
             if holding is not None and holding.holder in holding.book.leases:
                 self.eye.expire(holding.book.keys, holding.holder)
-                self.look_again(holding.book)
+                holding.book.compare(self.eye.request(holding.book.keys))
                 self.tally["stalls"] += 1
                 if reap:
                     # Its tokens are dropped here, as a janitor's that dies after this.
@@ -268,12 +275,8 @@ class Machine(RuleBasedStateMachine):
         self.net.clock += ms
         self.eye.move_queue(ms)
         for book in self.books:
-            self.eye.move(book.keys, ms)
-            self.look_again(book)
-
-    def look_again(self, book: Book) -> None:
-        """The server was changed by hand."""
-        book.compare(self.eye.request(book.keys))
+            if book.state is not None:
+                book.compare(self.eye.move(book.keys, ms))
 
     def spoil_tokens(self, index: int, level: int, count: int) -> None:
         """Tokens are lost, or there are some nobody asked for."""
@@ -371,7 +374,7 @@ class Machine(RuleBasedStateMachine):
                     self.protocol.collect(
                         book.id,
                         next_number=found.next,
-                        commit=("rival" if rival else stands, f"at {self.tally['steps']}"),
+                        commit=("rival" if rival else stands, f"at {self.steps}"),
                         forget=[number for number, _ in found.results],
                     )
 

@@ -61,21 +61,46 @@ end
 return reply
 """
 
-# KEYS: a hash, then sorted sets. ARGV: ms, then fields of the hash. Only moments are moved.
+# What is far below any time is a part's number, or a lease that was made to expire.
 _MOVE = """
 local ms = tonumber(ARGV[1])
+local function move(key)
+  for _, member in ipairs(redis.call("ZRANGEBYSCORE", key, 1000000000, "+inf")) do
+    redis.call("ZINCRBY", key, -ms, member)
+  end
+end
+"""
+_MOVE_REQUEST = (
+    _MOVE
+    + """
 for i = 2, #ARGV do
   local at = tonumber(redis.call("HGET", KEYS[1], ARGV[i]) or 0)
   if at > 1000000000 then
     redis.call("HSET", KEYS[1], ARGV[i], string.format("%.3f", at - ms))
   end
 end
-for i = 2, #KEYS do
-  local found = redis.call("ZRANGEBYSCORE", KEYS[i], 1000000000, "+inf")
-  for _, member in ipairs(found) do
-    redis.call("ZINCRBY", KEYS[i], -ms, member)
+move(KEYS[4])
+move(KEYS[5])
+"""
+    + _READ
+)
+_MOVE_QUEUE = (
+    _MOVE
+    + """
+for _, key in ipairs(KEYS) do
+  move(key)
+end
+"""
+)
+
+_POP = """
+for i, key in ipairs(KEYS) do
+  local found = redis.call("RPOP", key)
+  if found then
+    return { found, i }
   end
 end
+return nil
 """
 
 _MOMENTS = ("hold_ms", "rate_at_ms", "due_ms", "started_ms", "finished_ms", "created_ms")
@@ -153,6 +178,21 @@ class QueueSeen:
     tokens: dict[int, list[str]]
 
 
+def _keys(keys: RequestKeys) -> list[str]:
+    return [
+        keys.meta,
+        keys.parts,
+        keys.left,
+        keys.leases,
+        keys.retry,
+        keys.holders,
+        keys.tries,
+        keys.partial,
+        keys.results,
+        keys.failed,
+    ]
+
+
 class Eye:
     """Reads from one server, and moves its clock."""
 
@@ -168,21 +208,13 @@ class Eye:
 
     def request(self, keys: RequestKeys) -> Seen:
         """The request now."""
-        reply = self._eval(
-            _READ,
-            [
-                keys.meta,
-                keys.parts,
-                keys.left,
-                keys.leases,
-                keys.retry,
-                keys.holders,
-                keys.tries,
-                keys.partial,
-                keys.results,
-                keys.failed,
-            ],
-        )
+        return self._seen(self._eval(_READ, _keys(keys)))
+
+    def move(self, keys: RequestKeys, ms: int) -> Seen:
+        """Let time pass for a request."""
+        return self._seen(self._eval(_MOVE_REQUEST, _keys(keys), ms, *_MOMENTS))
+
+    def _seen(self, reply: list[Any]) -> Seen:
         now, count, meta, left, leases, retry, holders, tries, partial, results, failed = reply[:11]
         entries, pending, consumers, last = reply[11:]
         return Seen(
@@ -216,15 +248,10 @@ class Eye:
         }
         return QueueSeen(_scores(due), _scores(opened), _scores(closed), tokens)
 
-    def move(self, keys: RequestKeys, ms: int) -> None:
-        """Let time pass for a request."""
-        self._eval(_MOVE, [keys.meta, keys.leases, keys.retry], ms, *_MOMENTS)
-
     def move_queue(self, ms: int, *, registered: bool = False) -> None:
         """Let time pass for the queue; for what is registered as open, only when asked."""
         due, opened, closed = self._indexes
-        # The hash of this script does not matter here: no field of it is given.
-        self._eval(_MOVE, [due, due, closed, *([opened] if registered else [])], ms)
+        self._eval(_MOVE_QUEUE, [due, closed, *([opened] if registered else [])], ms)
 
     def expire(self, keys: RequestKeys, holder: str) -> None:
         """Let one lease be over."""
@@ -232,11 +259,8 @@ class Eye:
 
     def pop(self) -> tuple[str, int] | None:
         """The next token, best level first, without waiting: a request id and the level."""
-        for level, name in zip(self._levels, self._lists, strict=True):
-            found = self._redis.rpop(name)
-            if found is not None:
-                return found.decode(), level
-        return None
+        found = self._eval(_POP, self._lists)
+        return found and (found[0].decode(), self._levels[found[1] - 1])
 
     def lose(self, request_id: str) -> int:
         """Take one token of the request away. Returns how many there were to take."""
