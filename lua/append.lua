@@ -22,6 +22,7 @@
 
 -- @include clock
 -- @include request
+-- @include most_out
 -- @include tokens
 
 local k = { meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5] }

@@ -14,6 +14,7 @@
 
 -- @include clock
 -- @include request
+-- @include most_out
 -- @include tokens
 
 local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }
@@ -24,9 +25,13 @@ if not r then
 end
 
 local now = now_ms()
+local believed = r.out
 put(r, "out", 0)
 put(r, "due_ms", 0)
 local want, look = invite(k, r, now)
+-- Never more than was believed: what the caller will find missing is not out yet, and whoever
+-- mints meanwhile must not be told that it is. Too low a belief only makes a token too many.
+put(r, "out", math.min(believed, want))
 local expired = redis.call("ZCOUNT", k.leases, "-inf", now)
 -- Also look when the first lease would expire, so that the dead do not wait for the next round.
 local first = redis.call("ZRANGEBYSCORE", k.leases, "(" .. now, "+inf", "WITHSCORES", "LIMIT", 0, 1)

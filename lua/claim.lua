@@ -28,6 +28,7 @@
 
 -- @include clock
 -- @include request
+-- @include most_out
 -- @include tokens
 -- @include lease
 -- @include tries
@@ -75,6 +76,8 @@ if level == r.level then
   put(r, "out", math.max(0, r.out - 1))
 end
 if redis.call("ZSCORE", k.leases, holder) then
+  -- Whoever is told to go on must not be reaped for the time the lost reply took.
+  redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
   local lists, troubles = hand_again(k, holder)
   local mint, look = invite(k, r, now)
   return answer("ok", mint, look, troubles, lists)

@@ -36,6 +36,7 @@
 
 -- @include clock
 -- @include request
+-- @include most_out
 -- @include tokens
 -- @include lease
 -- @include tries

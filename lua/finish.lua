@@ -32,6 +32,7 @@
 
 -- @include clock
 -- @include request
+-- @include most_out
 -- @include tokens
 -- @include lease
 -- @include tries
@@ -165,6 +166,7 @@ if lease then
     word, troubles, lists = go_on()
   elseif call == stored then
     word = "ok"
+    redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
     lists, troubles = hand_again(k, holder)
   else
     word = "late"

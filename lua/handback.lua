@@ -20,6 +20,7 @@
 
 -- @include clock
 -- @include request
+-- @include most_out
 -- @include tokens
 -- @include lease
 

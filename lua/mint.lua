@@ -19,6 +19,7 @@
 -- Flags    allow-oom
 
 -- @include clock
+-- @include most_out
 
 local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local request_id, count, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -39,8 +40,13 @@ end
 if look_ms > 0 then
   redis.call("ZADD", due, "LT", look_ms, request_id)
 end
-if mode == "ensure" and count > 0 then
-  count = count - #redis.call("LPOS", tokens, request_id, "COUNT", count)
+if mode == "ensure" then
+  local found = #redis.call("LPOS", tokens, request_id, "COUNT", 2 * MOST_OUT)
+  if found > MOST_OUT then
+    -- More turns than others of the level have: too many were minted once.
+    redis.call("LREM", tokens, found - MOST_OUT, request_id)
+  end
+  count = count - found
 end
 for _ = 1, count do
   redis.call("LPUSH", tokens, request_id)

@@ -25,6 +25,7 @@
 
 -- @include clock
 -- @include request
+-- @include most_out
 -- @include tokens
 -- @include lease
 -- @include tries

@@ -14,6 +14,7 @@
 
 -- @include clock
 -- @include request
+-- @include most_out
 -- @include tokens
 
 local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }

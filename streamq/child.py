@@ -155,17 +155,11 @@ class Process:
         request_id, level = token
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
-        known = self._known.get(request_id)
-        # Before the claim, so that the parent can end the lease should this process die now.
-        self._table.hold(slot, holder, request_id)
-        try:
-            grant = self._claim(request_id, holder, level, known)
-        except Gone:
-            self._table.drop(slot)  # purged, or lost with the server's memory
-            return None, None
-        if not grant.parts:
+        grant, known = self._claim(slot, request_id, holder, level)
+        if grant is None or not grant.parts:
             self._table.drop(slot)
-            self._push(request_id, grant.tokens)
+            if grant:
+                self._push(request_id, grant.tokens)
             return None, None
         runner, pace = known or self._learn(request_id, grant)
         is_async, timeout_ms = runner.handler.is_async, runner.timeout_ms
@@ -176,14 +170,24 @@ class Process:
         return Lease(slot, request_id, holder, runner, pace), grant
 
     def _claim(
-        self, request_id: str, holder: str, level: int, known: tuple[Runner, Pace] | None
-    ) -> Grant:
+        self, slot: int, request_id: str, holder: str, level: int
+    ) -> tuple[Grant | None, tuple[Runner, Pace] | None]:
+        known = self._known.get(request_id)
         terms = self._terms(known[1].most() if known else 1)
-        return self._insist(
-            lambda: self._protocol.claim(
+        # Before the claim, so that the parent can end the lease should this process die now.
+        self._table.hold(slot, holder, request_id)
+        try:
+            grant = self._protocol.claim(
                 request_id, holder, terms, self._offers, level=level, is_known=known is not None
             )
-        )
+        except ProtocolError:
+            return None, None  # purged, or lost with the server's memory
+        except ServerError as error:
+            # It may have been granted. The name is not used again, whenever the claim arrives.
+            self._report_outage(error, 1)
+            self._release_holder(slot, request_id, holder)
+            return None, None
+        return grant, known
 
     def _learn(self, request_id: str, grant: Grant) -> tuple[Runner, Pace]:
         spec = msgspec.json.decode(grant.spec, type=Spec)
@@ -353,9 +357,13 @@ class Process:
         return self._config.slots > 1 and not self._is_exclusive
 
     def _release(self, lease: Lease) -> None:
-        call = self._table.next_call(lease.slot)
-        answer = self._insist(lambda: self._protocol.release(lease.request_id, lease.holder, call))
-        self._push(lease.request_id, answer.tokens)
+        self._release_holder(lease.slot, lease.request_id, lease.holder)
+
+    def _release_holder(self, slot: int, request_id: str, holder: str) -> None:
+        call = self._table.next_call(slot)
+        with suppress(Gone):
+            answer = self._insist(lambda: self._protocol.release(request_id, holder, call))
+            self._push(request_id, answer.tokens)
 
     def _insist(self, call: Callable[[], T]) -> T:
         """Make a call until the server answers. Every repeat is the same call, number and all."""

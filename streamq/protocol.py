@@ -42,7 +42,8 @@ class Protocol:
 
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         self.connection = connection
-        self._run = Scripts(connection).run
+        scripts = Scripts(connection)
+        self._run, self._run_once = scripts.run, scripts.run_once
         self._prefix = prefix
         self.keys = lru_cache(1024)(lambda request_id: RequestKeys(request_id, prefix))
 
@@ -193,8 +194,12 @@ class Protocol:
         level: int = -1,
         is_known: bool = False,
     ) -> Grant:
-        """Ask for a lease and parts to run under it."""
-        word, count, at, look, handler, spec, troubles, *lists = self._run(
+        """Ask for a lease and parts to run under it.
+
+        It is never sent again: a copy that came late would grant a lease under a name that is
+        over. A caller that gets no answer releases the holder and takes another name.
+        """
+        word, count, at, look, handler, spec, troubles, *lists = self._run_once(
             "claim",
             self.keys(request_id),
             holder=holder,

@@ -7,6 +7,7 @@ Scripts go by digest, so two versions may run side by side during a deploy.
 
 import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -60,7 +61,20 @@ class Scripts:
         self._connection = connection
 
     def run(self, name: str, keys: RequestKeys | QueueKeys, /, **args: Any) -> Any:
-        """Run one script with the arguments its header names."""
+        """Run one script with the arguments its header names; sent again if no answer comes."""
+        return self._execute(self._connection.redis.execute_command, name, keys, args)
+
+    def run_once(self, name: str, keys: RequestKeys | QueueKeys, /, **args: Any) -> Any:
+        """The same, but never sent again."""
+        return self._execute(self._connection.blocking(1).execute_command, name, keys, args)
+
+    def _execute(
+        self,
+        execute: Callable[..., Any],
+        name: str,
+        keys: RequestKeys | QueueKeys,
+        args: dict[str, Any],
+    ) -> Any:
         key_names, arg_names, is_variadic = signature(name)
         if tuple(args) != arg_names:
             raise TypeError(f"{name}.lua takes {list(arg_names)}, not {list(args)}")
@@ -68,7 +82,6 @@ class Scripts:
         if is_variadic:
             argv.extend(argv.pop())
         key_values = [getattr(keys, key) for key in key_names]
-        execute = self._connection.redis.execute_command
         try:
             with translated(self._connection.where):
                 try:

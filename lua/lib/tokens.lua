@@ -1,6 +1,6 @@
 -- Tokens are invitations to claim. What is counted here as "out" is a belief: it may be
 -- wrong in both directions, costs time then, and the audit sets it right.
-local MOST_OUT = 8
+
 -- A rate may run ahead by this much, so that one claim can hand out several parts.
 local RATE_AHEAD_MS = 50
 

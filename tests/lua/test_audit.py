@@ -8,8 +8,10 @@ from tests.driver import Driver
 
 
 class TestBelief:
-    @pytest.mark.parametrize("believed", [0, 2, 99])
-    def test_is_set_right_whatever_it_was(self, driver: Driver, believed: int) -> None:
+    @pytest.mark.parametrize(("believed", "after"), [(0, "0"), (2, "2"), (99, "4")])
+    def test_is_lowered_to_what_should_be_out_and_never_raised(
+        self, driver: Driver, believed: int, after: str
+    ) -> None:
         driver.load(9, limit=5, level=7)
         driver.claim()
         driver.set_meta(out=believed)
@@ -17,7 +19,7 @@ class TestBelief:
         audit = driver.protocol.audit(driver.id)
 
         assert (audit.state, audit.tokens.count, audit.tokens.level) == (State.OPEN, 4, 7)
-        assert driver.meta("out") == "4"
+        assert driver.meta("out") == after
 
     def test_is_the_same_after_the_second_audit(self, driver: Driver) -> None:
         driver.load(9)

@@ -49,6 +49,15 @@ class TestLease:
         assert driver.held(holder) == [1, 2]
         assert set(driver.leases()) == {holder}
 
+    def test_repeated_after_the_deadline_moves_it(self, driver: Driver) -> None:
+        driver.load(5)
+        holder, _ = driver.claim(2)
+        driver.expire(holder)
+
+        driver.claim(2, holder=holder)
+
+        assert driver.protocol.reap(driver.id).leases == 0, "it was told to go on"
+
     def test_repeated_at_the_limit_is_not_refused(self, driver: Driver) -> None:
         driver.load(5, limit=1)
         holder, _ = driver.claim()

@@ -278,6 +278,16 @@ class TestEnd:
 
 
 class TestCallNumber:
+    def test_equal_after_the_deadline_moves_it(self, driver: Driver) -> None:
+        driver.load(5)
+        holder, _ = driver.claim(2)
+        driver.finish(holder, [1, 2], 2, call=1)
+        driver.expire(holder)
+
+        driver.finish(holder, [1, 2], 2, call=1)
+
+        assert driver.protocol.reap(driver.id).leases == 0, "it was told to go on"
+
     def test_equal_is_a_repeat_and_returns_what_is_pending(
         self, driver: Driver, holder: str
     ) -> None:

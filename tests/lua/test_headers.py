@@ -195,7 +195,8 @@ def bindings() -> Protocol:
         raise Sent(*sent)
 
     redis = SimpleNamespace(execute_command=execute_command)
-    return Protocol(cast(Connection, SimpleNamespace(where="nowhere", redis=redis)))
+    nowhere = SimpleNamespace(where="nowhere", redis=redis, blocking=lambda _: redis)
+    return Protocol(cast(Connection, nowhere))
 
 
 def arguments(method: Any) -> dict[str, Any]:

@@ -136,6 +136,14 @@ class TestRegister:
         assert driver.redis.zscore(queue_keys.closed, driver.id) is None
 
 
+def test_to_ensure_takes_away_what_is_more_than_eight(driver: Driver) -> None:
+    driver.protocol.mint(driver.queue, driver.id, Tokens(12, 50))
+
+    driver.protocol.mint(driver.queue, driver.id, Tokens(3, 50), mode="ensure")
+
+    assert driver.tokens() == [driver.id] * 8
+
+
 def test_full_server_still_takes_it(driver: Driver) -> None:
     with driver.full_server():
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(2), register="again") == 2
