@@ -28,7 +28,9 @@ from streamq.table import CALL_STEP, Held, Table
 
 log = logging.getLogger(__name__)
 
+#: How often the parent looks at what runs; and while nothing does.
 TICK_S = 0.04
+IDLE_TICK_S = 0.2
 #: A call of the parent's under a lease whose process is dead comes after all others.
 LAST_CALL = 2**53 - 1
 #: A process that lived this long is replaced at once, a younger one after a pause.
@@ -147,7 +149,7 @@ class Pool:
         try:
             while not self._is_stopping or self._members:
                 self._fill()
-                self._hear(self._tick_s)
+                self._hear(self._tick_s if self._keeper.holdings else IDLE_TICK_S)
                 self._bury()
                 self._keeper.holdings = self._look_after_all()
                 self._look_around()

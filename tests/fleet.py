@@ -34,7 +34,11 @@ class Fleet:
         self._pools: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, *options: str, target: str = "tasks:app", cwd: Path = APPS
+        self,
+        *options: str,
+        target: str = "tasks:app",
+        cwd: Path = APPS,
+        audit_ms: int = 500,
     ) -> "subprocess.Popen[bytes]":
         """A pool, from its command line."""
         errors = (self._folder / f"pool{len(self._pools)}.err").open("wb")
@@ -42,7 +46,7 @@ class Fleet:
             "STREAMQ_URL": self.url,
             "STREAMQ_QUEUE": self.queue,
             "STREAMQ_TEST_LOG": str(self.log),
-            "STREAMQ_AUDIT_MS": "500",
+            "STREAMQ_AUDIT_MS": str(audit_ms),
         }
         command = [sys.executable, "-m", "streamq.cli", "worker", target, *options]
         pool = subprocess.Popen(
@@ -52,9 +56,9 @@ class Fleet:
         self._pools.append(pool)
         return pool
 
-    def ready(self, *options: str, target: str = "tasks:app") -> "subprocess.Popen[bytes]":
+    def ready(self, *options: str, **others: Any) -> "subprocess.Popen[bytes]":
         """A pool that has begun to take parts."""
-        pool = self.start(*options, target=target)
+        pool = self.start(*options, **others)
         wait_until(lambda: "ready" in self.errors(pool) or pool.poll() is not None, 15)
         return pool
 

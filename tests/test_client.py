@@ -182,7 +182,7 @@ class TestGetAndList:
     def test_one_that_has_ended_is_listed_so_at_once_and_after_the_janitor(
         self, client: Client, queue: str, request_: Request, worker: Worker
     ) -> None:
-        other = client.submit([b"x"], handler="other", queue=queue)
+        other = client.submit([b"x"], handler="h", queue=queue, delay="1h")
         request_.cancel()
 
         for _ in range(2):
@@ -632,7 +632,7 @@ class TestPurge:
         assert request.wait(timeout=5).state is State.DONE
 
         def is_swept() -> bool:
-            worker._sweep()
+            worker.sweep()
             return not indexes(protocol, queue, request.id)
 
         wait_until(is_swept)

@@ -1,6 +1,8 @@
 """Putting the parts of a request into the server: while they run, again, at once, and badly."""
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -691,14 +693,42 @@ class TestDurable:
         wait_until(lambda: not driver.redis.exists(driver.keys.sync))
 
     @pytest.mark.parametrize("kind", ["cluster"])
-    def test_waits_for_a_replica_that_is_behind(self, submit: Submit, driver: Driver) -> None:
-        on_replica(driver.redis, driver.keys.meta, "CLIENT", "PAUSE", 300, "ALL")
+    @pytest.mark.parametrize("slot", ["request", "queue"])
+    def test_waits_for_the_replicas_of_both_slots(
+        self, submit: Submit, driver: Driver, queue: str, slot: str
+    ) -> None:
+        key = driver.keys.meta if slot == "request" else QueueKeys(queue).open
+        replica = int(on_replica(driver.redis, key, "INFO", "server")["process_id"])
+
+        with ThreadPoolExecutor(1) as pool:
+            os.kill(replica, signal.SIGSTOP)
+            try:
+                submitting = pool.submit(submit, numbered(10), durable=1)
+                with pytest.raises(TimeoutError):
+                    submitting.result(timeout=0.4)
+                assert driver.meta("state") == "open"
+            finally:
+                os.kill(replica, signal.SIGCONT)
+            submitting.result(timeout=5)
+
+        assert on_replica(driver.redis, key, "EXISTS", key) == 1
+
+    @on_one_kind
+    def test_one_whose_seal_was_lost_meanwhile_is_sealed_again(
+        self, client: Client, submit: Submit, driver: Driver
+    ) -> None:
+        class FailingOver(Protocol):
+            def replicas(self, *_: Any) -> int:
+                driver.redis.hdel(driver.keys.meta, "sealed")
+                driver.set_meta(state="loading")
+                driver.redis.incr(driver.keys.left)
+                return 1
+
+        client._protocol = FailingOver(client._protocol.connection)
 
         submit(numbered(10), durable=1)
 
-        assert (
-            on_replica(driver.redis, driver.keys.meta, "HGET", driver.keys.meta, "sealed") == b"1"
-        )
+        assert (driver.meta("state"), driver.left()) == ("open", 10)
 
     @pytest.mark.parametrize(("kind", "wanted"), [("cluster", 2), ("valkey", 1), ("redis", 1)])
     def test_too_few_replicas_are_an_error_and_the_request_is_there(

@@ -188,3 +188,13 @@ def holds_gil(seconds: float, context: Context) -> float:
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
     note("E", context)
     return seconds
+
+
+_grown: list[bytes] = []
+
+
+@app.handler
+def grow(mebibytes: int) -> int:
+    """Keeps so much memory for as long as its process lives."""
+    _grown.append(os.urandom(mebibytes * 2**20))
+    return len(_grown)
