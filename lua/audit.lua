@@ -6,8 +6,8 @@
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
 --
--- Returns  state; tokens that should be out; their level; when to look again; leases that
---          have expired; when the request may be purged (0: it has not ended)
+-- Returns  state; queue; tokens that should be out; their level; when to look again; leases
+--          that have expired; when the request may be purged (0: it has not ended)
 -- Errors   UNKNOWN   no such request
 -- Cost     O(log leases)
 -- Flags    allow-oom
@@ -44,4 +44,4 @@ if not is_live(r) then
   purge_at = r.finished_ms + r.keep_ms
 end
 save(k.meta, r)
-return { r.state, want, r.level, look, expired, purge_at }
+return { r.state, redis.call("HGET", k.meta, "queue"), want, r.level, look, expired, purge_at }

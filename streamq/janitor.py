@@ -54,7 +54,10 @@ class Janitor:
             if tick.now_ms - score > FORGET_UNOPENED_MS:
                 self._protocol.close(self._queue, request_id, score, 0)
             return
-        if audit.purge_at:
+        if audit.queue != self._queue:
+            # Somebody submitted to this queue under an id that another one has, and died.
+            self._protocol.close(self._queue, request_id, score, 0)
+        elif audit.purge_at:
             self._protocol.close(self._queue, request_id, score, audit.purge_at)
         elif audit.tokens:
             self._protocol.mint(self._queue, request_id, audit.tokens, mode="ensure")

@@ -129,6 +129,7 @@ class Audit(msgspec.Struct, frozen=True):
     """What should be out for a request."""
 
     state: State
+    queue: str
     tokens: Tokens
     expired: int
     purge_at: int

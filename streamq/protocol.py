@@ -319,8 +319,11 @@ class Protocol:
 
     def audit(self, request_id: str) -> Audit:
         """Which tokens should be out, worked out afresh."""
-        state, want, level, look, expired, purge_at = self._run("audit", self.keys(request_id))
-        return Audit(State(state.decode()), Tokens(want, level, look), expired, purge_at)
+        state, queue, want, level, look, expired, purge_at = self._run(
+            "audit", self.keys(request_id)
+        )
+        tokens = Tokens(want, level, look)
+        return Audit(State(state.decode()), queue.decode(), tokens, expired, purge_at)
 
     # Queues
 

@@ -1,6 +1,8 @@
 """From a URL to a server, and from the driver's errors to ours."""
 
+import os
 import secrets
+import signal
 import tempfile
 import threading
 import time
@@ -248,6 +250,24 @@ class TestServers:
                 assert client.submit([], handler="h").status().state == "done"
             with pytest.raises(ServerUnreachable, match="other"):
                 Client(f"redis+sentinel://{address}/other")
+
+    def test_replicas_are_counted_also_by_a_connection_that_never_wrote(
+        self, urls: Callable[[str], str], connections: Callable[[str], Connection]
+    ) -> None:
+        redis, key = connections("cluster").redis, f"k{secrets.token_hex(4)}"
+        at = {"target_nodes": redis.get_node_from_key(key)}
+        where = redis.info("replication", **at)["slave0"]
+        with connected(f"redis://{where['ip']}:{where['port']}") as replica:
+            pid = replica.redis.info("server")["process_id"]
+
+        with connected(urls("cluster")) as fresh:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                redis.set(key, 1, ex=60)
+                behind = fresh.replicas(key, 1, 0.2)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert (behind, fresh.replicas(key, 1, 2)) == (0, 1)
 
     def test_blocking_calls_share_few_clients(self, server: LocalServer) -> None:
         with connected(server.url) as connection:

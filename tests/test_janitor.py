@@ -177,6 +177,19 @@ def test_one_who_comes_after_that_hour_is_not_forgotten_with_it(
     assert "open" in indexes(protocol, queue, request_id)
 
 
+def test_request_of_another_queue_is_left_to_it(
+    client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    stranger = client.submit([b"x"] * 5, handler="h", queue=f"{queue}-other")
+    protocol.mint(queue, stranger.id, Tokens(), register="yes")
+
+    sweep()
+
+    assert tokens(protocol, queue) == []
+    assert protocol.ids(queue) == []
+    assert protocol.ids(f"{queue}-other") == [stranger.id]
+
+
 def test_one_who_is_redriven_is_not_closed_by_a_slow_janitor(
     client: Client, protocol: Protocol, queue: str, request_id: str
 ) -> None:

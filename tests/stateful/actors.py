@@ -2,8 +2,9 @@
 
 A slot keeps the client's rules: a fresh name for every lease, calls numbered under it, and what
 a call hands back is struck before it is sent and never started. A call goes well, or stays under
-way (sent, not executed), or is executed and its reply lost; then it is sent again as it was. A
-copy of a call that was under way may arrive at any later moment.
+way (sent, not executed), or is executed and its reply lost; then it is sent again as it was, but
+for a claim: its name is released instead. A copy of a call that was under way may arrive at any
+later moment.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamq.errors import LoadGap, ProtocolError, RequestEnded, RequestUnknown
-from streamq.model import Failure, Grant, Opened, Outcome, State, Terms, Tokens
+from streamq.model import Failure, Grant, Opened, Outcome, Terms, Tokens
 from tests.stateful.book import Book
 from tests.stateful.watched import Watched
 
@@ -35,7 +36,10 @@ class Pick:
     early: bool = False
     #: Give the lease back politely.
     release: bool = False
+    #: Not to have the handler.
     stranger: bool = False
+    #: A call that is sent again will arrive twice, the first time after the second.
+    copy: bool = False
 
 
 PLAIN = Pick()
@@ -98,8 +102,6 @@ class Sent:
     book: Book
     send: Callable[[], Any]
     hear: Callable[[Any], None]
-    #: It uses up a token.
-    has_token: bool = False
 
 
 class Actor:
@@ -119,7 +121,6 @@ class Actor:
             reply = sent.send()
         except ProtocolError as refused:
             reply = refused
-        sent.has_token = False
         if fares == REPLY_LOST:
             self.net.protocol.tally["lost replies"] += 1
             lose(sent.book, reply)
@@ -132,11 +133,13 @@ class Actor:
     def is_busy(self) -> bool:
         return bool(self.call or self.pushes)
 
-    def goes_on(self, fares: str) -> bool:
+    def goes_on(self, fares: str, *, copy: bool = False) -> bool:
         """Push what is to be pushed, or send the call under way again, if there is any."""
         if self.pushes:
             self.push()
         elif self.call:
+            if copy:
+                self.leave_copy()
             self.attempt(self.call, fares)
         else:
             return False
@@ -164,11 +167,8 @@ class Actor:
         """Lose everything that is not on the server."""
         for push in self.pushes:
             push.book.trusted = False
-        if self.call:
-            if self.call.has_token:
-                self.call.book.trusted = False
-            if leave_copy:
-                self.leave_copy()
+        if leave_copy:
+            self.leave_copy()
         self.call = None
         self.pushes = []
         self.net.protocol.tally["crashes"] += 1
@@ -224,7 +224,7 @@ class Slot(Actor):
 
     def step(self, pick: Pick = PLAIN) -> bool:
         """Do the next thing. Returns whether there was anything to do."""
-        if self.goes_on(pick.fares):
+        if self.goes_on(pick.fares, copy=pick.copy):
             return True
         if self.holding:
             self._work(self.holding, pick)
@@ -234,9 +234,11 @@ class Slot(Actor):
             return self._take()
         return True
 
-    def has_more_than(self, keep: int) -> bool:
-        """Whether something is in the queue besides the first few."""
-        return self.holding is not None and len(self.holding.queue) > keep
+    def can_hand_back(self, keep: int) -> bool:
+        """Whether the heartbeat has something to do, or the slot's call to overtake."""
+        if self.heart.is_busy or self.holding is None:
+            return self.heart.is_busy
+        return self.call is not None or len(self.holding.queue) > keep
 
     def settle(self, steps: int) -> None:
         """Go on without faults until there is nothing to do."""
@@ -259,15 +261,21 @@ class Slot(Actor):
         holder = f"{self.name}.{self.leases}"
         terms = Terms(1 + pick.most, lease_ms=LEASE_MS)
         handlers = ["parts other"] if pick.stranger else [f"{self.net.unit} h"]
-        self.attempt(
-            Sent(
-                book,
-                lambda: self.net.protocol.claim(book.id, holder, terms, handlers, level=level),
-                lambda reply: self._hear_claim(Holding(book, holder), reply),
-                has_token=True,
-            ),
-            pick.fares,
+        holding = Holding(book, holder)
+        sent = Sent(
+            book,
+            lambda: self.net.protocol.claim(book.id, holder, terms, handlers, level=level),
+            lambda reply: self._hear_claim(holding, reply),
         )
+        if pick.fares != UNDER_WAY:
+            self.attempt(sent, pick.fares)
+        else:
+            # The token goes with it, wherever it is.
+            book.trusted = False
+            if pick.copy:
+                self.net.late.append((book, sent.send))
+        if pick.fares != WELL:
+            self._release(holding, None, UNDER_WAY)
 
     def _hear_claim(self, holding: Holding, reply: Grant | ProtocolError) -> None:
         if isinstance(reply, Grant) and reply.word == "ok":
@@ -278,7 +286,7 @@ class Slot(Actor):
         if holding.running is not None:
             self._end_run(holding, holding.running, pick)
         elif pick.release:
-            self._release(holding, None, pick)
+            self._release(holding, None, pick.fares)
         elif holding.queue and not (pick.early and holding.finished):
             holding.running = holding.queue.pop(0)
         else:
@@ -290,7 +298,7 @@ class Slot(Actor):
         if pick.outcome == "done":
             holding.finished[number] = f"{holding.holder} ran {number} as {self.net.runs}".encode()
         elif pick.outcome == "dies":
-            self._release(holding, number, pick)
+            self._release(holding, number, pick.fares)
         else:
             self._fail(holding, number, pick)
 
@@ -344,7 +352,7 @@ class Slot(Actor):
             pick.fares,
         )
 
-    def _release(self, holding: Holding, crashed: int | None, pick: Pick) -> None:
+    def _release(self, holding: Holding, crashed: int | None, fares: str) -> None:
         call, book = holding.next_call(), holding.book
         holding.strike(0, call)
         holding.finished = {}
@@ -354,7 +362,7 @@ class Slot(Actor):
                 lambda: self.net.protocol.release(book.id, holding.holder, call, crashed),
                 lambda reply: self._hear_outcome(holding, reply, ("late",)),
             ),
-            pick.fares,
+            fares,
         )
 
     def _hear_outcome(
@@ -387,11 +395,12 @@ class Slot(Actor):
             self._drop(holding)
 
     def hand_back(self, keep: int, fares: str) -> None:
-        """Give back what is not started, but for the first few, or go on with such a call."""
+        """Give back what is not started, but for the first few, or go on with such a call.
+
+        While the slot has a call under way this may be nothing, which still counts as a call.
+        """
         holding = self.holding
-        if self.heart.goes_on(fares):
-            return
-        if holding is not None and len(holding.queue) > keep:
+        if not self.heart.goes_on(fares) and holding is not None:
             call, book = holding.next_call(), holding.book
             struck = holding.strike(keep, call)
             sent = Sent(
@@ -401,19 +410,30 @@ class Slot(Actor):
             )
             self.heart.attempt(sent, fares)
 
+    def die(self, *, leave_copy: bool) -> None:
+        """The slot's process dies, and its parent ends the lease for it."""
+        holding = self.holding
+        self._lose_token()
+        Actor.crash(self, leave_copy=leave_copy)
+        if holding is not None:
+            self._release(holding, holding.running, WELL)
+
     def crash(self, *, leave_copy: bool) -> None:
-        if self.token:
-            self.token[0].trusted = False
-        self.token = self.holding = None
+        """The slot dies with its parent: nobody ends the lease."""
+        self._lose_token()
+        self.holding = None
         self.heart.crash(leave_copy=leave_copy)
         super().crash(leave_copy=leave_copy)
+
+    def _lose_token(self) -> None:
+        if self.token:
+            self.token[0].trusted = False
+        self.token = None
 
     def check_hands(self) -> None:
         """What this slot may start or runs is its own on the server, while it has the lease."""
         holding = self.holding
-        if holding is None or holding.holder in holding.book.losers:
-            return
-        if holding.book.state is State.CANCELLED or holding.holder not in holding.book.leases:
+        if holding is None or holding.holder not in holding.book.leases:
             return
         for number in [*holding.queue, *([] if holding.running is None else [holding.running])]:
             assert holding.book.place[number] == holding.holder, f"{number} runs elsewhere"

@@ -125,8 +125,7 @@ class Book:
     records_failed: int = 0
     redrives: int = 0
     committed: str = ""
-    #: Holders whose lease was taken from them, and those whose request ended under them.
-    losers: set[str] = field(default_factory=set)
+    #: Holders whose request ended under them: their consumers stay.
     litter: set[str] = field(default_factory=set)
     #: No token and no look was lost since the last audit.
     trusted: bool = True
@@ -422,10 +421,6 @@ class Book:
             self.tally["mercy"] += len(merciful)
             return merciful
         pending = [n for n in results if self.place[n] not in (WAITING, DONE, FAILED)]
-        if holder in self.losers:
-            # Its name came back with a claim that was late; the acknowledgement asks for no owner.
-            self._note("revenant")
-            return pending
         assert all(self.place[number] == holder for number in pending), "not its part to finish"
         assert len(pending) in (0, len(results)), "a batch is counted as one"
         return pending
@@ -546,7 +541,6 @@ class Book:
             running = numbers if len(numbers) == 1 else [n for n in numbers if str(n) == said]
             if holder in self.leases:
                 self._end_lease(holder)
-            self.losers.add(holder)
             taken += len(numbers)
             for number in numbers:
                 if number in running:

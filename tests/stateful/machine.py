@@ -52,13 +52,13 @@ T = TypeVar("T")
 FATES = (WELL, WELL, WELL, UNDER_WAY, REPLY_LOST)
 OUTCOMES = ("done", "done", "done", "done", "retry", "snooze", "hold", "abandon", "dies")
 STEERING = (
-    *("limit 1", "limit 2", "limit 4", "level 7", "level 50", "rate off", "rate 1/s"),
-    *("pause", "resume", "resume", "cancel"),
+    *("limit 1", "limit 3", "limit 4", "level 7", "level 50", "rate off", "rate 1/s"),
+    *("pause", "pause", "pause", "resume", "resume", "resume", "cancel"),
 )
 
 
 def _some_picks() -> list[Pick]:
-    """Enough of all there could be, the simplest first: one draw instead of seven."""
+    """Enough of all there could be, the simplest first: one draw instead of eight."""
     chance = Random(1)
     found = [
         Pick(
@@ -69,6 +69,7 @@ def _some_picks() -> list[Pick]:
             early=chance.random() < 0.5,
             release=chance.random() < 0.1,
             stranger=chance.random() < 0.05,
+            copy=chance.random() < 0.7,
         )
         for _ in range(500)
     ]
@@ -88,7 +89,7 @@ picks = st.sampled_from(_some_picks())
 waits = st.sampled_from([0, EVERY_MS, LEASE_MS + 1_000])
 plans = st.builds(
     Plan,
-    sizes=st.sampled_from([((1, 2, 3) * 5)[:n] for n in (4, 5, 6, 8, 10, 12, 15, 1, 0)]),
+    sizes=st.sampled_from([((1, 2, 3) * 5)[:n] for n in (4, 5, 6, 8, 10, 12, 15, 3, 2, 1, 0)]),
     level=st.sampled_from(LEVELS),
     limit=st.integers(1, 3),
     retries=st.integers(0, 2),
@@ -98,9 +99,10 @@ plans = st.builds(
     rate_ms=st.sampled_from([*[0.0] * 6, 24.0, 3_000.0]),
     delay_ms=st.sampled_from([*[0] * 6, 3_000]),
 )
-# What comes between two calls of a janitor or client: nothing, a slot, a janitor, or its death.
+# What comes between two calls of a janitor or client: nothing, a slot, another of them, its death.
 between = st.lists(
-    st.none() | st.tuples(indexes, picks) | st.sampled_from(["sweep", "crash"]), max_size=6
+    st.none() | st.tuples(indexes, picks) | st.sampled_from(["sweep", "redrive", "crash"]),
+    max_size=6,
 )
 
 #: Each act, how often it comes compared with others, and what it is given.
@@ -111,18 +113,19 @@ ACTS: dict[str, tuple[int, st.SearchStrategy[tuple[Any, ...]]]] = {
     "submit": (1, st.tuples(plans, st.sampled_from([5, 0]))),
     "renew": (2, st.tuples(indexes)),
     "hand_back": (4, st.tuples(indexes, st.integers(0, 1), fates)),
-    "crash": (3, st.tuples(indexes, st.booleans())),
+    "die": (2, st.tuples(indexes, st.booleans())),
+    "crash": (2, st.tuples(indexes, st.booleans())),
     "crash_loader": (1, st.tuples(indexes, st.booleans())),
     "double_call": (2, st.tuples(indexes)),
     "arrive": (3, st.tuples(indexes)),
     "stall": (3, st.tuples(indexes, st.booleans())),
-    "pass_time": (2, st.tuples(st.sampled_from([30, 1_000, EVERY_MS, LEASE_MS + 1_000, 60_000]))),
+    "pass_time": (2, st.tuples(st.sampled_from([30, 1_000, 4_000, LEASE_MS + 1_000, 60_000]))),
     "spoil_tokens": (2, st.tuples(indexes, st.sampled_from(LEVELS), st.integers(-2, 2))),
     "sweep": (3, st.tuples(st.integers(0, 1), waits)),
     "sweep_disturbed": (2, st.tuples(between, waits)),
-    "steer": (2, st.tuples(indexes, st.sampled_from(STEERING))),
+    "steer": (4, st.tuples(indexes, st.sampled_from(STEERING))),
     "redrive": (3, st.tuples(indexes, between)),
-    "collect": (1, st.tuples(indexes, st.integers(1, 4), st.booleans(), st.booleans())),
+    "collect": (1, st.tuples(indexes, st.integers(1, 2), st.booleans(), st.booleans())),
 }
 _NAMES = [name for name, (weight, _) in ACTS.items() for _ in range(weight)]
 
@@ -233,14 +236,22 @@ class Machine(RuleBasedStateMachine):
 
     def hand_back(self, index: int, keep: int, fares: str) -> None:
         """A heartbeat gives back what is not started."""
-        can = [slot for slot in self.slots if slot.heart.is_busy or slot.has_more_than(keep)]
+        can = [slot for slot in self.slots if slot.can_hand_back(keep)]
         for slot in _one(can, index):
             slot.hand_back(keep, fares)
 
+    def busy(self) -> list[Slot]:
+        return [slot for slot in self.slots if not slot.is_idle]
+
     def crash(self, index: int, leave_copy: bool) -> None:
         """A worker dies, wherever it was."""
-        for slot in _one([slot for slot in self.slots if not slot.is_idle], index):
+        for slot in _one(self.busy(), index):
             slot.crash(leave_copy=leave_copy)
+
+    def die(self, index: int, leave_copy: bool) -> None:
+        """A process of a worker dies, wherever it was."""
+        for slot in _one(self.busy(), index):
+            slot.die(leave_copy=leave_copy)
 
     def actors(self) -> list[Actor]:
         return [*self.slots, *(slot.heart for slot in self.slots), *self.loaders]
@@ -304,10 +315,9 @@ class Machine(RuleBasedStateMachine):
         """A janitor sweeps while others act, or dies in the middle."""
         if wait_ms:
             self.pass_time(wait_ms)
-        # What an audit found may be out of date when the janitor acts on it.
-        for book in self.books:
-            book.trusted = False
-        self.disturbed(acts, self.janitors[0].sweep)
+        if not self.disturbed(acts, self.janitors[0].sweep):
+            for book in self.books:
+                book.trusted = False
 
     def disturbed(self, acts: list[Any], run: Callable[[], object]) -> bool:
         """Run something while others act between its calls. Returns whether it lived."""
@@ -329,6 +339,8 @@ class Machine(RuleBasedStateMachine):
                 raise Crash
             if chosen == "sweep":
                 self.janitors[1].sweep()
+            elif chosen == "redrive":
+                self.redrive(0, [])
             elif chosen is not None:
                 self.work(*chosen)
 
@@ -398,19 +410,18 @@ class Machine(RuleBasedStateMachine):
         assert tokens >= seen.number("out"), "more tokens are believed out than there are"
         ready = book.total - book.delivered + len(seen.due(seen.now))
         room = book.limit - len(book.leases)
-        if not ready or room <= 0 or tokens or seen.blocked_until() > seen.now:
+        wanted = min(room, ready, MOST_OUT)
+        if tokens >= wanted or seen.blocked_until() > seen.now:
             return
         look = min([queue.due.get(book.id, float("inf")), *self.looks_in_hands(book)])
         assert look <= seen.now + (1_000 if book.shunned else 0), "room and work, and no token"
-        self.tally["looks instead of tokens"] += 1
+        self.tally["look instead of a token"] += 1
 
     def in_hands(self, book: Book) -> int:
         """Tokens of the request's level that somebody has popped or is to push."""
         level = book.level
         popped = [slot.token for slot in self.slots if slot.token]
         held = sum(held is book and at == level for held, at in popped)
-        calls = [slot.call for slot in self.slots if slot.call and slot.call.has_token]
-        held += sum(call.book is book for call in calls)
         return held + sum(
             push.tokens.count
             for actor in self.actors()
