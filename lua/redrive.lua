@@ -47,6 +47,8 @@ for _, number in ipairs(numbers) do
     redis.call("XCLAIM", k.parts, "w", PARKED, 0, number, "FORCE", "JUSTID")
     redis.call("ZADD", k.retry, number, number)
     local t = read_tries(redis.call("HGET", k.tries, number))
+    -- What has killed workers before is not to take its neighbours along.
+    t.alone = t.crashes > 0 and 1 or 0
     t.errors, t.crashes, t.run = 0, 0, t.run + 1
     write_tries(k.tries, number, t)
     put(r, "records_failed", r.records_failed - t.records)
