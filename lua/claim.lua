@@ -105,8 +105,8 @@ end
 if r.unit == "" then
   put(r, "unit", unit)
   load_more(k.meta, r)
-  if r.retries < 0 and retries then
-    put(r, "retries", retries)
+  if r.retries < 0 then
+    put(r, "retries", retries or 3)
   end
 end
 

@@ -1,8 +1,9 @@
 -- Tokens are invitations to claim. What is counted here as "out" is a belief: it may be
 -- wrong in both directions, costs time then, and the audit sets it right.
 
--- A rate may run ahead by this much, so that one claim can hand out several parts.
-local RATE_AHEAD_MS = 50
+-- A rate may run ahead by this much, so that one claim can hand out several parts: a twentieth
+-- of a second with the millisecond that the clock is cut to.
+local RATE_AHEAD_MS = 49
 
 -- The moment from which the request may start parts: a delayed start, a snooze, its rate.
 local function blocked_until(r)

@@ -625,6 +625,7 @@ class Book:
         for number in again:
             self._park(number)
             trouble = self.trouble(number)
+            trouble.alone = int(trouble.crashes > 0)
             trouble.errors = trouble.crashes = 0
             trouble.run += 1
             self.records_failed -= trouble.records
