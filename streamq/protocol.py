@@ -45,7 +45,12 @@ class Protocol:
         scripts = Scripts(connection)
         self._run, self._run_once = scripts.run, scripts.run_once
         self._prefix = prefix
+        # Keys are spelled anew for every call otherwise, and a take has a hundred of them.
         self.keys = lru_cache(1024)(lambda request_id: RequestKeys(request_id, prefix))
+        self._queue_keys = lru_cache(1024)(lambda queue, level=0: QueueKeys(queue, prefix, level))
+        self._token_lists = lru_cache(64)(
+            lambda queue, levels: [QueueKeys(queue, prefix, level).tokens for level in levels]
+        )
 
     # Requests
 
@@ -339,7 +344,7 @@ class Protocol:
         """Push tokens of a request and register its next look. Returns how many were pushed."""
         pushed = self._run(
             "mint",
-            QueueKeys(queue, self._prefix, tokens.level),
+            self._queue_keys(queue, tokens.level),
             request_id=request_id,
             count=tokens.count,
             mode=mode,
@@ -356,7 +361,7 @@ class Protocol:
     def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
         """Take the requests that are due for a look, and those that may be purged."""
         now, wait_ms, due, *flat = self._run(
-            "tick", QueueKeys(queue, self._prefix), limit=limit, every_ms=every_ms
+            "tick", self._queue_keys(queue), limit=limit, every_ms=every_ms
         )
         pairs = [(name.decode(), float(score)) for name, score in _pairs(flat)]
         return Tick(now, wait_ms, pairs[:due], [name for name, _ in pairs[due:]])
@@ -366,7 +371,7 @@ class Protocol:
         return bool(
             self._run(
                 "close",
-                QueueKeys(queue, self._prefix),
+                self._queue_keys(queue),
                 request_id=request_id,
                 score=score,
                 purge_at=purge_at,
@@ -400,7 +405,7 @@ class Protocol:
         self, queue: str, block_s: float, levels: Sequence[int] = _EVERY_LEVEL
     ) -> tuple[str, int] | None:
         """The next token, best level first: a request id and the level it was taken from."""
-        lists = [QueueKeys(queue, self._prefix, level).tokens for level in levels]
+        lists = self._token_lists(queue, tuple(levels))
         with translated(self.connection.where):
             reply = self.connection.blocking(block_s).execute_command("BRPOP", *lists, block_s)
         if reply is None:
@@ -414,7 +419,7 @@ class Protocol:
 
     def ids(self, queue: str, *, closed: bool = False) -> list[str]:
         """Ids of the queue's open requests, or of those that have ended, oldest first."""
-        keys = QueueKeys(queue, self._prefix)
+        keys = self._queue_keys(queue)
         with translated(self.connection.where):
             found = self.connection.redis.zrange(keys.closed if closed else keys.open, 0, -1)
         return [request_id.decode() for request_id in found]
@@ -422,19 +427,19 @@ class Protocol:
     def registered(self, queue: str, request_id: str) -> float | None:
         """The score of a request among the queue's open ones, for ``close``."""
         with translated(self.connection.where):
-            score = self.connection.redis.zscore(QueueKeys(queue, self._prefix).open, request_id)
+            score = self.connection.redis.zscore(self._queue_keys(queue).open, request_id)
         return None if score is None else float(score)
 
     def replicas(self, queue: str, request_id: str, wanted: int, wait_s: float) -> int:
         """How many replicas have the request, and how it stands in its queue; waits for so many."""
-        keys = (self.keys(request_id).sync, QueueKeys(queue, self._prefix).sync)
+        keys = (self.keys(request_id).sync, self._queue_keys(queue).sync)
         return min(self.connection.replicas(key, wanted, wait_s) for key in keys)
 
     def newest(self, queue: str, *, closed: bool, first: int, count: int) -> list[str]:
         """A page of the ids of open requests, last submitted first, or of ended ones: those
         first that are kept longest.
         """
-        keys = QueueKeys(queue, self._prefix)
+        keys = self._queue_keys(queue)
         index = keys.closed if closed else keys.open
         with translated(self.connection.where):
             found = self.connection.redis.zrange(index, first, first + count - 1, desc=True)
@@ -442,7 +447,7 @@ class Protocol:
 
     def workers(self, queue: str) -> dict[str, bytes]:
         """What each live worker of the queue says of itself."""
-        keys = QueueKeys(queue, self._prefix)
+        keys = self._queue_keys(queue)
         alive = {}
         with translated(self.connection.where):
             redis = self.connection.redis

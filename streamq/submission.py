@@ -5,7 +5,9 @@ where the server's cursor stands, and the server has every part once.
 """
 
 import hashlib
+import struct
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -55,13 +57,17 @@ class Submission:
         # A delay is counted from the first submission, so it is no part of what is the same.
         lasting = msgspec.structs.replace(policy, delay_ms=0)
         self._digest = hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
-        #: Of all payloads so far, whatever the chunks were: tells one submission from another.
-        self._content = hashlib.blake2b(digest_size=16)
+        #: Of all payloads so far and of their sizes, whatever the chunks were: they tell one
+        #: submission from another.
+        self._content, self._frames = (
+            hashlib.blake2b(digest_size=16),
+            hashlib.blake2b(digest_size=8),
+        )
 
     def run(self, payloads: Iterable[Any], *, can_go_on: bool) -> None:
         """Submit, as far as it is not done yet. ``can_go_on``: the caller knows the id."""
         encoded = self._encoded(payloads)
-        if self._is_there(encoded):
+        if can_go_on and self._is_there(encoded):
             return
         opened = self._open()
         try:
@@ -141,7 +147,9 @@ class Submission:
 
     @property
     def _cursor(self) -> str:
-        return f"{self._parts}:{self._content.hexdigest()}" if self._parts else ""
+        if not self._parts:
+            return ""
+        return f"{self._parts}:{self._content.hexdigest()}:{self._frames.hexdigest()}"
 
     def _encoded(self, payloads: Iterable[Any]) -> Iterator[bytes]:
         try:
@@ -164,9 +172,9 @@ class Submission:
 
     def _count(self, payloads: list[bytes]) -> None:
         self._parts += len(payloads)
-        self._content.update(
-            b"".join([piece for p in payloads for piece in (b"%d%b" % (len(p), _about(p)), p)])
-        )
+        self._content.update(b"".join(payloads))
+        frames = [2 * len(payload) + (type(payload) is _Json) for payload in payloads]
+        self._frames.update(struct.pack(f"<{len(frames)}Q", *frames))
 
     def _skip(self, payloads: Iterator[bytes], total: int, cursor: str) -> None:
         """Pass over what the server has already, and make sure that it is the same."""
@@ -183,7 +191,7 @@ class Submission:
 
     def _append(self, chunk: list[bytes]) -> None:
         while chunk:
-            first, before = self._parts + 1, self._content.copy()
+            first, before = self._parts + 1, (self._content.copy(), self._frames.copy())
             self._count(chunk)
             entries = [value for payload in chunk for value in (payload, _about(payload))]
             try:
@@ -192,7 +200,8 @@ class Submission:
                 )
             except LoadGap:
                 # Somebody else submits the same at the same time, in other chunks.
-                self._parts, self._content = first - 1, before
+                self._parts = first - 1
+                self._content, self._frames = before
                 chunk = self._catch_up(chunk)
                 continue
             except RequestEnded:
@@ -242,61 +251,60 @@ def _about(payload: bytes) -> bytes:
 
 
 class _Sender:
-    """Sends payloads from a thread of its own, so that none waits until the next is made."""
+    """Sends payloads in chunks. A chunk that does not fill is sent by a thread of its own, so
+    that no payload waits until the next is made."""
 
     def __init__(self, send: Callable[[list[bytes]], None]) -> None:
         self._send = send
         self._waiting: list[bytes] = []
         self._size = 0
-        self._is_closed = False
+        self._since = 0.0
         self._error: BaseException | None = None
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="streamq-sender", daemon=True)
+        self._adding = threading.Lock()
+        # Held from taking a chunk until it is sent: chunks stay in order.
+        self._sending = threading.Lock()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="streamq-sender", daemon=True)
 
     def put(self, payload: bytes) -> None:
-        """Have a payload sent. Waits while too many are waiting; raises what the sender met."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._error or not self._is_full())
-            if self._error:
-                raise self._error
+        """Have a payload sent. Raises what the sender met."""
+        if self._error:
+            raise self._error
+        with self._adding:
+            if not self._waiting:
+                self._since = time.monotonic()
             self._waiting.append(payload)
             self._size += len(payload)
-            if len(self._waiting) == 1 or self._is_full():
-                self._changed.notify_all()
+            is_full = len(self._waiting) >= CHUNK_PARTS or self._size >= CHUNK_BYTES
+        if is_full:
+            self._flush()
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._changed:
-            self._is_closed = True
-            if kind:
-                self._waiting = []
-            self._changed.notify_all()
+        self._is_closed.set()
         self._thread.join()
-        if self._error and not kind:
-            raise self._error
+        if kind is None:
+            if self._error:
+                raise self._error
+            self._flush()
 
-    def _is_full(self) -> bool:
-        return len(self._waiting) >= CHUNK_PARTS or self._size >= CHUNK_BYTES
-
-    def _run(self) -> None:
-        try:
-            while chunk := self._next():
+    def _flush(self) -> None:
+        with self._sending:
+            with self._adding:
+                chunk, self._waiting, self._size = self._waiting, [], 0
+            if chunk:
                 self._send(chunk)
-        except BaseException as error:  # noqa: BLE001  it is raised in the other thread
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
 
-    def _next(self) -> list[bytes]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            self._changed.wait_for(lambda: self._is_full() or self._is_closed, LINGER_S)
-            chunk, self._waiting, self._size = self._waiting, [], 0
-            self._changed.notify_all()
-        return chunk
+    def _watch(self) -> None:
+        while not self._is_closed.wait(LINGER_S) and not self._error:
+            if self._waiting and time.monotonic() - self._since > LINGER_S:
+                try:
+                    self._flush()
+                except BaseException as error:  # noqa: BLE001  raised in the other thread
+                    self._error = error
 
 
 def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
