@@ -56,15 +56,11 @@ local r = load_request(k.meta)
 if not r then
   return unknown()
 end
-if r.state == "done" or r.state == "cancelled" then
-  return { r.state, 0, r.level, 0 }
+local refused = refusal(k, r, holder, call)
+if refused then
+  return refused
 end
-if not redis.call("ZSCORE", k.leases, holder) then
-  return { "lost", 0, r.level, 0 }
-end
-local stored = tonumber(redis.call("HGET", k.holders, holder)) or 0
-local pending = redis.call("XPENDING", k.parts, "w", number, number, 1, holder)
-if call <= stored or #pending == 0 then
+if #redis.call("XPENDING", k.parts, "w", number, number, 1, holder) == 0 then
   return { "late", 0, r.level, 0 }
 end
 

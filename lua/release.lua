@@ -44,14 +44,9 @@ local r = load_request(k.meta)
 if not r then
   return unknown()
 end
-if r.state == "done" or r.state == "cancelled" then
-  return { r.state, 0, r.level, 0 }
-end
-if not redis.call("ZSCORE", k.leases, holder) then
-  return { "lost", 0, r.level, 0 }
-end
-if call <= (tonumber(redis.call("HGET", k.holders, holder)) or 0) then
-  return { "late", 0, r.level, 0 }
+local refused = refusal(k, r, holder, call)
+if refused then
+  return refused
 end
 
 local now = now_ms()

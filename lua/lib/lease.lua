@@ -49,3 +49,16 @@ local function end_lease(k, holder)
   redis.call("XGROUP", "DELCONSUMER", k.parts, "w", holder)
   return numbers
 end
+
+-- Why a call under a lease is not to be executed, as its reply; nil when it is.
+local function refusal(k, r, holder, call)
+  local word
+  if r.state == "done" or r.state == "cancelled" then
+    word = r.state
+  elseif not redis.call("ZSCORE", k.leases, holder) then
+    word = "lost"
+  elseif call <= (tonumber(redis.call("HGET", k.holders, holder)) or 0) then
+    word = "late"
+  end
+  return word and { word, 0, r.level, 0 }
+end

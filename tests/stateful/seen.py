@@ -5,6 +5,7 @@ Time is moved by taking it off every moment that is stored: for the server nothi
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from streamq.keys import QueueKeys, RequestKeys
@@ -159,7 +160,7 @@ class Seen:
         hold = self.number("hold_ms")
         if not self.number("rate_ms"):
             return hold
-        return max(hold, self.number("rate_at_ms") - 50)
+        return max(hold, ceil(self.number("rate_at_ms")) - 50)
 
     def due(self, now: float) -> list[int]:
         """Parts in retry that may run, in the order in which they are handed out."""
