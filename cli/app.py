@@ -16,6 +16,7 @@ from .context import PrefixOption, UrlOption, guarded
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
+    "load": ("Run", "Split files into the parts of a request, and print its id."),
     "worker": ("Run", "Run the handlers of an app on parts of requests."),
     "status": ("Inspect", "What is going on, in a queue or with one request."),
     "ls": ("Inspect", "List requests, newest first."),

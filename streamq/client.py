@@ -214,7 +214,8 @@ class Request:
             WaitTimeout: there was nothing new for that long.
         """
         for number, result in self.raw_results(timeout):
-            values = [codec.decode_item(item) for item in codec.decode_result(result)]
+            items, _ = codec.decode_result(result)
+            values = [codec.decode_item(item) for item in items]
             yield number, values[0] if len(values) == 1 else values
 
     def raw_results(self, timeout: str | float | None = None) -> Iterator[tuple[int, bytes]]:

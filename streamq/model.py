@@ -54,6 +54,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     backoff_max_ms: int = 300_000
     #: 0: as the handler says.
     timeout_ms: int = 0
+    #: How parts hold their records: lines, jsonl, csv, file; "" for one payload, one record.
+    format: str = ""
+    #: Of a CSV: its first row, for every part's handler, and what stands between fields.
+    header: str = ""
+    delimiter: str = ","
+    #: Names of the files that parts came from, for those who read failures.
+    files: list[str] = []
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

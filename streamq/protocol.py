@@ -54,8 +54,10 @@ class Protocol:
 
     # Requests
 
-    def open(self, request_id: str, digest: str, policy: Policy) -> Opened:
+    def open(self, request_id: str, digest: str, policy: Policy, source: bytes = b"") -> Opened:
         """Create a request, or find the one of the same submission.
+
+        ``source`` is kept for whoever goes on with the load: what it was made from.
 
         Raises:
             RequestExists: the id is taken by another submission.
@@ -72,6 +74,7 @@ class Protocol:
             "keep_ms": policy.keep_ms,
             "rate_ms": policy.rate_ms,
             "spec": msgspec.json.encode(policy.spec),
+            "source": source,
         }
         is_new, state, total, cursor = self._run(
             "open",

@@ -5,13 +5,14 @@ the value to call the handler with and is sent what came of it.
 """
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import msgspec
 
-from streamq import backoff, codec
+from streamq import backoff, codec, records
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.codec import Item
 from streamq.model import RETRIES, Failure, Part, Spec
@@ -25,6 +26,7 @@ MAX_RESULT = 2**22
 _TRACEBACK_CHARS = 4_000
 _COMPLAIN_EVERY_S = 1.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
+_LEADING_DIGITS = re.compile(rb"\d+")
 
 
 class Done(msgspec.Struct):
@@ -52,7 +54,8 @@ class Runner:
         self.handler = handler
         self._spec = spec
         self._max_result = max_result
-        self._decode = codec.decoder_for(handler.annotation, is_map=handler.is_map)
+        self._decode = records.decoder_for(handler, spec)
+        self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         given = spec.retries if spec.retries is not None else handler.retries
         self._retries = RETRIES if given is None else given
         self._silent_until = 0.0
@@ -111,14 +114,12 @@ class Runner:
 
     def _steps(self, part: Part) -> Generator[Any, Any, Done | Trouble]:
         """Call the handler with each record that has no outcome yet, then sum up."""
-        records = codec.records_in(part)
-        is_json = part.about.endswith(codec.IS_JSON)
-        outcomes: list[Any] = (
-            msgspec.msgpack.decode(part.partial) if part.partial else [[_NONE]] * len(records)
-        )
+        given = self._given(part)
+        is_json = part.about.endswith(records.IS_JSON)
+        outcomes = self._outcomes_so_far(part, given)
         retry: BaseException | None = None
         failures: list[Failure] = []
-        for index, record in enumerate(records):
+        for index, record in enumerate(given):
             if outcomes[index][0] in (_DONE, _DELIVERED):
                 continue
             try:
@@ -132,24 +133,27 @@ class Runner:
                     retry = _stronger(retry, error)
                 if isinstance(error, Snooze):
                     break
-        return self._sum_up(part, outcomes, failures, retry)
-
-    def _sum_up(
-        self,
-        part: Part,
-        outcomes: list[Any],
-        failures: list[Failure],
-        retry: BaseException | None,
-    ) -> Done | Trouble:
-        if not failures:
-            return self._done(part, outcomes)
         if retry is not None:
             return self._put_off(part, failures, retry, outcomes)
-        return self._give_up(part, failures, outcomes)
+        endings = records.endings(given) if self._is_text else b""
+        if failures:
+            return self._give_up(part, failures, outcomes, endings)
+        return self._done(part, outcomes, endings)
+
+    def _outcomes_so_far(self, part: Part, given: list[bytes]) -> list[Any]:
+        if part.partial:
+            known: list[Any] = msgspec.msgpack.decode(part.partial)
+            return known
+        spec = self._spec
+        return [[_DONE, None] if records.is_skipped(each, spec) else [_NONE] for each in given]
+
+    def _given(self, part: Part) -> list[bytes]:
+        """What the handler is called with, one after another: records, or the part as a whole."""
+        return records.records_in(part, self._spec) if self.handler.is_map else [part.payload]
 
     def _decode_record(self, record: bytes, is_json: bool) -> Any:
         try:
-            return self._decode(record, is_json)
+            return self._decode(records.bare(record) if self._is_text else record, is_json)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Abandon(f"the record does not decode: {error}") from None
 
@@ -178,7 +182,15 @@ class Runner:
             record=index + 1,
             attempts=part.attempt,
             traceback=trace[-_TRACEBACK_CHARS:],
+            **self._place(part, index),
         )
+
+    def _place(self, part: Part, index: int) -> dict[str, Any]:
+        """File and line of a record, where ``about`` tells: records, file, first record."""
+        about = part.about.split()
+        if len(about) < 3 or not self._spec.files:
+            return {}
+        return {"source": self._spec.files[int(about[1])], "line": int(about[2]) + index}
 
     def _complain(self, what: str, trace: str) -> None:
         """Log an error in full, but not a thousand of them: then how many more there were."""
@@ -190,19 +202,25 @@ class Runner:
         log.warning("%s%s:\n%s", what, more, trace.rstrip())
         self._silent_until, self._unsaid = now + _COMPLAIN_EVERY_S, 0
 
-    def _done(self, part: Part, outcomes: list[Any]) -> Done | Trouble:
+    def _done(self, part: Part, outcomes: list[Any], endings: bytes) -> Done | Trouble:
         items = [each[1] if each[0] == _DONE else None for each in outcomes]
-        result = codec.encode_result(items)
-        fresh = sum(each[0] == _DONE for each in outcomes)
+        result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
-            return Done(result, fresh)
+            return Done(result, self._count(part, sum(each[0] == _DONE for each in outcomes)))
         failure = Failure(
             error="ResultTooLarge",
             message=f"the part's results have more than the {self._max_result} bytes allowed",
             part=part.number,
             attempts=part.attempt,
         )
-        return Trouble("abandon", 0, [failure], (0, len(outcomes)))
+        return Trouble("abandon", 0, [failure], (0, self._count(part, len(outcomes))))
+
+    def _count(self, part: Part, outcomes: int) -> int:
+        """Records behind outcomes: a map has one for each, a handler one for all of the part."""
+        if self.handler.is_map:
+            return outcomes
+        digits = _LEADING_DIGITS.match(part.about)
+        return int(digits[0]) if digits and outcomes else outcomes
 
     def _put_off(
         self,
@@ -222,7 +240,7 @@ class Runner:
             spec = self._spec
             delay_ms = backoff.delay_ms(part.attempt, spec.backoff_ms, spec.backoff_max_ms)
         has_outcomes = outcomes is not None and any(each[0] for each in outcomes)
-        count = len(outcomes or failures)
+        count = self._count(part, len(outcomes or failures))
         return Trouble(
             kind,
             delay_ms,
@@ -231,7 +249,9 @@ class Runner:
             partial=msgspec.msgpack.encode(outcomes) if has_outcomes else b"",
         )
 
-    def _give_up(self, part: Part, failures: list[Failure], outcomes: list[Any]) -> Trouble:
+    def _give_up(
+        self, part: Part, failures: list[Failure], outcomes: list[Any], endings: bytes
+    ) -> Trouble:
         items = [each[1] if each[0] == _DONE else None for each in outcomes]
         fresh = sum(each[0] == _DONE for each in outcomes)
         # For a redrive: these have been delivered, the others are to run.
@@ -246,8 +266,8 @@ class Runner:
             "abandon",
             0,
             failures,
-            (fresh, len(failures)),
-            codec.encode_result(items) if fresh else b"",
+            (fresh, self._count(part, len(failures))),
+            codec.encode_result(items, endings) if fresh else b"",
             msgspec.msgpack.encode(left) if len(outcomes) > 1 else b"",
         )
 

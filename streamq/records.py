@@ -1,0 +1,134 @@
+"""Records of a part: how a part's bytes become what a handler is called with.
+
+Records come without their line ending. Which ending each had is kept with the result
+where it is not a plain newline, so that raw output can put it back.
+"""
+
+import csv
+import inspect
+import io
+import re
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from streamq.app import Abandon, Handler
+from streamq.model import Part, Spec
+
+#: What ``about`` ends in when the payload is JSON made from a value that was no bytes.
+IS_JSON = b"j"
+#: Formats whose records are lines or rows of a file.
+TEXT_FORMATS = ("lines", "jsonl", "csv")
+
+_ROW = re.compile(rb'(?:[^"\n]+|"[^"]*")+\n?|\n')
+_RAW = (bytes, str)
+_NOTHING = (inspect.Parameter.empty, Any)
+
+Decode = Callable[[bytes, bool], Any]
+
+
+def records_in(part: Part, spec: Spec) -> list[bytes]:
+    """The records of a part, each with its line ending."""
+    if spec.format == "csv":
+        return _ROW.findall(part.payload)
+    if spec.format in TEXT_FORMATS:
+        return part.payload.splitlines(keepends=True) if _is_plain(part.payload) else _lines(part)
+    return [part.payload]
+
+
+def _is_plain(payload: bytes) -> bool:
+    """Whether splitlines, which also splits at a lone carriage return, splits as we do."""
+    return b"\r" not in payload
+
+
+def _lines(part: Part) -> list[bytes]:
+    lines = [line + b"\n" for line in part.payload.split(b"\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def bare(record: bytes) -> bytes:
+    """The record without its line ending."""
+    if record.endswith(b"\r\n"):
+        return record[:-2]
+    return record[:-1] if record.endswith(b"\n") else record
+
+
+def endings(records: list[bytes]) -> bytes:
+    """A letter for each record's ending, or nothing where all are plain newlines."""
+    letters = b"".join(
+        b"r" if record.endswith(b"\r\n") else b"n" if record.endswith(b"\n") else b"0"
+        for record in records
+    )
+    return b"" if letters == b"n" * len(letters) else letters
+
+
+def is_skipped(record: bytes, spec: Spec) -> bool:
+    """Whether a line of JSON lines is blank and no record at all."""
+    return spec.format == "jsonl" and not record.strip()
+
+
+def decoder_for(handler: Handler, spec: Spec) -> Decode:
+    """How one record (of a map) or one part becomes the value a handler asks for.
+
+    The function is given the bytes, and whether they are JSON made by ``submit``.
+    """
+    if handler.is_map:
+        return _record_decoder(handler.annotation, spec)
+    return _part_decoder(handler.annotation, spec)
+
+
+def _part_decoder(annotation: Any, spec: Spec) -> Decode:
+    if typing.get_origin(annotation) is not list:
+        return _record_decoder(annotation, msgspec.structs.replace(spec, format=""))
+    (element,) = typing.get_args(annotation)
+    if spec.format not in TEXT_FORMATS and element not in _RAW:
+        return _record_decoder(annotation, spec)
+    decode = _record_decoder(element, spec)
+
+    def decode_all(payload: bytes, is_json: bool) -> list[Any]:
+        found = records_in(Part(0, payload, b""), spec)
+        kept = [record for record in found if not is_skipped(record, spec)]
+        is_text = spec.format in TEXT_FORMATS
+        return [decode(bare(record) if is_text else record, is_json) for record in kept]
+
+    return decode_all
+
+
+def _record_decoder(annotation: Any, spec: Spec) -> Decode:
+    if annotation is bytes:
+        return lambda record, _: record
+    if annotation is str:
+        from_json: Any = msgspec.json.Decoder(str).decode
+        return lambda record, is_json: from_json(record) if is_json else record.decode()
+    if spec.format == "csv":
+        return _row_decoder(annotation, spec)
+    if annotation in _NOTHING and spec.format != "jsonl":
+        is_text = spec.format == "lines"
+        return lambda record, is_json: (
+            msgspec.json.decode(record) if is_json else record.decode() if is_text else record
+        )
+    decode = msgspec.json.Decoder(Any if annotation in _NOTHING else annotation).decode
+    return lambda record, _: decode(record)
+
+
+def _row_decoder(annotation: Any, spec: Spec) -> Decode:
+    """A row as a dict by the header, or as the type that is asked for."""
+    names = read_row(spec.header.encode(), spec)
+    wanted = dict[str, str] if annotation in (*_NOTHING, dict) else annotation
+
+    def decode(record: bytes, _: bool) -> Any:
+        fields = read_row(record, spec)
+        if len(fields) != len(names):
+            raise Abandon(f"the row has {len(fields)} fields, the header {len(names)}")
+        return msgspec.convert(dict(zip(names, fields, strict=True)), wanted, strict=False)
+
+    return decode
+
+
+def read_row(row: bytes, spec: Spec) -> list[str]:
+    """The fields of a row."""
+    reader = csv.reader(io.StringIO(row.decode(), newline=""), delimiter=spec.delimiter)
+    return next(reader, [])

@@ -1,0 +1,155 @@
+"""Parts out of files: put together again they are the file, and no record is cut."""
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from streamq.source import BadInput, Cursor, Piece, Size, split
+
+ANY = settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+
+
+SIZE, START = Size(), Cursor()
+
+
+def pieces(
+    path: Path, form: str = "lines", size: Size = SIZE, start: Cursor = START
+) -> list[Piece]:
+    return list(split(str(path), 0, form, size, start))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "in.txt"
+
+
+@ANY
+@given(
+    lines=st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=60),
+    ending=st.sampled_from([b"\n", b"\r\n"]),
+    is_ended=st.booleans(),
+    limit=st.integers(1, 200),
+)
+def test_pieces_of_lines_are_the_file_again(
+    file: Path, lines: list[bytes], ending: bytes, is_ended: bool, limit: int
+) -> None:
+    data = ending.join(lines) + (ending if is_ended and lines else b"")
+    assume(data[:1] not in b"\x1f\xfd(B")
+    file.write_bytes(data)
+
+    found = pieces(file, size=Size(bytes=limit))
+
+    assert b"".join(piece.payload for piece in found) == data
+    assert all(piece.payload.endswith(b"\n") for piece in found[:-1])
+    assert all(len(p.payload) <= limit or p.records == 1 for p in found)
+    assert sum(piece.records for piece in found) == data.count(b"\n") + bool(
+        data and not data.endswith(b"\n")
+    )
+
+
+@ANY
+@given(
+    rows=st.lists(
+        st.lists(st.text('ab"\n,\r ', max_size=8), min_size=2, max_size=3), min_size=1, max_size=30
+    ),
+    limit=st.integers(1, 120),
+    by_records=st.integers(0, 4),
+)
+def test_pieces_of_csv_cut_no_row(
+    file: Path, rows: list[list[str]], limit: int, by_records: int
+) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
+    file.write_text(text.getvalue(), newline="")
+
+    found = pieces(file, "csv", Size(bytes=limit, records=by_records))
+
+    assert b"".join(piece.payload for piece in found) == file.read_bytes()
+    read = [
+        row
+        for piece in found
+        for row in csv.reader(io.StringIO(piece.payload.decode(), newline=""))
+    ]
+    assert read == rows
+    assert sum(piece.records for piece in found) == len(rows)
+
+
+@ANY
+@given(
+    lines=st.lists(
+        st.binary(max_size=20).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=40
+    ),
+    n=st.integers(1, 7),
+)
+def test_load_goes_on_at_any_cursor(file: Path, lines: list[bytes], n: int) -> None:
+    assume(lines[0][:1] not in b"\x1f\xfd(B")
+    file.write_bytes(b"\n".join(lines))
+    size = Size(records=n)
+    whole = pieces(file, size=size)
+
+    for index, piece in enumerate(whole):
+        assert pieces(file, size=size, start=piece.end) == whole[index + 1 :]
+        assert piece.records <= n
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_files_are_read_as_what_they_hold(file: Path, compress: object) -> None:
+    data = b"".join(b"line %d\n" % n for n in range(5_000))
+    file.write_bytes(compress(data))  # type: ignore[operator]
+
+    found = pieces(file, size=Size(bytes=4_000))
+
+    assert b"".join(piece.payload for piece in found) == data
+    assert pieces(file, size=Size(bytes=4_000), start=found[3].end) == found[4:]
+
+
+def test_gzip_of_several_members(file: Path) -> None:
+    file.write_bytes(gzip.compress(b"a\n") + gzip.compress(b"b\n"))
+
+    assert b"".join(piece.payload for piece in pieces(file)) == b"a\nb\n"
+
+
+def test_empty_file_has_no_piece(file: Path) -> None:
+    file.write_bytes(b"")
+
+    assert pieces(file) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "says"),
+    [
+        (b"short\n" + b"x" * 200 + b"\n", "lines", "record 2, at byte 6, is longer than the 100"),
+        (b"x" * 200, "lines", "record 1"),
+        (b'a,b\n1,"open\n2,3\n', "csv", "record 2: a quote is not closed"),
+        (gzip.compress(b"line\n" * 5000)[:-20], "lines", "after record"),
+        (gzip.compress(b"x" * 200), "lines", "record 1"),
+    ],
+)
+def test_bad_input_is_named(file: Path, data: bytes, form: str, says: str) -> None:
+    file.write_bytes(data)
+
+    with pytest.raises(BadInput, match=says) as raised:
+        pieces(file, form, Size(bytes=50, most=100))
+
+    assert str(file) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_what_is_no_file_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match=r"No such file|Is a directory"):
+        pieces(tmp_path / name)
+
+
+def test_a_bomb_is_refused(file: Path) -> None:
+    file.write_bytes(bz2.compress(b"\n" * 120_000_000))
+
+    with pytest.raises(BadInput, match="1000 times"):
+        for _ in split(str(file), 0, "lines", Size(), Cursor()):
+            pass
