@@ -17,6 +17,7 @@ from .context import PrefixOption, UrlOption, guarded
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
     "load": ("Run", "Split files into the parts of a request, and print its id."),
+    "results": ("Run", "Write the results of a request to a file, each once."),
     "worker": ("Run", "Run the handlers of an app on parts of requests."),
     "status": ("Inspect", "What is going on, in a queue or with one request."),
     "ls": ("Inspect", "List requests, newest first."),

@@ -34,7 +34,7 @@ from tests.stateful.actors import (
     Slot,
 )
 from tests.stateful.book import KEEP_MS, Book, Plan
-from tests.stateful.seen import Eye, QueueSeen
+from tests.stateful.seen import EPOCH, MOST_OUT, Eye, QueueSeen
 from tests.stateful.watched import Crash, Watched
 
 SLOTS = 4
@@ -42,8 +42,6 @@ LEVELS = (7, 50)
 #: Requests of one example, and how many run at once.
 MOST_REQUESTS = 6
 MOST_LIVE = 3
-#: Tokens of one request are never more than this out at once.
-MOST_OUT = 8
 #: Between two looks of a janitor.
 EVERY_MS = 6_000
 
@@ -102,7 +100,9 @@ plans = st.builds(
 )
 # What comes between two calls of a janitor or client: nothing, a slot, another of them, its death.
 between = st.lists(
-    st.sampled_from([None, "redrive", "sweep", "crash"]) | st.tuples(indexes, picks), max_size=6
+    st.sampled_from([None, "redrive", "sweep", "crash"])
+    | st.tuples(indexes, picks, st.integers(0, 3)),
+    max_size=6,
 )
 
 #: Each act, how often it comes compared with others, and what it is given.
@@ -124,6 +124,7 @@ ACTS: dict[str, tuple[int, st.SearchStrategy[tuple[Any, ...]]]] = {
     "spoil_tokens": (2, st.tuples(indexes, st.sampled_from(LEVELS), st.integers(-2, 2))),
     "sweep": (3, st.tuples(st.integers(0, 1), waits)),
     "sweep_disturbed": (3, st.tuples(between, waits)),
+    "redrive_late": (1, st.tuples(waits)),
     "steer": (4, st.tuples(indexes, st.sampled_from(STEERING))),
     "redrive": (3, st.tuples(indexes, between)),
     "collect": (1, st.tuples(indexes, st.integers(1, 2), st.booleans(), st.booleans())),
@@ -146,12 +147,16 @@ def _one(found: Sequence[T], index: int) -> list[T]:
     return [found[index % len(found)]] if found else []
 
 
-def wanted(book: Book) -> int:
-    """How many tokens should be out for the request as it was last read."""
+def wanted(book: Book, *, timeless: bool = False) -> int:
+    """How many tokens should be out for the request as it was last read.
+
+    ``timeless``: leaving out what could not start at all times, and so waits for a look.
+    """
     seen = book.seen
-    if not book.is_live or book.paused or seen.blocked_until() > seen.now:
+    now = EPOCH if timeless else seen.now
+    if not book.is_live or book.paused or seen.blocked_until() > now:
         return 0
-    ready = book.total - book.delivered + len(seen.due(seen.now))
+    ready = book.total - book.delivered + len(seen.due(now))
     return max(0, min(book.limit - len(book.leases), ready, MOST_OUT))
 
 
@@ -350,6 +355,20 @@ class Machine(RuleBasedStateMachine):
             for book in self.books:
                 book.trusted = False
 
+    def redrive_late(self, wait_ms: int) -> None:
+        """Failed parts run again just when a janitor is about to close what has ended."""
+
+        def act(name: str) -> None:
+            if name == "close":
+                for book in self.failing():
+                    self.redrive_book(book, [])
+
+        if wait_ms:
+            self.pass_time(wait_ms)
+        self.protocol.between = act
+        self.janitors[0].sweep()
+        self.protocol.between = None
+
     def disturbed(self, acts: list[Any], run: Callable[[], object]) -> bool:
         """Run something while others act between its calls. Returns whether it lived."""
         with self.acts_between(acts):
@@ -364,7 +383,7 @@ class Machine(RuleBasedStateMachine):
     def acts_between(self, acts: list[Any]) -> Generator[None]:
         rest = iter(acts)
 
-        def act() -> None:
+        def act(_: str) -> None:
             chosen = next(rest, None)
             if chosen == "crash" and not self.is_calm:
                 raise Crash
@@ -374,7 +393,7 @@ class Machine(RuleBasedStateMachine):
                 for book in self.failing():
                     self.redrive_book(book, [])
             elif isinstance(chosen, tuple):
-                self.work(*chosen)
+                self.work_on(*chosen)
 
         self.protocol.between = act
         try:
@@ -442,6 +461,8 @@ class Machine(RuleBasedStateMachine):
         seen = book.seen
         tokens = queue.tokens[book.level].count(book.id) + self.in_hands(book)
         assert tokens >= seen.number("out"), "more tokens are believed out than there are"
+        if not book.shunned:
+            assert tokens >= wanted(book, timeless=True), "room and work, and too few tokens"
         if tokens >= wanted(book):
             return
         look = min([queue.due.get(book.id, float("inf")), *self.looks_in_hands(book)])

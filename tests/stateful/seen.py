@@ -3,12 +3,27 @@
 Time is moved by taking it off every moment that is stored: for the server nothing else happened.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from math import ceil
 from typing import Any
 
 from streamq.keys import QueueKeys, RequestKeys
+
+
+def constant(file: str, name: str) -> int:
+    """A number that the scripts share."""
+    text = (files("streamq.lua") / "lib" / f"{file}.lua").read_text("utf-8")
+    found = re.search(rf"^local {name} = (\d+)$", text, re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+#: Tokens of one request are never more than this out at once.
+MOST_OUT = constant("most_out", "MOST_OUT")
+RATE_AHEAD_MS = constant("tokens", "RATE_AHEAD_MS")
 
 # A part put off is scored by a moment, one at the front by its number, far below.
 EPOCH = 10**9
@@ -160,7 +175,7 @@ class Seen:
         hold = self.number("hold_ms")
         if not self.number("rate_ms"):
             return hold
-        return max(hold, ceil(self.number("rate_at_ms")) - 50)
+        return max(hold, ceil(self.number("rate_at_ms")) - RATE_AHEAD_MS)
 
     def due(self, now: float) -> list[int]:
         """Parts in retry that may run, in the order in which they are handed out."""

@@ -43,28 +43,29 @@ class Watched(Protocol):
         self.eye = eye
         self.tally = tally
         self.books: dict[str, Book] = {}
-        #: Called before every call, unless it is being called.
-        self.between: Callable[[], None] | None = None
+        #: Called with the name of every call before it is made, unless it is being called.
+        self.between: Callable[[str], None] | None = None
         #: Requests that were audited since this was last emptied.
         self.looked_at: set[str] = set()
 
-    def _hold_up(self) -> None:
+    def _hold_up(self, name: str) -> None:
         self.tally["calls"] += 1
         between, self.between = self.between, None
         if between:
             try:
-                between()
+                between(name)
             finally:
                 self.between = between
 
     def _watch(
         self,
+        name: str,
         request_id: str,
         call: Callable[[], R],
         account: Callable[[Book, Any, Seen], None],
     ) -> R:
         """Make a call, then have its answer and the server checked."""
-        self._hold_up()
+        self._hold_up(name)
         book = self.books[request_id]
         reply: R | ProtocolError
         try:
@@ -83,6 +84,7 @@ class Watched(Protocol):
 
     def open(self, request_id: str, digest: str, policy: Policy) -> Opened:
         return self._watch(
+            "open",
             request_id,
             lambda: super(Watched, self).open(request_id, digest, policy),
             lambda book, reply, _: book.opened(reply),
@@ -92,6 +94,7 @@ class Watched(Protocol):
         self, request_id: str, first: int, cursor: str, records: int, entries: Sequence[bytes | int]
     ) -> tuple[int, str, Tokens]:
         return self._watch(
+            "append",
             request_id,
             lambda: super(Watched, self).append(request_id, first, cursor, records, entries),
             lambda book, reply, _: book.appended(reply, first, len(entries) // 2),
@@ -99,6 +102,7 @@ class Watched(Protocol):
 
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
         return self._watch(
+            "seal",
             request_id,
             lambda: super(Watched, self).seal(request_id, total, cursor),
             lambda book, reply, _: book.was_sealed(reply, total),
@@ -112,6 +116,7 @@ class Watched(Protocol):
         rate_ms: float | None = None,
     ) -> tuple[State, Tokens]:
         return self._watch(
+            "set",
             request_id,
             lambda: super(Watched, self).set(request_id, level, limit, rate_ms),
             lambda book, reply, _: book.was_set(reply, level, limit, rate_ms),
@@ -119,6 +124,7 @@ class Watched(Protocol):
 
     def pause(self, request_id: str) -> State:
         return self._watch(
+            "pause",
             request_id,
             lambda: super(Watched, self).pause(request_id),
             lambda book, reply, _: book.was_paused(reply),
@@ -126,6 +132,7 @@ class Watched(Protocol):
 
     def resume(self, request_id: str) -> tuple[State, Tokens]:
         return self._watch(
+            "resume",
             request_id,
             lambda: super(Watched, self).resume(request_id),
             lambda book, reply, _: book.resumed(reply),
@@ -133,6 +140,7 @@ class Watched(Protocol):
 
     def cancel(self, request_id: str) -> int:
         return self._watch(
+            "cancel",
             request_id,
             lambda: super(Watched, self).cancel(request_id),
             lambda book, reply, _: book.cancelled(reply),
@@ -141,6 +149,7 @@ class Watched(Protocol):
     def redrive(self, request_id: str, numbers: Iterable[int]) -> tuple[int, State, Tokens]:
         given = list(numbers)
         return self._watch(
+            "redrive",
             request_id,
             lambda: super(Watched, self).redrive(request_id, given),
             lambda book, reply, _: book.redriven(reply, given),
@@ -163,6 +172,7 @@ class Watched(Protocol):
             book.collected(reply, next_number, commit)
 
         return self._watch(
+            "collect",
             request_id,
             lambda: super(Watched, self).collect(
                 request_id,
@@ -177,6 +187,7 @@ class Watched(Protocol):
 
     def purge(self, request_id: str, *, force: bool = False) -> int:
         return self._watch(
+            "purge",
             request_id,
             lambda: super(Watched, self).purge(request_id, force=force),
             lambda book, reply, after: book.purged(reply, after, force=force),
@@ -197,6 +208,7 @@ class Watched(Protocol):
         units = [unit for unit, name in map(str.split, handlers) if name == HANDLER]
         unit = units[0] if units else None
         return self._watch(
+            "claim",
             request_id,
             lambda: super(Watched, self).claim(
                 request_id, holder, terms, handlers, level=level, is_known=is_known
@@ -216,6 +228,7 @@ class Watched(Protocol):
         flat = iter(results)
         by_number = {int(n): bytes(result) for n, result in zip(flat, flat, strict=True)}
         return self._watch(
+            "finish",
             request_id,
             lambda: super(Watched, self).finish(request_id, holder, call, results, records, terms),
             lambda book, reply, after: book.finished(
@@ -238,6 +251,7 @@ class Watched(Protocol):
         partial: bytes = b"",
     ) -> Outcome:
         return self._watch(
+            "fail",
             request_id,
             lambda: super(Watched, self).fail(
                 request_id,
@@ -259,6 +273,7 @@ class Watched(Protocol):
     def handback(self, request_id: str, holder: str, call: int, numbers: Iterable[int]) -> Outcome:
         given = list(numbers)
         return self._watch(
+            "handback",
             request_id,
             lambda: super(Watched, self).handback(request_id, holder, call, given),
             lambda book, reply, _: book.handed_back(reply, holder, call, given),
@@ -268,6 +283,7 @@ class Watched(Protocol):
         self, request_id: str, holder: str, call: int, crashed: int | None = None
     ) -> Outcome:
         return self._watch(
+            "release",
             request_id,
             lambda: super(Watched, self).release(request_id, holder, call, crashed),
             lambda book, reply, _: book.released(reply, holder, call, crashed),
@@ -277,6 +293,7 @@ class Watched(Protocol):
         self, request_id: str, lease_ms: int, running: dict[str, int | None]
     ) -> tuple[State, bool, dict[str, bool]]:
         return self._watch(
+            "renew",
             request_id,
             lambda: super(Watched, self).renew(request_id, lease_ms, running),
             lambda book, reply, _: book.renewed(reply, running),
@@ -286,6 +303,7 @@ class Watched(Protocol):
 
     def reap(self, request_id: str, limit: int = 100) -> Reaped:
         return self._watch(
+            "reap",
             request_id,
             lambda: super(Watched, self).reap(request_id, limit),
             lambda book, reply, after: book.reaped(reply, after),
@@ -294,6 +312,7 @@ class Watched(Protocol):
     def audit(self, request_id: str) -> Audit:
         self.looked_at.add(request_id)
         return self._watch(
+            "audit",
             request_id,
             lambda: super(Watched, self).audit(request_id),
             lambda book, reply, after: book.audited(reply, after),
@@ -310,13 +329,13 @@ class Watched(Protocol):
         mode: str = "push",
         register: str = "no",
     ) -> int:
-        self._hold_up()
+        self._hold_up("mint")
         return super().mint(queue, request_id, tokens, mode=mode, register=register)
 
     def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
-        self._hold_up()
+        self._hold_up("tick")
         return super().tick(queue, limit, every_ms)
 
     def close(self, queue: str, request_id: str, score: float, purge_at: int) -> bool:
-        self._hold_up()
+        self._hold_up("close")
         return super().close(queue, request_id, score, purge_at)

@@ -1,0 +1,76 @@
+"""``streamq results``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq.client import Request
+from streamq.collector import Collector, form_of, show
+from streamq.errors import InvalidValue
+
+from . import render
+from .context import PrefixOption, UrlOption, connected, naming
+
+FORMS = ("jsonl", "csv", "raw")
+
+
+def results(
+    request_id: Annotated[str, typer.Argument(metavar="ID")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FILE", help="Write here instead of stdout.")
+    ] = "",
+    is_ordered: Annotated[
+        bool, typer.Option("--ordered/--unordered", help="In input order, or as they come.")
+    ] = True,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the request has ended.")
+    ] = False,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--output-format", metavar="|".join(FORMS), help="By the file's name if not given."
+        ),
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """Write the results of a request: one line for each record that returned something.
+
+    Into a file each comes exactly once: killed and run again it goes on where it stood, and
+    what is written is forgotten in the server. Failures go to FILE.errors.jsonl. On stdout
+    they are only shown.
+
+        streamq results ID -o out.jsonl --follow
+    """
+    form = form or form_of(output)
+    if form not in FORMS:
+        raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
+    if not output and not is_ordered:
+        raise InvalidValue("--unordered goes with -o FILE")
+    if output and not Path(output).absolute().parent.is_dir():
+        raise InvalidValue(f"there is no folder {Path(output).absolute().parent}")
+    with connected(url, prefix) as protocol, naming(request_id):
+        if not output:
+            for data in show(protocol, request_id, form, follow=follow):
+                sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+            return
+        collector = Collector(protocol, request_id, Path(output), form)
+        state = collector.run(is_ordered=is_ordered, follow=follow, force=force)
+        request = Request(protocol, request_id)
+        if state.is_live:
+            render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
+        else:
+            _write_errors(request, Path(output))
+
+
+def _write_errors(request: Request, output: Path) -> None:
+    failures = request.errors()
+    path = output.with_name(f"{output.stem}.errors.jsonl")
+    if failures:
+        path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in failures))
+        render.note(f"{render.count(len(failures), 'failure')} in {path}")

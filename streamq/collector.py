@@ -1,0 +1,223 @@
+"""Collecting results into a file: each once, in input order or as they come, also when killed.
+
+What was written and where the next result goes are committed with the request, in the step
+that forgets the results. Started again, a collector cuts the file to what is committed.
+"""
+
+import csv
+import io
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from streamq import codec
+from streamq.codec import Item
+from streamq.errors import InvalidValue
+from streamq.model import Spec, State
+from streamq.protocol import Protocol
+
+_ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
+_BATCH = 500
+_LOOK_S = 0.05
+
+
+class OutputExists(InvalidValue):
+    """The output file is there and was not begun for this request."""
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """How far a file has been written."""
+
+    offset: int = 0
+    next: int = 1
+    #: Column names of a CSV.
+    header: list[str] = []
+    #: How often something was committed: no two commits are the same.
+    times: int = 0
+
+
+class Writer:
+    """Turns the items of results into lines of a format."""
+
+    def __init__(self, form: str, header: list[str]) -> None:
+        self._form = form
+        self.header = header
+
+    def lines(self, result: bytes) -> bytes:
+        """The lines of one part's result. What is None writes no line."""
+        items, endings = codec.decode_result(result)
+        if self._form == "raw":
+            return b"".join(
+                _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
+                for index, item in enumerate(items)
+                if item is not None
+            )
+        kept = [item for item in items if item is not None]
+        if self._form == "csv":
+            return b"".join(self._row(item) for item in kept)
+        return b"".join(_json(item) + b"\n" for item in kept)
+
+    def _row(self, item: Item) -> bytes:
+        value = codec.decode_item(item)
+        fields = value if isinstance(value, dict) else {"result": value}
+        text = io.StringIO(newline="")
+        out = csv.writer(text, lineterminator="\n")
+        if not self.header:
+            self.header = list(fields)
+            out.writerow(self.header)
+        out.writerow([_cell(fields.get(name)) for name in self.header])
+        return text.getvalue().encode()
+
+
+def _raw(item: Item) -> bytes:
+    if isinstance(item, msgspec.msgpack.Ext):
+        return bytes(item.data)
+    return item.encode() if isinstance(item, str) else item or b""
+
+
+def _json(item: Item) -> bytes:
+    if isinstance(item, msgspec.msgpack.Ext):
+        return bytes(item.data)
+    text = item.decode("utf-8", "replace") if isinstance(item, bytes) else item
+    return msgspec.json.encode(text)
+
+
+def _cell(value: object) -> object:
+    return value if value is None or isinstance(value, str | int | float) else _text(value)
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _header(spec: str) -> bytes:
+    """Raw output of a CSV begins with the header that its input had."""
+    return msgspec.json.decode(spec, type=Spec).header.encode()
+
+
+def form_of(name: str) -> str:
+    """What is written to a file of that name: JSON lines, CSV, or lines as handlers return them."""
+    return {".jsonl": "jsonl", ".csv": "csv"}.get(Path(name).suffix.lower(), "raw")
+
+
+def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
+    """Results in input order for somebody who only looks: nothing is forgotten."""
+    found = protocol.inspect(request_id)
+    writer = Writer(form, [])
+    if form == "raw":
+        yield _header(found["spec"])
+    number = 1
+    while True:
+        batch = protocol.collect(request_id, next_number=number, most=_BATCH)
+        yield b"".join(writer.lines(result) for _, result in batch.results)
+        if batch.next > number:
+            number = batch.next
+        elif follow and batch.state.is_live:
+            time.sleep(_LOOK_S)
+        else:
+            return
+
+
+class Collector:
+    """Writes one request's results to one file."""
+
+    def __init__(self, protocol: Protocol, request_id: str, path: Path, form: str) -> None:
+        self._protocol = protocol
+        self._id = request_id
+        self._path = path
+        self._form = form
+
+    def run(self, *, is_ordered: bool, follow: bool, force: bool) -> State:
+        """Write what there is; with ``follow`` until the request has ended. Returns its state.
+
+        Raises:
+            OutputExists: the file is there, and not from this request.
+            CollectorLost: somebody else collects the same.
+        """
+        found = self._protocol.inspect(self._id)
+        text = self._token = found.get("committed", "")
+        self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
+        self._writer = Writer(self._form, self._done.header)
+        with self._open(force, has_begun=bool(text)) as file:
+            self._file = file
+            if not text and self._form == "raw":
+                self._commit(_header(found["spec"]), 1, [])
+            while True:
+                state, has_more = self._ordered() if is_ordered else self._unordered()
+                if not has_more:
+                    if not state.is_live and self._is_settled():
+                        self._late()
+                        return state
+                    if not follow:
+                        return state
+                    time.sleep(_LOOK_S)
+
+    def _open(self, force: bool, *, has_begun: bool) -> BinaryIO:
+        if has_begun:
+            size = self._path.stat().st_size if self._path.exists() else -1
+            if size < self._done.offset:
+                raise OutputExists(
+                    f"{self._path} has {max(size, 0)} bytes, but {self._done.offset} were "
+                    f"written for request {self._id}: is it another file?"
+                )
+        elif self._path.exists() and self._path.stat().st_size and not force:
+            raise OutputExists(f"{self._path} exists: remove it, or say --force")
+        file = self._path.open("r+b" if self._path.exists() else "w+b")
+        file.truncate(self._done.offset)
+        file.seek(self._done.offset)
+        return file
+
+    def _ordered(self) -> tuple[State, bool]:
+        found = self._protocol.collect(self._id, next_number=self._done.next, most=_BATCH)
+        if found.next == self._done.next:
+            return found.state, False
+        if not found.state.is_live and not self._is_settled():
+            return found.state, False
+        data = b"".join(self._writer.lines(result) for _, result in found.results)
+        self._commit(data, found.next, [str(number) for number, _ in found.results])
+        return found.state, True
+
+    def _unordered(self) -> tuple[State, bool]:
+        state = State(self._protocol.inspect(self._id)["state"])
+        has_some = False
+        for fields, data in self._in_batches():
+            self._commit(data, self._done.next, fields)
+            has_some = True
+        return state, has_some
+
+    def _in_batches(self, only_late: bool = False) -> Iterator[tuple[list[str], bytes]]:
+        fields: dict[str, bytes] = {}
+        for field, result in self._protocol.leftovers(self._id):
+            if "." in field or not only_late:
+                fields[field] = result
+            if len(fields) >= _BATCH:
+                yield list(fields), b"".join(map(self._writer.lines, fields.values()))
+                fields = {}
+        if fields:
+            yield list(fields), b"".join(map(self._writer.lines, fields.values()))
+
+    def _late(self) -> None:
+        """What retries yielded comes after everything else."""
+        for fields, data in self._in_batches(only_late=True):
+            self._commit(data, self._done.next, fields)
+
+    def _is_settled(self) -> bool:
+        """Whether nobody runs a part any more: what runs when a request fails still counts."""
+        return self._protocol.inspect(self._id)["leases"] == "0"
+
+    def _commit(self, data: bytes, next_number: int, forget: list[str]) -> None:
+        """First the bytes, then the word that they are there."""
+        self._file.write(data)
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+        offset = self._done.offset + len(data)
+        done = Committed(offset, next_number, self._writer.header, self._done.times + 1)
+        token = msgspec.json.encode(done).decode()
+        self._protocol.collect(
+            self._id, next_number=1, most=0, commit=(self._token, token), forget=forget
+        )
+        self._done, self._token = done, token

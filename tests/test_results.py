@@ -1,0 +1,159 @@
+"""``streamq results`` through its command: every result once, whatever happens to who writes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamq import Client
+from tests.fleet import Fleet
+
+ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
+Streamq = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture
+def environment(url: str, queue: str) -> dict[str, str]:
+    return os.environ | {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
+
+
+@pytest.fixture
+def streamq(environment: dict[str, str]) -> Streamq:
+    def streamq(*words: Any) -> "subprocess.CompletedProcess[bytes]":
+        line = [sys.executable, "-m", "streamq.cli", *map(str, words)]
+        return subprocess.run(line, env=environment, capture_output=True, timeout=60)
+
+    return streamq
+
+
+def test_identity_map_gives_the_input_back(fleet: Fleet, streamq: Streamq, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(b"".join(b"line %d\r\n" % n for n in range(20_000)) + b"last")
+    fleet.ready("-p", "2")
+    request_id = streamq("load", source, "--handler", "echo", "--bytes", "8KiB").stdout.strip()
+
+    done = streamq("results", request_id.decode(), "-o", target, "--follow")
+
+    assert done.returncode == 0, done.stderr
+    assert target.read_bytes() == source.read_bytes()
+    status = json.loads(streamq("status", request_id.decode(), "--json").stdout)
+    assert status["records"]["done"] == 20_001
+
+
+@ONE_KIND
+def test_csv_comes_back_with_its_header(fleet: Fleet, streamq: Streamq, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.csv", tmp_path / "out.txt"
+    source.write_bytes(b"a,b\r\n" + b'1,"x\ny"\r\n' * 500)
+    fleet.ready()
+    request_id = streamq("load", source, "--handler", "echo", "--lines", "7").stdout.strip()
+
+    streamq("results", request_id.decode(), "-o", target, "--follow")
+
+    assert target.read_bytes() == source.read_bytes()
+
+
+@ONE_KIND
+def test_unordered_has_the_same_lines(fleet: Fleet, streamq: Streamq, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(b"".join(b"line %d\n" % n for n in range(9_000)))
+    fleet.ready("-p", "2")
+    request_id = streamq("load", source, "--handler", "echo", "--lines", "5").stdout.strip()
+
+    streamq("results", request_id.decode(), "-o", target, "--follow", "--unordered")
+
+    assert sorted(target.read_bytes().splitlines()) == sorted(source.read_bytes().splitlines())
+
+
+@ONE_KIND
+def test_json_lines_csv_and_failures(
+    fleet: Fleet, streamq: Streamq, client: Client, queue: str, tmp_path: Path
+) -> None:
+    orders = [{"item": "a", "count": 1}, {"item": "b"}, {"item": "c", "count": 3}]
+    fleet.ready()
+    first = client.submit(orders, handler="priced", queue=queue)
+    second = client.submit(orders, handler="priced", queue=queue)
+    third = client.submit(["x", "y"], handler="shout", queue=queue)
+    for request in (first, second, third):
+        request.wait(20)
+
+    streamq("results", first.id, "-o", tmp_path / "out.jsonl")
+    streamq("results", second.id, "-o", tmp_path / "out.csv")
+    shown = streamq("results", third.id)
+
+    assert (tmp_path / "out.jsonl").read_text() == '{"a":3}\n{"c":9}\n'
+    (failure,) = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
+    assert failure["part"] == 2
+    assert (tmp_path / "out.csv").read_text() == 'a\n3\n""\n'
+    assert shown.stdout == b"X\nY\n"
+
+
+@ONE_KIND
+def test_file_that_exists_is_not_written_over(
+    fleet: Fleet, streamq: Streamq, client: Client, queue: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.txt"
+    target.write_text("precious\n")
+    fleet.ready()
+    request = client.submit(["x"], handler="shout", queue=queue)
+    request.wait(20)
+
+    refused = streamq("results", request.id, "-o", target)
+    nowhere = streamq("results", request.id, "-o", tmp_path / "no" / "out.txt")
+    forced = streamq("results", request.id, "-o", target, "--force")
+
+    assert (refused.returncode, nowhere.returncode) == (2, 2)
+    assert b"--force" in refused.stderr
+    assert forced.returncode == 0
+    assert target.read_text() == "X\n"
+
+
+@ONE_KIND
+def test_what_a_retry_yields_is_appended(
+    fleet: Fleet, streamq: Streamq, client: Client, queue: str, tmp_path: Path
+) -> None:
+    fleet.ready()
+    request = client.submit(["snooze", "abandon"], handler="tells", queue=queue)
+    request.wait(20)
+    target = tmp_path / "out.txt"
+    streamq("results", request.id, "-o", target)
+    before = target.read_bytes()
+
+    streamq("retry", request.id)
+    request.wait(20)
+    again = streamq("results", request.id, "-o", target)
+
+    assert again.returncode == 0, again.stderr
+    assert target.read_bytes() == before, "it failed again, and nothing was written twice"
+
+
+def test_collector_killed_at_random_moments_writes_every_line_once(
+    fleet: Fleet, streamq: Streamq, environment: dict[str, str], tmp_path: Path, kind: str
+) -> None:
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(b"".join(b"line %d\n" % n for n in range(50_000)))
+    fleet.ready("-p", "2")
+    request_id = (
+        streamq("load", source, "--handler", "echo", "--lines", "5").stdout.decode().strip()
+    )
+    chance = random.Random(kind)
+    line = [sys.executable, "-m", "streamq.cli", "results", request_id, "-o", str(target), "-f"]
+    kills = 0
+    for _ in range(8):
+        running = subprocess.Popen(line, env=environment)
+        time.sleep(chance.uniform(0.35, 0.8))
+        running.send_signal(signal.SIGKILL)
+        kills += running.wait() == -signal.SIGKILL
+
+    done = streamq(*line[3:])
+
+    assert done.returncode == 0, done.stderr
+    assert kills > 0
+    assert target.read_bytes() == source.read_bytes()
