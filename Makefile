@@ -15,7 +15,7 @@ help: ## Print this list
 setup: .venv/ready ## Make .venv with everything the other targets need
 
 demo: .venv/ready ## Run the main job on an embedded server, and kill a worker on the way
-	$(BIN)/python samples/demo.py
+	$(BIN)/streamq demo
 
 check: .venv/ready ## Format, lint, types, layers: everything but the tests
 	$(BIN)/ruff format --check .

@@ -16,6 +16,8 @@ from .context import PrefixOption, UrlOption, guarded
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
+    "demo": ("Run", "Show it all in a few seconds, with a worker killed on purpose."),
+    "run": ("Run", "Put files through a function, and collect what it returns."),
     "load": ("Run", "Split files into the parts of a request, and print its id."),
     "results": ("Run", "Write the results of a request to a file, each once."),
     "worker": ("Run", "Run the handlers of an app on parts of requests."),

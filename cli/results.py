@@ -10,6 +10,7 @@ import typer
 from streamq.client import Request
 from streamq.collector import Collector, form_of, show
 from streamq.errors import InvalidValue
+from streamq.model import Failure
 
 from . import render
 from .context import PrefixOption, UrlOption, connected, naming
@@ -61,15 +62,14 @@ def results(
             return
         collector = Collector(protocol, request_id, Path(output), form)
         state = collector.run(is_ordered=is_ordered, follow=follow, force=force)
-        request = Request(protocol, request_id)
         if state.is_live:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
         else:
-            _write_errors(request, Path(output))
+            write_errors(Request(protocol, request_id).errors(), Path(output))
 
 
-def _write_errors(request: Request, output: Path) -> None:
-    failures = request.errors()
+def write_errors(failures: list[Failure], output: Path) -> None:
+    """Failures go beside the output, one a line."""
     path = output.with_name(f"{output.stem}.errors.jsonl")
     if failures:
         path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in failures))

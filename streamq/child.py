@@ -486,7 +486,7 @@ def main() -> None:
     table = Table(int(sys.argv[2]), config.slots)
     logs.configure(config.log_level, config.log_format)
     try:
-        app = load_app(config.target)
+        app = load_app(config.target, as_map=config.is_map)
     except StreamqError as error:
         line.send(Unfit(str(error), ""))
         sys.exit(4)

@@ -8,7 +8,7 @@ import csv
 import io
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -125,7 +125,15 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
 class Collector:
     """Writes one request's results to one file."""
 
-    def __init__(self, protocol: Protocol, request_id: str, path: Path, form: str) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        request_id: str,
+        path: Path,
+        form: str,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._should_stop = should_stop
         self._protocol = protocol
         self._id = request_id
         self._path = path
@@ -152,7 +160,7 @@ class Collector:
                     if not state.is_live and self._is_settled():
                         self._late()
                         return state
-                    if not follow:
+                    if not follow or self._should_stop():
                         return state
                     time.sleep(_LOOK_S)
 

@@ -15,6 +15,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     queue: str
     target: str
+    #: The target is a function to be called with each record, not an app.
+    is_map: bool = False
     slots: int
     levels: tuple[int, ...]
     quantum_ms: int

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from streamq.app import App, describe
 from streamq.errors import StreamqError
 
@@ -26,21 +28,34 @@ def load_app(target: str, *, as_map: bool = False) -> App:
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
         raise TargetError(f"{target!r} names no app: write package.module:app or file.py:app")
-    found: Any = _load_module(module_name)
+    module = _load_module(module_name)
+    found: Any = module
     for attribute in name.split("."):
         if not hasattr(found, attribute):
             raise TargetError(f"{module_name} has no {name!r}{_apps_of(found)}")
         found = getattr(found, attribute)
-    if isinstance(found, App):
-        if not found.handlers:
-            raise TargetError(f"{target} has no handlers: decorate one with @{name}.map")
-        return found
     if as_map and callable(found):
-        app = App()
-        handler = describe(found, is_map=True)
-        app.handlers[handler.name] = handler
-        return app
-    raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.App")
+        return _app_of(module, found, map_name(target))
+    if not isinstance(found, App):
+        raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.App")
+    if not found.handlers:
+        raise TargetError(f"{target} has no handlers: decorate one with @{name}.map")
+    return found
+
+
+def map_name(target: str) -> str:
+    """Under which name a function is called that was given by its place."""
+    return target.rpartition(":")[2].rpartition(".")[2]
+
+
+def _app_of(module: ModuleType, function: Any, name: str) -> App:
+    """An app of one function: as it was decorated, or else called with each record."""
+    apps = [value for value in vars(module).values() if isinstance(value, App)]
+    decorated = [h for app in apps for h in app.handlers.values() if h.function is function]
+    handler = decorated[0] if decorated else describe(function, is_map=True, name=name)
+    app = App()
+    app.handlers[name] = msgspec.structs.replace(handler, name=name)
+    return app
 
 
 def own_files() -> list[str]:

@@ -74,12 +74,14 @@ class Load:
         size: Size,
         *,
         window_bytes: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._protocol = protocol
         self._id = request_id
         self._policy = policy
         self._size = size
         self._window = window_bytes
+        self._should_stop = should_stop
         self._files = policy.spec.files
         self._parts = 0
 
@@ -95,6 +97,8 @@ class Load:
         on_open()
         try:
             for chunk in self._chunks(opened):
+                if self._should_stop():
+                    return self._parts
                 self._append(chunk)
             self._check_unchanged(now)
             cursor = _encode(self._cursor)
@@ -188,7 +192,8 @@ class Load:
             found = self._protocol.inspect(self._id)
             total = int(found["total"])
             left = total - int(found.get("done", 0)) - int(found.get("failed", 0))
-            if left * int(found["bytes"]) / total <= self._window or found["state"] != "loading":
+            is_room = left * int(found["bytes"]) / total <= self._window
+            if is_room or found["state"] != "loading" or self._should_stop():
                 return
             time.sleep(_WINDOW_S)
 

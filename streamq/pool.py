@@ -121,7 +121,14 @@ class Member:
 class Pool:
     """A parent and its processes."""
 
-    def __init__(self, config: Config, options: PoolOptions, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        config: Config,
+        options: PoolOptions,
+        keeper: Keeper,
+        is_done: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._is_done = is_done
         self._config = config
         self._options = options
         self._keeper = keeper
@@ -161,6 +168,10 @@ class Pool:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         return 130 if self._is_cold else 0
+
+    def processes(self) -> list[int]:
+        """Ids of its processes."""
+        return [member.pid for member in self._members]
 
     # Processes
 
@@ -307,6 +318,8 @@ class Pool:
 
     def _is_finished(self) -> bool:
         options = self._options
+        if self._is_done():
+            return True
         if not self._members or not all(member.hello for member in self._members):
             return False
         idle_s = min(member.idle_s for member in self._members)

@@ -82,11 +82,11 @@ class Watched(Protocol):
 
     # Requests
 
-    def open(self, request_id: str, digest: str, policy: Policy) -> Opened:
+    def open(self, request_id: str, digest: str, policy: Policy, source: bytes = b"") -> Opened:
         return self._watch(
             "open",
             request_id,
-            lambda: super(Watched, self).open(request_id, digest, policy),
+            lambda: super(Watched, self).open(request_id, digest, policy, source),
             lambda book, reply, _: book.opened(reply),
         )
 

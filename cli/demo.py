@@ -1,0 +1,99 @@
+"""``streamq demo``."""
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq import demonstration, logs
+from streamq.job import Job, Plan
+from streamq.model import PREFIX, Policy, Spec, Status
+from streamq.server import LocalServer
+from streamq.source import Size
+
+TARGET = "streamq.demonstration:count_letters"
+PROCESSES = 2
+
+
+def demo(
+    lines: Annotated[int, typer.Option(min=1_000, help="Lines of input to make.")] = 200_000,
+    has_chaos: Annotated[
+        bool, typer.Option("--chaos/--no-chaos", help="Kill a process on the way.")
+    ] = True,
+) -> None:
+    """Show it all in a few seconds: a job on an embedded server, a worker killed on purpose.
+
+    streamq demo
+    """
+    logs.configure("error", "text")
+    with tempfile.TemporaryDirectory(prefix="streamq-demo-") as folder:
+        source, output = Path(folder, "words.txt"), Path(folder, "letters.jsonl")
+        size = demonstration.make_input(source, lines)
+        typer.echo(f"made      words.txt: {lines:,} lines, {size / 1e6:.1f} MB")
+        typer.echo(f"running   streamq run words.txt --map {TARGET} -o letters.jsonl")
+        plan = _plan(source, output)
+        with LocalServer.start(Path(folder, "server"), persist=True) as server:
+            job = Job(plan, server.url, PREFIX, log_level="error")
+            killer = _Killer(job, is_armed=has_chaos)
+            begun = time.monotonic()
+            status = job.run(killer, force=True)
+            seconds = time.monotonic() - begun
+        is_right = _is_right(source, output)
+    records = status.records
+    typer.echo(f"done      in {seconds:.1f} s: {records.done:,} records, {records.failed} failed")
+    if killer.victim:
+        typer.echo(f"          process {killer.victim} was killed with signal 9 on the way")
+    if not is_right:
+        typer.echo("checked   THE RESULTS ARE NOT THOSE OF THE SAME LOOP IN ONE PROCESS")
+        raise typer.Exit(1)
+    typer.echo("checked   every line has its result, once, in input order: nothing was lost")
+    typer.echo("\nnext      streamq run YOUR_FILE --map yourmodule:function -o out.jsonl")
+    typer.echo("          streamq run --help, streamq worker --help")
+
+
+def _plan(source: Path, output: Path) -> Plan:
+    spec = Spec(format="lines", files=[str(source)])
+    return Plan(
+        id="demo",
+        target=TARGET,
+        output=str(output),
+        form="jsonl",
+        policy=Policy(handler="count_letters", limit=PROCESSES, spec=spec),
+        size=Size(bytes=32 * 1024),
+        processes=PROCESSES,
+        slots=1,
+        window_bytes=2**28,
+    )
+
+
+class _Killer:
+    """Looks on, and kills a process when a part of the job is done."""
+
+    def __init__(self, job: Job, *, is_armed: bool) -> None:
+        self._job = job
+        self._is_armed = is_armed
+        self.victim = 0
+
+    def __call__(self, status: Status) -> None:
+        if self._is_armed and not self.victim and status.parts.done > 20:
+            self.victim = self._job.processes()[0]
+            os.kill(self.victim, signal.SIGKILL)
+            typer.echo(
+                f"killing   process {self.victim}, after {status.parts.done} of "
+                f"{status.parts.total} parts"
+            )
+
+
+def _is_right(source: Path, output: Path) -> bool:
+    """Whether the output is what the same function makes of the input in one process."""
+    with source.open() as lines, output.open("rb") as results:
+        for line, result in zip(lines, results, strict=True):
+            wanted = demonstration.count_letters(line.rstrip("\n"))
+            if msgspec.json.decode(result) != wanted:
+                return False
+    return True

@@ -1,0 +1,8 @@
+"""Count the words of each line."""
+
+from collections import Counter
+
+
+def count_words(line: str) -> dict[str, int]:
+    """How often each word stands in a line; nothing for an empty line would be None."""
+    return dict(Counter(line.lower().split()))

@@ -1,0 +1,20 @@
+"""What ``streamq demo`` runs: a function, and an input for it."""
+
+import random
+from pathlib import Path
+
+WORDS = ["stream", "queue", "token", "lease", "part", "record", "worker", "janitor", "limit"]
+
+
+def count_letters(line: str) -> dict[str, int]:
+    """The handler: how often each letter stands in a line."""
+    return {letter: line.count(letter) for letter in sorted(set(line)) if letter.isalpha()}
+
+
+def make_input(path: Path, lines: int) -> int:
+    """Write so many lines of words. Returns the bytes."""
+    chance = random.Random(7)
+    with path.open("w") as file:
+        for _ in range(lines):
+            file.write(" ".join(chance.choices(WORDS, k=6)) + "\n")
+    return path.stat().st_size
