@@ -6,10 +6,12 @@ back byte for byte. The cursor after a part says where to go on: file, byte, rec
 
 import bz2
 import gzip
+import importlib
 import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol, cast
 
@@ -237,11 +239,11 @@ def _decompressed(file: BinaryIO, kind: str, path: str) -> BinaryIO:
 
 
 def _zstd(file: BinaryIO, path: str) -> IO[bytes]:
-    try:
-        from backports import zstd  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise BadInput(f"{path} is zstd: pip install 'streamq[zstd]'") from None
-    return cast(IO[bytes], _Bounded(zstd.open(file, "rb"), file))
+    for module in ("compression.zstd", "backports.zstd"):
+        with suppress(ImportError):
+            zstd: Any = importlib.import_module(module)
+            return cast(IO[bytes], _Bounded(zstd.open(file, "rb"), file))
+    raise BadInput(f"{path} is zstd: pip install 'streamq[zstd]'")
 
 
 class _Bounded:

@@ -3,9 +3,11 @@
 import bz2
 import csv
 import gzip
+import importlib
 import io
 import lzma
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -99,7 +101,15 @@ def test_load_goes_on_at_any_cursor(file: Path, lines: list[bytes], n: int) -> N
         assert piece.records <= n
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def zstd_compress(data: bytes) -> bytes:
+    try:
+        zstd: Any = importlib.import_module("compression.zstd")
+    except ImportError:
+        zstd = pytest.importorskip("backports.zstd")
+    return bytes(zstd.compress(data))
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, zstd_compress])
 def test_compressed_files_are_read_as_what_they_hold(file: Path, compress: object) -> None:
     data = b"".join(b"line %d\n" % n for n in range(5_000))
     file.write_bytes(compress(data))  # type: ignore[operator]
