@@ -135,6 +135,7 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
             audit_ms=settings.audit_ms,
         )
         keeper.slots, keeper.levels = processes * slots, levels
+        keeper.taken = config.levels
         try:
             code = Pool(config, options, keeper).run()
         except Unrunnable as error:

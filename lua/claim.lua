@@ -15,12 +15,13 @@
 -- ARGV[3]  most      parts to hand out at most
 -- ARGV[4]  max_bytes stop handing out new parts beyond this
 -- ARGV[5]  lease_ms  how long the lease stands without a renewal
--- ARGV[6]  known     1: the caller knows the request's spec already
+-- ARGV[6]  known     creation time of the request whose spec the caller knows, or 0
 -- ARGV[7+] handlers  that the caller has: "parts NAME RETRIES" or "records NAME RETRIES";
 --                    the retries count when the request does not say how many
 --
 -- Returns  ok, empty, limit, held, paused, handler, level or the state of an ended request;
 --          tokens to push; their level; when to look again; handler; spec, or "" when known;
+--          creation time;
 --          troubles (number, tries, partial, ...); lists of stream entries
 -- Errors   UNKNOWN   no such request
 -- Cost     O(parts handed out)
@@ -50,8 +51,14 @@ local now = now_ms()
 
 local function answer(word, mint, look, troubles, lists)
   save(k.meta, r)
-  local spec = known == "1" and "" or redis.call("HGET", k.meta, "spec")
-  return { word, mint, r.level, look, r.handler, spec, troubles or {}, unpack(lists or {}) }
+  -- The id alone does not tell: it may have been purged and submitted anew.
+  local created = redis.call("HGET", k.meta, "created_ms")
+  local spec = known == created and "" or redis.call("HGET", k.meta, "spec")
+  local told = { word, mint, r.level, look, r.handler, spec, tonumber(created), troubles or {} }
+  for _, list in ipairs(lists or {}) do
+    told[#told + 1] = list
+  end
+  return told
 end
 
 -- A refused token is dropped, not replaced: it comes back when there is something to run.

@@ -23,7 +23,7 @@
 -- ARGV[4]  kind      retry, snooze (no attempt spent), hold (snooze the whole request), abandon
 -- ARGV[5]  delay_ms  until it may run again
 -- ARGV[6]  records_done    of the part, counted if it is given up
--- ARGV[7]  records_failed  of the part, counted if it is given up
+-- ARGV[7]  records_failed  of the part, counted if it is given up; -1: all it has
 -- ARGV[8]  failure   what to keep if it is given up
 -- ARGV[9]  result    what its good records yielded, kept if it is given up; "" for nothing
 -- ARGV[10] partial   outcomes so far, for its next attempt; "" for none
@@ -82,7 +82,7 @@ if kind == "abandon" or t.errors > r.retries then
     redis.call("HSET", k.results, t.run > 0 and number .. "." .. t.run or number, result)
   end
   put(r, "records_done", r.records_done + records_done)
-  t.records = records_failed
+  t.records = records_failed >= 0 and records_failed or records_of(k.parts, number)
   give_up(k, r, now, number, t, failure)
 else
   if kind == "retry" then

@@ -171,23 +171,32 @@ def describe(
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
     try:
-        hints = typing.get_type_hints(function)
-        parameters = list(inspect.signature(function).parameters.values())
+        hints = typing.get_type_hints(function, include_extras=True)
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
     except (NameError, TypeError, ValueError) as error:
         raise InvalidValue(f"handler {name}: {error}") from None
     context_name = next((p.name for p in parameters if hints.get(p.name) is Context), None)
     given = [p for p in parameters if p.name != context_name]
-    if not given or given[0].kind is inspect.Parameter.KEYWORD_ONLY:
-        raise InvalidValue(f"handler {name} takes no argument; it is given a record or a part")
-    wanted = [p.name for p in given[1:] if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
-    if wanted:
-        raise InvalidValue(f"handler {name} wants more than it is given: {', '.join(wanted)}")
+    try:
+        signature.bind(None, **({context_name: None} if context_name else {}))
+    except TypeError as error:
+        raise InvalidValue(
+            f"handler {name} is called with a record or a part, and its Context if it has one "
+            f"after that: {error}"
+        ) from None
+    annotation = hints.get(given[0].name, inspect.Parameter.empty)
+    try:
+        if annotation is not inspect.Parameter.empty:
+            msgspec.json.Decoder(annotation)
+    except TypeError as error:
+        raise InvalidValue(f"handler {name}: {annotation} cannot be decoded: {error}") from None
     return Handler(
         name,
         function,
         is_map,
         inspect.iscoroutinefunction(function),
-        hints.get(given[0].name, inspect.Parameter.empty),
+        annotation,
         context_name,
         None if timeout is None else units.duration_ms(timeout, "timeout"),
         None if retries is None else units.whole(retries, "retries", 0),

@@ -9,7 +9,6 @@ import asyncio
 import faulthandler
 import logging
 import os
-import random
 import secrets
 import signal
 import socket
@@ -20,17 +19,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Condition, Thread
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from streamq import logs
+from streamq import backoff, logs
 from streamq.app import App, Context
 from streamq.connection import Connection
 from streamq.control import Config, Count, Hello, Line, Order, Unfit
 from streamq.errors import ProtocolError, ServerError, StreamqError
 from streamq.load_app import load_app, own_files
-from streamq.model import Grant, Part, Spec, Terms, Tokens
+from streamq.model import Failure, Grant, Part, Spec, Terms, Tokens
 from streamq.protocol import Protocol
 from streamq.runner import Done, Runner, Trouble
 from streamq.table import MOST_PARTS, Table
@@ -48,6 +47,8 @@ ASYNC_CALLERS = 8
 WATCH_S = 0.1
 COUNT_EVERY_S = 1.0
 _KNOWN_REQUESTS = 1_000
+#: Results of a batch beyond this are sent before more parts are run.
+_MOST_UNSENT = 2**20
 
 
 class Gone(Exception):
@@ -74,6 +75,14 @@ class Pace:
             self._part_s = max(seen, self._part_s / 4) if self._part_s else seen
 
 
+class Known(NamedTuple):
+    """What a process knows of a request it has worked on."""
+
+    created_ms: int
+    runner: Runner
+    pace: Pace
+
+
 class Lease:
     """A lease and what runs under it."""
 
@@ -86,6 +95,8 @@ class Lease:
         self.began = self.part_began = time.monotonic()
         self.results: list[bytes | int] = []
         self.records = 0
+        self.size = 0
+        self.part: Part | None = None
         #: The coroutine that runs the current part, and why it is stopped, if it is.
         self.task: asyncio.Task[Any] | None = None
         self.stop_reason = ""
@@ -94,6 +105,7 @@ class Lease:
         """Keep a result until the batch is finished."""
         self.results += (part.number, outcome.result)
         self.records += outcome.records
+        self.size += len(outcome.result)
 
 
 class Process:
@@ -106,12 +118,14 @@ class Process:
         self._line = line
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
-        self._known: OrderedDict[str, tuple[Runner, Pace]] = OrderedDict()
+        self._known: OrderedDict[str, Known] = OrderedDict()
         self._name = secrets.token_hex(8)
         self._leases = 0
         self._changed = Condition()
         self._free = list(range(config.slots))
-        self._is_stopping = self._is_quiet = self._is_exclusive = False
+        self._is_stopping = self._is_quiet = False
+        #: The slot whose part is to run with nothing beside it, or -1.
+        self._exclusive = -1
         self._pid = os.getpid()
         self._counts = [0, 0, 0, 0]
         self._counted = self._idle_since = time.monotonic()
@@ -137,7 +151,7 @@ class Process:
                 outages += 1
                 self._report_outage(error, outages)
                 self._give_slot(slot)
-                self._rest(min(2.0, 0.05 * 2**outages) * random.uniform(0.5, 1.0))
+                self._rest(backoff.delay_ms(outages, 50, 2_000) / 1e3)
                 continue
             if lease is None or grant is None:
                 self._give_slot(slot)
@@ -155,48 +169,67 @@ class Process:
         request_id, level = token
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
-        grant, known = self._claim(slot, request_id, holder, level)
+        grant = self._claim(slot, request_id, holder, level)
         if grant is None or not grant.parts:
             self._table.drop(slot)
             if grant:
                 self._push(request_id, grant.tokens)
             return None, None
-        runner, pace = known or self._learn(request_id, grant)
-        is_async, timeout_ms = runner.handler.is_async, runner.timeout_ms
+        try:
+            known = self._learn(request_id, grant)
+        except Exception as error:  # noqa: BLE001  whatever the user's types lead to
+            self._refuse(slot, request_id, holder, grant, error)
+            return None, None
+        timeout_ms, is_async = known.runner.timeout_ms, known.runner.handler.is_async
         self._table.describe(slot, grant.handler, timeout_ms=timeout_ms, is_async=is_async)
         self._deal(slot, grant)
         # Before a handler runs: others are to be woken first.
         self._push(request_id, grant.tokens)
-        return Lease(slot, request_id, holder, runner, pace), grant
+        return Lease(slot, request_id, holder, known.runner, known.pace), grant
 
-    def _claim(
-        self, slot: int, request_id: str, holder: str, level: int
-    ) -> tuple[Grant | None, tuple[Runner, Pace] | None]:
+    def _claim(self, slot: int, request_id: str, holder: str, level: int) -> Grant | None:
         known = self._known.get(request_id)
-        terms = self._terms(known[1].most() if known else 1)
+        terms = self._terms(known.pace.most() if known else 1)
+        made = known.created_ms if known else 0
         # Before the claim, so that the parent can end the lease should this process die now.
         self._table.hold(slot, holder, request_id)
         try:
-            grant = self._protocol.claim(
-                request_id, holder, terms, self._offers, level=level, is_known=known is not None
+            return self._protocol.claim(
+                request_id, holder, terms, self._offers, level=level, known=made
             )
         except ProtocolError:
-            return None, None  # purged, or lost with the server's memory
+            return None  # purged, or lost with the server's memory
         except ServerError as error:
             # It may have been granted. The name is not used again, whenever the claim arrives.
             self._report_outage(error, 1)
             self._release_holder(slot, request_id, holder)
-            return None, None
-        return grant, known
+            return None
 
-    def _learn(self, request_id: str, grant: Grant) -> tuple[Runner, Pace]:
+    def _learn(self, request_id: str, grant: Grant) -> Known:
+        known = self._known.get(request_id)
+        if known and known.created_ms == grant.created_ms:
+            return known
         spec = msgspec.json.decode(grant.spec, type=Spec)
-        handler = self._app.handlers[grant.handler]
-        known = Runner(handler, spec, self._config.max_result), Pace(self._config.quantum_ms / 1e3)
+        runner = Runner(self._app.handlers[grant.handler], spec, self._config.max_result)
+        known = Known(grant.created_ms, runner, Pace(self._config.quantum_ms / 1e3))
         self._known[request_id] = known
         while len(self._known) > _KNOWN_REQUESTS:
             self._known.popitem(last=False)
         return known
+
+    def _refuse(
+        self, slot: int, request_id: str, holder: str, grant: Grant, error: Exception
+    ) -> None:
+        """Fail parts that cannot even be begun, rather than to take them again and again."""
+        log.error("%s cannot be run on %s: %s", grant.handler, request_id, error)
+        for part in grant.parts:
+            failure = Failure(error=type(error).__name__, message=str(error), part=part.number)
+            self._tell_failure(
+                slot, request_id, holder, part, Trouble("abandon", 0, [failure], (0, -1))
+            )
+        self._release_holder(slot, request_id, holder)
+        self._table.drop(slot)
+        self._push(request_id, grant.tokens)
 
     def _terms(self, most: int) -> Terms:
         return Terms(most, lease_ms=self._config.lease_ms)
@@ -214,7 +247,7 @@ class Process:
     def _await_slot(self) -> int | None:
         with self._changed:
             while not self._is_stopping:
-                if self._free and not self._is_quiet and not self._is_exclusive:
+                if self._free and not self._is_quiet and self._exclusive < 0:
                     return self._free.pop()
                 self._changed.wait(COUNT_EVERY_S)
                 self._count()
@@ -223,8 +256,8 @@ class Process:
     def _give_slot(self, slot: int) -> None:
         with self._changed:
             self._free.append(slot)
-            if len(self._free) == self._config.slots:
-                self._is_exclusive = False
+            if slot == self._exclusive:
+                self._exclusive = -1
             self._changed.notify_all()
 
     def _await_all_free(self, but: int = 0) -> None:
@@ -234,7 +267,7 @@ class Process:
     def _begin(self, lease: Lease, grant: Grant) -> None:
         if any(part.is_suspect for part in grant.parts):
             # It may kill this process: nothing is to run beside it, then it is clear who did.
-            self._is_exclusive = True
+            self._exclusive = lease.slot
             self._await_all_free(but=1)
         if lease.runner.handler.is_async:
             asyncio.run_coroutine_threadsafe(self._serve_async(lease, grant), self._event_loop())
@@ -254,16 +287,25 @@ class Process:
             while grant.parts:
                 grant = self._finish(lease, self._run_batch(lease, grant.parts))
         except Gone:
-            pass
+            self._let_go(lease)
         except BaseException:  # noqa: BLE001  it is logged there
             self._stumble(lease)
-        self._end(lease)
+        finally:
+            self._end(lease)
+
+    def _let_go(self, lease: Lease) -> None:
+        """End the lease if it stands: nobody works under it any more."""
+        with suppress(Exception):
+            self._release(lease)
 
     def _stumble(self, lease: Lease) -> None:
-        """Something is wrong with us, not with the part: say so, and let others have it."""
+        """Something is wrong with us: say so, and do not run into it again and again."""
         log.exception("slot %d stumbled over a part of %s", lease.slot, lease.request_id)
-        with suppress(StreamqError, Gone):
-            self._release(lease)
+        with suppress(Exception):
+            if lease.part:
+                failure = Failure(error="InternalError", message="see the worker's log")
+                self._fail(lease, lease.part, Trouble("retry", 1_000, [failure], (0, -1)))
+        self._let_go(lease)
 
     def _end(self, lease: Lease) -> None:
         self._table.drop(lease.slot)
@@ -278,8 +320,10 @@ class Process:
         for index, part in enumerate(parts):
             if not self._may_start(lease, index):
                 break
+            lease.part = part
             outcome = lease.runner.run(part, self._context(lease, part))
             self._check_fork()
+            self._table.end(lease.slot)
             ran += 1
             self._settle(lease, part, outcome)
         return self._next_most(lease, begun, ran, len(parts))
@@ -287,7 +331,8 @@ class Process:
     def _may_start(self, lease: Lease, index: int) -> bool:
         now = time.monotonic()
         is_late = now - lease.began > self._config.quantum_ms / 1e3 and index > 0
-        if is_late or self._is_stopping or self._table.is_told(lease.slot):
+        is_full = lease.size > _MOST_UNSENT
+        if is_late or is_full or self._is_stopping or self._table.is_told(lease.slot):
             return False
         return self._table.start(lease.slot, index, int(now * 1e3))
 
@@ -315,11 +360,16 @@ class Process:
             self._fail(lease, part, outcome)
 
     def _fail(self, lease: Lease, part: Part, trouble: Trouble) -> None:
-        call = self._table.next_call(lease.slot)
+        self._tell_failure(lease.slot, lease.request_id, lease.holder, part, trouble)
+
+    def _tell_failure(
+        self, slot: int, request_id: str, holder: str, part: Part, trouble: Trouble
+    ) -> None:
+        call = self._table.next_call(slot)
         answer = self._insist(
             lambda: self._protocol.fail(
-                lease.request_id,
-                lease.holder,
+                request_id,
+                holder,
                 call,
                 part.number,
                 trouble.failures,
@@ -330,31 +380,34 @@ class Process:
                 partial=trouble.partial,
             )
         )
+        self._table.answered(slot)
         self._counts[1 if answer.word == "failed" else 2] += 1
-        self._push(lease.request_id, answer.tokens)
+        self._push(request_id, answer.tokens)
 
     def _finish(self, lease: Lease, most: int) -> Grant:
         call = self._table.next_call(lease.slot)
         results, records, terms = lease.results, lease.records, self._terms(most)
-        grant: Grant = self._insist(
+        grant = self._insist(
             lambda: self._protocol.finish(
                 lease.request_id, lease.holder, call, results, records, terms
             )
         )
+        self._table.answered(lease.slot)
         self._counts[0] += grant.counted
         self._counts[3] += records
-        lease.results, lease.records = [], 0
-        if any(part.is_suspect for part in grant.parts) and self._is_shared():
-            # It is to run alone: back to the front with it; whoever takes it clears the way.
+        lease.results, lease.records, lease.size, lease.part = [], 0, 0, None
+        is_suspect = any(part.is_suspect for part in grant.parts)
+        if grant.word == "late" or (is_suspect and self._is_shared(lease)):
+            # To run alone: back to the front with it; whoever takes it clears the way.
             self._release(lease)
-            return msgspec.structs.replace(grant, parts=[])
-        if grant.parts:
+            grant = msgspec.structs.replace(grant, parts=[])
+        elif grant.parts:
             self._deal(lease.slot, grant)
         self._push(lease.request_id, grant.tokens)
         return grant
 
-    def _is_shared(self) -> bool:
-        return self._config.slots > 1 and not self._is_exclusive
+    def _is_shared(self, lease: Lease) -> bool:
+        return self._config.slots > 1 and self._exclusive != lease.slot
 
     def _release(self, lease: Lease) -> None:
         self._release_holder(lease.slot, lease.request_id, lease.holder)
@@ -363,6 +416,7 @@ class Process:
         call = self._table.next_call(slot)
         with suppress(Gone):
             answer = self._insist(lambda: self._protocol.release(request_id, holder, call))
+            self._table.answered(slot)
             self._push(request_id, answer.tokens)
 
     def _insist(self, call: Callable[[], T]) -> T:
@@ -374,7 +428,7 @@ class Process:
             except ServerError as error:
                 outages += 1
                 self._report_outage(error, outages)
-                time.sleep(min(2.0, 0.05 * 2**outages) * random.uniform(0.5, 1.0))
+                time.sleep(backoff.delay_ms(outages, 50, 2_000) / 1e3)
             except ProtocolError as error:
                 log.info("dropped: %s", error)
                 raise Gone from None
@@ -384,9 +438,15 @@ class Process:
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
+            Thread(target=self._run_loop, args=(self._loop,), name="loop", daemon=True).start()
             asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
         return self._loop
+
+    @staticmethod
+    def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+        loop.run_forever()
+        # Without it the coroutines' slots would hang; the parent takes back what they hold.
+        os._exit(1)
 
     async def _serve_async(self, lease: Lease, grant: Grant) -> None:
         loop = asyncio.get_running_loop()
@@ -396,11 +456,12 @@ class Process:
                 most = await self._run_batch_async(lease, grant.parts)
                 grant = await loop.run_in_executor(self._callers, self._finish, lease, most)
         except Gone:
-            pass
-        except BaseException:  # noqa: BLE001  it is logged there
+            await loop.run_in_executor(self._callers, self._let_go, lease)
+        except Exception:  # noqa: BLE001  it is logged there
             await loop.run_in_executor(self._callers, self._stumble, lease)
-        self._async_leases.pop(lease.slot, None)
-        self._end(lease)
+        finally:
+            self._async_leases.pop(lease.slot, None)
+            self._end(lease)
 
     async def _run_batch_async(self, lease: Lease, parts: list[Part]) -> int:
         loop = asyncio.get_running_loop()
@@ -409,7 +470,9 @@ class Process:
         for index, part in enumerate(parts):
             if not self._may_start(lease, index):
                 break
+            lease.part = part
             outcome = await self._run_async(lease, part)
+            self._table.end(lease.slot)
             ran += 1
             if isinstance(outcome, Done):
                 lease.record(part, outcome)
@@ -425,9 +488,11 @@ class Process:
             outcome: Done | Trouble = await lease.task
             return outcome
         except asyncio.CancelledError:
+            if lease.stop_reason == "told":
+                raise Gone from None
             if lease.stop_reason == "timeout":
                 return lease.runner.time_out(part)
-            raise Gone from None
+            return lease.runner.fail(part, RuntimeError("the handler cancelled itself"))
         finally:
             lease.task = None
 
@@ -439,7 +504,9 @@ class Process:
             for lease in list(self._async_leases.values()):
                 limit_s = lease.runner.timeout_ms / 1e3
                 is_over = limit_s and now - lease.part_began > limit_s
-                if lease.task and (is_over or self._table.is_told(lease.slot)):
+                if not lease.task or lease.stop_reason:
+                    continue
+                if is_over or self._table.is_told(lease.slot):
                     lease.stop_reason = "timeout" if is_over else "told"
                     lease.task.cancel()
 
@@ -479,7 +546,8 @@ class Process:
 def main() -> None:
     """Run as ``python -m streamq.child CONTROL_FD TABLE_FD``."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+        # Not SIG_IGN: programs that a handler starts would inherit that.
+        signal.signal(number, lambda *_: None)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     line = Line(socket.socket(fileno=int(sys.argv[1])))
     config = line.read_config()
@@ -489,16 +557,24 @@ def main() -> None:
         app = load_app(config.target, as_map=config.is_map)
     except StreamqError as error:
         line.send(Unfit(str(error), ""))
-        sys.exit(4)
+        _leave(4)
     except BaseException as error:  # noqa: BLE001  whatever the user's module raises
         line.send(Unfit(f"{config.target} cannot be imported: {error!r}", users_traceback(error)))
-        sys.exit(4)
+        _leave(4)
     line.send(Hello([handler.offer for handler in app.handlers.values()], own_files()))
-    Process(config, app, table, line).run()
-    # Threads of the user's that are still there must not hold the process.
+    try:
+        Process(config, app, table, line).run()
+    except BaseException:
+        log.exception("the process ends")
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End, whatever threads of the user's are still there."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,11 @@ _decode_items = msgspec.msgpack.Decoder().decode
 
 def encode_item(value: Any) -> Item:
     """What a handler returned, ready to be kept."""
-    if value is None or type(value) is bytes or type(value) is str:
+    if value is None or type(value) is bytes:
+        return value
+    if type(value) is str:
+        if not value.isascii():
+            value.encode()  # half a character cannot be kept: better said here than later
         return value
     return msgspec.msgpack.Ext(_JSON, _encode_json(value))
 

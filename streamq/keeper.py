@@ -8,20 +8,20 @@ and the pool goes on looking after its processes.
 import logging
 import os
 import platform
-import queue
 import socket
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import version
 
 import msgspec
 
+from streamq import backoff
 from streamq.control import Count
 from streamq.errors import ProtocolError, RequestUnknown, ServerError
 from streamq.janitor import Janitor
-from streamq.model import Failure, Running, Tokens, WorkerDetails
+from streamq.model import LAST_LEVEL, Failure, Running, Tokens, WorkerDetails
 from streamq.protocol import Protocol
 from streamq.table import Held
 
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: How often leases are renewed, and cancelled requests seen.
 RENEW_EVERY_S = 1.0
+#: How often a pool that is to end when nothing is left looks whether that is so.
+LOOK_EVERY_S = 0.5
 
 #: A process id, and what one of its slots holds.
 Holding = tuple[int, Held]
@@ -50,8 +52,10 @@ class Keeper:
         self.handlers: list[str] = []
         self.slots = 0
         self.levels = ""
+        #: The levels that are taken from.
+        self.taken: Collection[int] = range(LAST_LEVEL + 1)
         self._started_ms = round(time.time() * 1e3)
-        self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._errands: deque[Callable[[], None]] = deque()
         self._unwanted: set[str] = set()
         #: What the processes hold; the pool replaces it with each of its rounds.
         self.holdings: list[Holding] = []
@@ -64,8 +68,10 @@ class Keeper:
         renew_s = min(RENEW_EVERY_S, lease_ms / 4e3)
         self._chores: list[tuple[Callable[[], float | None], float]] = [
             (self._renew, renew_s),
+            (self._do_errands, renew_s),
             (self._beat, beat_ms / 1e3),
             (self._sweep, audit_ms / 1e3),
+            (self._look, LOOK_EVERY_S),
         ]
         self._due = {chore: 0.0 for chore, _ in self._chores}
 
@@ -127,21 +133,27 @@ class Keeper:
 
         def errand() -> None:
             answer = self._protocol.fail(
-                held.request_id, held.holder, call, number, [failure], delay_ms=1_000
+                held.request_id,
+                held.holder,
+                call,
+                number,
+                [failure],
+                delay_ms=1_000,
+                records=(0, -1),
             )
             self._push(held.request_id, answer.tokens)
 
         self._send(errand)
 
     def _send(self, errand: Callable[[], None]) -> None:
-        self._errands.put(errand)
+        self._errands.append(errand)
         self._wake.set()
 
     # The thread
 
     def _run(self) -> None:
         outages = 0
-        while not (self._is_over.is_set() and self._errands.empty()):
+        while not (self._is_over.is_set() and not self._errands):
             try:
                 wait_s = self._round()
                 if outages:
@@ -153,54 +165,80 @@ class Keeper:
                     log.warning("waiting for the server: %s", error)
                 if self._is_over.is_set() and outages > 3:
                     break
-                wait_s = min(2.0, 0.1 * 2**outages)
+                wait_s = backoff.delay_ms(outages, 100, 2_000) / 1e3
             except Exception:
                 log.exception("the keeper goes on after")
                 wait_s = 1.0
-            self._wake.wait(max(0.0, min(wait_s, RENEW_EVERY_S)))
-            self._wake.clear()
+            if self._wake.wait(max(0.0, min(wait_s, RENEW_EVERY_S))):
+                self._wake.clear()
+                self._due[self._do_errands] = 0.0
         self._leave()
 
     def _round(self) -> float:
         """Do what is due. Returns the seconds until something is again."""
-        self._do_errands()
+        first_error: ServerError | None = None
         for chore, every_s in self._chores:
-            if time.monotonic() >= self._due[chore]:
+            if time.monotonic() < self._due[chore]:
+                continue
+            try:
                 said_s = chore()
                 self._due[chore] = time.monotonic() + (every_s if said_s is None else said_s)
+            except ServerError as error:
+                first_error = first_error or error
+        if first_error:
+            raise first_error
+        return min(self._due.values()) - time.monotonic()
+
+    def _look(self) -> None:
         if self.wants_emptiness:
             self._is_empty = self._look_for_work()
-        return min(self._due.values()) - time.monotonic()
 
     def _sweep(self) -> float:
         return max(0.01, self._janitor.sweep() / 1e3)
 
-    def _do_errands(self) -> None:
-        while not self._errands.empty():
-            errand = self._errands.get()
+    def _do_errands(self) -> float:
+        """Say what is to be said, each in its turn; what finds nobody is kept, in its order."""
+        kept: list[Callable[[], None]] = []
+        first_error: ServerError | None = None
+        for _ in range(len(self._errands)):
+            errand = self._errands.popleft()
             try:
                 errand()
-            except ServerError:
-                self._errands.put(errand)  # it bears repetition: its call is numbered
-                raise
+            except ServerError as error:
+                kept.append(errand)  # it bears repetition: its call is numbered
+                first_error = first_error or error
             except ProtocolError as error:
                 log.debug("dropped: %s", error)
+        self._errands.extendleft(reversed(kept))
+        if first_error:
+            raise first_error
+        return 0.0 if self._errands else RENEW_EVERY_S
 
     def _renew(self) -> None:
         by_request: dict[str, dict[str, int | None]] = defaultdict(dict)
         for _, held in self.holdings:
             by_request[held.request_id][held.holder] = held.running
-        unwanted = set()
+        unwanted: set[str] = set()
+        first_error: ServerError | None = None
         for request_id, running in by_request.items():
             try:
-                state, _, stands = self._protocol.renew(request_id, self._lease_ms, running)
-            except RequestUnknown:
-                unwanted |= set(running)
-                continue
-            if not state.is_live:
-                unwanted |= set(running)
-            unwanted |= {holder for holder, is_standing in stands.items() if not is_standing}
+                unwanted |= self._renew_one(request_id, running)
+            except ServerError as error:
+                # A node that is away must not cost the leases on the others.
+                first_error = first_error or error
         self._unwanted = unwanted
+        if first_error:
+            raise first_error
+
+    def _renew_one(self, request_id: str, running: dict[str, int | None]) -> set[str]:
+        """Renew the leases of one request. Returns the holders nobody wants any more."""
+        try:
+            state, _, stands = self._protocol.renew(request_id, self._lease_ms, running)
+        except RequestUnknown:
+            return set(running)
+        if not state.is_live:
+            return set(running)
+        return {holder for holder, is_standing in stands.items() if not is_standing}
 
     def _beat(self) -> None:
         holdings = self.holdings
@@ -250,7 +288,8 @@ class Keeper:
             except RequestUnknown:
                 continue
             is_live = found["state"] in ("loading", "open")
-            if is_live and found.get("paused") != "1" and found["handler"] in self.handlers:
+            is_ours = found["handler"] in self.handlers and int(found["level"]) in self.taken
+            if is_live and is_ours and found.get("paused") != "1":
                 return False
         return True
 

@@ -121,6 +121,8 @@ class Grant(msgspec.Struct):
     #: Given by claim: the request's handler, and its spec unless the caller knew it.
     handler: str = ""
     spec: bytes = b""
+    #: Given by claim: when the request was created, which tells it from another of its id.
+    created_ms: int = 0
     #: Given by finish: how many of the results were counted.
     counted: int = 0
 

@@ -15,12 +15,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from streamq import backoff
 from streamq.control import Config, Count, Hello, Line, Order, Unfit
 from streamq.errors import StreamqError
 from streamq.keeper import Keeper
@@ -35,7 +37,7 @@ IDLE_TICK_S = 0.2
 LAST_CALL = 2**53 - 1
 #: A process that lived this long is replaced at once, a younger one after a pause.
 SETTLED_S = 5.0
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_MS = 30_000
 #: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
@@ -84,8 +86,10 @@ class Member:
         self.idle_s = 0.0
         self.is_leaving = False
         self.why_killed = ""
-        #: Slot -> part that took too long, told cancelled since when.
-        self.overdue: dict[int, Held] = {}
+        #: By slot: the batch whose part took too long, the one whose rest was struck, and
+        #: since when a batch is told to stop.
+        self.overdue: dict[int, int] = {}
+        self.struck: dict[int, int] = {}
         self.told: dict[int, tuple[int, float]] = {}
 
     @property
@@ -138,7 +142,8 @@ class Pool:
         self._start_at = 0.0
         self._stop_at = 0.0
         self._is_stopping = self._is_cold = self._was_ready = False
-        self._signals = 0
+        self._signals: deque[int] = deque()
+        self._interrupts = 0
         self._files: dict[str, float] = {}
         self._looked = time.monotonic()
         self._quiet = False
@@ -155,6 +160,7 @@ class Pool:
         self._keeper.start()
         try:
             while not self._is_stopping or self._members:
+                self._obey_signals()
                 self._fill()
                 self._hear(self._tick_s if self._keeper.holdings else IDLE_TICK_S)
                 self._bury()
@@ -163,7 +169,8 @@ class Pool:
         finally:
             for member in self._members:
                 member.kill("the pool ends")
-                self._take_back(member, member.popen.wait())
+                member.popen.wait()
+                self._take_back(member)
             self._keeper.stop()
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -180,11 +187,21 @@ class Pool:
         if self._is_stopping or time.monotonic() < self._start_at:
             return
         for _ in range(self._options.processes - staying):
-            member = Member(self._config)
+            try:
+                member = Member(self._config)
+            except OSError as error:
+                log.error("no process can be started: %s", error)
+                self._start_later()
+                return
             if self._quiet:
                 member.order("quiet")
             self._members.append(member)
             self._selector.register(member.line.socket, selectors.EVENT_READ, member)
+
+    def _start_later(self) -> None:
+        self._pauses += 1
+        pause_ms = backoff.delay_ms(self._pauses, 200, LONGEST_PAUSE_MS)
+        self._start_at = time.monotonic() + pause_ms / 1e3
 
     def _hear(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -220,32 +237,38 @@ class Pool:
         for member in [m for m in self._members if m.popen.poll() is not None]:
             code = member.popen.returncode
             self._members.remove(member)
-            self._take_back(member, code)
-            if member.is_leaving and not member.why_killed:
-                continue
+            was_busy = self._take_back(member)
             if member.why_killed:
                 log.warning("process %d was stopped: %s", member.pid, member.why_killed)
-            else:
+            elif not member.is_leaving or code:
                 log.warning("process %d %s; it is replaced", member.pid, _how_it_ended(code))
-            if not member.why_killed and time.monotonic() - member.began < SETTLED_S:
-                self._pauses += 1
-                pause = min(LONGEST_PAUSE_S, 0.1 * 2**self._pauses)
-                self._start_at = time.monotonic() + pause
-            else:
+            is_young = time.monotonic() - member.began < SETTLED_S
+            # A part that kills its process is charged for it; only a process that cannot even
+            # live without one is given a pause.
+            if is_young and not (was_busy or member.why_killed or member.is_leaving):
+                self._start_later()
+            elif member.parts or was_busy:
                 self._pauses = 0
 
-    def _take_back(self, member: Member, code: int) -> None:
-        """Hand back what a dead process held. Only what was running when it died is charged."""
-        is_blamed = not member.why_killed and code != 0
+    def _take_back(self, member: Member) -> bool:
+        """Hand back what a dead process held. Returns whether a part was running.
+
+        Only what was running when it died is charged, and not if it was ended on purpose.
+        """
+        for word in member.line.ready_words()[0]:
+            self._heard(member, word)
+        was_busy = False
         for slot, held in member.held(is_dead=True):
-            if member.overdue.get(slot) == held and held.running is not None:
-                self._keeper.time_out(held, held.calls * CALL_STEP + CALL_STEP // 2)
-            crashed = held.running if is_blamed else None
+            was_busy = was_busy or held.running is not None
+            if member.overdue.get(slot) == held.version and held.running is not None:
+                self._keeper.time_out(held, LAST_CALL - 1)
+            crashed = None if member.why_killed else held.running
             self._keeper.release(held, LAST_CALL, crashed)
         with suppress(KeyError, ValueError):
             self._selector.unregister(member.line.socket)
         member.line.close()
         member.table.close()
+        return was_busy
 
     # Looking after what runs
 
@@ -261,24 +284,27 @@ class Pool:
     def _look_after(self, member: Member, holdings: list[tuple[int, Held]]) -> None:
         now_ms = time.monotonic() * 1e3
         for slot, held in holdings:
-            ran_ms = now_ms - held.since_ms
             if held.running is None:
                 continue
-            is_slow = ran_ms > self._config.quantum_ms
-            if len(held.numbers) > held.current + 1 and (is_slow or self._is_stopping):
+            ran_ms = now_ms - held.since_ms
+            if ran_ms > self._config.quantum_ms or self._is_stopping:
                 self._hand_back(member, slot, held)
             limit_ms = held.timeout_ms + (ASYNC_GRACE_MS if held.is_async else 0)
             if held.timeout_ms and ran_ms > limit_ms:
-                member.overdue[slot] = held
+                member.overdue[slot] = held.version
                 seconds = held.timeout_ms / 1e3
                 part = f"part {held.running} of {held.request_id}"
                 member.kill(f"{part} took longer than {seconds:g} s")
-                return
             self._check_told(member, slot, held)
 
     def _hand_back(self, member: Member, slot: int, held: Held) -> None:
+        """Give the rest of a batch to others, once."""
+        is_last = len(held.numbers) <= held.current + 1
+        if is_last or member.struck.get(slot) == held.version:
+            return
         numbers = member.table.strike(slot, held)
         if numbers:
+            member.struck[slot] = held.version
             self._keeper.hand_back(held, held.calls * CALL_STEP + 1, numbers)
 
     def _check_told(self, member: Member, slot: int, held: Held) -> None:
@@ -295,9 +321,8 @@ class Pool:
 
     def _look_around(self) -> None:
         now = time.monotonic()
-        if self._is_stopping and now > self._stop_at:
-            for member in self._members:
-                member.kill("it did not end within the grace time")
+        if self._is_stopping:
+            self._urge(now)
         if now - self._looked < RELOAD_EVERY_S:
             return
         self._looked = now
@@ -307,6 +332,14 @@ class Pool:
             self._retire(member)
         if not self._is_stopping and self._is_finished():
             self._stop("nothing is left to do")
+
+    def _urge(self, now: float) -> None:
+        """See to it that every process ends, also one that was just being started."""
+        for member in self._members:
+            if not member.is_leaving:
+                member.order("stop")
+            if now > self._stop_at:
+                member.kill("it did not end within the grace time")
 
     def _retire(self, member: Member) -> None:
         options = self._options
@@ -343,15 +376,32 @@ class Pool:
     # Signals
 
     def _install_signals(self) -> dict[int, Callable[..., object] | int | None]:
-        actions = {
-            signal.SIGTERM: self._on_term,
-            signal.SIGINT: self._on_int,
-            signal.SIGQUIT: self._on_quit,
-            signal.SIGHUP: lambda *_: self._replace_all(),
-            signal.SIGUSR1: self._on_quiet,
-            signal.SIGUSR2: self._on_dump,
-        }
-        return {number: signal.signal(number, action) for number, action in actions.items()}
+        """Let signals only be noted: they may come between any two steps of the loop."""
+        numbers = (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGQUIT,
+            signal.SIGHUP,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+        )
+        return {n: signal.signal(n, lambda n, _: self._signals.append(n)) for n in numbers}
+
+    def _obey_signals(self) -> None:
+        while self._signals:
+            number = self._signals.popleft()
+            if number == signal.SIGTERM:
+                self._stop("told to stop")
+            elif number == signal.SIGINT:
+                self._on_int()
+            elif number == signal.SIGQUIT:
+                self._stop_now()
+            elif number == signal.SIGHUP:
+                self._replace_all()
+            elif number == signal.SIGUSR1:
+                self._be_quiet()
+            elif number == signal.SIGUSR2:
+                self._dump()
 
     def _stop(self, why: str) -> None:
         if self._is_stopping:
@@ -368,30 +418,25 @@ class Pool:
         for member in self._members:
             member.kill("stopped now")
 
-    def _on_term(self, *_: object) -> None:
-        self._stop("told to stop")
-
-    def _on_int(self, *_: object) -> None:
-        self._signals += 1
-        if self._signals > 1:
+    def _on_int(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
             self._stop_now()
         else:
             self._stop("interrupted (again to stop now; nothing is lost)")
 
-    def _on_quit(self, *_: object) -> None:
-        self._stop_now()
-
-    def _on_quiet(self, *_: object) -> None:
+    def _be_quiet(self) -> None:
         self._quiet = True
         log.info("quiet: taking nothing more")
         for member in self._members:
             member.order("quiet")
 
-    def _on_dump(self, *_: object) -> None:
+    def _dump(self) -> None:
         for member in self._members:
             for slot, held in member.held():
                 log.info("process %d slot %d: %s", member.pid, slot, held)
-            os.kill(member.pid, signal.SIGUSR2)
+            if member.hello:
+                os.kill(member.pid, signal.SIGUSR2)
 
 
 def _mtime(file: str) -> float:

@@ -200,14 +200,14 @@ class Protocol:
         handlers: Sequence[str],
         *,
         level: int = -1,
-        is_known: bool = False,
+        known: int = 0,
     ) -> Grant:
         """Ask for a lease and parts to run under it.
 
         It is never sent again: a copy that came late would grant a lease under a name that is
         over. A caller that gets no answer releases the holder and takes another name.
         """
-        word, count, at, look, handler, spec, troubles, *lists = self._run_once(
+        word, count, at, look, handler, spec, created, troubles, *lists = self._run_once(
             "claim",
             self.keys(request_id),
             holder=holder,
@@ -215,12 +215,12 @@ class Protocol:
             most=terms.most,
             max_bytes=terms.max_bytes,
             lease_ms=terms.lease_ms,
-            known=int(is_known),
+            known=known,
             handlers=handlers,
         )
         parts = _parts(lists, troubles)
         return Grant(
-            word.decode(), Tokens(count, at, look), parts, handler.decode(), spec or b"", 0
+            word.decode(), Tokens(count, at, look), parts, handler.decode(), spec or b"", created
         )
 
     def finish(
@@ -248,7 +248,7 @@ class Protocol:
             results=results,
         )
         parts = _parts(lists, troubles)
-        return Grant(word.decode(), Tokens(count, at, look), parts, "", b"", counted)
+        return Grant(word.decode(), Tokens(count, at, look), parts, counted=counted)
 
     def fail(
         self,
@@ -264,7 +264,7 @@ class Protocol:
         result: bytes = b"",
         partial: bytes = b"",
     ) -> Outcome:
-        """Put a part off, or give it up. ``records``: of the part, done and failed."""
+        """Put a part off, or give it up. ``records``: of the part, done and failed (-1: all)."""
         reply = self._run(
             "fail",
             self.keys(request_id),

@@ -4,6 +4,7 @@ The same steps serve plain functions and coroutines: they are a generator that y
 the value to call the handler with and is sent what came of it.
 """
 
+import asyncio
 import logging
 import re
 import time
@@ -16,7 +17,7 @@ from streamq import backoff, codec, records
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.codec import Item
 from streamq.model import RETRIES, Failure, Part, Spec
-from streamq.traces import users_traceback
+from streamq.traces import safe_text, users_traceback
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +73,8 @@ class Runner:
             while True:
                 try:
                     returned = call(value)
-                except (SystemExit, KeyboardInterrupt) as error:
-                    # It asks for the end of the process; it gets the end of the part.
-                    value = steps.throw(RuntimeError(f"the handler called exit: {error}"))
-                except Exception as error:  # noqa: BLE001  whatever it is, it is the part's
-                    value = steps.throw(error)
+                except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+                    value = steps.throw(_tamed(error))
                 else:
                     value = steps.send(returned)
         except StopIteration as end:
@@ -92,13 +90,19 @@ class Runner:
             while True:
                 try:
                     returned = await call(value)
-                except Exception as error:  # noqa: BLE001  whatever it is, it is the part's
-                    value = steps.throw(error)
+                except asyncio.CancelledError:
+                    raise
+                except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+                    value = steps.throw(_tamed(error))
                 else:
                     value = steps.send(returned)
         except StopIteration as end:
             outcome: Done | Trouble = end.value
             return outcome
+
+    def fail(self, part: Part, error: Exception) -> Trouble:
+        """What becomes of a part that ended in an error of its own making."""
+        return self._put_off(part, [self._describe(error, part, 0)], None)
 
     def time_out(self, part: Part) -> Trouble:
         """What becomes of a part that took too long."""
@@ -120,7 +124,7 @@ class Runner:
         retry: BaseException | None = None
         failures: list[Failure] = []
         for index, record in enumerate(given):
-            if outcomes[index][0] in (_DONE, _DELIVERED):
+            if outcomes[index][0] != _NONE:
                 continue
             try:
                 returned = yield self._decode_record(record, is_json)
@@ -136,7 +140,7 @@ class Runner:
         if retry is not None:
             return self._put_off(part, failures, retry, outcomes)
         endings = records.endings(given) if self._is_text else b""
-        if failures:
+        if any(each[0] == _FAILED for each in outcomes):
             return self._give_up(part, failures, outcomes, endings)
         return self._done(part, outcomes, endings)
 
@@ -177,7 +181,7 @@ class Runner:
             self._complain(f"part {part.number} failed in {self.handler.name}", trace)
         return Failure(
             error=type(error).__name__,
-            message=str(error),
+            message=safe_text(error),
             part=part.number,
             record=index + 1,
             attempts=part.attempt,
@@ -207,6 +211,9 @@ class Runner:
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
             return Done(result, self._count(part, sum(each[0] == _DONE for each in outcomes)))
+        return self._too_large(part, outcomes)
+
+    def _too_large(self, part: Part, outcomes: list[Any]) -> Trouble:
         failure = Failure(
             error="ResultTooLarge",
             message=f"the part's results have more than the {self._max_result} bytes allowed",
@@ -240,12 +247,11 @@ class Runner:
             spec = self._spec
             delay_ms = backoff.delay_ms(part.attempt, spec.backoff_ms, spec.backoff_max_ms)
         has_outcomes = outcomes is not None and any(each[0] for each in outcomes)
-        count = self._count(part, len(outcomes or failures))
         return Trouble(
             kind,
             delay_ms,
             failures,
-            (0, count),
+            (0, -1),
             partial=msgspec.msgpack.encode(outcomes) if has_outcomes else b"",
         )
 
@@ -262,14 +268,24 @@ class Runner:
             if each[0] == _FAILED and not isinstance(each[1], Failure)
         ]
         failures = sorted(earlier + failures, key=lambda failure: failure.record)
+        result = codec.encode_result(items, endings) if fresh else b""
+        if len(result) > self._max_result:
+            return self._too_large(part, outcomes)
         return Trouble(
             "abandon",
             0,
             failures,
             (fresh, self._count(part, len(failures))),
-            codec.encode_result(items, endings) if fresh else b"",
+            result,
             msgspec.msgpack.encode(left) if len(outcomes) > 1 else b"",
         )
+
+
+def _tamed(error: BaseException) -> Exception:
+    """What ends a process or a loop ends only the part."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"the handler raised {type(error).__name__}: {safe_text(error)}")
 
 
 def _stronger(first: BaseException | None, second: BaseException) -> BaseException:

@@ -30,7 +30,19 @@ _HANDLER = _REQUEST + _TEXT
 _NUMBERS = (_HANDLER + _TEXT) // 8
 _SLOT = _NUMBERS + MOST_PARTS
 
-VERSION, CALLS, CURRENT, CUT, COUNT, SINCE_MS, TIMEOUT_MS, PROGRESS, TOLD, IS_ASYNC = range(10)
+(
+    VERSION,
+    CALLS,
+    CURRENT,
+    CUT,
+    COUNT,
+    SINCE_MS,
+    TIMEOUT_MS,
+    PROGRESS,
+    TOLD,
+    IS_ASYNC,
+    ENDED,
+) = range(11)
 
 # A store, two locks taken and left, and a load cannot change places on any processor.
 _first, _second = Lock(), Lock()
@@ -47,8 +59,11 @@ class Held(msgspec.Struct, frozen=True):
     """What a slot held at one moment."""
 
     version: int
+    #: Calls of the slot that were answered.
     calls: int
     current: int
+    #: Whether the current part has ended, and waits to be finished.
+    is_ended: bool
     since_ms: int
     timeout_ms: int
     progress: int
@@ -62,7 +77,7 @@ class Held(msgspec.Struct, frozen=True):
     @property
     def running(self) -> int | None:
         """Number of the part that runs, if one does."""
-        if 0 <= self.current < len(self.numbers):
+        if 0 <= self.current < len(self.numbers) and not self.is_ended:
             return self.numbers[self.current]
         return None
 
@@ -96,7 +111,7 @@ class Table:
         words[at + VERSION] += 1
         _fence()
         words[at + CALLS] = 0
-        words[at + CURRENT] = -1
+        words[at + CURRENT] = words[at + ENDED] = -1
         words[at + COUNT] = 0
         words[at + PROGRESS] = 0
         words[at + TOLD] = 0
@@ -121,7 +136,7 @@ class Table:
         words = self._words
         words[at + VERSION] += 1
         _fence()
-        words[at + CURRENT] = -1
+        words[at + CURRENT] = words[at + ENDED] = -1
         words[at + CUT] = UNCUT
         words[at + COUNT] = len(numbers)
         for index, number in enumerate(numbers, at + _NUMBERS):
@@ -138,11 +153,21 @@ class Table:
         _fence()
         return index < words[at + CUT]
 
+    def end(self, slot: int) -> None:
+        """The current part has ended: it runs no more, though it is not finished yet."""
+        at = slot * _SLOT
+        self._words[at + ENDED] = self._words[at + CURRENT]
+
     def next_call(self, slot: int) -> int:
-        """The number of the slot's next call under its lease, published before it is sent."""
-        at = slot * _SLOT + CALLS
-        self._words[at] += 1
-        return self._words[at] * CALL_STEP
+        """The number of the slot's next call under its lease.
+
+        What the parent says meanwhile has a lower one, so it cannot make this call a late one.
+        """
+        return (self._words[slot * _SLOT + CALLS] + 1) * CALL_STEP
+
+    def answered(self, slot: int) -> None:
+        """The slot's call was answered."""
+        self._words[slot * _SLOT + CALLS] += 1
 
     def is_told(self, slot: int) -> bool:
         """Whether the parent says that the lease is lost or the request cancelled."""
@@ -180,6 +205,7 @@ class Table:
             version,
             words[at + CALLS],
             words[at + CURRENT],
+            words[at + CURRENT] == words[at + ENDED],
             words[at + SINCE_MS],
             words[at + TIMEOUT_MS],
             words[at + PROGRESS],

@@ -4,6 +4,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+_MOST_CHARS = 2_000
 _OURS = str(Path(__file__).parent)
 
 
@@ -12,7 +13,24 @@ def users_traceback(error: BaseException) -> str:
     trace: TracebackType | None = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+    try:
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    except Exception as worse:  # noqa: BLE001  an error that cannot be shown
+        return f"{type(error).__name__} (not to be shown: {type(worse).__name__})\n"
+    return _clean(text)
+
+
+def safe_text(error: BaseException) -> str:
+    """What an error says, whatever it is made of, and not all of a very long story."""
+    try:
+        return _clean(str(error))[:_MOST_CHARS]
+    except Exception as worse:  # noqa: BLE001  an error that cannot be shown
+        return f"(not to be shown: {type(worse).__name__})"
+
+
+def _clean(text: str) -> str:
+    """The text without halves of characters, which nothing could write."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _is_ours(filename: str) -> bool:

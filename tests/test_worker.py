@@ -133,6 +133,11 @@ class TestBadHandlers:
             ("large", "Abandon"),
             ("die", "Poison"),
             ("killed", "Poison"),
+            ("leaves", "Poison"),
+            ("half", "Abandon"),
+            ("unspeakable", "Unspeakable"),
+            ("garbled", "ValueError"),
+            ("cancelled", "RuntimeError"),
         ],
     )
     def test_part_is_accounted_for_and_the_pool_survives(
@@ -168,6 +173,46 @@ class TestBadHandlers:
         forked = fleet.notes("F")[0].pid
         wait_until(lambda: not _is_running(forked))
         assert len(fleet.children(pool)) == 1
+
+    @ONE_KIND
+    def test_coroutine_cannot_end_its_loop(self, fleet: Fleet, submit: Any) -> None:
+        pool = fleet.ready("-c", "4")
+        before = fleet.children(pool)
+
+        request = submit(["exit", "cancel", "fine"], "odd_async")
+
+        assert request.wait(20).parts.failed == 2
+        assert values(request) == ["fine"]
+        assert fleet.children(pool) == before
+
+    @ONE_KIND
+    def test_results_that_take_long_to_send_leak_no_lease(self, fleet: Fleet, submit: Any) -> None:
+        fleet.ready("--lease", "60s")
+
+        request = submit([3_000_000] * 30, "big", limit=1)
+
+        assert request.wait(40).parts.done == 30
+
+    @ONE_KIND
+    def test_programs_of_handlers_can_be_stopped(self, fleet: Fleet, submit: Any) -> None:
+        fleet.ready()
+
+        (took,) = values(submit([1], "stops_a_program"))
+
+        assert took < 2
+
+    @ONE_KIND
+    def test_id_used_again_for_another_handler_runs_that(
+        self, fleet: Fleet, submit: Any, request_id: str
+    ) -> None:
+        fleet.ready()
+        first = submit(["aB"], "shout", id=request_id)
+        assert values(first) == ["AB"]
+        first.purge()
+
+        again = submit(["aB"], "low", id=request_id)
+
+        assert values(again) == ["ab"]
 
 
 class TestTime:
@@ -258,6 +303,27 @@ class TestCancel:
 
 
 class TestStop:
+    @ONE_KIND
+    def test_term_while_processes_start_does_not_wait_for_the_grace(self, fleet: Fleet) -> None:
+        pool = fleet.start("-p", "6", "--grace", "20s")
+        wait_until(lambda: pool.poll() is None and fleet.children(pool))
+
+        begun = time.monotonic()
+
+        assert stop(pool) == 0
+        assert time.monotonic() - begun < 10
+
+    @ONE_KIND
+    def test_flood_of_signals_does_no_harm(self, fleet: Fleet, submit: Any) -> None:
+        pool = fleet.ready("-p", "2")
+
+        for _ in range(200):
+            pool.send_signal(signal.SIGUSR2)
+            pool.send_signal(signal.SIGHUP)
+
+        assert submit([0.0] * 5, "nap").wait(30).parts.done == 5
+        assert stop(pool) == 0
+
     def test_term_finishes_what_runs_and_exits_0(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready("-p", "2", "-c", "2")
         request = submit([0.5] * 8, "nap")
@@ -453,6 +519,26 @@ class TestTrouble:
         again = client.submit([0.0] * 10, handler="nap", queue=queue)
         assert again.wait(30).parts.done == 10
         assert pool.poll() is None
+        fleet.end()
+        client.close()
+        server.stop()
+
+    def test_outage_longer_than_the_time_limit_fails_nothing(
+        self, tmp_path: Any, queue: str
+    ) -> None:
+        server = LocalServer.start(tmp_path / "data", persist=True, port=0)
+        client = Client(server.url)
+        fleet = Fleet(server.url, queue, tmp_path)
+        pool = fleet.ready("--lease", "20s")
+        request = client.submit([1], handler="half_a_second", queue=queue)
+        wait_until(lambda: request.status().parts.running == 1)
+
+        os.kill(server.pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        os.kill(server.pid, signal.SIGCONT)
+
+        assert request.wait(30).parts.done == 1
+        assert "took longer" not in fleet.errors(pool)
         fleet.end()
         client.close()
         server.stop()

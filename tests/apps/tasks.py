@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -150,7 +151,32 @@ def _exit(_: Context) -> None:
     sys.exit(3)
 
 
+def _half_a_character(_: Context) -> str:
+    return "\udcff"
+
+
+def _unspeakable(_: Context) -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    raise Unspeakable
+
+
+def _garbled(_: Context) -> None:
+    raise ValueError("half a character: \udcff")
+
+
+def _cancelled(_: Context) -> None:
+    raise asyncio.CancelledError
+
+
 ODD = {
+    "half": _half_a_character,
+    "unspeakable": _unspeakable,
+    "garbled": _garbled,
+    "cancelled": _cancelled,
+    "leaves": lambda _: os._exit(0),
     "fine": lambda _: "fine",
     "exit": _exit,
     "die": lambda _: os._exit(3),
@@ -198,3 +224,41 @@ def grow(mebibytes: int) -> int:
     """Keeps so much memory for as long as its process lives."""
     _grown.append(os.urandom(mebibytes * 2**20))
     return len(_grown)
+
+
+@app.handler(retries=0)
+async def odd_async(what: str) -> str:
+    """Everything a coroutine can do to its loop."""
+    await asyncio.sleep(0)
+    if what == "exit":
+        sys.exit(3)
+    if what == "cancel":
+        raise asyncio.CancelledError
+    return what
+
+
+@app.handler
+def big(size: int) -> bytes:
+    """A result that takes long to send."""
+    return os.urandom(size)
+
+
+@app.handler(timeout="1s", retries=0)
+def half_a_second(_: int) -> str:
+    time.sleep(0.5)
+    return "in time"
+
+
+@app.handler
+def low(text: str) -> str:
+    return text.lower()
+
+
+@app.handler
+def stops_a_program(_: int) -> float:
+    """How long a program that is told to stop goes on."""
+    program = subprocess.Popen(["sleep", "5"])
+    begun = time.monotonic()
+    program.terminate()
+    program.wait()
+    return time.monotonic() - begun

@@ -90,11 +90,13 @@ class TestLease:
         driver.load(2, retries=9)
 
         _, told = driver.claim()
-        _, known = driver.claim(is_known=True)
+        _, known = driver.claim(known=told.created_ms)
+        _, other = driver.claim(known=told.created_ms - 1)
 
         assert (told.handler, known.handler) == ("h", "h")
         assert msgspec.json.decode(told.spec, type=Spec) == Spec(retries=9)
         assert known.spec == b""
+        assert other.spec == told.spec, "the id was used before, for another request"
 
     @pytest.mark.parametrize("unit", ["parts", "records"])
     def test_first_one_says_what_the_request_is_counted_in(self, driver: Driver, unit: str) -> None:

@@ -203,7 +203,7 @@ class Watched(Protocol):
         handlers: Sequence[str],
         *,
         level: int = -1,
-        is_known: bool = False,
+        known: int = 0,
     ) -> Grant:
         units = [unit for unit, name in map(str.split, handlers) if name == HANDLER]
         unit = units[0] if units else None
@@ -211,7 +211,7 @@ class Watched(Protocol):
             "claim",
             request_id,
             lambda: super(Watched, self).claim(
-                request_id, holder, terms, handlers, level=level, is_known=is_known
+                request_id, holder, terms, handlers, level=level, known=known
             ),
             lambda book, reply, after: book.claimed(reply, after, holder, level, terms.most, unit),
         )

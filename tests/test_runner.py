@@ -1,0 +1,136 @@
+"""Running one part: outcomes of its records over several attempts."""
+
+from typing import Any
+
+import pytest
+
+from streamq import Abandon, App, Context, Retry, Snooze
+from streamq.app import describe
+from streamq.codec import decode_item, decode_result
+from streamq.errors import InvalidValue
+from streamq.model import Part, Spec
+from streamq.runner import Done, Runner, Trouble
+
+
+class Story:
+    """A map whose records do as they are told, and remember how often they were called."""
+
+    def __init__(self, **told: list[Any]) -> None:
+        self.told = told
+        self.calls: list[str] = []
+
+    def tell(self, line: str) -> Any:
+        self.calls.append(line)
+        say = self.told.get(line)
+        outcome = say.pop(0) if say else line.upper()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def attempts(story: Story, retries: int = 2) -> list[Done | Trouble]:
+    """Run a part of three records until it is done or given up."""
+    runner = Runner(describe(story.tell, is_map=True), Spec(format="lines", retries=retries))
+    part = Part(1, b"a\nb\nc\n", b"3 0 1")
+    outcomes: list[Done | Trouble] = []
+    while True:
+        outcome = runner.run(part, Context("r", 1, part.attempt))
+        outcomes.append(outcome)
+        if isinstance(outcome, Done) or outcome.kind == "abandon":
+            return outcomes
+        attempt = part.attempt + (outcome.kind == "retry")
+        part = Part(1, part.payload, part.about, attempt, partial=outcome.partial)
+
+
+def values(outcome: Done | Trouble) -> list[Any]:
+    return [decode_item(item) for item in decode_result(outcome.result)[0]]
+
+
+def test_only_records_without_an_outcome_run_again() -> None:
+    story = Story(b=[ValueError("no"), ValueError("no")])
+
+    *_, last = attempts(story)
+
+    assert isinstance(last, Done)
+    assert (values(last), last.records) == (["A", "B", "C"], 3)
+    assert story.calls == ["a", "b", "c", "b", "b"]
+
+
+def test_after_the_last_attempt_good_results_are_kept() -> None:
+    story = Story(b=[ValueError("no")] * 9)
+
+    *_, last = attempts(story)
+
+    assert isinstance(last, Trouble)
+    assert (values(last), last.records) == (["A", None, "C"], (2, 1))
+    assert [(failure.record, failure.attempts) for failure in last.failures] == [(2, 3)]
+
+
+def test_what_was_abandoned_does_not_run_again_with_the_others() -> None:
+    story = Story(a=[Abandon("never")], b=[ValueError("no")])
+
+    *_, last = attempts(story)
+
+    assert isinstance(last, Trouble)
+    assert story.calls == ["a", "b", "c", "b"]
+    assert (values(last), last.records) == ([None, "B", "C"], (2, 1))
+    assert [failure.error for failure in last.failures] == ["Abandon"]
+
+
+def test_snooze_stops_the_part_and_spends_no_attempt() -> None:
+    story = Story(b=[Snooze(after=5, scope="request")])
+
+    first, last = attempts(story, retries=0)
+
+    assert isinstance(first, Trouble)
+    assert (first.kind, first.delay_ms) == ("hold", 5_000)
+    assert isinstance(last, Done)
+    assert story.calls == ["a", "b", "b", "c"]
+
+
+def test_retry_says_when() -> None:
+    first, _ = attempts(Story(c=[Retry(after="3s")]))
+
+    assert isinstance(first, Trouble)
+    assert (first.kind, first.delay_ms) == ("retry", 3_000)
+
+
+def test_redrive_runs_only_what_failed_and_yields_only_that() -> None:
+    story = Story(b=[ValueError("no")])
+    (given_up,) = attempts(story, retries=0)
+    assert isinstance(given_up, Trouble)
+    runner = Runner(describe(story.tell, is_map=True), Spec(format="lines"))
+
+    again = runner.run(
+        Part(1, b"a\nb\nc\n", b"3 0 1", partial=given_up.partial), Context("r", 1, 1)
+    )
+
+    assert isinstance(again, Done)
+    assert (values(again), again.records) == ([None, "B", None], 1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: None,
+        lambda *, key: key,
+        lambda one, two: (one, two),
+    ],
+)
+def test_function_that_cannot_be_called_with_a_record_is_refused(function: Any) -> None:
+    with pytest.raises(InvalidValue):
+        describe(function, is_map=True, name="f")
+
+
+def test_context_before_the_record_is_refused() -> None:
+    def wrong(context: Context, line: str) -> None: ...
+
+    with pytest.raises(InvalidValue, match="record"):
+        describe(wrong, is_map=True)
+
+
+def test_annotation_that_cannot_be_decoded_is_refused_at_once() -> None:
+    def wrong(value: int | bytes | str) -> None: ...
+
+    with pytest.raises(InvalidValue, match="cannot be decoded"):
+        App().map(wrong)
