@@ -24,8 +24,8 @@ from streamq.protocol import Protocol
 from streamq.runner import MAX_RESULT
 from streamq.source import Size
 
-_LEASE_MS = 20_000
-_BEAT_MS = 5_000
+_LEASE_MS = 8_000
+_BEAT_MS = 2_000
 _AUDIT_MS = 2_000
 
 

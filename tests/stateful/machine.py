@@ -114,6 +114,7 @@ ACTS: dict[str, tuple[int, st.SearchStrategy[tuple[Any, ...]]]] = {
     "renew": (2, st.tuples(indexes)),
     "hand_back": (4, st.tuples(indexes, st.integers(0, 1), fates)),
     "die": (2, st.tuples(indexes, st.booleans())),
+    "repeat": (2, st.tuples(indexes, picks)),
     "overtake": (3, st.tuples(indexes, picks)),
     "crash": (2, st.tuples(indexes, st.booleans())),
     "crash_loader": (1, st.tuples(indexes, st.booleans())),
@@ -131,7 +132,8 @@ ACTS: dict[str, tuple[int, st.SearchStrategy[tuple[Any, ...]]]] = {
 }
 #: Not in a calm example, where no token is ever lost.
 FAULTS = {
-    *("crash", "crash_loader", "die", "double_call", "overtake", "spoil_tokens", "stall"),
+    *("crash", "crash_loader", "die", "double_call", "overtake", "repeat", "spoil_tokens"),
+    "stall",
 }
 _NAMES = [name for name, (weight, _) in ACTS.items() for _ in range(weight)]
 
@@ -249,6 +251,15 @@ class Machine(RuleBasedStateMachine):
         for _ in range(steps):
             self.slots[index % SLOTS].step(replace(pick, fares=WELL))
         self.work(index, pick)
+
+    def repeat(self, index: int, pick: Pick) -> None:
+        """A batch is recorded, and its reply lost: it is reported again."""
+        lost = replace(pick, fares=REPLY_LOST, outcome="done", release=False)
+        for slot in _one(self.holders(), index):
+            for _ in range(12):
+                if slot.call is None:
+                    slot.step(lost)
+            slot.step(replace(pick, fares=WELL))
 
     def overtake(self, index: int, pick: Pick) -> None:
         """A call of a slot is executed after one its heartbeat made later."""
