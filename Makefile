@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test package bench clean
+.PHONY: help setup demo check fmt test test-kills package bench clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -39,8 +39,13 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 	cd .venv-package && bin/streamq --version && timeout -s INT 2 bin/streamq server || true
 	rm -rf .venv-package
 
-bench: .venv/ready ## Measure what the protocol costs the server and the client
+test-kills: .venv/ready ## Kill processes and pools for half a minute on each server, 20,000 parts each
+	STREAMQ_TEST_KILL_S=30 $(BIN)/pytest tests/test_worker_fair.py -k TestKills -rP --timeout 300
+
+bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py
+	$(BIN)/python bench/latency.py
+	$(BIN)/python bench/priority.py
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info .venv-package .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from streamq.client import Request
+from streamq.errors import InvalidValue
 
 from . import render
 from .context import IdsArgument, PrefixOption, UrlOption, steer
@@ -23,7 +24,9 @@ def cancel(
 
     streamq cancel nightly
     """
-    if len(ids) > 1 and not is_sure and render.is_terminal(sys.stdin):
+    if len(ids) > 1 and not is_sure:
+        if not render.is_terminal(sys.stdin):
+            raise InvalidValue(f"to cancel {len(ids)} requests say --yes: nobody is here to ask")
         typer.confirm(f"Cancel {len(ids)} requests?", abort=True, err=True)
 
     def act(request: Request) -> str:

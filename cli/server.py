@@ -15,7 +15,12 @@ def server(
     cluster: Annotated[int, typer.Option(help="Start a cluster of so many primaries.")] = 0,
     replicas: Annotated[int, typer.Option(help="Replicas of each primary of a cluster.")] = 0,
     port: Annotated[
-        int | None, typer.Option(help="Listen on this port of 127.0.0.1; 0 takes a free one.")
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Listen on this port of 127.0.0.1, 0: a free one, instead of a unix socket.",
+        ),
     ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Keep the data here, over restarts.")

@@ -178,6 +178,8 @@ def describe(
         raise InvalidValue(f"handler {name}: {error}") from None
     context_name = next((p.name for p in parameters if hints.get(p.name) is Context), None)
     given = [p for p in parameters if p.name != context_name]
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidValue(f"handler {name} yields; it is to return what a record gives")
     try:
         signature.bind(None, **({context_name: None} if context_name else {}))
     except TypeError as error:

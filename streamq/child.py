@@ -26,7 +26,7 @@ import msgspec
 from streamq import backoff, logs
 from streamq.app import App, Context
 from streamq.connection import Connection
-from streamq.control import Config, Count, Hello, Line, Order, Unfit
+from streamq.control import Config, Count, Hello, Line, Look, Order, Unfit
 from streamq.errors import ProtocolError, ServerError, StreamqError
 from streamq.load_app import load_app, own_files
 from streamq.model import Failure, Grant, Part, Spec, Terms, Tokens
@@ -35,7 +35,8 @@ from streamq.runner import Done, Runner, Trouble
 from streamq.table import MOST_PARTS, Table
 from streamq.traces import users_traceback
 
-log = logging.getLogger(__name__)
+# Not by its own name: it is run as a program, and then that is no name of ours.
+log = logging.getLogger("streamq.child")
 
 T = TypeVar("T")
 
@@ -210,7 +211,8 @@ class Process:
         if known and known.created_ms == grant.created_ms:
             return known
         spec = msgspec.json.decode(grant.spec, type=Spec)
-        runner = Runner(self._app.handlers[grant.handler], spec, self._config.max_result)
+        handler = self._app.handlers[grant.handler]
+        runner = Runner(handler, spec, self._config.max_result, request_id)
         known = Known(grant.created_ms, runner, Pace(self._config.quantum_ms / 1e3))
         self._known[request_id] = known
         while len(self._known) > _KNOWN_REQUESTS:
@@ -241,6 +243,8 @@ class Process:
         # What is not pushed now is pushed by the next audit.
         with suppress(ServerError):
             self._protocol.push(self._config.queue, request_id, tokens)
+        if tokens.look_ms:
+            self._line.send(Look(tokens.look_ms))
 
     # Slots
 

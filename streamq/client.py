@@ -15,6 +15,7 @@ from streamq.errors import (
     RequestUnknown,
     ServerBusy,
     ServerUnreachable,
+    SettingsError,
     StreamqError,
     WaitTimeout,
 )
@@ -35,6 +36,7 @@ from streamq.model import (
     Tokens,
 )
 from streamq.protocol import Protocol
+from streamq.settings import Settings
 from streamq.submission import CHUNK_PARTS, Submission, forget
 
 #: A waiter that is told nothing looks for itself this often.
@@ -44,7 +46,17 @@ LOOK_EVERY_S = 1.0
 class Client:
     """A connection to a queue's server, for those who submit and follow requests."""
 
-    def __init__(self, url: str, *, prefix: str = PREFIX, max_part: str | int = MAX_PART) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str = PREFIX,
+        max_part: str | int = MAX_PART,
+    ) -> None:
+        """Connect to the server at the URL, or at the one that ``STREAMQ_URL`` names."""
+        url = url or Settings.from_env().url
+        if not url:
+            raise SettingsError("which server? Give a URL, or set STREAMQ_URL")
         self._max_part = units.size_bytes(max_part, "max_part")
         units.name(prefix, "prefix")
         self._protocol = Protocol(Connection(url), prefix)
@@ -354,7 +366,7 @@ def _status(request_id: str, found: dict[str, str]) -> Status:
         queue=found["queue"],
         handler=found["handler"],
         state=State(found["state"]),
-        paused=found.get("paused") == "1",
+        paused=found.get("paused") == "1" and State(found["state"]).is_live,
         level=number("level"),
         limit=number("limit"),
         parts=PartCounts(

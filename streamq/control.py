@@ -51,13 +51,19 @@ class Count(msgspec.Struct, frozen=True, tag=True):
     idle_s: float = 0.0
 
 
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Something falls due then, by the server's clock (ms): the janitor is to look."""
+
+    at_ms: int
+
+
 class Order(msgspec.Struct, frozen=True, tag=True):
     """What a pool wants of a process: ``stop`` after what runs, ``quiet``: take nothing more."""
 
     word: str
 
 
-Word = Hello | Unfit | Count | Order
+Word = Hello | Unfit | Count | Look | Order
 _decode = msgspec.json.Decoder(Word).decode
 
 

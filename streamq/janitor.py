@@ -4,6 +4,7 @@ Every step is idempotent: any number of janitors may sweep one queue at once.
 """
 
 import logging
+import time
 from functools import partial
 
 from streamq.errors import RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
@@ -25,10 +26,13 @@ class Janitor:
         self._protocol = protocol
         self._queue = queue
         self._every_ms = every_ms
+        #: How far the server's clock is ahead of this process's monotonic one.
+        self.ahead_ms = 0.0
 
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
         tick = self._protocol.tick(self._queue, every_ms=self._every_ms)
+        self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
         away = 0
         looks = [partial(self.look, request_id, score, tick) for request_id, score in tick.due]
         for look in looks + [partial(self._purge, request_id) for request_id in tick.purgeable]:

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: How often leases are renewed, and cancelled requests seen.
 RENEW_EVERY_S = 1.0
+#: How often the janitor asks what is due, if nobody says sooner.
+SWEEP_EVERY_S = 1.0
 #: How often a pool that is to end when nothing is left looks whether that is so.
 LOOK_EVERY_S = 0.5
 
@@ -94,6 +96,13 @@ class Keeper:
             old.retried + count.retried,
             old.records + count.records,
         )
+
+    def expect(self, at_ms: int) -> None:
+        """Something falls due then, by the server's clock: do not sleep over it."""
+        at = (at_ms - self._janitor.ahead_ms) / 1e3
+        if at < self._due[self._sweep]:
+            self._due[self._sweep] = at
+            self._wake.set()
 
     def is_unwanted(self, holder: str) -> bool:
         """Whether the lease is lost, or its request cancelled."""
@@ -169,10 +178,14 @@ class Keeper:
             except Exception:
                 log.exception("the keeper goes on after")
                 wait_s = 1.0
-            if self._wake.wait(max(0.0, min(wait_s, RENEW_EVERY_S))):
-                self._wake.clear()
-                self._due[self._do_errands] = 0.0
+            self._sleep(wait_s, is_away=outages > 0)
         self._leave()
+
+    def _sleep(self, wait_s: float, *, is_away: bool) -> None:
+        if self._wake.wait(max(0.0, min(wait_s, RENEW_EVERY_S))):
+            self._wake.clear()
+        if self._errands and not is_away:
+            self._due[self._do_errands] = 0.0
 
     def _round(self) -> float:
         """Do what is due. Returns the seconds until something is again."""
@@ -194,7 +207,7 @@ class Keeper:
             self._is_empty = self._look_for_work()
 
     def _sweep(self) -> float:
-        return max(0.01, self._janitor.sweep() / 1e3)
+        return max(0.01, min(self._janitor.sweep() / 1e3, SWEEP_EVERY_S))
 
     def _do_errands(self) -> float:
         """Say what is to be said, each in its turn; what finds nobody is kept, in its order."""
@@ -301,3 +314,5 @@ class Keeper:
 
     def _push(self, request_id: str, tokens: Tokens) -> None:
         self._protocol.push(self._queue, request_id, tokens)
+        if tokens.look_ms:
+            self.expect(tokens.look_ms)

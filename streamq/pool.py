@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from streamq import backoff
-from streamq.control import Config, Count, Hello, Line, Order, Unfit
+from streamq.control import Config, Count, Hello, Line, Look, Order, Unfit
 from streamq.errors import StreamqError
 from streamq.keeper import Keeper
 from streamq.table import CALL_STEP, Held, Table
@@ -38,6 +38,8 @@ LAST_CALL = 2**53 - 1
 #: A process that lived this long is replaced at once, a younger one after a pause.
 SETTLED_S = 5.0
 LONGEST_PAUSE_MS = 30_000
+#: When so many processes end before the first is ready, none will be.
+MOST_STILLBORN = 3
 #: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
@@ -75,6 +77,8 @@ class Member:
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "streamq.child", str(theirs.fileno()), str(fd)],
             stdin=subprocess.DEVNULL,
+            # Ctrl-C in the terminal is for the parent, which lets its processes finish.
+            process_group=0,
             pass_fds=(theirs.fileno(), fd),
         )
         theirs.close()
@@ -227,6 +231,8 @@ class Pool:
             if not self._was_ready:
                 raise Unrunnable(word.message, word.trace)
             log.error("%s\n%s", word.message, word.trace)
+        elif isinstance(word, Look):
+            self._keeper.expect(word.at_ms)
         elif isinstance(word, Count):
             member.parts += word.done + word.failed + word.retried
             member.idle_s = word.idle_s
@@ -247,6 +253,11 @@ class Pool:
             # live without one is given a pause.
             if is_young and not (was_busy or member.why_killed or member.is_leaving):
                 self._start_later()
+                if not self._was_ready and self._pauses >= MOST_STILLBORN:
+                    how = _how_it_ended(code)
+                    raise Unrunnable(
+                        f"{self._config.target}: its process {how} when loading it", ""
+                    )
             elif member.parts or was_busy:
                 self._pauses = 0
 
@@ -338,13 +349,15 @@ class Pool:
         for member in self._members:
             if not member.is_leaving:
                 member.order("stop")
+            if member.hello is None:
+                member.kill("it was not ready yet")
             if now > self._stop_at:
                 member.kill("it did not end within the grace time")
 
     def _retire(self, member: Member) -> None:
         options = self._options
         is_worn = options.max_parts and member.parts >= options.max_parts
-        is_fat = options.max_memory and member.rss_bytes() > options.max_memory
+        is_fat = options.max_memory and member.parts and member.rss_bytes() > options.max_memory
         if (is_worn or is_fat) and not member.is_leaving:
             log.info("process %d is replaced after %d parts", member.pid, member.parts)
             member.order("stop")
@@ -434,7 +447,17 @@ class Pool:
     def _dump(self) -> None:
         for member in self._members:
             for slot, held in member.held():
-                log.info("process %d slot %d: %s", member.pid, slot, held)
+                ran_s = time.monotonic() - held.since_ms / 1e3
+                log.info(
+                    "process %d slot %d: part %s of %s in %s for %.1f s, %d in hand",
+                    member.pid,
+                    slot,
+                    held.running,
+                    held.request_id,
+                    held.handler,
+                    ran_s,
+                    len(held.numbers),
+                )
             if member.hello:
                 os.kill(member.pid, signal.SIGUSR2)
 

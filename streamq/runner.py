@@ -51,8 +51,11 @@ class Trouble(msgspec.Struct):
 class Runner:
     """Runs parts of one request with one handler."""
 
-    def __init__(self, handler: Handler, spec: Spec, max_result: int = MAX_RESULT) -> None:
+    def __init__(
+        self, handler: Handler, spec: Spec, max_result: int = MAX_RESULT, request_id: str = ""
+    ) -> None:
         self.handler = handler
+        self._request_id = request_id
         self._spec = spec
         self._max_result = max_result
         self._decode = records.decoder_for(handler, spec)
@@ -178,7 +181,8 @@ class Runner:
     def _describe(self, error: BaseException, part: Part, index: int) -> Failure:
         trace = users_traceback(error)
         if not isinstance(error, Snooze | Retry | Abandon):
-            self._complain(f"part {part.number} failed in {self.handler.name}", trace)
+            what = f"part {part.number} of {self._request_id} failed in {self.handler.name}"
+            self._complain(f"{what}, attempt {part.attempt}", trace)
         return Failure(
             error=type(error).__name__,
             message=safe_text(error),
