@@ -5,7 +5,8 @@ of its calls, so that others act in between, or be killed there.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from streamq import Connection, Protocol
@@ -47,6 +48,15 @@ class Watched(Protocol):
         self.between: Callable[[str], None] | None = None
         #: Requests that were audited since this was last emptied.
         self.looked_at: set[str] = set()
+
+    @contextmanager
+    def held_up(self, between: Callable[[str], None]) -> Generator[None]:
+        """Have others act before each call that is made in the block."""
+        self.between = between
+        try:
+            yield
+        finally:
+            self.between = None
 
     def _hold_up(self, name: str) -> None:
         self.tally["calls"] += 1
