@@ -39,8 +39,8 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 	cd .venv-package && bin/streamq --version && timeout -s INT 2 bin/streamq server || true
 	rm -rf .venv-package
 
-test-kills: .venv/ready ## Kill processes and pools for half a minute on each server, 20,000 parts each
-	STREAMQ_TEST_KILL_S=30 $(BIN)/pytest tests/test_worker_fair.py -k TestKills -rP --timeout 300
+test-kills: .venv/ready ## Kill workers for half a minute, and loader and collector 50 times, on each server
+	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
 
 bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py

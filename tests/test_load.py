@@ -3,8 +3,6 @@
 import csv
 import gzip
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,8 +14,10 @@ import pytest
 
 from streamq import Client, Request
 from streamq.codec import decode_result
+from streamq.errors import StreamqError
 from streamq.model import State
 from tests.fleet import Fleet
+from tests.waiting import kill_on_the_way
 
 ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -206,22 +206,18 @@ class TestGoingOn:
         fleet: Fleet,
         tmp_path: Path,
         request_id: str,
-        kind: str,
     ) -> None:
         data = b"".join(b"%d\n" % n for n in range(60_000))
         (tmp_path / "in.txt").write_bytes(data)
         words = (tmp_path / "in.txt", "--handler", "echo", "--id", request_id, "--lines", "3")
-        chance = random.Random(kind)
-        kills = 0
-        for _ in range(6):
-            running = subprocess.Popen(
-                [*command[0], *map(str, words)], env=command[1], stdout=subprocess.PIPE
-            )
-            time.sleep(chance.uniform(0.3, 0.9))
-            running.send_signal(signal.SIGKILL)
-            kills += running.wait() == -signal.SIGKILL
-            if running.stdout:
-                running.stdout.close()
+
+        def how_far() -> int:
+            try:
+                return client.get(request_id).status().parts.total
+            except StreamqError:
+                return 0
+
+        kills = kill_on_the_way([*command[0], *map(str, words)], command[1], how_far, 20_000)
 
         done = load(*words)
 

@@ -2,11 +2,8 @@
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 
 from streamq import Client
 from tests.fleet import Fleet
+from tests.waiting import kill_on_the_way
 
 ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Streamq = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -135,7 +133,7 @@ def test_what_a_retry_yields_is_appended(
 
 
 def test_collector_killed_at_random_moments_writes_every_line_once(
-    fleet: Fleet, streamq: Streamq, environment: dict[str, str], tmp_path: Path, kind: str
+    fleet: Fleet, streamq: Streamq, environment: dict[str, str], tmp_path: Path
 ) -> None:
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_bytes(b"".join(b"line %d\n" % n for n in range(50_000)))
@@ -143,14 +141,12 @@ def test_collector_killed_at_random_moments_writes_every_line_once(
     request_id = (
         streamq("load", source, "--handler", "echo", "--lines", "5").stdout.decode().strip()
     )
-    chance = random.Random(kind)
     line = [sys.executable, "-m", "streamq.cli", "results", request_id, "-o", str(target), "-f"]
-    kills = 0
-    for _ in range(8):
-        running = subprocess.Popen(line, env=environment)
-        time.sleep(chance.uniform(0.35, 0.8))
-        running.send_signal(signal.SIGKILL)
-        kills += running.wait() == -signal.SIGKILL
+
+    def how_far() -> int:
+        return target.stat().st_size if target.exists() else 0
+
+    kills = kill_on_the_way(line, environment, how_far, source.stat().st_size)
 
     done = streamq(*line[3:])
 

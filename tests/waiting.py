@@ -1,7 +1,10 @@
 """Waiting for what another process or thread does."""
 
+import os
+import random
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,3 +17,20 @@ def wait_until(condition: Callable[[], T], timeout: float = 5.0) -> T:
         assert time.monotonic() < deadline, f"still {value!r} after {timeout} s"
         time.sleep(0.005)
     return value
+
+
+def kill_on_the_way(
+    command: list[str], environment: Mapping[str, str], how_far: Callable[[], int], total: int
+) -> int:
+    """How often the command, started again and again, was killed at a random point of its way."""
+    wanted = int(os.environ.get("STREAMQ_TEST_KILLS", "6"))
+    chance = random.Random(wanted)
+    kills = 0
+    for mark in sorted(chance.randrange(total) for _ in range(wanted)):
+        running = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        while running.poll() is None and how_far() <= mark:
+            time.sleep(0.0005)
+        running.kill()
+        kills += running.wait() != 0
+    print(f"{kills} kills")
+    return kills
