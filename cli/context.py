@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from streamq import units
@@ -22,7 +21,6 @@ from streamq.errors import (
     StreamqError,
     WaitTimeout,
 )
-from streamq.model import WorkerDetails
 from streamq.protocol import Protocol
 from streamq.settings import Settings
 from streamq.target import Target
@@ -102,6 +100,15 @@ LogFormatOption = Annotated[
         help="Lines for people, or JSON; auto: JSON unless stderr is a terminal.",
     ),
 ]
+HealthPortOption = Annotated[
+    str,
+    typer.Option(
+        "--health-port",
+        envvar="STREAMQ_HEALTH_PORT",
+        metavar="[HOST:]PORT",
+        help="Answer /livez, /readyz, /metrics and /scale there.",
+    ),
+]
 
 
 def url_of(given: str | None) -> str:
@@ -164,18 +171,6 @@ def steer(
                 codes.add(exit_code(error))
     if max(codes):
         raise typer.Exit(max(codes))
-
-
-def fleet(protocol: Protocol, queue: str) -> list[WorkerDetails]:
-    """The live workers of a queue, by name."""
-    found = []
-    for name, details in sorted(protocol.workers(units.name(queue, "queue")).items()):
-        try:
-            found.append(msgspec.json.decode(details, type=WorkerDetails))
-        except msgspec.DecodeError:
-            # It lives, and is of a version that says other things of itself.
-            found.append(WorkerDetails(name=name, queue=queue))
-    return found
 
 
 def exit_code(error: StreamqError) -> int:
