@@ -74,15 +74,15 @@ def janitor(
                     pass
             return
         rounds = [Round(each, name) for each, name in zip(janitors, names, strict=True)]
+        stop = _stop_on_signals()
         log.info("sweeping %s at %s", ", ".join(names), protocol.connection.where)
-        _serve(rounds, Watch(rounds, Lookout(protocol, names)), health_port)
+        _serve(rounds, Watch(rounds, Lookout(protocol, names)), health_port, stop)
     log.info("stopped")
 
 
-def _serve(rounds: list["Round"], watch: "Watch", health_port: str) -> None:
+def _serve(rounds: list["Round"], watch: "Watch", health_port: str, stop: threading.Event) -> None:
     """Sweep in a thread, which a server that is away may hold up, and stay to tell how it goes."""
     notifier = Notifier()
-    stop = _stop_on_signals()
     server = HealthServer(health_port, watch.subject()) if health_port else None
     thread = threading.Thread(target=_run, args=(rounds, stop), name="rounds", daemon=True)
     thread.start()
