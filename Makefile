@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-kills package bench clean
+.PHONY: help setup demo check fmt test test-secure test-kills package bench clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -29,6 +29,9 @@ fmt: .venv/ready ## Format the code and mend what the linter can mend
 
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
 	$(BIN)/pytest -n auto
+
+test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role
+	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto tests/test_cli.py tests/test_worker.py tests/test_load.py tests/test_results.py
 
 package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty environment
 	rm -rf build dist .venv-package

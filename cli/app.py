@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .context import PrefixOption, UrlOption, guarded
+from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
@@ -33,6 +33,8 @@ COMMANDS = {
     "retry": ("Control", "Run again what failed of a request."),
     "janitor": ("Serve", "Take back what the dead left. Every worker pool does it too."),
     "server": ("Serve", "Start an embedded server or a real local cluster, for development."),
+    "config": ("Admin", "Show the settings that hold here, and where they come from."),
+    "acl": ("Admin", "Write an ACL file with a user for each role."),
 }
 
 
@@ -86,6 +88,8 @@ def _show_version(is_asked: bool) -> None:
 def _root(
     url: UrlOption = None,
     prefix: PrefixOption = None,
+    insecure: InsecureOption = None,
+    config: ConfigOption = None,
     _: Annotated[
         bool,
         typer.Option("--version", "-V", help="Show the version.", callback=_show_version),

@@ -1,12 +1,14 @@
 """What every command needs: the options that several have, a connection, one way to fail."""
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from streamq import units
@@ -22,7 +24,7 @@ from streamq.errors import (
     WaitTimeout,
 )
 from streamq.protocol import Protocol
-from streamq.settings import Settings
+from streamq.settings import Settings, gather, variable_of, with_login
 from streamq.target import Target
 
 from . import render
@@ -54,6 +56,52 @@ def _inherited(
     return context.parent.params.get(option.name or "", value)
 
 
+def _use_config(context: typer.Context, path: str | None) -> None:
+    """Let the files with settings say what options do not. It is called also without the option.
+
+    The option is one more way to set its variable, for this process and those it starts.
+    """
+    if path:
+        os.environ["STREAMQ_CONFIG"] = path
+    try:
+        gathered = gather()
+    except SettingsError as error:
+        render.error(str(error))
+        raise typer.Exit(2) from None
+    values = msgspec.structs.asdict(gathered.settings)
+    said = {name for name, origin in gathered.origins.items() if origin != "default"}
+    by_variable = {variable_of(name): values[name] for name in said}
+    context.default_map = {
+        parameter.name: [value] if parameter.multiple else value
+        for parameter in context.command.params
+        if (value := by_variable.get(str(getattr(parameter, "envvar", "")))) is not None
+    }
+
+
+def _be_insecure(is_said: bool | None) -> None:
+    if is_said:
+        os.environ["STREAMQ_INSECURE"] = "1"
+
+
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Read settings from this file; else from the nearest streamq.toml or pyproject.toml.",
+        callback=_use_config,
+        is_eager=True,
+    ),
+]
+InsecureOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure/ ",
+        help="Use a server on another machine that asks for no password.",
+        callback=_be_insecure,
+    ),
+]
+_COMMON: dict[str, Any] = {"insecure": InsecureOption, "config": ConfigOption}
 UrlOption = Annotated[
     str | None,
     typer.Option(
@@ -117,16 +165,17 @@ def url_of(given: str | None) -> str:
     Raises:
         SettingsError: there is none.
     """
-    url = given or Settings.from_env().url
+    settings = Settings.from_env()
+    url = given or settings.url
     if not url:
         raise SettingsError(NO_URL)
     is_typed = given is not None and given != os.environ.get("STREAMQ_URL")
     if is_typed and {"password", "ssl_password"} & Target(url).options.keys():
         render.warning(
             "everybody on this machine can see the password in --url (ps shows it): "
-            "better give the URL in STREAMQ_URL or STREAMQ_URL_FILE"
+            "better give it in STREAMQ_PASSWORD_FILE, STREAMQ_URL or STREAMQ_URL_FILE"
         )
-    return url
+    return with_login(url, settings)
 
 
 @contextmanager
@@ -138,10 +187,11 @@ def connected(url: str | None, prefix: str | None) -> Generator[Protocol]:
         ServerError: it cannot be used.
     """
     address = url_of(url)
-    name = units.name(prefix or Settings.from_env().prefix, "prefix")
+    settings = Settings.from_env()
+    name = units.name(prefix or settings.prefix, "prefix")
     connection = Connection(address)
     try:
-        connection.check()
+        connection.check(is_insecure=settings.insecure)
         yield Protocol(connection, name)
     finally:
         connection.close()
@@ -183,6 +233,8 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
+        for option in _COMMON:
+            kwargs.pop(option, None)
         try:
             return command(*args, **kwargs)
         except StreamqError as error:
@@ -198,4 +250,15 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
+    signature = inspect.signature(command)
+    if "url" in signature.parameters:
+        # What all commands have that speak to a server; they find it among the settings.
+        extra = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in _COMMON.items()
+        ]
+        run.__annotations__ = command.__annotations__ | _COMMON
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values(), *extra]
+        )
     return run

@@ -20,10 +20,10 @@ from streamq.load_app import map_name
 from streamq.model import LEVEL, State, Status
 from streamq.pool import Unrunnable
 from streamq.server import LocalServer
-from streamq.settings import Settings
+from streamq.settings import Settings, with_login
 
 from . import logs, render
-from .context import LogLevelOption, PrefixOption, QueueOption, UrlOption
+from .context import LogLevelOption, PrefixOption, QueueOption, UrlOption, connected
 from .results import FORMS, write_errors
 from .wishes import (
     BytesOption,
@@ -115,6 +115,9 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     logs.configure(log_level, logs.Format.TEXT)
     settings = Settings.from_env()
     address = url or settings.url
+    if address:
+        with connected(url, prefix):  # before anything is kept
+            address = with_login(address, settings)
     home = HOME / plan.id
     _keep(home, plan)
     begun = time.monotonic()

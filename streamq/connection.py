@@ -114,12 +114,19 @@ class Connection:
                 retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
             )
 
-    def check(self) -> None:
+    def check(self, *, is_insecure: bool = False) -> None:
         """Make sure somebody answers who keeps what it is given.
 
         Raises:
-            ServerError: nobody answers, it does not let us in, or it may drop keys.
+            ServerError: nobody answers, it does not let us in, it lets in anybody from
+                anywhere (unless that is fine), or it may drop keys.
         """
+        if not is_insecure and self._target.is_open:
+            raise ServerUnsafe(
+                f"{self.where} is on another machine and the URL has neither a password nor a "
+                "client certificate: whoever reaches it could read and change everything. Give it "
+                "a user and a password (streamq acl), or say --insecure (STREAMQ_INSECURE=1)"
+            )
         with translated(self.where):
             for info in self._infos():
                 policy = info.get("maxmemory_policy", "noeviction")
@@ -129,6 +136,16 @@ class Connection:
                         "Set it to noeviction: CONFIG SET maxmemory-policy noeviction, "
                         "and the same in its configuration file"
                     )
+
+    def load_script(self, text: str, key: str, *, everywhere: bool) -> None:
+        """Make a script known where the key is, or on every primary that answers."""
+        with translated(self.where):
+            if self._target.kind != "cluster":
+                self.redis.execute_command("SCRIPT LOAD", text)
+                return
+            nodes = [self.redis.get_node_from_key(key)]
+            for node in self.redis.get_primaries() if everywhere else nodes:
+                self.redis.execute_command("SCRIPT LOAD", text, target_nodes=node)
 
     def blocking(self, block_s: float) -> Any:
         """A client for calls that block that long: it waits for the reply and never repeats one."""

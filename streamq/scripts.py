@@ -2,7 +2,8 @@
 
 A script's header is its signature. The names after ``KEYS[n]`` and ``ARGV[n]``
 are read from it here, so a caller passes names and never counts positions.
-Scripts go by digest, so two versions may run side by side during a deploy.
+Scripts go by digest, so two versions may run side by side during a deploy, and a user of the
+server can be allowed these and no others.
 """
 
 import hashlib
@@ -54,6 +55,10 @@ def signature(name: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     return keys, args, any(many for _, many, _ in found)
 
 
+#: A script is loaded where its keys are; while they move between nodes, that is two places.
+_LOADS = 2
+
+
 class Scripts:
     """Runs scripts on one connection, and turns their refusals into exceptions."""
 
@@ -84,12 +89,19 @@ class Scripts:
         key_values = [getattr(keys, key) for key in key_names]
         try:
             with translated(self._connection.where):
-                try:
-                    return execute("EVALSHA", digest(name), len(key_values), *key_values, *argv)
-                except NoScriptError:
-                    return execute("EVAL", source(name), len(key_values), *key_values, *argv)
+                for try_ in range(_LOADS + 1):
+                    try:
+                        return execute("EVALSHA", digest(name), len(key_values), *key_values, *argv)
+                    except NoScriptError:
+                        if try_ == _LOADS:
+                            raise
+                        self._load(name, key_values[0], try_)
         except ResponseError as reply:
             code, _, why = str(reply).partition(" ")
             if code not in BY_CODE:
                 raise
             raise BY_CODE[code](why) from None
+
+    def _load(self, name: str, key: str, try_: int) -> None:
+        """Make the server know a script. EVAL would do, but nobody has to have the right to it."""
+        self._connection.load_script(source(name), key, everywhere=try_ > 0)

@@ -17,6 +17,7 @@ from streamq.codec import decode_result
 from streamq.errors import StreamqError
 from streamq.model import State
 from tests.fleet import Fleet
+from tests.secure import as_role
 from tests.waiting import kill_on_the_way
 
 ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
@@ -26,7 +27,7 @@ Load = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def command(url: str, queue: str) -> tuple[list[str], dict[str, str]]:
     """The command's beginning, and its environment."""
-    environment = os.environ | {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
+    environment = os.environ | {"STREAMQ_URL": as_role(url, "load"), "STREAMQ_QUEUE": queue}
     return [sys.executable, "-m", "streamq.cli", "load"], environment
 
 
