@@ -33,6 +33,7 @@ COMMANDS = {
     "retry": ("Control", "Run again what failed of a request."),
     "janitor": ("Serve", "Take back what the dead left. Every worker pool does it too."),
     "server": ("Serve", "Start an embedded server or a real local cluster, for development."),
+    "doctor": ("Admin", "Find what is wrong with a server or a queue, and say what to do."),
     "config": ("Admin", "Show the settings that hold here, and where they come from."),
     "acl": ("Admin", "Write an ACL file with a user for each role."),
 }

@@ -114,12 +114,17 @@ class Connection:
                 retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
             )
 
-    def check(self, *, is_insecure: bool = False) -> None:
-        """Make sure somebody answers who keeps what it is given.
+    @property
+    def is_cluster(self) -> bool:
+        """Whether it leads to the nodes of a cluster."""
+        return self._target.kind == "cluster"
+
+    def enter(self, *, is_insecure: bool = False) -> None:
+        """Make sure that somebody answers, and not to everybody.
 
         Raises:
-            ServerError: nobody answers, it does not let us in, it lets in anybody from
-                anywhere (unless that is fine), or it may drop keys.
+            ServerError: nobody answers, it does not let us in, or it lets in anybody from
+                anywhere (unless that is fine).
         """
         if not is_insecure and self._target.is_open:
             raise ServerUnsafe(
@@ -127,6 +132,16 @@ class Connection:
                 "client certificate: whoever reaches it could read and change everything. Give it "
                 "a user and a password (streamq acl), or say --insecure (STREAMQ_INSECURE=1)"
             )
+        with translated(self.where):
+            self.redis.ping()
+
+    def check(self, *, is_insecure: bool = False) -> None:
+        """Make sure somebody answers who keeps what it is given.
+
+        Raises:
+            ServerError: as of ``enter``, or the server may drop keys.
+        """
+        self.enter(is_insecure=is_insecure)
         with translated(self.where):
             for info in self._infos():
                 policy = info.get("maxmemory_policy", "noeviction")
@@ -140,7 +155,7 @@ class Connection:
     def load_script(self, text: str, key: str, *, everywhere: bool) -> None:
         """Make a script known where the key is, or on every primary that answers."""
         with translated(self.where):
-            if self._target.kind != "cluster":
+            if not self.is_cluster:
                 self.redis.execute_command("SCRIPT LOAD", text)
                 return
             nodes = [self.redis.get_node_from_key(key)]
@@ -165,7 +180,7 @@ class Connection:
         """
         with translated(self.where):
             node = self.redis
-            if self._target.kind == "cluster":
+            if self.is_cluster:
                 node = node.get_redis_connection(node.get_node_from_key(key))
             with node.pipeline(transaction=False) as pipe:
                 pipe.set(key, "", px=1)
@@ -187,7 +202,7 @@ class Connection:
             self._local.stop()
 
     def _infos(self) -> list[dict[str, Any]]:
-        if self._target.kind == "cluster":
+        if self.is_cluster:
             reply = self.redis.info("memory", target_nodes=RedisCluster.PRIMARIES)
             return list(reply.values()) if "maxmemory_policy" not in reply else [reply]
         return [self.redis.info("memory")]
