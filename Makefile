@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-secure test-kills package bench clean
+.PHONY: help setup demo check fmt test test-secure test-kills package docs bench clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -44,6 +44,9 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 
 test-kills: .venv/ready ## Kill workers for half a minute, and loader and collector 50 times, on each server
 	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
+
+docs: .venv/ready ## Write docs/reference.md from the code
+	$(BIN)/python docs/generate.py
 
 bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py

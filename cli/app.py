@@ -5,7 +5,7 @@ every other command stay quick.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -41,6 +41,12 @@ COMMANDS = {
 
 def main() -> None:
     """Run the command that was typed."""
+    # A word that only looks like a command costs an import and does no harm.
+    application(sys.argv[1:])(prog_name="streamq")
+
+
+def application(wanted: Container[str]) -> typer.Typer:
+    """The commands; only those that are wanted can be run, of the others no more than a line."""
     app = typer.Typer(
         name="streamq",
         help="Put a huge input through your function, on a shared fleet, and lose nothing.",
@@ -51,11 +57,10 @@ def main() -> None:
     )
     app.callback()(_root)
     for name, (panel, summary) in COMMANDS.items():
-        # A word that only looks like a command costs an import and does no harm.
-        command = _load(name) if name in sys.argv[1:] else _stub(summary)
+        command = _load(name) if name in wanted else _stub(summary)
         help_ = _help(command)
         app.command(name, rich_help_panel=panel, short_help=summary, help=help_)(command)
-    app(prog_name="streamq")
+    return app
 
 
 def _load(name: str) -> Callable[..., Any]:

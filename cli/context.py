@@ -44,6 +44,19 @@ EXIT_CODES: tuple[tuple[type[StreamqError], int], ...] = (
     (WaitTimeout, 124),
     (StreamqError, 1),
 )
+#: And what the codes mean, also those that no error has.
+EXIT_MEANINGS = {
+    0: "done, or stopped politely",
+    1: "finished with failures (`wait`, `run`); refused, because the request has ended (`set`, "
+    "`pause`, `cancel`, ...); something is wrong (`doctor`)",
+    2: "wrong usage or settings, no URL",
+    3: "the server does not answer, does not let us in, may drop keys, or lets in anybody",
+    4: "the app or the function cannot be imported",
+    5: "no such request, or it was cancelled",
+    124: "the time given to `wait` is over",
+    130: "cut short by Ctrl-C",
+    141: "whoever read the output has gone",
+}
 
 
 def _inherited(
