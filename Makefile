@@ -46,7 +46,7 @@ test-kills: .venv/ready ## Kill workers for half a minute, and loader and collec
 	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
 
 docs: .venv/ready ## Write docs/reference.md from the code
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 
 bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py

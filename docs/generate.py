@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import typer
 
+from cli.app import COMMANDS, application
+from cli.context import EXIT_MEANINGS
 from streamq import acl
-from streamq.cli.app import COMMANDS, application
-from streamq.cli.context import EXIT_MEANINGS
 from streamq.metrics import METRICS
 from streamq.settings import FIELDS, SECRETS, Settings, variable_of
 
@@ -28,8 +28,8 @@ This page is written by `make docs` from the code.
 
 SETTINGS = """## Settings
 
-The first that has a value counts: the option of a command; the variable; the nearest `streamq.toml`,
-or `pyproject.toml` with a table `[tool.streamq]`, from the working folder upwards (or the file that
+The first that has a value counts: the option of a command; the variable; the nearest
+`streamq.toml`, or `pyproject.toml` with a table `[tool.streamq]`, from the working folder upwards (or the file that
 `--config` or `STREAMQ_CONFIG` names); `streamq/config.toml` in `XDG_CONFIG_HOME`; for the URL
 `REDIS_URL` and `VALKEY_URL`. A key that is not in this table is an error. `streamq config show
 --origin` shows what holds, and why.
@@ -40,8 +40,8 @@ A file has no `password`, but `password_file` and `url_file`, relative to itself
 """
 METRICS_HEAD = """## Metrics
 
-At `/metrics` of `--health-port`. Those of queues are told by every pool and janitor alike: take one,
-or the maximum.
+At `/metrics` of `--health-port`. Those of queues are told by every pool and janitor alike: take
+one, or the maximum.
 
 """
 

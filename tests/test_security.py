@@ -137,7 +137,7 @@ class TestTls:
             STREAMQ_TLS_CERT_FILE=str(server.folder / "client.crt"),
             STREAMQ_TLS_KEY_FILE=str(server.folder / "client.key"),
         )
-        assert (ran.returncode, ran.stderr) == (0, "no request in queue default\n"), ran.stderr
+        assert ran.returncode == 0, ran.stderr
         server.stop()
 
 
@@ -160,13 +160,11 @@ class TestRoles:
         request_id = streamq("load", str(source), "--handler", "shout", "--lines", "50")
         streamq("results", request_id, "-o", str(output), "--follow")
         streamq("wait", request_id)
-        streamq("status", request_id)
         streamq("ls", "--all")
         streamq("janitor", "--once", "--queue", queue)
         waiting = streamq("load", str(source), "--handler", "unheard_of")
-        for words in ("pause", "resume", "set --level 7", "cancel"):
-            command, *options = words.split()
-            streamq(command, waiting, *options)
+        streamq("set", waiting, "--level", "7")
+        streamq("cancel", waiting)
         streamq("run", str(source), "--map", f"{APPS}/tasks.py:shout", "-o", str(tmp_path / "two"))
 
         assert output.read_text() == source.read_text().upper()
