@@ -114,6 +114,11 @@ class Connection:
                 retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
             )
 
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys of different requests are on different servers."""
+        return self._target.kind == "cluster"
+
     def check(self) -> None:
         """Make sure somebody answers who keeps what it is given.
 
@@ -148,7 +153,7 @@ class Connection:
         """
         with translated(self.where):
             node = self.redis
-            if self._target.kind == "cluster":
+            if self.is_cluster:
                 node = node.get_redis_connection(node.get_node_from_key(key))
             with node.pipeline(transaction=False) as pipe:
                 pipe.set(key, "", px=1)
@@ -170,7 +175,7 @@ class Connection:
             self._local.stop()
 
     def _infos(self) -> list[dict[str, Any]]:
-        if self._target.kind == "cluster":
+        if self.is_cluster:
             reply = self.redis.info("memory", target_nodes=RedisCluster.PRIMARIES)
             return list(reply.values()) if "maxmemory_policy" not in reply else [reply]
         return [self.redis.info("memory")]

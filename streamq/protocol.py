@@ -43,7 +43,7 @@ class Protocol:
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         self.connection = connection
         scripts = Scripts(connection)
-        self._run, self._run_once = scripts.run, scripts.run_once
+        self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
         self._prefix = prefix
         # Keys are spelled anew for every call otherwise, and a take has a hundred of them.
         self.keys = lru_cache(1024)(lambda request_id: RequestKeys(request_id, prefix))
@@ -62,26 +62,8 @@ class Protocol:
         Raises:
             RequestExists: the id is taken by another submission.
         """
-        fields = {
-            "handler": policy.handler,
-            "queue": policy.queue,
-            "level": policy.level,
-            "limit": policy.limit,
-            "retries": -1 if policy.spec.retries is None else policy.spec.retries,
-            "poison": policy.poison,
-            "max_failures": policy.max_failures,
-            "max_percent": policy.max_percent,
-            "keep_ms": policy.keep_ms,
-            "rate_ms": policy.rate_ms,
-            "spec": msgspec.json.encode(policy.spec),
-            "source": source,
-        }
         is_new, state, total, cursor = self._run(
-            "open",
-            self.keys(request_id),
-            digest=digest,
-            delay_ms=policy.delay_ms,
-            fields=[value for pair in fields.items() for value in pair],
+            "open", self.keys(request_id), **_open_args(digest, policy, source)
         )
         return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
 
@@ -103,6 +85,24 @@ class Protocol:
             entries=entries,
         )
         return total, stands.decode(), Tokens(*tokens)
+
+    def submit(
+        self, request_id: str, digest: str, policy: Policy, cursor: str, entries: Sequence[bytes]
+    ) -> list[Tokens]:
+        """Register, open, append and seal at once. Returns tokens to push."""
+        keys = self.keys(request_id)
+        parts = len(entries) // 2
+        register = _mint_args(request_id, Tokens(), "push", "again")
+        append = {"first": 1, "cursor": cursor, "records": parts, "entries": entries}
+        _, _, appended, sealed = self._run_all(
+            [
+                ("mint", self._queue_keys(policy.queue, 0), register),
+                ("open", keys, _open_args(digest, policy, b"")),
+                ("append", keys, append),
+                ("seal", keys, {"total": parts, "cursor": cursor}),
+            ]
+        )
+        return [Tokens(*appended[2:]), _state_and_tokens(sealed)[1]]
 
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
         """The load is complete.
@@ -345,16 +345,8 @@ class Protocol:
         register: str = "no",
     ) -> int:
         """Push tokens of a request and register its next look. Returns how many were pushed."""
-        pushed = self._run(
-            "mint",
-            self._queue_keys(queue, tokens.level),
-            request_id=request_id,
-            count=tokens.count,
-            mode=mode,
-            look_ms=tokens.look_ms,
-            register=register,
-        )
-        return int(pushed)
+        keys = self._queue_keys(queue, tokens.level)
+        return int(self._run("mint", keys, **_mint_args(request_id, tokens, mode, register)))
 
     def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
         """Do what a script asked its caller to do in the queue, if anything."""
@@ -495,6 +487,38 @@ class Events:
     def close(self) -> None:
         """End the subscription."""
         self._pubsub.close()
+
+
+def _open_args(digest: str, policy: Policy, source: bytes) -> dict[str, Any]:
+    fields = {
+        "handler": policy.handler,
+        "queue": policy.queue,
+        "level": policy.level,
+        "limit": policy.limit,
+        "retries": -1 if policy.spec.retries is None else policy.spec.retries,
+        "poison": policy.poison,
+        "max_failures": policy.max_failures,
+        "max_percent": policy.max_percent,
+        "keep_ms": policy.keep_ms,
+        "rate_ms": policy.rate_ms,
+        "spec": msgspec.json.encode(policy.spec),
+        "source": source,
+    }
+    return {
+        "digest": digest,
+        "delay_ms": policy.delay_ms,
+        "fields": [value for pair in fields.items() for value in pair],
+    }
+
+
+def _mint_args(request_id: str, tokens: Tokens, mode: str, register: str) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "count": tokens.count,
+        "mode": mode,
+        "look_ms": tokens.look_ms,
+        "register": register,
+    }
 
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

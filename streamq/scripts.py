@@ -7,7 +7,8 @@ Scripts go by digest, so two versions may run side by side during a deploy.
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -17,6 +18,9 @@ from redis.exceptions import NoScriptError, ResponseError
 from streamq.connection import Connection, translated
 from streamq.errors import BY_CODE
 from streamq.keys import QueueKeys, RequestKeys
+
+#: A script's name, its keys, its arguments by name.
+Call = tuple[str, RequestKeys | QueueKeys, dict[str, Any]]
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _PARAMETER = re.compile(r"^-- (KEYS|ARGV)\[\d+(\+?)\]\s+(\w+)", re.MULTILINE)
@@ -68,6 +72,27 @@ class Scripts:
         """The same, but never sent again."""
         return self._execute(self._connection.blocking(1).execute_command, name, keys, args)
 
+    def run_all(self, calls: Sequence[Call]) -> list[Any]:
+        """Run scripts in their order: in one round trip where there is one server.
+
+        For scripts that refuse by themselves when one before them has failed.
+        """
+        if self._connection.is_cluster:
+            return [self.run(name, keys, **args) for name, keys, args in calls]
+        with translated(self._connection.where):
+            pipe = self._connection.redis.pipeline(transaction=False)
+            for name, keys, args in calls:
+                pipe.execute_command("EVALSHA", digest(name), *_words(name, keys, args))
+            replies: list[Any] = pipe.execute(raise_on_error=False)
+        for index, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                rest = [self.run(name, keys, **args) for name, keys, args in calls[index:]]
+                return replies[:index] + rest
+            if isinstance(reply, Exception):
+                with _refusals(), translated(self._connection.where):
+                    raise reply
+        return replies
+
     def _execute(
         self,
         execute: Callable[..., Any],
@@ -75,21 +100,32 @@ class Scripts:
         keys: RequestKeys | QueueKeys,
         args: dict[str, Any],
     ) -> Any:
-        key_names, arg_names, is_variadic = signature(name)
-        if tuple(args) != arg_names:
-            raise TypeError(f"{name}.lua takes {list(arg_names)}, not {list(args)}")
-        argv = list(args.values())
-        if is_variadic:
-            argv.extend(argv.pop())
-        key_values = [getattr(keys, key) for key in key_names]
-        try:
-            with translated(self._connection.where):
-                try:
-                    return execute("EVALSHA", digest(name), len(key_values), *key_values, *argv)
-                except NoScriptError:
-                    return execute("EVAL", source(name), len(key_values), *key_values, *argv)
-        except ResponseError as reply:
-            code, _, why = str(reply).partition(" ")
-            if code not in BY_CODE:
-                raise
-            raise BY_CODE[code](why) from None
+        words = _words(name, keys, args)
+        with _refusals(), translated(self._connection.where):
+            try:
+                return execute("EVALSHA", digest(name), *words)
+            except NoScriptError:
+                return execute("EVAL", source(name), *words)
+
+
+def _words(name: str, keys: RequestKeys | QueueKeys, args: dict[str, Any]) -> list[Any]:
+    """What follows the script in a call: how many keys, the keys, the arguments."""
+    key_names, arg_names, is_variadic = signature(name)
+    if tuple(args) != arg_names:
+        raise TypeError(f"{name}.lua takes {list(arg_names)}, not {list(args)}")
+    argv = list(args.values())
+    if is_variadic:
+        argv.extend(argv.pop())
+    return [len(key_names), *[getattr(keys, key) for key in key_names], *argv]
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """What a script refuses with becomes the exception of that code."""
+    try:
+        yield
+    except ResponseError as reply:
+        code, _, why = str(reply).partition(" ")
+        if code not in BY_CODE:
+            raise
+        raise BY_CODE[code](why) from None
