@@ -347,7 +347,9 @@ class Process:
             return 0
         return lease.pace.most()
 
-    def _context(self, lease: Lease, part: Part) -> Context:
+    def _context(self, lease: Lease, part: Part) -> Context | None:
+        if lease.runner.handler.context_name is None:
+            return None
         slot, table = lease.slot, self._table
         return Context(
             lease.request_id,

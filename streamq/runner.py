@@ -60,6 +60,7 @@ class Runner:
         self._max_result = max_result
         self._decode = records.decoder_for(handler, spec)
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
+        self._has_blanks = spec.format == "jsonl"
         given = spec.retries if spec.retries is not None else handler.retries
         self._retries = RETRIES if given is None else given
         self._silent_until = 0.0
@@ -67,27 +68,57 @@ class Runner:
         #: 0 for none.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
 
-    def run(self, part: Part, context: Context) -> Done | Trouble:
-        """Run a part with a plain function."""
+    def run(self, part: Part, context: Context | None) -> Done | Trouble:
+        """Run a part with a plain function. The context is for a handler that wants one."""
         call = self._bind(context)
-        steps = self._steps(part)
+        given = self._given(part)
+        items: list[Item] = []
+        error = None if part.partial else self._run_straight(call, given, part, items)
+        if len(items) == len(given):
+            return self._done(part, items, len(items), self._endings(given))
+        steps = self._steps(part, given, items)
         try:
             value = next(steps)
             while True:
                 try:
+                    if error:
+                        raise error
                     returned = call(value)
-                except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
-                    value = steps.throw(_tamed(error))
+                except BaseException as raised:  # noqa: BLE001  whatever it is, it is the part's
+                    error = None
+                    value = steps.throw(_tamed(raised))
                 else:
                     value = steps.send(returned)
         except StopIteration as end:
             outcome: Done | Trouble = end.value
             return outcome
 
-    async def run_async(self, part: Part, context: Context) -> Done | Trouble:
+    def _run_straight(
+        self, call: Callable[[Any], Any], given: list[bytes], part: Part, items: list[Item]
+    ) -> BaseException | None:
+        """Run records until one is out of the ordinary: most parts have none.
+
+        Returns what the call of the first record without an item ended in, if it was called.
+        """
+        is_json = part.about.endswith(records.IS_JSON)
+        decode, encode, add = self._decode_record, self._encode, items.append
+        if self._has_blanks and any(records.is_skipped(record, self._spec) for record in given):
+            return None
+        for record in given:
+            try:
+                value = decode(record, is_json)
+            except Abandon:
+                return None
+            try:
+                add(encode(call(value)))
+            except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+                return error
+        return None
+
+    async def run_async(self, part: Part, context: Context | None) -> Done | Trouble:
         """Run a part with a coroutine."""
         call: Callable[[Any], Awaitable[Any]] = self._bind(context)
-        steps = self._steps(part)
+        steps = self._steps(part, self._given(part), [])
         try:
             value = next(steps)
             while True:
@@ -113,17 +144,19 @@ class Runner:
         failure = Failure(error="Timeout", message=message, part=part.number, attempts=part.attempt)
         return self._put_off(part, [failure], None)
 
-    def _bind(self, context: Context) -> Callable[[Any], Any]:
+    def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         function, name = self.handler.function, self.handler.context_name
         if name is None:
             return function
         return lambda value: function(value, **{name: context})
 
-    def _steps(self, part: Part) -> Generator[Any, Any, Done | Trouble]:
+    def _steps(
+        self, part: Part, given: list[bytes], items: list[Item]
+    ) -> Generator[Any, Any, Done | Trouble]:
         """Call the handler with each record that has no outcome yet, then sum up."""
-        given = self._given(part)
         is_json = part.about.endswith(records.IS_JSON)
         outcomes = self._outcomes_so_far(part, given)
+        outcomes[: len(items)] = [[_DONE, item] for item in items]
         retry: BaseException | None = None
         failures: list[Failure] = []
         for index, record in enumerate(given):
@@ -142,10 +175,14 @@ class Runner:
                     break
         if retry is not None:
             return self._put_off(part, failures, retry, outcomes)
-        endings = records.endings(given) if self._is_text else b""
         if any(each[0] == _FAILED for each in outcomes):
-            return self._give_up(part, failures, outcomes, endings)
-        return self._done(part, outcomes, endings)
+            return self._give_up(part, failures, outcomes, self._endings(given))
+        done = [each[1] if each[0] == _DONE else None for each in outcomes]
+        fresh = sum(each[0] == _DONE for each in outcomes)
+        return self._done(part, done, fresh, self._endings(given))
+
+    def _endings(self, given: list[bytes]) -> bytes:
+        return records.endings(given) if self._is_text else b""
 
     def _outcomes_so_far(self, part: Part, given: list[bytes]) -> list[Any]:
         if part.partial:
@@ -165,6 +202,8 @@ class Runner:
             raise Abandon(f"the record does not decode: {error}") from None
 
     def _encode(self, returned: Any) -> Item:
+        if returned is None or (type(returned) is bytes and len(returned) <= self._max_result):
+            return returned
         try:
             item = codec.encode_item(returned)
         except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -210,25 +249,24 @@ class Runner:
         log.warning("%s%s:\n%s", what, more, trace.rstrip())
         self._silent_until, self._unsaid = now + _COMPLAIN_EVERY_S, 0
 
-    def _done(self, part: Part, outcomes: list[Any], endings: bytes) -> Done | Trouble:
-        items = [each[1] if each[0] == _DONE else None for each in outcomes]
+    def _done(self, part: Part, items: list[Item], fresh: int, endings: bytes) -> Done | Trouble:
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
-            return Done(result, self._count(part, sum(each[0] == _DONE for each in outcomes)))
-        return self._too_large(part, outcomes)
+            return Done(result, self._count(part, fresh))
+        return self._too_large(part, len(items))
 
-    def _too_large(self, part: Part, outcomes: list[Any]) -> Trouble:
+    def _too_large(self, part: Part, outcomes: int) -> Trouble:
         failure = Failure(
             error="ResultTooLarge",
             message=f"the part's results have more than the {self._max_result} bytes allowed",
             part=part.number,
             attempts=part.attempt,
         )
-        return Trouble("abandon", 0, [failure], (0, self._count(part, len(outcomes))))
+        return Trouble("abandon", 0, [failure], (0, self._count(part, outcomes)))
 
     def _count(self, part: Part, outcomes: int) -> int:
         """Records behind outcomes: a map has one for each, a handler one for all of the part."""
-        if self.handler.is_map:
+        if self.handler.is_map or part.about == b"1":
             return outcomes
         digits = _LEADING_DIGITS.match(part.about)
         return int(digits[0]) if digits and outcomes else outcomes
@@ -274,7 +312,7 @@ class Runner:
         failures = sorted(earlier + failures, key=lambda failure: failure.record)
         result = codec.encode_result(items, endings) if fresh else b""
         if len(result) > self._max_result:
-            return self._too_large(part, outcomes)
+            return self._too_large(part, len(outcomes))
         return Trouble(
             "abandon",
             0,

@@ -77,6 +77,33 @@ def test_what_was_abandoned_does_not_run_again_with_the_others() -> None:
     assert [failure.error for failure in last.failures] == ["Abandon"]
 
 
+def test_record_that_does_not_decode_stops_none_of_the_others() -> None:
+    calls = []
+
+    def double(number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    runner = Runner(describe(double, is_map=True), Spec(format="jsonl"))
+
+    outcome = runner.run(Part(1, b"1\n\n2\nx\n3\n", b"5 0 1"), None)
+
+    assert isinstance(outcome, Trouble)
+    assert calls == [1, 2, 3]
+    assert [failure.record for failure in outcome.failures] == [4]
+    assert values(outcome) == [2, None, 4, None, 6]
+
+
+def test_result_that_cannot_be_kept_is_made_once() -> None:
+    story = Story(b=[object()])
+
+    *_, last = attempts(story)
+
+    assert story.calls == ["a", "b", "c"]
+    assert isinstance(last, Trouble)
+    assert values(last) == ["A", None, "C"]
+
+
 def test_snooze_stops_the_part_and_spends_no_attempt() -> None:
     story = Story(b=[Snooze(after=5, scope="request")])
 
