@@ -322,7 +322,7 @@ class Process:
         begun = time.monotonic()
         ran = 0
         for index, part in enumerate(parts):
-            if not self._may_start(lease, index):
+            if not self._may_start(lease, index, part):
                 break
             lease.part = part
             outcome = lease.runner.run(part, self._context(lease, part))
@@ -332,12 +332,14 @@ class Process:
             self._settle(lease, part, outcome)
         return self._next_most(lease, begun, ran, len(parts))
 
-    def _may_start(self, lease: Lease, index: int) -> bool:
+    def _may_start(self, lease: Lease, index: int, part: Part) -> bool:
         now = time.monotonic()
         is_late = now - lease.began > self._config.quantum_ms / 1e3 and index > 0
         is_full = lease.size > _MOST_UNSENT
         if is_late or is_full or self._is_stopping or self._table.is_told(lease.slot):
             return False
+        if lease.runner.timeout_ms:
+            self._table.expect(lease.slot, part.attempt, lease.runner.retry_ms(part))
         return self._table.start(lease.slot, index, int(now * 1e3))
 
     def _next_most(self, lease: Lease, begun: float, ran: int, given: int) -> int:
@@ -474,7 +476,7 @@ class Process:
         begun = time.monotonic()
         ran = 0
         for index, part in enumerate(parts):
-            if not self._may_start(lease, index):
+            if not self._may_start(lease, index, part):
                 break
             lease.part = part
             outcome = await self._run_async(lease, part)

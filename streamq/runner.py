@@ -144,6 +144,10 @@ class Runner:
         failure = Failure(error="Timeout", message=message, part=part.number, attempts=part.attempt)
         return self._put_off(part, [failure], None)
 
+    def retry_ms(self, part: Part) -> int:
+        """How long a part waits for its next attempt."""
+        return backoff.delay_ms(part.attempt, self._spec.backoff_ms, self._spec.backoff_max_ms)
+
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         function, name = self.handler.function, self.handler.context_name
         if name is None:
@@ -286,8 +290,7 @@ class Runner:
         if error is None and part.attempt > self._retries:
             kind = "abandon"
         if delay_ms is None:
-            spec = self._spec
-            delay_ms = backoff.delay_ms(part.attempt, spec.backoff_ms, spec.backoff_max_ms)
+            delay_ms = self.retry_ms(part)
         has_outcomes = outcomes is not None and any(each[0] for each in outcomes)
         return Trouble(
             kind,
