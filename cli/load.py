@@ -27,7 +27,7 @@ from .wishes import (
 
 
 def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, or folders.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, folders, or -.")],
     handler: Annotated[str, typer.Option(metavar="NAME", help="Which handler is to run.")],
     form: FormatOption = "auto",
     part_bytes: BytesOption = "256KiB",
@@ -53,7 +53,8 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
     """Split files into the parts of a request, and print its id.
 
     Workers run parts while later ones are still being read. Killed and run again with the
-    same --id it goes on where it stood. Gzip, bzip2, xz and zstd are recognised.
+    same --id it goes on where it stood; given the same bytes again also with - for standard
+    input. Gzip, bzip2, xz and zstd are recognised.
 
         streamq load big.csv --handler clean --limit 20
     """

@@ -8,11 +8,12 @@ import typer
 
 from streamq import units
 from streamq.errors import InvalidValue
+from streamq.inputs import STDIN
 from streamq.loader import header_of
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
-from streamq.source import BOUNDARIES, Size
+from streamq.source import Size
 
-FORMATS = ("auto", *BOUNDARIES, "file")
+FORMATS = ("auto", "lines", "csv", "jsonl", "file")
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
@@ -69,7 +70,19 @@ class Wishes(msgspec.Struct, kw_only=True):
         if self.form not in FORMATS:
             raise InvalidValue(f"--format {self.form!r} is none of {', '.join(FORMATS)}")
         names = _expand(self.files)
+        if STDIN in names and len(names) > 1:
+            raise InvalidValue("- stands for standard input, and goes alone: no files beside it")
         form = _form_of(names[0]) if self.form == "auto" else self.form
+        delimiter = self.delimiter or ("\t" if ".tsv" in Path(names[0]).suffixes else ",")
+        spec = Spec(
+            retries=None if self.retries is None else units.whole(self.retries, "--retries", 0),
+            timeout_ms=units.duration_ms(self.timeout, "--timeout") if self.timeout else 0,
+            format=form,
+            delimiter=delimiter,
+            files=names,
+        )
+        if form == "csv":
+            spec = msgspec.structs.replace(spec, header=_header_of(names[0], spec))
         tolerated, percent = units.tolerance(self.max_failures or None)
         return Policy(
             handler=units.name(self.handler, "handler"),
@@ -80,14 +93,7 @@ class Wishes(msgspec.Struct, kw_only=True):
             max_percent=percent,
             keep_ms=units.duration_ms(self.keep, "--keep"),
             rate_ms=units.rate_ms(self.rate, "--rate") if self.rate else 0.0,
-            spec=Spec(
-                retries=None if self.retries is None else units.whole(self.retries, "--retries", 0),
-                timeout_ms=units.duration_ms(self.timeout, "--timeout") if self.timeout else 0,
-                format=form,
-                header=_header_of(names[0]) if form == "csv" else "",
-                delimiter=self.delimiter or ("\t" if ".tsv" in Path(names[0]).suffixes else ","),
-                files=names,
-            ),
+            spec=spec,
         )
 
     def size(self) -> Size:
@@ -98,9 +104,9 @@ class Wishes(msgspec.Struct, kw_only=True):
         return size
 
 
-def _header_of(name: str) -> str:
+def _header_of(name: str, spec: Spec) -> str:
     try:
-        return header_of(name).decode()
+        return header_of(name, spec).decode()
     except UnicodeDecodeError as error:
         raise InvalidValue(f"{name}: record 1: the header is not UTF-8: {error}") from None
 

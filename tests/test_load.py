@@ -5,7 +5,6 @@ import gzip
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from streamq.codec import decode_result
 from streamq.errors import StreamqError
 from streamq.model import State
 from tests.fleet import Fleet
-from tests.waiting import kill_on_the_way
+from tests.waiting import kill_on_the_way, wait_until
 
 ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -34,9 +33,11 @@ def command(url: str, queue: str) -> tuple[list[str], dict[str, str]]:
 def load(command: tuple[list[str], dict[str, str]]) -> Load:
     """Runs the command to its end."""
 
-    def load(*words: Any) -> "subprocess.CompletedProcess[str]":
+    def load(*words: Any, stdin: bytes = b"") -> "subprocess.CompletedProcess[str]":
         line = [*command[0], *map(str, words)]
-        return subprocess.run(line, env=command[1], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(line, env=command[1], capture_output=True, input=stdin, timeout=60)
+        texts = done.stdout.decode(), done.stderr.decode()
+        return subprocess.CompletedProcess(line, done.returncode, *texts)
 
     return load
 
@@ -211,13 +212,12 @@ class TestGoingOn:
         (tmp_path / "in.txt").write_bytes(data)
         words = (tmp_path / "in.txt", "--handler", "echo", "--id", request_id, "--lines", "3")
 
-        def how_far() -> int:
-            try:
-                return client.get(request_id).status().parts.total
-            except StreamqError:
-                return 0
-
-        kills = kill_on_the_way([*command[0], *map(str, words)], command[1], how_far, 20_000)
+        kills = kill_on_the_way(
+            [*command[0], *map(str, words)],
+            command[1],
+            lambda: total_of(client, request_id),
+            20_000,
+        )
 
         done = load(*words)
 
@@ -262,11 +262,112 @@ class TestGoingOn:
         running = subprocess.Popen(
             [*command[0], *map(str, words), "--window", "2MiB", "--bytes", "64KiB"], env=command[1]
         )
-        time.sleep(3)
+        wait_until(lambda: total_of(client, request_id) * 64 >= 2 * 1024, 30)
+        fleet.ready("-p", "2")
         waiting = client.get(request_id).status().parts.waiting
 
-        fleet.ready("-p", "2")
-
-        assert running.wait(30) == 0
+        assert running.wait(60) == 0
         assert waiting * 64 < 4 * 1024
-        assert client.get(request_id).wait(30).records.done == 100_000
+        assert client.get(request_id).wait(60).records.done == 100_000
+
+
+class TestStdin:
+    @ONE_KIND
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    def test_is_loaded_as_a_file_is(
+        self, fleet: Fleet, load: Load, client: Client, pack: Callable[[bytes], bytes]
+    ) -> None:
+        data = b"item,count\n" + b"".join(b"a,%d\n" % n for n in range(20_000))
+        fleet.ready()
+
+        done = load("-", "--handler", "priced", "--format", "csv", stdin=pack(data))
+
+        request = client.get(done.stdout.strip())
+        assert request.wait(20).records.done == 20_000
+        found = [item for _, items in request.results() for item in items]
+        assert found == [{"a": 3 * n} for n in range(20_000)]
+
+    @ONE_KIND
+    def test_what_came_is_not_kept_waiting_for_more(
+        self,
+        fleet: Fleet,
+        client: Client,
+        command: tuple[list[str], dict[str, str]],
+        request_id: str,
+    ) -> None:
+        fleet.ready()
+        line = [*command[0], "-", "--handler", "shout", "--lines", "1", "--id", request_id]
+        loading = subprocess.Popen(line, env=command[1], stdin=subprocess.PIPE)
+        assert loading.stdin
+
+        loading.stdin.write(b"one\ntwo\n")
+        loading.stdin.flush()
+        wait_until(lambda: done_of(client, request_id) == 2, 20)
+        loading.stdin.write(b"three\n")
+        loading.stdin.close()
+
+        assert loading.wait(20) == 0
+        request = client.get(request_id)
+        request.wait(20)
+        assert [item for _, item in request.results()] == ["ONE", "TWO", "THREE"]
+
+    @ONE_KIND
+    def test_killed_and_given_the_same_again_it_goes_on(
+        self,
+        fleet: Fleet,
+        load: Load,
+        client: Client,
+        command: tuple[list[str], dict[str, str]],
+        request_id: str,
+    ) -> None:
+        data = b"".join(b"%d\n" % n for n in range(50_000))
+        words = ["-", "--handler", "echo", "--lines", "10", "--id", request_id]
+        loading = subprocess.Popen([*command[0], *words], env=command[1], stdin=subprocess.PIPE)
+        assert loading.stdin
+        loading.stdin.write(data[:100_000])
+        loading.stdin.flush()
+        wait_until(lambda: total_of(client, request_id) > 1_000, 20)
+        loading.kill()
+        loading.wait()
+        loading.stdin.close()
+
+        short = load(*words, stdin=data[:500])
+        other = load(*words, stdin=data.replace(b"7", b"8"))
+        same = load(*words, stdin=data)
+        again = load(*words, stdin=data)
+        longer = load(*words, stdin=data + b"more\n")
+
+        assert (short.returncode, other.returncode, longer.returncode) == (1, 1, 1)
+        assert "ends after 500 bytes" in short.stderr
+        assert "are not what they were" in other.stderr
+        assert "and has more" in longer.stderr
+        assert (same.returncode, again.returncode) == (0, 0), same.stderr + again.stderr
+        fleet.ready("-p", "2")
+        request = client.get(request_id)
+        assert request.wait(30).records.total == 50_000
+        assert lines_of(request) == data
+
+    @ONE_KIND
+    def test_goes_alone(self, load: Load, tmp_path: Path) -> None:
+        (tmp_path / "in.txt").write_text("a\n")
+
+        done = load("-", tmp_path / "in.txt", "--handler", "echo")
+
+        assert done.returncode == 2
+        assert "goes alone" in done.stderr
+
+
+def total_of(client: Client, request_id: str) -> int:
+    """Parts so far, 0 while the request is not there."""
+    try:
+        return client.get(request_id).status().parts.total
+    except StreamqError:
+        return 0
+
+
+def done_of(client: Client, request_id: str) -> int:
+    """Parts done, 0 while the request is not there."""
+    try:
+        return client.get(request_id).status().parts.done
+    except StreamqError:
+        return 0
