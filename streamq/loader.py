@@ -74,6 +74,7 @@ class Load:
         size: Size,
         *,
         window_bytes: int = 0,
+        counts_results: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._protocol = protocol
@@ -81,6 +82,7 @@ class Load:
         self._policy = policy
         self._size = size
         self._window = window_bytes
+        self._counts_results = counts_results
         self._should_stop = should_stop
         self._files = policy.spec.files
         self._parts = 0
@@ -192,6 +194,8 @@ class Load:
             found = self._protocol.inspect(self._id)
             total = int(found["total"])
             left = total - int(found.get("done", 0)) - int(found.get("failed", 0))
+            if self._counts_results:
+                left += int(found["results"])
             is_room = left * int(found["bytes"]) / total <= self._window
             if is_room or found["state"] != "loading" or self._should_stop():
                 return
