@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from streamq import backoff, logs
+from streamq import backoff, logs, program
 from streamq.app import App, Context
 from streamq.connection import Connection
 from streamq.control import Config, Count, Hello, Line, Look, Order, Unfit
@@ -528,6 +528,9 @@ class Process:
                     self._is_stopping = self._is_stopping or word.word == "stop"
                     self._changed.notify_all()
         # The parent is gone, and nobody renews the leases: what runs here may run elsewhere soon.
+        # The programs that handlers started are in the group that this process leads.
+        if os.getpgrp() == self._pid:
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     def _count(self, *, force: bool = False) -> None:
@@ -562,7 +565,10 @@ def main() -> None:
     table = Table(int(sys.argv[2]), config.slots)
     logs.configure(config.log_level, config.log_format)
     try:
-        app = load_app(config.target, as_map=config.is_map)
+        if config.argv:
+            app = program.app_of(config.argv, config.max_result)
+        else:
+            app = load_app(config.target, as_map=config.is_map)
     except StreamqError as error:
         line.send(Unfit(str(error), ""))
         _leave(4)

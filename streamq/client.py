@@ -183,7 +183,7 @@ class Request:
         Raises:
             RequestUnknown: there is no such request, or it was purged.
         """
-        return _status(self.id, self._protocol.inspect(self.id))
+        return status_of(self.id, self._protocol.inspect(self.id))
 
     def wait(self, timeout: str | float | None = None) -> Status:
         """Wait for the end and return the last status.
@@ -346,7 +346,9 @@ def _pause(deadline: float | None, request_id: str) -> None:
     time.sleep(0.2)
 
 
-def _status(request_id: str, found: dict[str, str]) -> Status:
+def status_of(request_id: str, found: dict[str, str]) -> Status:
+    """What ``inspect`` found, as a status."""
+
     def number(field: str) -> int:
         return int(float(found.get(field) or 0))
 

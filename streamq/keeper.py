@@ -97,6 +97,11 @@ class Keeper:
             old.records + count.records,
         )
 
+    @property
+    def retried(self) -> int:
+        """Parts that are to run again, counted each time."""
+        return self._totals.retried
+
     def expect(self, at_ms: int) -> None:
         """Something falls due then, by the server's clock: do not sleep over it."""
         at = (at_ms - self._janitor.ahead_ms) / 1e3

@@ -77,6 +77,7 @@ class Member:
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "streamq.child", str(theirs.fileno()), str(fd)],
             stdin=subprocess.DEVNULL,
+            stdout=None if config.keeps_stdout else sys.stderr,
             # Ctrl-C in the terminal is for the parent, which lets its processes finish.
             process_group=0,
             pass_fds=(theirs.fileno(), fd),
@@ -113,9 +114,24 @@ class Member:
         self.line.send(Order(word))
 
     def kill(self, why: str) -> None:
-        """End it at once."""
+        """End it at once, and every program that it started."""
         self.why_killed = self.why_killed or why
-        self.popen.kill()
+        self._kill_group()
+
+    def has_ended(self) -> bool:
+        """Whether it is gone. Then the programs that it left are ended, too."""
+        if self.popen.returncode is None:
+            # It is not waited for until they are ended: so long its number is nobody else's.
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self._kill_group()
+            self.popen.wait()
+        return True
+
+    def _kill_group(self) -> None:
+        if self.popen.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def rss_bytes(self) -> int:
         """Its memory, where the system tells."""
@@ -129,23 +145,18 @@ class Member:
 class Pool:
     """A parent and its processes."""
 
-    def __init__(
-        self,
-        config: Config,
-        options: PoolOptions,
-        keeper: Keeper,
-        is_done: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._is_done = is_done
+    def __init__(self, config: Config, options: PoolOptions, keeper: Keeper) -> None:
         self._config = config
         self._options = options
         self._keeper = keeper
         self._members: list[Member] = []
         self._selector = selectors.DefaultSelector()
+        self._bell, self._button = socket.socketpair()
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._pauses = 0
         self._start_at = 0.0
         self._stop_at = 0.0
-        self._is_stopping = self._is_cold = self._was_ready = False
+        self._is_stopping = self._is_cold = self._was_ready = self._is_unwanted = False
         self._signals: deque[int] = deque()
         self._interrupts = 0
         self._files: dict[str, float] = {}
@@ -176,6 +187,8 @@ class Pool:
                 member.popen.wait()
                 self._take_back(member)
             self._keeper.stop()
+            self._bell.close()
+            self._button.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
         return 130 if self._is_cold else 0
@@ -183,6 +196,12 @@ class Pool:
     def processes(self) -> list[int]:
         """Ids of its processes."""
         return [member.pid for member in self._members]
+
+    def end(self) -> None:
+        """End now, from another thread: what its processes would still do is not wanted."""
+        self._is_stopping = self._is_unwanted = True
+        with suppress(OSError):
+            self._button.send(b".")
 
     # Processes
 
@@ -209,6 +228,9 @@ class Pool:
 
     def _hear(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._bell:
+                self._bell.recv(1)
+                continue
             member: Member = key.data
             words, is_gone = member.line.ready_words()
             for word in words:
@@ -240,11 +262,13 @@ class Pool:
 
     def _bury(self) -> None:
         """Replace processes that are gone, and take back at once what they held."""
-        for member in [m for m in self._members if m.popen.poll() is not None]:
+        for member in [m for m in self._members if m.has_ended()]:
             code = member.popen.returncode
             self._members.remove(member)
             was_busy = self._take_back(member)
-            if member.why_killed:
+            if self._is_unwanted:
+                log.debug("process %d ended", member.pid)
+            elif member.why_killed:
                 log.warning("process %d was stopped: %s", member.pid, member.why_killed)
             elif not member.is_leaving or code:
                 log.warning("process %d %s; it is replaced", member.pid, _how_it_ended(code))
@@ -347,6 +371,8 @@ class Pool:
     def _urge(self, now: float) -> None:
         """See to it that every process ends, also one that was just being started."""
         for member in self._members:
+            if self._is_unwanted:
+                member.kill("its work is not wanted any more")
             if not member.is_leaving:
                 member.order("stop")
             if member.hello is None:
@@ -364,8 +390,6 @@ class Pool:
 
     def _is_finished(self) -> bool:
         options = self._options
-        if self._is_done():
-            return True
         if not self._members or not all(member.hello for member in self._members):
             return False
         idle_s = min(member.idle_s for member in self._members)

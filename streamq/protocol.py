@@ -453,23 +453,38 @@ class Protocol:
                     alive[name.decode()] = details
         return alive
 
+    def holders(self, request_id: str) -> list[str]:
+        """Who holds a lease of the request."""
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(self.keys(request_id).leases, 0, -1)
+        return [holder.decode() for holder in found]
+
+    def result_bytes(self, request_id: str) -> int:
+        """Memory of the results the server has, about."""
+        with translated(self.connection.where):
+            used = self.connection.redis.memory_usage(self.keys(request_id).results, samples=20)
+        return int(used or 0)
+
     def failures(self, request_id: str) -> Iterable[tuple[int, bytes]]:
         """Parts that were given up, in no order, and what is kept of each."""
         return ((int(n), text) for n, text in self._scan(self.keys(request_id).failed))
 
-    def leftovers(self, request_id: str) -> Iterable[tuple[str, bytes]]:
-        """Every result the server has, in no order, by its field."""
-        return ((f.decode(), result) for f, result in self._scan(self.keys(request_id).results))
+    def leftovers(self, request_id: str, at_once: int = 2**22) -> Iterable[tuple[str, bytes]]:
+        """Every result the server has, in no order, by its field; about so many bytes a call."""
+        key = self.keys(request_id).results
+        return ((f.decode(), result) for f, result in self._scan(key, at_once))
 
-    def _scan(self, key: str) -> Iterable[tuple[bytes, bytes]]:
-        cursor = 0
+    def _scan(self, key: str, at_once: int = 2**22) -> Iterable[tuple[bytes, bytes]]:
+        cursor, count = 0, 10
         while True:
             with translated(self.connection.where):
                 redis = self.connection.redis
-                cursor, found = redis.hscan(key, cursor, count=500)
+                cursor, found = redis.hscan(key, cursor, count=count)
             yield from found.items()
             if cursor == 0:
                 return
+            mean = sum(map(len, found.values())) // max(1, len(found))
+            count = max(1, min(500, at_once // max(1, mean)))
 
 
 class Events:
