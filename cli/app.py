@@ -33,7 +33,10 @@ COMMANDS = {
     "retry": ("Control", "Run again what failed of a request."),
     "janitor": ("Serve", "Take back what the dead left. Every worker pool does it too."),
     "server": ("Serve", "Start an embedded server or a real local cluster, for development."),
+    "cluster": ("Serve", "Make a cluster of servers that run, or show one."),
 }
+#: The second words of a command that has some: functions beside it in its module.
+GROUPS = {"cluster": ("create", "status")}
 
 
 def main() -> None:
@@ -50,15 +53,29 @@ def main() -> None:
     for name, (panel, summary) in COMMANDS.items():
         # A word that only looks like a command costs an import and does no harm.
         command = _load(name) if name in sys.argv[1:] else _stub(summary)
-        help_ = _help(command)
-        app.command(name, rich_help_panel=panel, short_help=summary, help=help_)(command)
+        options: dict[str, Any] = {"rich_help_panel": panel, "short_help": summary}
+        options["help"] = _help(command)
+        if name in GROUPS and name in sys.argv[1:]:
+            app.add_typer(_group(name), name=name, callback=command, **options)
+        else:
+            app.command(name, **options)(command)
     app(prog_name="streamq")
 
 
-def _load(name: str) -> Callable[..., Any]:
+def _load(name: str, second: str = "") -> Callable[..., Any]:
     module = import_module(f".{name}", __package__)
+    word = second or name
     # `set` is a word of Python's own: the function has an underscore behind it.
-    return guarded(getattr(module, name, None) or getattr(module, f"{name}_"))
+    return guarded(getattr(module, word, None) or getattr(module, f"{word}_"))
+
+
+def _group(name: str) -> typer.Typer:
+    group = typer.Typer(no_args_is_help=True)
+    for second in GROUPS[name]:
+        command = _load(name, second)
+        summary = (command.__doc__ or "").partition("\n")[0]
+        group.command(second, short_help=summary, help=_help(command))(command)
+    return group
 
 
 def _stub(summary: str) -> Callable[[], None]:

@@ -182,15 +182,7 @@ class Connection:
 
     def _client(self, **changes: Any) -> Any:
         target = self._target
-        options: dict[str, Any] = {
-            "socket_connect_timeout": CONNECT_S,
-            "socket_timeout": REPLY_S,
-            "protocol": 2,
-            # Valkey knows no such notifications and would refuse the connection.
-            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-            **target.options,
-            **changes,
-        }
+        options = _options(target, **changes)
         if target.kind == "unix":
             return Redis(unix_socket_path=target.path, **options)
         options["socket_keepalive"] = True
@@ -200,6 +192,49 @@ class Connection:
             return _primary(target, options)
         host, port = target.hosts[0]
         return Redis(host=host, port=port, **options)
+
+
+class Line:
+    """One node, spoken to directly with the login and TLS of a URL; replies are strings."""
+
+    def __init__(self, target: Target, host: str, port: int) -> None:
+        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        options = _options(target, decode_responses=True, retry=Retry(NoBackoff(), 0))
+        self._client = Redis(host=host, port=port, **options)
+        with translated(self._where):
+            self._connection: Any = self._client.connection_pool.get_connection()
+
+    def ask(self, *words: str) -> str:
+        """What the node answers; the items of a list below each other.
+
+        Raises:
+            ServerError: it does not answer, or refuses.
+        """
+        try:
+            with translated(self._where):
+                self._connection.send_command(*words)
+                reply = self._connection.read_response()
+        except driver.ResponseError as error:
+            raise ServerRefused(f"{self._where} refuses {' '.join(words[:2])}: {error}") from None
+        return "\n".join(map(str, reply)) if isinstance(reply, list) else str(reply)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.disconnect()
+        self._client.close()
+
+
+def _options(target: Target, **changes: Any) -> dict[str, Any]:
+    """What every client of the driver is made with."""
+    return {
+        "socket_connect_timeout": CONNECT_S,
+        "socket_timeout": REPLY_S,
+        "protocol": 2,
+        # Valkey knows no such notifications and would refuse the connection.
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        **target.options,
+        **changes,
+    }
 
 
 def _cluster(target: Target, options: dict[str, Any]) -> Any:
