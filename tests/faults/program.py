@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tests.faults.report import page
+from tests.faults.report import renewed
 from tests.faults.scenarios import HANDLER_MS, SCENARIOS, Run, Scenario, small_disk
 from tests.faults.sites import Cluster, Single, Site
 from tests.faults.subjects import WAITERS, Seed, Streamq, Subject
@@ -75,7 +75,7 @@ def report(results: Path, output: Path) -> None:
     """Make the page from figures written down."""
     lines = results.read_bytes().splitlines()
     figures = [msgspec.json.decode(line, type=Figures) for line in lines]
-    output.write_text(page(figures))
+    output.write_text(renewed(output.read_text(), figures))
 
 
 def _plan(

@@ -148,8 +148,6 @@ def black_hole(run: Run) -> None:
         time.sleep(1.0)
         proxy.close_hole()
         run.faults += 1
-        # Who waits for a reply that never comes runs nothing, but who runs does not know.
-        run.stalled = run.subject.slots
 
 
 def delay(run: Run) -> None:

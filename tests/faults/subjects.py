@@ -113,7 +113,7 @@ class Subject:
         raise NotImplementedError
 
     def kill_pool(self, chance: random.Random) -> bool:
-        """Kill a whole pool. Somebody starts another."""
+        """Kill a whole pool, unless it is not ready yet. Somebody starts another."""
         raise NotImplementedError
 
     def pools(self) -> list[list[int]]:
@@ -205,6 +205,8 @@ class Streamq(Subject):
     def kill_pool(self, chance: random.Random) -> bool:
         index = chance.randrange(len(self._pools))
         pool = self._pools[index]
+        if "ready" not in self._fleet.errors(pool):
+            return False
         pids = [pool.pid, *self._children(pool)]
         pool.kill()
         pool.wait()
