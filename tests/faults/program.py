@@ -138,9 +138,14 @@ def _drive(
         payloads[number] = "die"
     way = Run(site, subject, folder, seed)
     try:
-        subject.start()
+        if scenario.is_early:
+            subject.start()
+            subject.submit(payloads)
+        else:
+            subject.submit(payloads)
+            subject.await_waiters()
+            subject.start()
         begun = time.monotonic()
-        subject.submit(payloads)
         scenario.inject(way)
         site.calm()
         _await_end(subject)

@@ -74,6 +74,8 @@ class Scenario(NamedTuple):
     sites: tuple[str, ...] = ("single",)
     fsync: str = ""
     has_baseline: bool = True
+    #: Whether it begins while parts are still being loaded.
+    is_early: bool = False
     #: A part of the usual number of parts, and one of them in a hundred that kills its process.
     share: float = 1.0
     deadly: int = 0
@@ -340,7 +342,13 @@ SCENARIOS = [
         fail_over,
         lambda n: n * 2_000,
     ),
-    Scenario("out-of-memory", "maxmemory reached for 1.5 s at a time", fill_memory, sites=ANYWHERE),
+    Scenario(
+        "out-of-memory",
+        "maxmemory reached for 1.5 s at a time",
+        fill_memory,
+        sites=ANYWHERE,
+        is_early=True,
+    ),
     Scenario(
         "disk-full",
         "the disk full for 2 s at a time, AOF every second",
@@ -348,7 +356,11 @@ SCENARIOS = [
         fsync="everysec",
     ),
     Scenario(
-        "loader-kill", "kill -9 of the loader, again and again", kill_loader, has_baseline=False
+        "loader-kill",
+        "kill -9 of the loader, again and again",
+        kill_loader,
+        has_baseline=False,
+        is_early=True,
     ),
     Scenario(
         "collector-kill",

@@ -105,8 +105,11 @@ class Subject:
         raise NotImplementedError
 
     def submit(self, payloads: list[str]) -> None:
-        """Submit a request of these payloads, and let somebody wait for it."""
+        """Submit a request of these payloads, and let somebody wait for it and its results."""
         raise NotImplementedError
+
+    def await_waiters(self) -> None:
+        """Until everybody who waits is listening."""
 
     def kill_process(self, chance: random.Random) -> bool:
         """Kill a process that runs parts, with signal 9. Somebody starts another."""
@@ -149,10 +152,14 @@ class Streamq(Subject):
     name = "streamq"
     patience_s = 60.0
 
-    def start(self) -> None:
-        self._env = {"STREAMQ_URL": self.site.url, "STREAMQ_QUEUE": self.queue}
-        self._fleet = Fleet(self.site.url, self.queue, self.folder)
+    def __init__(self, site: Site, folder: Path, limit: int) -> None:
+        super().__init__(site, folder, limit)
+        self._env = {"STREAMQ_URL": site.url, "STREAMQ_QUEUE": self.queue}
+        self._fleet = Fleet(site.url, self.queue, folder)
+        self._pools: list[subprocess.Popen[bytes]] = []
         self._ended_pools: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
         self._pools = [self._pool(), self._pool()]
         wait_until(lambda: all("ready" in self._fleet.errors(pool) for pool in self._pools), 60)
 
@@ -174,6 +181,12 @@ class Streamq(Subject):
         ]
         out = str(self.folder / "out.txt")
         self.collector = self._command("results", ["results", self.id, "-o", out, "-f"], {0})
+
+    def await_waiters(self) -> None:
+        """Until everybody who waits is listening: who finds no server at first gives up."""
+        key = RequestKeys(self.id).meta
+        with self.site.admin(key) as redis:
+            wait_until(lambda: len(redis.client_list(_type="pubsub")) >= WAITERS, 60)
 
     def _command(self, name: str, words: list[str], good: set[int]) -> Command:
         return Command(words, self._env, self.folder / f"{name}.log", good)
@@ -312,13 +325,17 @@ class Seed(Subject):
     name = "seed"
     patience_s = 10.0
 
-    def start(self) -> None:
-        self._is_cluster = isinstance(self.site, Cluster)
-        self._port = self.site.proxies[0].port
+    def __init__(self, site: Site, folder: Path, limit: int) -> None:
+        super().__init__(site, folder, limit)
+        self._is_cluster = isinstance(site, Cluster)
+        self._port = site.proxies[0].port
         self._count = 0
-        self._workers = [self._worker() for _ in range(self.slots)]
+        self._workers: list[subprocess.Popen[bytes]] = []
         self._told: list[float] = []
         self._is_over = False
+
+    def start(self) -> None:
+        self._workers = [self._worker() for _ in range(self.slots)]
 
     def _worker(self) -> "subprocess.Popen[bytes]":
         self._count += 1
