@@ -152,8 +152,9 @@ class Collector:
         self._writer = Writer(self._form, self._done.header)
         with self._open(force, has_begun=bool(text)) as file:
             self._file = file
-            if not text and self._form == "raw":
-                self._commit(_header(found["spec"]), 1, [])
+            if not text:
+                # Before the first result is written: the file is this request's from now on.
+                self._commit(_header(found["spec"]) if self._form == "raw" else b"", 1, [])
             while True:
                 state, has_more = self._ordered() if is_ordered else self._unordered()
                 if not has_more:
