@@ -199,10 +199,9 @@ def fail_over(run: Run) -> None:
 def fill_disk(run: Run) -> None:
     filler = run.folder / "disk" / "filler"
     while run.goes_on(1.0):
-        with filler.open("wb") as file, suppress(OSError):
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-                file.flush()
         time.sleep(2.0)
         filler.unlink()
         run.faults += 1

@@ -187,6 +187,7 @@ class Streamq(Subject):
         key = RequestKeys(self.id).meta
         with self.site.admin(key) as redis:
             wait_until(lambda: len(redis.client_list(_type="pubsub")) >= WAITERS, 60)
+        wait_until(lambda: self._meta("committed"), 60)
 
     def _command(self, name: str, words: list[str], good: set[int]) -> Command:
         return Command(words, self._env, self.folder / f"{name}.log", good)
