@@ -1,4 +1,4 @@
-"""The kill test for other queues: ``python -m tests.faults.peers`` with their environment.
+"""The kill test for other queues, each in an environment of its own: ``make faults-peers``.
 
 Every 500 ms a random process of the workers is killed with signal 9, for 20 seconds; a worker
 that is gone is started again at once. Then they may take as long as they like, until nothing
@@ -24,7 +24,7 @@ from tests.fleet import Note
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PARTS = 5_000
+PARTS = 2_000
 KILL_S, EVERY_S, PATIENCE_S = 20.0, 0.5, 30.0
 
 
@@ -179,7 +179,7 @@ def main() -> None:
     for peer in PEERS:
         if not names or peer.name in names:
             with LocalServer.start(port=0) as server:
-                trial = Trial(peer, ROOT / ".venv-peers" / "bin", folder, server.url)
+                trial = Trial(peer, ROOT / ".venv-peers" / peer.name / "bin", folder, server.url)
                 print(trial.run(), flush=True)
     shutil.rmtree(folder)
 

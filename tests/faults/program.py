@@ -13,12 +13,11 @@ import msgspec
 import typer
 
 from tests.faults.report import renewed
-from tests.faults.scenarios import HANDLER_MS, SCENARIOS, Run, Scenario, small_disk
+from tests.faults.scenarios import SCENARIOS, Run, Scenario, small_disk
 from tests.faults.sites import Cluster, Single, Site
 from tests.faults.subjects import WAITERS, Seed, Streamq, Subject
 from tests.faults.verdict import Figures, missing, overlap, repeated, silence
 
-LIMIT = 8
 #: The scenarios that bite most, for every day.
 SHORT = ("kill-process", "lost-replies", "black-hole", "server-kill")
 SHORT_CLUSTER = ("cluster-failover", "slot-move")
@@ -105,7 +104,7 @@ def _execute(
         site = _site(scenario, server, folder, seed)
         stack.callback(site.stop)
         kind = Streamq if name == "streamq" else Seed
-        subject = kind(site, folder, LIMIT)
+        subject = kind(site, folder, scenario.limit)
         subject.may_die = bool(scenario.deadly)
         figures = _drive(scenario, server, seed, site, subject, folder, parts)
         if keep and figures.broken:
@@ -131,11 +130,8 @@ def _drive(
     parts: int,
 ) -> Figures:
     """Start everything, disturb it, let it come to its end, and take the figures."""
-    chance = Random(seed)
-    count = round(parts * scenario.share)
-    payloads = [f"{HANDLER_MS * (0.5 + chance.random()):.2f}" for _ in range(count)]
-    for number in chance.sample(range(count), scenario.deadly):
-        payloads[number] = "die"
+    payloads = scenario.payloads(Random(seed), parts)
+    count = len(payloads)
     way = Run(site, subject, folder, seed)
     try:
         if scenario.is_early:
@@ -174,7 +170,7 @@ def _drive(
         told=told,
         waiters=WAITERS,
         pops=sum(proxy.pops for proxy in site.proxies),
-        claims=sum(proxy.granted for proxy in site.proxies),
+        claims=sum(proxy.granted for proxy in site.proxies) or len(notes) // 2,
         broken=subject.broken,
     )
     figures.broken += list(_broken(figures, scenario))

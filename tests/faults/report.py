@@ -8,8 +8,8 @@ from tests.faults.verdict import Figures
 
 _TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COUNTS = ("lost", "run again", "counted wrong", "at once / limit")
-_OWN = ("runs", "parts", "faults", *_COUNTS, "silence s", "told late")
-_OLD = tuple(f"old: {word}" for word in (*_COUNTS, "told"))
+_OWN = ("runs", "parts", "faults", *_COUNTS, "pops per claim", "silence s", "told late")
+_OLD = tuple(f"old: {word}" for word in (*_COUNTS, "pops per part", "told"))
 
 
 def renewed(text: str, figures: list[Figures]) -> str:
@@ -42,7 +42,7 @@ def _row(scenario: Scenario, figures: list[Figures]) -> str:
     if old:
         cells += [*_counts(old), f"{min(f.told for f in old)} of {old[0].waiters}"]
     else:
-        cells += [""] * 5
+        cells += [""] * len(_OLD)
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -54,6 +54,7 @@ def _counts(figures: list[Figures]) -> list[str]:
         _most(f.again for f in figures),
         _most(f.wrong for f in figures),
         f"{_most(f.overlap for f in figures)} / {limit}",
+        f"{max(f.pops / max(f.claims, 1) for f in figures):,.2f}",
     ]
 
 

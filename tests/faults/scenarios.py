@@ -20,6 +20,7 @@ from tests.faults.subjects import LEASE_S, Command, Streamq, Subject
 WINDOW_S = 12.0
 #: Handlers take so long on average, between half of it and one and a half.
 HANDLER_MS = 8.0
+NAP_MS = 5_000
 #: A slot whose process dies may have run so many parts that it had not told of: a batch.
 BATCH = 13
 
@@ -76,9 +77,22 @@ class Scenario(NamedTuple):
     has_baseline: bool = True
     #: Whether it begins while parts are still being loaded.
     is_early: bool = False
-    #: A part of the usual number of parts, and one of them in a hundred that kills its process.
+    limit: int = 8
+    #: A share of the usual number of parts, and how many of them kill their process.
     share: float = 1.0
     deadly: int = 0
+    #: Instead so many parts that take long.
+    naps: int = 0
+
+    def payloads(self, chance: random.Random, usual: int) -> list[str]:
+        """What its parts are told: how many milliseconds to take, or to die."""
+        if self.naps:
+            return [f"{NAP_MS}"] * self.naps
+        count = round(usual * self.share)
+        found = [f"{HANDLER_MS * (0.5 + chance.random()):.2f}" for _ in range(count)]
+        for number in chance.sample(range(count), self.deadly):
+            found[number] = "die"
+        return found
 
 
 def nothing(run: Run) -> None:
@@ -383,6 +397,7 @@ SCENARIOS = [
         share=0.2,
         deadly=10,
     ),
+    Scenario("spin", "4 parts of 5 s, a limit of 50: who is idle", nothing, limit=50, naps=4),
     Scenario(
         "cluster-failover",
         "CLUSTER FAILOVER, FORCE, TAKEOVER, of queue and request",

@@ -31,6 +31,7 @@ class Figures(msgspec.Struct, kw_only=True):
     is_ended: bool = False
     told: int = 0
     waiters: int = 0
+    #: Tokens popped, and claims that were given parts; for the old design, parts that were run.
     pops: int = 0
     claims: int = 0
     #: Assertions that do not hold.
