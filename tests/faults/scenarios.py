@@ -17,7 +17,7 @@ from tests.faults.sites import Cluster, Single, Site
 from tests.faults.subjects import LEASE_S, Command, Streamq, Subject
 
 #: Faults are injected for so long at most; then it must come to its end.
-WINDOW_S = 12.0
+WINDOW_S = 8.0
 #: Handlers take so long on average, between half of it and one and a half.
 HANDLER_MS = 8.0
 NAP_MS = 5_000

@@ -98,6 +98,8 @@ class Subject:
         self.deaths: dict[int, float] = {}
         #: Whether handlers end their processes, so that this is no fault of ours.
         self.may_die = False
+        #: How soon after the end a waiter must have been told.
+        self.told_within_s = 3.0
         self.broken: list[str] = []
 
     def start(self) -> None:
@@ -255,12 +257,12 @@ class Streamq(Subject):
 
     def _told(self, end_s: float) -> int:
         with suppress(AssertionError):
-            wait_until(lambda: all(waiter.is_done for waiter in self.waiters), 10)
+            wait_until(lambda: all(w.is_done for w in self.waiters), self.told_within_s + 10)
         told = 0
         for waiter in self.waiters:
             if waiter.runs > 1:
                 self.broken.append(f"A7 a waiter gave up: exit codes {waiter.codes}")
-            elif not waiter.is_done or waiter.ended - end_s > 3:
+            elif not waiter.is_done or waiter.ended - end_s > self.told_within_s:
                 late = f"{waiter.ended - end_s:.1f} s late" if waiter.is_done else "never told"
                 self.broken.append(f"A7 a waiter was {late}")
             else:
