@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-kills package bench clean
+.PHONY: help setup demo check fmt test test-kills package faults faults-short faults-peers bench clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -41,6 +41,24 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 
 test-kills: .venv/ready ## Kill workers for half a minute, and loader and collector 50 times, on each server
 	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
+
+faults: .venv/ready ## Every fault on every server, half an hour; writes the tables of docs/faults.md
+	rm -rf build/faults && mkdir -p build/faults
+	$(BIN)/python -m tests.faults run --results build/faults/figures --keep build/faults
+	$(BIN)/python -m tests.faults report build/faults/figures docs/faults.md
+
+faults-short: .venv/ready ## The faults that bite most, three minutes
+	$(BIN)/python -m tests.faults short
+
+# One each: what they need of the driver does not fit together.
+.venv-peers/ready:
+	for queue in rq 'celery[redis]' 'dramatiq[redis]' arq streaq; do \
+	  $(PYTHON) -m venv ".venv-peers/$${queue%%[*}" && \
+	  ".venv-peers/$${queue%%[*}/bin/pip" install -q --disable-pip-version-check "$$queue" || exit 1; done
+	@touch $@
+
+faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
+	$(BIN)/python -m tests.faults.peers
 
 bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py

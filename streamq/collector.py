@@ -153,8 +153,9 @@ class Collector:
         self._writer = Writer(self._form, self._done.header)
         self._output.open(self._done.offset, has_begun=bool(text), force=force)
         try:
-            if not text and self._form == "raw":
-                self._commit(_header(found["spec"]), 1, [])
+            if not text:
+                # Before the first result is written: the file is this request's from now on.
+                self._commit(_header(found["spec"]) if self._form == "raw" else b"", 1, [])
             return self._collect(is_ordered, follow)
         except Stopped:
             return False

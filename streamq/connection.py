@@ -138,11 +138,12 @@ class Connection:
     def blocking(self, block_s: float) -> Any:
         """A client for calls that block that long: it waits for the reply and never repeats one."""
         seconds = math.ceil(block_s)
+        patience_s = self._target.options.get("socket_timeout", CONNECT_S)
         with self._lock:
             if seconds not in self._blocking:
                 with translated(self.where):
                     self._blocking[seconds] = self._client(
-                        socket_timeout=seconds + CONNECT_S, retry=Retry(NoBackoff(), 0)
+                        socket_timeout=seconds + patience_s, retry=Retry(NoBackoff(), 0)
                     )
             return self._blocking[seconds]
 

@@ -37,7 +37,7 @@ IDLE_TICK_S = 0.2
 LAST_CALL = 2**53 - 1
 #: A process that lived this long is replaced at once, a younger one after a pause.
 SETTLED_S = 5.0
-LONGEST_PAUSE_MS = 30_000
+LONGEST_PAUSE_MS = 5_000
 #: When so many processes end before the first is ready, none will be.
 MOST_STILLBORN = 3
 #: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
