@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-kills package bench clean
+.PHONY: help setup demo check fmt test test-kills soak package bench clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -41,6 +41,10 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 
 test-kills: .venv/ready ## Kill workers for half a minute, and loader and collector 50 times, on each server
 	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
+
+SOAK_S ?= 3600
+soak: .venv/ready ## Let requests come and go for SOAK_S seconds (an hour): nothing may grow or remain
+	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_S) $(if $(filter 3600,$(SOAK_S)),--report docs/soak.md)
 
 bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py
