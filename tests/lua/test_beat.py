@@ -55,7 +55,10 @@ class TestIndex:
         driver.protocol.beat(driver.queue, "w1", 60_000, lease_ms=9_000, requests=["a", "b"])
 
         now_ms = driver.protocol.tick(driver.queue).now_ms
-        assert driver.redis.zrange(queue_keys.open, 0, -1, withscores=True) == [(b"a", 0), (b"b", 0)]
+        assert driver.redis.zrange(queue_keys.open, 0, -1, withscores=True) == [
+            (b"a", 0),
+            (b"b", 0),
+        ]
         assert 0 < driver.redis.zscore(queue_keys.due, "a") - now_ms <= 9_000
 
     def test_that_is_there_keeps_its_score(self, driver: Driver, queue_keys: QueueKeys) -> None:
