@@ -21,7 +21,7 @@ class Rule(NamedTuple):
     unit: str
 
 
-MEMORY = Rule(0.10, 8.0, "MiB")
+MEMORY = Rule(0.10, 4.0, "MiB")
 COUNT = Rule(0.0, 4.0, "")
 
 

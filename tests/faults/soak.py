@@ -429,7 +429,7 @@ it must be.
 {wrong}
 
 A gauge is flat when the median of its last quarter is at most that of its second quarter plus \
-10 % and 8 MiB (memory), or plus
+10 % and 4 MiB (memory), or plus
 4 (open files and threads; for the server's connections also 50 %, for keys 100 and 100 %, \
 since they follow the load).
 
