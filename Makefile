@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-kills package faults faults-short faults-peers bench clean
+.PHONY: help setup demo check fmt test test-kills faults faults-short faults-peers soak package bench clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -59,6 +59,10 @@ faults-short: .venv/ready ## The faults that bite most, three minutes
 
 faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
 	$(BIN)/python -m tests.faults.peers
+
+SOAK_S ?= 3600
+soak: .venv/ready ## Let requests come and go for SOAK_S seconds (an hour): nothing may grow or remain
+	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_S) $(if $(filter 3600,$(SOAK_S)),--report docs/soak.md)
 
 bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py

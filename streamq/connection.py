@@ -48,6 +48,7 @@ _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (driver.MasterDownError, ServerBusy, "is not ready"),
     (driver.TryAgainError, ServerBusy, "is not ready"),
     (driver.SlotNotCoveredError, ServerBusy, "is not ready"),
+    (driver.InvalidResponse, ServerUnreachable, "answers, but not as a server of ours would"),
     (driver.ConnectionError, ServerUnreachable, "does not answer"),
     (driver.TimeoutError, ServerUnreachable, "does not answer"),
     (driver.RedisClusterException, ServerUnreachable, "does not answer as a cluster"),
@@ -126,7 +127,7 @@ class Connection:
             ServerError: nobody answers, it does not let us in, or it may drop keys.
         """
         with translated(self.where):
-            for info in self._infos():
+            for info in self._asked():
                 policy = info.get("maxmemory_policy", "noeviction")
                 if policy != "noeviction":
                     raise ServerUnsafe(
@@ -174,6 +175,15 @@ class Connection:
             client.close()
         if self._local:
             self._local.stop()
+
+    def _asked(self) -> list[dict[str, Any]]:
+        """What the server says of itself; that it has no such database, for one."""
+        try:
+            return self._infos()
+        except driver.ResponseError as error:
+            if _ours(error, self.where):
+                raise
+            raise ServerRefused(f"{self.where} refuses: {error}") from None
 
     def _infos(self) -> list[dict[str, Any]]:
         if self.is_cluster:
