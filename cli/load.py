@@ -8,6 +8,7 @@ import typer
 from streamq import units
 from streamq.loader import Load
 from streamq.model import LEVEL, LIMIT
+from streamq.request_lines import submit_lines
 
 from . import render
 from .context import PrefixOption, QueueOption, UrlOption, connected
@@ -56,6 +57,9 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
     same --id it goes on where it stood; given the same bytes again also with - for standard
     input. Gzip, bzip2, xz and zstd are recognised.
 
+    With --format requests each line is a request, limit:part:part:..., and their ids are
+    printed; # begins a comment.
+
         streamq load big.csv --handler clean --limit 20
     """
     wishes = Wishes(
@@ -74,10 +78,25 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
         max_failures=max_failures,
         keep=keep,
     )
-    policy, size = wishes.policy(), wishes.size()
     name = units.name(request_id, "--id") if request_id else secrets.token_hex(8)
+    if form == "requests":
+        _load_requests(wishes, name, url, prefix, can_go_on=bool(request_id))
+        return
+    policy, size = wishes.policy(), wishes.size()
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix) as protocol:
         parts = Load(protocol, name, policy, size, window_bytes=room).run(lambda: typer.echo(name))
-    names = policy.spec.files
-    render.note(f"loaded {', '.join(names[:3])}{' ...' if names[3:] else ''}: {parts} parts")
+    render.note(f"loaded {_few(policy.spec.files)}: {render.count(parts, 'part')}")
+
+
+def _load_requests(
+    wishes: Wishes, name: str, url: str | None, prefix: str | None, *, can_go_on: bool
+) -> None:
+    policy, files = wishes.policy_of_each(), wishes.names()
+    with connected(url, prefix) as protocol:
+        count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
+    render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
+
+
+def _few(names: list[str]) -> str:
+    return f"{', '.join(names[:3])}{' ...' if names[3:] else ''}"

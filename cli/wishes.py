@@ -13,7 +13,7 @@ from streamq.loader import header_of
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
 from streamq.source import Size
 
-FORMATS = ("auto", "lines", "csv", "jsonl", "file")
+FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
@@ -67,22 +67,44 @@ class Wishes(msgspec.Struct, kw_only=True):
         Raises:
             InvalidValue: an option that cannot be, or a file that cannot be read.
         """
+        names = self.names()
+        form = _form_of(names[0]) if self.form == "auto" else self.form
+        if form == "requests":
+            raise InvalidValue("--format requests makes many requests: that is for streamq load")
+        spec = msgspec.structs.replace(
+            self._spec(),
+            format=form,
+            delimiter=self.delimiter or ("\t" if ".tsv" in Path(names[0]).suffixes else ","),
+            files=names,
+        )
+        if form == "csv":
+            spec = msgspec.structs.replace(spec, header=_header_of(names[0], spec))
+        return self._policy(spec)
+
+    def policy_of_each(self) -> Policy:
+        """What the requests of ``--format requests`` have in common."""
+        return self._policy(self._spec())
+
+    def names(self) -> list[str]:
+        """The files that are meant.
+
+        Raises:
+            InvalidValue: a folder is empty, or standard input has files beside it.
+        """
         if self.form not in FORMATS:
             raise InvalidValue(f"--format {self.form!r} is none of {', '.join(FORMATS)}")
         names = _expand(self.files)
         if STDIN in names and len(names) > 1:
             raise InvalidValue("- stands for standard input, and goes alone: no files beside it")
-        form = _form_of(names[0]) if self.form == "auto" else self.form
-        delimiter = self.delimiter or ("\t" if ".tsv" in Path(names[0]).suffixes else ",")
-        spec = Spec(
+        return names
+
+    def _spec(self) -> Spec:
+        return Spec(
             retries=None if self.retries is None else units.whole(self.retries, "--retries", 0),
             timeout_ms=units.duration_ms(self.timeout, "--timeout") if self.timeout else 0,
-            format=form,
-            delimiter=delimiter,
-            files=names,
         )
-        if form == "csv":
-            spec = msgspec.structs.replace(spec, header=_header_of(names[0], spec))
+
+    def _policy(self, spec: Spec) -> Policy:
         tolerated, percent = units.tolerance(self.max_failures or None)
         return Policy(
             handler=units.name(self.handler, "handler"),

@@ -3,6 +3,8 @@
 import csv
 import gzip
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from streamq.model import State
 from tests.fleet import Fleet
 from tests.waiting import kill_on_the_way, wait_until
 
+SAMPLES = Path(__file__).parents[1] / "samples"
 ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -355,6 +358,71 @@ class TestStdin:
 
         assert done.returncode == 2
         assert "goes alone" in done.stderr
+
+
+class TestRequests:
+    @ONE_KIND
+    def test_sample_runs_as_its_readme_says(
+        self, command: tuple[list[str], dict[str, str]], client: Client, tmp_path: Path
+    ) -> None:
+        for file in SAMPLES.iterdir():
+            if file.is_file():
+                shutil.copy(file, tmp_path)
+        readme = (SAMPLES / "README.md").read_text()
+        (script,) = re.findall(r"```\n(streamq load requests.*?)```", readme, re.DOTALL)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+        done = subprocess.run(
+            ["bash", "-ec", script],
+            env=command[1] | {"PATH": path},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+        assert done.returncode == 0, done.stderr
+        words = (SAMPLES / "requests").read_text()
+        lines = [line.split(":") for line in words.splitlines() if line and line[0] != "#"]
+        assert done.stdout.split() == [word.upper() for _, *parts in lines for word in parts]
+        ids = (tmp_path / "ids").read_text().split()
+        assert [client.get(each).status().limit for each in ids] == [int(n) for n, *_ in lines]
+
+    @ONE_KIND
+    def test_same_again_makes_no_request_twice(
+        self, load: Load, client: Client, queue: str, tmp_path: Path, request_id: str
+    ) -> None:
+        file = tmp_path / "in"
+        file.write_bytes(b"# one\n1:a:b\r\n\n20:c::d: ")
+        words = (file, "--handler", "echo", "--format", "requests", "--id", request_id)
+
+        done = load(*words)
+        again = load(*words)
+        file.write_bytes(b"1:a:b\n20:c:d\n3:e\n")
+        longer = load(*words)
+        file.write_bytes(b"1:a:b\n21:c:d\n")
+        other = load(*words)
+
+        ids = [f"{request_id}-1", f"{request_id}-2"]
+        assert done.stdout.split() == again.stdout.split() == ids
+        assert longer.stdout.split() == [*ids, f"{request_id}-3"]
+        assert other.returncode == 1
+        assert "in: line 2: request" in other.stderr
+        found = {status.id: (status.limit, status.parts.total) for status in client.list(queue)}
+        assert found == dict(zip([*ids, f"{request_id}-3"], [(1, 2), (20, 2), (3, 1)], strict=True))
+
+    @ONE_KIND
+    @pytest.mark.parametrize("line", [b"a:b", b"0:a", b"-1:a", b"3", b"3: :", b"1.5:a"])
+    def test_bad_line_is_named_and_nothing_is_submitted(
+        self, load: Load, client: Client, queue: str, tmp_path: Path, line: bytes
+    ) -> None:
+        (tmp_path / "in").write_bytes(b"1:a\n\n" + line + b"\n")
+
+        done = load(tmp_path / "in", "--handler", "echo", "--format", "requests")
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "in: line 3: " in done.stderr
+        assert client.list(queue) == []
 
 
 def total_of(client: Client, request_id: str) -> int:
