@@ -71,11 +71,28 @@ class Runner:
     def run(self, part: Part, context: Context | None) -> Done | Trouble:
         """Run a part with a plain function. The context is for a handler that wants one."""
         call = self._bind(context)
-        given = self._given(part)
         items: list[Item] = []
+        if plain := self._plain_values(part):
+            values, letter = plain
+            error = self._run_plain(call, values, items)
+            if len(items) == len(values):
+                return self._done(part, items, len(items), letter * len(items))
+            return self._run_rest(call, part, self._given(part), items, error)
+        given = self._given(part)
         error = None if part.partial else self._run_straight(call, given, part, items)
         if len(items) == len(given):
             return self._done(part, items, len(items), self._endings(given))
+        return self._run_rest(call, part, given, items, error)
+
+    def _run_rest(
+        self,
+        call: Callable[[Any], Any],
+        part: Part,
+        given: list[bytes],
+        items: list[Item],
+        error: BaseException | None,
+    ) -> Done | Trouble:
+        """Run records one by one, after those that have items; the next may have ended in error."""
         steps = self._steps(part, given, items)
         try:
             value = next(steps)
@@ -92,6 +109,23 @@ class Runner:
         except StopIteration as end:
             outcome: Done | Trouble = end.value
             return outcome
+
+    def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
+        if part.partial or not self.handler.is_map or part.about.endswith(records.IS_JSON):
+            return None
+        return records.plain_values(part.payload, self.handler.annotation, self._spec)
+
+    def _run_plain(
+        self, call: Callable[[Any], Any], values: list[Any], items: list[Item]
+    ) -> BaseException | None:
+        """Call with each value. Returns what the last call ended in, if that was an error."""
+        add, encode = items.append, self._encode
+        try:
+            for value in values:
+                add(encode(call(value)))
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+            return error
+        return None
 
     def _run_straight(
         self, call: Callable[[Any], Any], given: list[bytes], part: Part, items: list[Item]
