@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 MAX_RESULT = 2**22
 #: So much of a traceback is kept with a failure.
 _TRACEBACK_CHARS = 4_000
+#: An error is logged in full at most so often: less and less while there are more of them.
 _COMPLAIN_EVERY_S = 1.0
+_MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
 _LEADING_DIGITS = re.compile(rb"\d+")
 
@@ -64,6 +66,7 @@ class Runner:
         given = spec.retries if spec.retries is not None else handler.retries
         self._retries = RETRIES if given is None else given
         self._silent_until = 0.0
+        self._silence_s = _COMPLAIN_EVERY_S
         self._unsaid = 0
         #: 0 for none.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
@@ -285,7 +288,8 @@ class Runner:
             return
         more = f" ({self._unsaid} more since the last one shown)" if self._unsaid else ""
         log.warning("%s%s:\n%s", what, more, trace.rstrip())
-        self._silent_until, self._unsaid = now + _COMPLAIN_EVERY_S, 0
+        self._silent_until, self._unsaid = now + self._silence_s, 0
+        self._silence_s = min(2 * self._silence_s, _MOST_SILENT_S)
 
     def _done(self, part: Part, items: list[Item], fresh: int, endings: bytes) -> Done | Trouble:
         result = codec.encode_result(items, endings)
