@@ -8,7 +8,9 @@ import csv
 import io
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -48,6 +50,8 @@ class Writer:
         items, endings = codec.decode_result(result)
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
+        if self._form == "raw" and not endings and (whole := _plain_lines(items)) is not None:
+            return whole
         if self._form == "raw":
             return b"".join(
                 _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
@@ -69,6 +73,17 @@ class Writer:
             out.writerow(self.header)
         out.writerow([_cell(fields.get(name)) for name in self.header])
         return text.getvalue().encode()
+
+
+def _plain_lines(items: list[Any]) -> bytes | None:
+    """Items that are all bytes or all text as lines, in one go; None where they are not."""
+    if not items:
+        return b""
+    with suppress(TypeError):
+        return b"\n".join(items) + b"\n"
+    with suppress(TypeError):
+        return "\n".join(items).encode() + b"\n"
+    return None
 
 
 def _raw(item: Item) -> bytes:

@@ -49,6 +49,31 @@ def _lines(part: Part) -> list[bytes]:
     return [*lines, last] if last else lines
 
 
+def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any], bytes] | None:
+    """All values of a part at once, and the letter of how their lines ended ("" for newlines).
+
+    None where records are to be looked at one by one.
+    """
+    if spec.format != "lines" or annotation not in (bytes, str, *_NOTHING):
+        return None
+    newlines, returns = payload.count(b"\n"), payload.count(b"\r")
+    if returns and not newlines == returns == payload.count(b"\r\n"):
+        return None
+    if not payload.endswith(b"\n"):
+        return None
+    ending, letter = ("\r\n", b"r") if returns else ("\n", b"")
+    values: list[Any]
+    if annotation is bytes:
+        values = payload.split(ending.encode())
+    else:
+        try:
+            values = payload.decode().split(ending)
+        except UnicodeDecodeError:
+            return None
+    values.pop()
+    return values, letter
+
+
 def bare(record: bytes) -> bytes:
     """The record without its line ending."""
     if record.endswith(b"\r\n"):

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 MAX_RESULT = 2**22
 #: So much of a traceback is kept with a failure.
 _TRACEBACK_CHARS = 4_000
+#: An error is logged in full at most so often: less and less while there are more of them.
 _COMPLAIN_EVERY_S = 1.0
+_MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
 _LEADING_DIGITS = re.compile(rb"\d+")
 
@@ -64,6 +66,7 @@ class Runner:
         given = spec.retries if spec.retries is not None else handler.retries
         self._retries = RETRIES if given is None else given
         self._silent_until = 0.0
+        self._silence_s = _COMPLAIN_EVERY_S
         self._unsaid = 0
         #: 0 for none.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
@@ -71,11 +74,28 @@ class Runner:
     def run(self, part: Part, context: Context | None) -> Done | Trouble:
         """Run a part with a plain function. The context is for a handler that wants one."""
         call = self._bind(context)
-        given = self._given(part)
         items: list[Item] = []
+        if plain := self._plain_values(part):
+            values, letter = plain
+            error = self._run_plain(call, values, items)
+            if len(items) == len(values):
+                return self._done(part, items, len(items), letter * len(items))
+            return self._run_rest(call, part, self._given(part), items, error)
+        given = self._given(part)
         error = None if part.partial else self._run_straight(call, given, part, items)
         if len(items) == len(given):
             return self._done(part, items, len(items), self._endings(given))
+        return self._run_rest(call, part, given, items, error)
+
+    def _run_rest(
+        self,
+        call: Callable[[Any], Any],
+        part: Part,
+        given: list[bytes],
+        items: list[Item],
+        error: BaseException | None,
+    ) -> Done | Trouble:
+        """Run records one by one, after those that have items; the next may have ended in error."""
         steps = self._steps(part, given, items)
         try:
             value = next(steps)
@@ -92,6 +112,23 @@ class Runner:
         except StopIteration as end:
             outcome: Done | Trouble = end.value
             return outcome
+
+    def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
+        if part.partial or not self.handler.is_map or part.about.endswith(records.IS_JSON):
+            return None
+        return records.plain_values(part.payload, self.handler.annotation, self._spec)
+
+    def _run_plain(
+        self, call: Callable[[Any], Any], values: list[Any], items: list[Item]
+    ) -> BaseException | None:
+        """Call with each value. Returns what the last call ended in, if that was an error."""
+        add, encode = items.append, self._encode
+        try:
+            for value in values:
+                add(encode(call(value)))
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+            return error
+        return None
 
     def _run_straight(
         self, call: Callable[[Any], Any], given: list[bytes], part: Part, items: list[Item]
@@ -251,7 +288,8 @@ class Runner:
             return
         more = f" ({self._unsaid} more since the last one shown)" if self._unsaid else ""
         log.warning("%s%s:\n%s", what, more, trace.rstrip())
-        self._silent_until, self._unsaid = now + _COMPLAIN_EVERY_S, 0
+        self._silent_until, self._unsaid = now + self._silence_s, 0
+        self._silence_s = min(2 * self._silence_s, _MOST_SILENT_S)
 
     def _done(self, part: Part, items: list[Item], fresh: int, endings: bytes) -> Done | Trouble:
         result = codec.encode_result(items, endings)
