@@ -174,13 +174,16 @@ def _drive(
         silence_s=round(silence(notes, way.began), 2),
         took_s=round(took_s, 1),
         is_ended=is_ended,
-        told=told,
+        told=len(told),
+        told_s=round(max(told, default=0.0), 2),
         waiters=WAITERS,
         pops=sum(proxy.pops for proxy in site.proxies),
         claims=sum(proxy.granted for proxy in site.proxies) or len(notes) // 2,
         broken=subject.broken,
     )
-    figures.broken += list(_broken(figures, scenario))
+    figures.broken += _broken(figures, scenario)
+    if len(told) < WAITERS or figures.told_s > subject.told_within_s:
+        figures.broken.append(f"A7 {len(told)} told, the last after {figures.told_s} s")
     return figures
 
 
@@ -218,7 +221,8 @@ def _line(figures: Figures) -> str:
     text = (
         f"{head}: {end} {figures.took_s} s, {figures.faults} faults, lost {figures.lost}, "
         f"again {figures.again}, wrong {figures.wrong}, overlap {figures.overlap}/{figures.limit}, "
-        f"silence {figures.silence_s} s, told {figures.told}/{figures.waiters}, "
+        f"silence {figures.silence_s} s, "
+        f"told {figures.told}/{figures.waiters} after {figures.told_s} s, "
         f"pops {figures.pops}/{figures.claims}"
     )
     return "\n    ".join([text, *figures.broken])

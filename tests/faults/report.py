@@ -8,7 +8,7 @@ from tests.faults.verdict import Figures
 
 _TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COUNTS = ("lost", "run again", "counted wrong", "at once / limit")
-_OWN = ("runs", "parts", "faults", *_COUNTS, "pops per claim", "silence s", "told late")
+_OWN = ("runs", "parts", "faults", *_COUNTS, "pops per claim", "silence s", "told after s")
 _OLD = tuple(f"old: {word}" for word in (*_COUNTS, "pops per part", "told"))
 
 
@@ -37,7 +37,7 @@ def _row(scenario: Scenario, figures: list[Figures]) -> str:
         _most(f.faults for f in own),
         *_counts(own),
         f"{max(f.silence_s for f in own):.1f}",
-        f"{sum(f.waiters - f.told for f in own)} of {sum(f.waiters for f in own)}",
+        f"{max(f.told_s for f in own):.1f}",
     ]
     if old:
         cells += [*_counts(old), f"{min(f.told for f in old)} of {old[0].waiters}"]

@@ -366,6 +366,7 @@ SCENARIOS = [
         "disk-full",
         "the disk full for 2 s at a time, AOF every second",
         fill_disk,
+        again=lambda n: n * 8 * BATCH,
         fsync="everysec",
     ),
     Scenario(

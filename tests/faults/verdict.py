@@ -29,7 +29,9 @@ class Figures(msgspec.Struct, kw_only=True):
     silence_s: float = 0.0
     took_s: float = 0.0
     is_ended: bool = False
+    #: How many waiters were told of the end, and the longest time that took.
     told: int = 0
+    told_s: float = 0.0
     waiters: int = 0
     #: Tokens popped, and claims that were given parts; for the old design, parts that were run.
     pops: int = 0
