@@ -15,11 +15,15 @@ from .context import PrefixOption, QueueOption, UrlOption, connected
 from .wishes import (
     BytesOption,
     DelimiterOption,
+    EscapeOption,
     FormatOption,
+    HeaderOption,
     KeepOption,
     LevelOption,
     LinesOption,
     MaxFailuresOption,
+    NoHeaderOption,
+    QuoteOption,
     RateOption,
     RetriesOption,
     TimeoutOption,
@@ -28,12 +32,18 @@ from .wishes import (
 
 
 def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, folders, or -.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
+    ],
     handler: Annotated[str, typer.Option(metavar="NAME", help="Which handler is to run.")],
     form: FormatOption = "auto",
     part_bytes: BytesOption = "256KiB",
     lines: LinesOption = 0,
     delimiter: DelimiterOption = "",
+    quote: QuoteOption = '"',
+    escape: EscapeOption = "",
+    header: HeaderOption = "",
+    has_no_header: NoHeaderOption = False,
     request_id: Annotated[
         str, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
     ] = "",
@@ -70,6 +80,10 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
         part_bytes=part_bytes,
         lines=lines,
         delimiter=delimiter,
+        quote=quote,
+        escape=escape,
+        header=header,
+        has_no_header=has_no_header,
         level=level,
         limit=limit,
         rate=rate,

@@ -33,10 +33,14 @@ from .results import FORMS, write_errors
 from .wishes import (
     BytesOption,
     DelimiterOption,
+    EscapeOption,
     FormatOption,
+    HeaderOption,
     LevelOption,
     LinesOption,
     MaxFailuresOption,
+    NoHeaderOption,
+    QuoteOption,
     RateOption,
     RetriesOption,
     TimeoutOption,
@@ -51,7 +55,7 @@ _MOST_TOLD = 10
 
 def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE...", help="Files, or folders.")
+        list[str] | None, typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
     ] = None,
     target: Annotated[
         str, typer.Option("--map", metavar="MODULE:FUNCTION", help="Or file.py:function.")
@@ -80,6 +84,10 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     part_bytes: BytesOption = "256KiB",
     lines: LinesOption = 0,
     delimiter: DelimiterOption = "",
+    quote: QuoteOption = '"',
+    escape: EscapeOption = "",
+    header: HeaderOption = "",
+    has_no_header: NoHeaderOption = False,
     output_form: Annotated[str, typer.Option("--output-format", metavar="|".join(FORMS))] = "",
     is_ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
@@ -125,6 +133,10 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
             part_bytes=part_bytes,
             lines=lines,
             delimiter=delimiter,
+            quote=quote,
+            escape=escape,
+            header=header,
+            has_no_header=has_no_header,
             level=level,
             limit=limit or processes * slots,
             rate=rate,

@@ -1,5 +1,6 @@
 """What ``load`` and ``run`` are told about a request: the same options, read the same way."""
 
+import glob
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from streamq.errors import InvalidValue
 from streamq.inputs import STDIN
 from streamq.loader import header_of
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
+from streamq.rows import fields_of
 from streamq.source import Size
 
 FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
@@ -28,6 +30,18 @@ LinesOption = Annotated[
 ]
 DelimiterOption = Annotated[
     str, typer.Option("--delimiter", metavar="CHAR", help="Between the fields of a CSV.")
+]
+QuoteOption = Annotated[
+    str, typer.Option("--quote", metavar="CHAR", help="Around fields of a CSV; '' for none.")
+]
+EscapeOption = Annotated[
+    str, typer.Option("--escape", metavar="CHAR", help="Before a character meant as it is.")
+]
+HeaderOption = Annotated[
+    str, typer.Option("--header", metavar="A,B,C", help="Names for a CSV that begins with data.")
+]
+NoHeaderOption = Annotated[
+    bool, typer.Option("--no-header", help="The CSV begins with data: rows come as lists.")
 ]
 LevelOption = Annotated[int, typer.Option("--level", "--priority", help="0 goes first, 99 last.")]
 RateOption = Annotated[
@@ -53,6 +67,10 @@ class Wishes(msgspec.Struct, kw_only=True):
     part_bytes: str = "256KiB"
     lines: int = 0
     delimiter: str = ""
+    quote: str = '"'
+    escape: str = ""
+    header: str = ""
+    has_no_header: bool = False
     level: int = LEVEL
     limit: int = 1
     rate: str = ""
@@ -71,15 +89,33 @@ class Wishes(msgspec.Struct, kw_only=True):
         form = _form_of(names[0]) if self.form == "auto" else self.form
         if form == "requests":
             raise InvalidValue("--format requests makes many requests: that is for streamq load")
-        spec = msgspec.structs.replace(
-            self._spec(),
-            format=form,
-            delimiter=self.delimiter or ("\t" if ".tsv" in Path(names[0]).suffixes else ","),
-            files=names,
-        )
+        spec = msgspec.structs.replace(self._spec(), format=form, files=names)
         if form == "csv":
-            spec = msgspec.structs.replace(spec, header=_header_of(names[0], spec))
+            spec = self._csv(spec)
         return self._policy(spec)
+
+    def _csv(self, spec: Spec) -> Spec:
+        """The spec with what a CSV is written with, and with its header."""
+        name = spec.files[0]
+        delimiter = self.delimiter or ("\t" if ".tsv" in Path(name).suffixes else ",")
+        given = {
+            "delimiter": "\t" if delimiter in ("\\t", "tab") else delimiter,
+            "quote": self.quote,
+            "escape": self.escape,
+        }
+        for option, value in given.items():
+            is_one = len(value) == 1 and value.isascii() and value not in "\r\n"
+            if not is_one and (value or option == "delimiter"):
+                raise InvalidValue(f"--{option} {value!r} is not one character of ASCII")
+        used = [value for value in given.values() if value]
+        if len(set(used)) < len(used):
+            raise InvalidValue("--delimiter, --quote and --escape are the same character")
+        spec = msgspec.structs.replace(spec, **given)
+        if self.header:
+            return msgspec.structs.replace(spec, names=_names(self.header, spec))
+        if self.has_no_header:
+            return spec
+        return msgspec.structs.replace(spec, header=_header_of(name, spec))
 
     def policy_of_each(self) -> Policy:
         """What the requests of ``--format requests`` have in common."""
@@ -133,16 +169,37 @@ def _header_of(name: str, spec: Spec) -> str:
         raise InvalidValue(f"{name}: record 1: the header is not UTF-8: {error}") from None
 
 
+def _names(header: str, spec: Spec) -> list[str]:
+    names = fields_of(header.encode(), spec)
+    if not all(names) or len(set(names)) < len(names):
+        raise InvalidValue(f"--header {header!r}: a name is empty or comes twice")
+    return names
+
+
 def _expand(files: list[str]) -> list[str]:
-    """Files as given, and those in folders, in order."""
+    """Files as given, those that patterns match, and those in folders: each time by name."""
     names: list[str] = []
     for name in files:
-        path = Path(name)
-        inside = sorted(str(each) for each in path.rglob("*") if each.is_file())
-        names += inside if path.is_dir() else [name]
-        if path.is_dir() and not inside:
-            raise InvalidValue(f"{name} is an empty folder")
+        found = [name]
+        if not Path(name).exists() and glob.has_magic(name):
+            found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207  absolute ones too
+            if not found:
+                raise InvalidValue(f"{name} matches no file")
+        for each in found:
+            names += _inside(each) if Path(each).is_dir() else [each]
     return names
+
+
+def _inside(folder: str) -> list[str]:
+    """The files in a folder and in those below; hidden ones are left out, as in patterns."""
+    found = sorted(
+        str(path)
+        for path in Path(folder).rglob("*")
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    )
+    if not found:
+        raise InvalidValue(f"{folder} is an empty folder")
+    return found
 
 
 def _form_of(name: str) -> str:

@@ -16,7 +16,8 @@ from streamq.errors import RequestExists, ServerBusy, ServerUnreachable, Streamq
 from streamq.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.model import MAX_PART, Opened, Policy, Spec, Tokens
 from streamq.protocol import Protocol
-from streamq.source import Chunk, Cursor, Dialect, Mask, Size, first_record, mask_for, split, whole
+from streamq.rows import mask_of
+from streamq.source import Chunk, Cursor, Size, first_record, split, whole
 from streamq.submission import forget
 
 #: How often a load that is ahead of the workers looks whether it may go on.
@@ -220,11 +221,6 @@ class Load:
         with suppress(StreamqError):
             self._protocol.cancel(self._id)
             forget(self._protocol, self._policy.queue, self._id)
-
-
-def mask_of(spec: Spec) -> Mask:
-    """What tells the records of a request's parts."""
-    return mask_for(spec.format, Dialect(spec.delimiter))
 
 
 def header_of(name: str, spec: Spec) -> bytes:

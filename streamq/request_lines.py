@@ -15,9 +15,10 @@ import msgspec
 from streamq import units
 from streamq.errors import RequestExists
 from streamq.inputs import STDIN, BadInput, open_input
-from streamq.model import MAX_PART, Policy
+from streamq.model import MAX_PART, Policy, Spec
 from streamq.protocol import Protocol
-from streamq.source import Cursor, Dialect, Size, mask_for, split
+from streamq.rows import mask_of
+from streamq.source import Cursor, Size, split
 from streamq.submission import Submission
 
 #: Longest line, in bytes.
@@ -43,7 +44,7 @@ def requests_in(names: list[str]) -> Iterator[RequestLine]:
         with closing(open_input(name)) as source:
             size = Size(records=1, most=_MOST_LINE)
             number = 0
-            for chunk in split(source, mask_for("lines", Dialect()), size, Cursor()):
+            for chunk in split(source, mask_of(Spec()), size, Cursor()):
                 for line in chunk.payloads:
                     number += 1
                     if line.strip() and not line.startswith(b"#"):

@@ -4,23 +4,20 @@ A part holds the raw bytes of whole records, so putting parts together gives the
 back byte for byte. The cursor after a part says where to go on: file, byte, record.
 """
 
-import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 
 import msgspec
 
 from streamq.inputs import BadInput, Input
+from streamq.rows import Mask
 
 #: How much is read at once, at least.
 BLOCK = 2**20
 #: One call to the server carries at most so many parts, and about so many bytes.
 CHUNK_PARTS = 500
 CHUNK_BYTES = 2**20
-
-#: The data with every newline that ends no record hidden, as far as it is whole.
-Mask = Callable[[bytes], bytes]
 
 
 class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,55 +61,6 @@ class Chunk(msgspec.Struct):
     def is_full(self) -> bool:
         """Whether it is enough for one call to the server."""
         return len(self.payloads) >= CHUNK_PARTS or self.size >= CHUNK_BYTES
-
-
-class Dialect(msgspec.Struct, frozen=True):
-    """What a CSV is written with."""
-
-    delimiter: str = ","
-    quote: str = '"'
-    escape: str = ""
-
-
-def mask_for(form: str, dialect: Dialect) -> Mask:
-    """What tells record boundaries of a format."""
-    if form != "csv" or not (dialect.quote or dialect.escape):
-        return lambda data: data
-    return _csv_mask(dialect)
-
-
-def _csv_mask(dialect: Dialect) -> Mask:
-    """Quotes count where a field begins; what they enclose may hold newlines (RFC 4180)."""
-    quote, escape = (re.escape(each.encode()) for each in (dialect.quote, dialect.escape))
-    delimiter = re.escape(dialect.delimiter.encode())
-    kinds = []
-    if escape:
-        kinds.append(escape + rb".")
-    if quote:
-        inside = rb"[^" + quote + escape + rb"]*+"
-        tail = escape + b"?" if escape else b""
-        pairs = quote * 2 + (rb"|" + escape + rb"." if escape else b"")
-        kinds.append(
-            rb"(?<![^\n" + delimiter + rb"])" + quote + inside
-            + rb"(?:(?:" + pairs + rb")" + inside + rb")*+(?:" + quote + rb"|(" + tail + rb"\Z))"
-        )  # fmt: skip
-    hidden = re.compile(rb"|".join(kinds), re.DOTALL)
-    special = [each.encode() for each in (dialect.quote, dialect.escape) if each]
-
-    def mask(data: bytes) -> bytes:
-        if not any(each in data for each in special):
-            return data
-        open_at = len(data)
-
-        def hide(match: re.Match[bytes]) -> bytes:
-            nonlocal open_at
-            if match.lastindex:
-                open_at = match.start()
-            return b"_" * len(match[0])
-
-        return hidden.sub(hide, data)[:open_at]
-
-    return mask
 
 
 def split(source: Input, mask: Mask, size: Size, start: Cursor) -> Iterator[Chunk]:

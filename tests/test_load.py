@@ -135,6 +135,95 @@ class TestRoundTrip:
         assert [result for _, result in request.results()] == contents
 
 
+class TestDialects:
+    @ONE_KIND
+    @pytest.mark.parametrize(
+        ("text", "words", "handler", "expected"),
+        [
+            ("item;count\n'a;\nb';2\n", ("--delimiter", ";", "--quote", "'"), "priced", "a;\nb"),
+            ("a|2\n", ("--delimiter", "|", "--header", "item|count"), "priced", "a"),
+            ('item,count\n"a\\",b",2\n', ("--escape", "\\"), "priced", 'a",b'),
+            ('item\tcount\n5" a\t2\n', ("--delimiter", r"\t", "--quote", ""), "priced", '5" a'),
+            ("\ufeffitem,count\r\na,2\r\n", (), "priced", "a"),
+            ("a,2\nb\n", ("--no-header",), "fields", [["a", "2"], ["b"]]),
+        ],
+    )
+    def test_is_read_as_it_is_written(
+        self,
+        fleet: Fleet,
+        load: Load,
+        client: Client,
+        tmp_path: Path,
+        text: str,
+        words: tuple[str, ...],
+        handler: str,
+        expected: Any,
+    ) -> None:
+        (tmp_path / "in.csv").write_bytes(text.encode())
+        fleet.ready()
+
+        done = load(tmp_path / "in.csv", "--handler", handler, *words)
+
+        assert done.returncode == 0, done.stderr
+        request = client.get(done.stdout.strip())
+        request.wait(20)
+        assert request.errors() == []
+        ((_, found),) = request.results()
+        assert found == (expected if handler == "fields" else {expected: 6})
+
+    @ONE_KIND
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (("--delimiter", "ab"), "--delimiter 'ab' is not one character"),
+            (("--quote", "\u00a7"), "is not one character of ASCII"),
+            (("--quote", ","), "are the same character"),
+            (("--header", "a,a"), "comes twice"),
+        ],
+    )
+    def test_dialect_that_cannot_be_is_refused(
+        self, load: Load, tmp_path: Path, words: tuple[str, ...], says: str
+    ) -> None:
+        (tmp_path / "in.csv").write_text("a,b\n1,2\n")
+
+        done = load(tmp_path / "in.csv", "--handler", "priced", *words)
+
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+class TestPatterns:
+    @ONE_KIND
+    def test_patterns_and_folders_in_the_order_of_names(
+        self, load: Load, client: Client, fleet: Fleet, tmp_path: Path
+    ) -> None:
+        for name in ("b/2.txt", "b/10.txt", "a/3.txt", "a/.hidden", "a/deep/4.txt", "[5].txt"):
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"{name}\n")
+        fleet.ready()
+
+        done = load(
+            tmp_path / "b" / "*.txt", tmp_path / "a", tmp_path / "[5].txt", "--handler", "echo"
+        )
+
+        assert done.returncode == 0, done.stderr
+        request = client.get(done.stdout.strip())
+        request.wait(20)
+        assert lines_of(request).decode().split() == [
+            *("b/10.txt", "b/2.txt", "a/3.txt", "a/deep/4.txt", "[5].txt")
+        ]
+
+    @ONE_KIND
+    def test_what_matches_nothing_is_refused(self, load: Load, tmp_path: Path) -> None:
+        none = load(tmp_path / "*.txt", "--handler", "echo")
+        empty = load(tmp_path, "--handler", "echo")
+
+        assert (none.returncode, empty.returncode) == (2, 2)
+        assert "*.txt matches no file" in none.stderr
+        assert "is an empty folder" in empty.stderr
+
+
 class TestFailures:
     @ONE_KIND
     def test_failure_names_file_and_line_and_the_others_are_done(
