@@ -1,5 +1,6 @@
 """``streamq run`` and ``streamq demo`` through their commands: the whole job at once."""
 
+import hashlib
 import json
 import os
 import random
@@ -451,6 +452,45 @@ def test_samples_run_as_their_readme_says(streamq: Streamq, tmp_path: Path) -> N
         json.loads(line) for line in (tmp_path / "clean.errors.jsonl").read_text().splitlines()
     ]
     assert [failure["line"] for failure in failures] == [5, 6, 7]
+
+
+def test_sample_of_one_part_per_file(streamq: Streamq, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES, tmp_path / "files", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SAMPLES / "checksums.py", tmp_path)
+
+    done = streamq(
+        "run", "files", "--format", "file", "--map", "checksums:describe", "-o", "sums.jsonl"
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    files = sorted(path for path in (tmp_path / "files").rglob("*") if path.is_file())
+    assert [each["file"] for each in found] == [str(path.relative_to(tmp_path)) for path in files]
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    assert [each["sha256"] for each in found] == sums
+
+
+def test_sample_of_a_flaky_api(
+    streamq: Streamq, environment: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("ask.py", "words.txt"):
+        shutil.copy(SAMPLES / name, tmp_path)
+    command = [sys.executable, str(SAMPLES / "slow_api.py"), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as api:
+        try:
+            assert api.stdout
+            environment["API"] = api.stdout.readline().strip()
+            words = (
+                "run words.txt --map ask:ask -o out.jsonl --lines 1 -p 1 -c 8 --rate 40/s --json"
+            )
+            done = streamq(*words.split())
+        finally:
+            api.kill()
+
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    asked = (tmp_path / "words.txt").read_text().split()
+    assert [answer["word"] for answer in answers] == asked
 
 
 def test_demo_kills_a_worker_and_loses_nothing(streamq: Streamq) -> None:
