@@ -296,12 +296,14 @@ class _Run:
         raise typer.Exit(code) from None
 
     def _command(self) -> str:
-        return f"streamq run --resume {self._plan.id}"
+        has_stdin = STANDARD in self._plan.policy.spec.files
+        same = " with the same standard input" if has_stdin else ""
+        return f"streamq run --resume {self._plan.id}{same}"
 
     def _hope(self) -> str:
         if self._is_kept:
             return f"; nothing is lost\ngo on with: {self._command()}"
-        return "; what goes through a pipe cannot be gone on with"
+        return "; what goes into a pipe cannot be gone on with"
 
     def sum_up(self, job: Job, status: Status, *, is_json: bool) -> int:
         """Say what came of it. Returns the exit code."""

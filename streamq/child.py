@@ -357,6 +357,7 @@ class Process:
             lease.request_id,
             part.number,
             part.attempt,
+            source=lease.runner.source_of(part),
             should_stop=lambda: table.is_told(slot),
             progress=lambda percent: table.set_progress(slot, percent),
         )

@@ -63,8 +63,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it can be gone on with after a stop: not what comes or goes through a pipe."""
-        return not self.is_piped and STANDARD not in self.policy.spec.files
+        """Whether it can be gone on with after a stop: what went into a pipe is gone."""
+        return not self.is_piped
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +186,7 @@ class Job:
             plan.size,
             window_bytes=plan.window_bytes,
             counts_results=True,
+            checks_complete=False,
             should_stop=self._is_stopping.is_set,
         ).run(opened.set)
 

@@ -22,6 +22,8 @@ from streamq.submission import forget
 
 #: How often a load that is ahead of the workers looks whether it may go on.
 _WINDOW_S = 0.05
+#: How often it looks while it fills the window, where results fill it too.
+_LOOKS = 8
 
 
 class _Stopped(Exception):
@@ -57,6 +59,7 @@ class Load:
         self._mask = mask_of(policy.spec)
         self._parts = 0
         self._room = 0
+        self._result_size = 0.0
         self._cursor = Cursor()
         self._waiting: Chunk | None = None
         #: Of all that was taken from standard input.
@@ -205,16 +208,27 @@ class Load:
         """Wait while more bytes are in the server than the window allows."""
         while self._room <= 0:
             found = self._protocol.inspect(self._id)
-            total = int(found["total"])
-            left = total - int(found.get("done", 0)) - int(found.get("failed", 0))
-            if self._counts_results:
-                left += int(found["results"])
-            self._room = self._window - round(left * int(found["bytes"]) / total)
+            self._room = self._room_now(found)
             if self._room > 0 or found["state"] != "loading":
                 return
             if self._should_stop():
                 raise _Stopped
             time.sleep(_WINDOW_S)
+
+    def _room_now(self, found: dict[str, str]) -> int:
+        """Bytes that may go into the server before the next look."""
+        total, done = int(found["total"]), int(found.get("done", 0))
+        left = total - done - int(found.get("failed", 0))
+        size = int(found["bytes"]) / total
+        if not self._counts_results:
+            return self._window - round(left * size)
+        # What waits becomes a result, which may be larger: how large is known from those there.
+        kept, results = self._protocol.result_bytes(self._id), int(found["results"])
+        self._result_size = max(self._result_size, kept / results if results else 0.0)
+        held = round(left * max(size, self._result_size)) + kept
+        return min(
+            (self._window if done else self._window // _LOOKS) - held, self._window // _LOOKS
+        )
 
     def _take_back(self) -> None:
         """Leave nothing of a load that went wrong for good."""

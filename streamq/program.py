@@ -67,6 +67,7 @@ class _Run:
             "STREAMQ_REQUEST_ID": context.request,
             "STREAMQ_PART": str(context.part),
             "STREAMQ_ATTEMPT": str(context.attempt),
+            "STREAMQ_SOURCE": context.source,
         }
         self._popen = subprocess.Popen(
             argv,

@@ -280,6 +280,10 @@ class Runner:
             return {}
         return {"source": self._spec.files[int(about[1])], "line": int(about[2]) + index}
 
+    def source_of(self, part: Part) -> str:
+        """The file that the part was loaded from; "" for none."""
+        return str(self._place(part, 0).get("source", ""))
+
     def _complain(self, what: str, trace: str) -> None:
         """Log an error in full, but not a thousand of them: then how many more there were."""
         now = time.monotonic()

@@ -1,12 +1,15 @@
 """``streamq run`` and ``streamq demo`` through their commands: the whole job at once."""
 
+import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ SAMPLES = Path(__file__).parents[1] / "samples"
 Streamq = Callable[..., "subprocess.CompletedProcess[str]"]
 COMMAND = [sys.executable, "-m", "streamq.cli"]
 CODE = """
+import pathlib
 import time
 def same(line: bytes) -> bytes:
     return line
@@ -28,6 +32,13 @@ def slow(line: bytes) -> bytes:
 def talks(line: bytes) -> bytes:
     if line == b"line 0":
         print("hello from a handler", flush=True)
+    return line
+def stuck_thrice(line: bytes) -> bytes:
+    if line == b"line 0":
+        times = len(list(pathlib.Path().glob("stuck*"))) + 1
+        if times <= 3:
+            pathlib.Path(f"stuck{times}").touch()
+            time.sleep(1000)
     return line
 def picky(line: str) -> str:
     if line.endswith("7"):
@@ -73,6 +84,11 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def wait_for_the_end_of(pids: list[int]) -> None:
+    """Nothing of a killed run is left after a moment."""
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 15)
 
 
 def program(path: Path, text: str) -> None:
@@ -162,6 +178,23 @@ class TestPipes:
         assert "hello from a handler" in done.stderr
         assert "3,001 records in 31 parts" in done.stderr
         assert not (tmp_path / ".streamq").exists()
+
+    @pytest.mark.parametrize("words", [("--map", "job:same"), ("--exec", "cat")])
+    def test_it_is_a_filter(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, words: tuple[str, str]
+    ) -> None:
+        with source.open("rb") as stdin:
+            done = subprocess.run(
+                [*COMMAND, "run", "-", *words, "--lines", "100"],
+                env=environment,
+                cwd=source.parent,
+                stdin=stdin,
+                capture_output=True,
+                timeout=60,
+            )
+
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == source.read_bytes()
 
     def test_failures_are_told(self, streamq: Streamq, source: Path) -> None:
         done = streamq("run", "in.txt", "--map", "job:picky", "-o", "-", "--retries", 0)
@@ -348,6 +381,56 @@ def test_stopped_or_killed_it_goes_on(
     assert not (tmp_path / ".streamq").exists()
 
 
+def test_run_killed_at_random_moments_gives_the_input_back(
+    environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+) -> None:
+    """Nothing is lost or doubled, no part is blamed, and nothing is left running."""
+    chance = random.Random(int(os.environ.get("STREAMQ_TEST_KILLS", "4")))
+    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "4"))
+    output = tmp_path / "out.txt"
+    marks = sorted(chance.randrange(source.stat().st_size) for _ in range(kills))
+    words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+    for mark in [0, *marks]:
+        running = subprocess.Popen(
+            [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
+        )
+        while running.poll() is None and mark >= (output.stat().st_size if output.exists() else 0):
+            time.sleep(0.001)
+        time.sleep(chance.random() / 20)
+        below = descendants(running.pid)
+        running.kill()
+        _, said = running.communicate()
+        assert running.returncode == -9, said
+        wait_for_the_end_of(below)
+        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+        words = ["run", "--resume", request_id]
+
+    done = streamq(*words)
+
+    assert done.returncode == 0, done.stderr
+    assert output.read_bytes() == source.read_bytes()
+    assert not (tmp_path / ".streamq").exists()
+
+
+def test_no_part_is_blamed_for_the_death_of_the_whole_run(
+    environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+) -> None:
+    """What ran when everything was killed is taken over, not found expired: that would count."""
+    words = ["run", "in.txt", "--map", "job:stuck_thrice", "-o", "out.txt", "-p", "1"]
+    for times in (1, 2, 3):
+        running = subprocess.Popen([*COMMAND, *words], env=environment, cwd=tmp_path)
+        wait_until((tmp_path / f"stuck{times}").exists, 30)
+        running.kill()
+        running.wait()
+        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+        words = ["run", "--resume", request_id]
+
+    done = streamq(*words)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+
+
 def test_samples_run_as_their_readme_says(streamq: Streamq, tmp_path: Path) -> None:
     for file in SAMPLES.iterdir():
         if file.is_file():
@@ -369,6 +452,45 @@ def test_samples_run_as_their_readme_says(streamq: Streamq, tmp_path: Path) -> N
         json.loads(line) for line in (tmp_path / "clean.errors.jsonl").read_text().splitlines()
     ]
     assert [failure["line"] for failure in failures] == [5, 6, 7]
+
+
+def test_sample_of_one_part_per_file(streamq: Streamq, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES, tmp_path / "files", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SAMPLES / "checksums.py", tmp_path)
+
+    done = streamq(
+        "run", "files", "--format", "file", "--map", "checksums:describe", "-o", "sums.jsonl"
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    files = sorted(path for path in (tmp_path / "files").rglob("*") if path.is_file())
+    assert [each["file"] for each in found] == [str(path.relative_to(tmp_path)) for path in files]
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    assert [each["sha256"] for each in found] == sums
+
+
+def test_sample_of_a_flaky_api(
+    streamq: Streamq, environment: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("ask.py", "words.txt"):
+        shutil.copy(SAMPLES / name, tmp_path)
+    command = [sys.executable, str(SAMPLES / "slow_api.py"), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as api:
+        try:
+            assert api.stdout
+            environment["API"] = api.stdout.readline().strip()
+            words = (
+                "run words.txt --map ask:ask -o out.jsonl --lines 1 -p 1 -c 8 --rate 40/s --json"
+            )
+            done = streamq(*words.split())
+        finally:
+            api.kill()
+
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    asked = (tmp_path / "words.txt").read_text().split()
+    assert [answer["word"] for answer in answers] == asked
 
 
 def test_demo_kills_a_worker_and_loses_nothing(streamq: Streamq) -> None:
