@@ -13,7 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from streamq.errors import RequestExists, ServerBusy, ServerUnreachable, StreamqError
+from streamq.errors import (
+    RequestExists,
+    ServerBusy,
+    ServerFull,
+    ServerUnreachable,
+    StreamqError,
+)
 from streamq.model import Opened, Policy, Tokens
 from streamq.protocol import Protocol
 from streamq.source import BadInput, Cursor, Piece, Size, split, whole_file
@@ -104,8 +110,8 @@ class Load:
             cursor = _encode(self._cursor)
             _, tokens = self._protocol.seal(self._id, self._parts, cursor)
             self._protocol.push(self._policy.queue, self._id, tokens)
-        except (ServerBusy, ServerUnreachable, KeyboardInterrupt):
-            raise
+        except (ServerBusy, ServerFull, ServerUnreachable, KeyboardInterrupt):
+            raise  # the same command goes on
         except Exception:
             if opened.is_new:
                 self._take_back()
