@@ -17,6 +17,7 @@ from streamq import Client, Connection, Protocol
 from streamq.model import Terms
 from streamq.server import LocalServer
 from tests.fleet import Fleet
+from tests.waiting import wait_until
 
 PAYLOAD = b"x" * 100
 PARTS = 4_000
@@ -222,6 +223,7 @@ class TestPool:
         """A slower machine asks less often, never more often."""
         fleet.ready("-p", "2", "-c", "4", audit_ms=5_000)
         client.submit([PAYLOAD], handler="echo", queue=queue).wait(30)
+        wait_until(lambda: not protocol.ids(queue), 30)
         spent = Spent(protocol.connection)
 
         sleep(4)
