@@ -13,6 +13,7 @@ from streamq.request_lines import submit_lines
 from . import render
 from .context import PrefixOption, QueueOption, UrlOption, connected
 from .wishes import (
+    ByReferenceOption,
     BytesOption,
     DelimiterOption,
     EscapeOption,
@@ -44,6 +45,7 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
     escape: EscapeOption = "",
     header: HeaderOption = "",
     has_no_header: NoHeaderOption = False,
+    by_reference: ByReferenceOption = False,
     request_id: Annotated[
         str, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
     ] = "",
@@ -84,6 +86,7 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
         escape=escape,
         header=header,
         has_no_header=has_no_header,
+        by_reference=by_reference,
         level=level,
         limit=limit,
         rate=rate,

@@ -16,6 +16,8 @@ from streamq.errors import RequestExists, ServerBusy, ServerFull, ServerUnreacha
 from streamq.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.model import MAX_PART, Opened, Policy, Spec, Tokens
 from streamq.protocol import Protocol
+from streamq.references import Reference
+from streamq.remote import RemoteUnreachable
 from streamq.rows import mask_of
 from streamq.source import Chunk, Cursor, Size, first_record, split, whole
 from streamq.submission import forget
@@ -57,6 +59,7 @@ class Load:
         self._should_stop = should_stop
         self._files = policy.spec.files
         self._mask = mask_of(policy.spec)
+        self._identities: list[Identity] = []
         self._parts = 0
         self._room = 0
         self._result_size = 0.0
@@ -72,7 +75,7 @@ class Load:
             BadInput: a file cannot be read or split; nothing of a new request is left.
             RequestExists: the id has another submission, or a file has changed since.
         """
-        now = [Identity.of(name) for name in self._files]
+        now = self._identities = [Identity.of(name) for name in self._files]
         opened = self._open(now)
         on_open()
         try:
@@ -85,7 +88,7 @@ class Load:
             self._protocol.push(self._policy.queue, self._id, tokens)
         except _Stopped:
             return self._parts
-        except (ServerBusy, ServerFull, ServerUnreachable, KeyboardInterrupt):
+        except (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, KeyboardInterrupt):
             raise  # the same command goes on
         except Exception:
             if opened.is_new:
@@ -127,15 +130,43 @@ class Load:
         return stdin(self._while_waiting) if name == STDIN else open_input(name)
 
     def _chunks_of(self, source: Input, file: int) -> Iterator[Chunk]:
-        if self._policy.spec.format == "file":
-            chunk = whole(source, file, self._size.most)
-            return iter([chunk])
+        spec = self._policy.spec
+        if spec.format == "file":
+            return iter([self._whole_file(source, file)])
+        if spec.by_reference and source.is_compressed:
+            raise BadInput(
+                f"{source.name} is compressed, and nobody can begin to read in its middle: load it "
+                "without --by-reference, or as a whole with --format file"
+            )
         start = self._start(source, file)
         if self._content:
             self._skip_seen(source, start)
         elif start.offset:
             source.seek(start.offset)
-        return split(source, self._mask, self._size, start)
+        chunks = split(source, self._mask, self._size, start)
+        return map(self._referred, chunks) if spec.by_reference else chunks
+
+    def _whole_file(self, source: Input, file: int) -> Chunk:
+        if not self._policy.spec.by_reference:
+            return whole(source, file, self._size.most)
+        size = self._identities[file].size
+        if size > self._size.most:
+            raise BadInput(f"{source.name} is larger than the {self._size.most} bytes of a part")
+        payload = self._reference(file, 0, size)
+        return Chunk([payload], [b"1 %d 1" % file], 1, len(payload), Cursor(file + 1))
+
+    def _referred(self, chunk: Chunk) -> Chunk:
+        """The same with where the bytes are, instead of the bytes."""
+        file, offset = chunk.end.file, chunk.end.offset - chunk.size
+        for index, payload in enumerate(chunk.payloads):
+            chunk.payloads[index] = self._reference(file, offset, len(payload))
+            offset += len(payload)
+        chunk.size = sum(map(len, chunk.payloads))
+        return chunk
+
+    def _reference(self, file: int, offset: int, length: int) -> bytes:
+        found = self._identities[file]
+        return msgspec.json.encode(Reference(offset, length, found.size, found.version))
 
     def _start(self, source: Input, file: int) -> Cursor:
         """Where to begin with a file: where the load stood, or after the header of a CSV."""
