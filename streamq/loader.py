@@ -59,6 +59,7 @@ class Load:
         self._should_stop = should_stop
         self._files = policy.spec.files
         self._mask = mask_of(policy.spec)
+        self._appending = protocol.appending(request_id)
         self._identities: list[Identity] = []
         self._parts = 0
         self._room = 0
@@ -85,7 +86,7 @@ class Load:
                     raise BadInput(f"the input changed while it was loaded: {changed}")
             cursor = _encode(self._cursor)
             _, tokens = self._protocol.seal(self._id, self._parts, cursor)
-            self._protocol.push(self._policy.queue, self._id, tokens)
+            self._push(tokens)
         except _Stopped:
             return self._parts
         except (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, KeyboardInterrupt):
@@ -94,6 +95,8 @@ class Load:
             if opened.is_new:
                 self._take_back()
             raise
+        finally:
+            self._appending.close()
         return self._parts
 
     def _open(self, now: list[Identity]) -> Opened:
@@ -125,6 +128,7 @@ class Load:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         self._flush()
+        self._push(self._appending.wait())
 
     def _input(self, name: str) -> Input:
         return stdin(self._while_waiting) if name == STDIN else open_input(name)
@@ -201,12 +205,11 @@ class Load:
 
     def _put(self, chunk: Chunk) -> None:
         """Have it sent, together with its neighbours where they are small."""
-        if self._waiting:
+        if self._waiting and self._waiting.has_room_for(chunk):
             self._waiting.add(chunk)
-        else:
-            self._waiting = chunk
-        if self._waiting.is_full:
-            self._flush()
+            return
+        self._flush()
+        self._waiting = chunk
 
     def _flush(self) -> None:
         chunk, self._waiting = self._waiting, None
@@ -218,6 +221,7 @@ class Load:
     def _while_waiting(self) -> None:
         """Nothing comes from standard input at the moment: what came is not to wait for more."""
         self._flush()
+        self._push(self._appending.wait())
 
     def _append(self, chunk: Chunk) -> None:
         entries: list[bytes | int] = [b""] * (2 * len(chunk.payloads))
@@ -228,16 +232,19 @@ class Load:
             digest = self._content.hexdigest()
             self._cursor = msgspec.structs.replace(chunk.end, digest=digest)
         first, cursor = self._parts + 1, _encode(self._cursor)
-        _, _, tokens = self._protocol.append(self._id, first, cursor, chunk.records, entries)
+        self._push(self._appending.send(first, cursor, chunk.records, entries))
         self._parts += len(chunk.payloads)
-        self._protocol.push(self._policy.queue, self._id, tokens)
         if self._window:
             self._room -= chunk.size
             self._wait_for_room()
 
+    def _push(self, tokens: Tokens) -> None:
+        self._protocol.push(self._policy.queue, self._id, tokens)
+
     def _wait_for_room(self) -> None:
         """Wait while more bytes are in the server than the window allows."""
         while self._room <= 0:
+            self._push(self._appending.wait())
             found = self._protocol.inspect(self._id)
             self._room = self._room_now(found)
             if self._room > 0 or found["state"] != "loading":
