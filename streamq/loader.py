@@ -20,7 +20,7 @@ from streamq.references import Reference
 from streamq.remote import RemoteUnreachable
 from streamq.rows import mask_of
 from streamq.source import Chunk, Cursor, Size, first_record, split, whole
-from streamq.submission import forget
+from streamq.submission import forget, unregister
 
 #: How often a load that is ahead of the workers looks whether it may go on.
 _WINDOW_S = 0.05
@@ -49,6 +49,8 @@ class Load:
     ) -> None:
         """``counts_results``: somebody collects, and what is not collected fills the window too.
         ``checks_complete``: standard input is compared even if all of it was loaded before."""
+        #: Whether there is something in the server to go on with.
+        self.is_begun = False
         self._protocol = protocol
         self._id = request_id
         self._policy = policy
@@ -78,6 +80,7 @@ class Load:
         """
         now = self._identities = [Identity.of(name) for name in self._files]
         opened = self._open(now)
+        self.is_begun = True
         on_open()
         try:
             self._load(opened)
@@ -104,16 +107,32 @@ class Load:
         text = msgspec.json.encode([lasting, self._size])
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._protocol.mint(self._policy.queue, self._id, Tokens(), register="again")
-        opened = self._protocol.open(self._id, digest, self._policy, msgspec.json.encode(now))
+        try:
+            opened = self._protocol.open(self._id, digest, self._policy, msgspec.json.encode(now))
+        except (RequestExists, ServerFull) as error:
+            unregister(self._protocol, self._policy.queue, self._id)
+            if isinstance(error, RequestExists):
+                self._compare(now)
+                raise RequestExists(
+                    f"request {self._id} was submitted with other options"
+                ) from None
+            raise
         if not opened.is_new:
-            kept = self._protocol.inspect(self._id)["source"]
-            for new, old in zip(now, msgspec.json.decode(kept, type=list[Identity]), strict=True):
-                if changed := new.difference(old):
-                    raise self._other(changed)
+            self._compare(now)
         self._parts = opened.total
         if opened.cursor:
             self._cursor = msgspec.json.decode(opened.cursor, type=Cursor)
         return opened
+
+    def _compare(self, now: list[Identity]) -> None:
+        """Refuse to go on when the request was made of something else."""
+        kept = self._protocol.inspect(self._id).get("source")
+        then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
+        if len(now) != len(then):
+            raise self._other(f"it was {len(then)} files, and is {len(now)}")
+        for new, old in zip(now, then, strict=True):
+            if changed := new.difference(old):
+                raise self._other(changed)
 
     def _other(self, what: str) -> RequestExists:
         return RequestExists(f"request {self._id} was loaded from another input: {what}")
