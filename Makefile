@@ -9,7 +9,7 @@ help: ## Print this list
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,zstd,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,zstd,remote,dev]'
 	@touch $@
 
 setup: .venv/ready ## Make .venv with everything the other targets need

@@ -6,13 +6,17 @@ from typing import Annotated
 import typer
 
 from streamq import units
+from streamq.errors import ServerError
 from streamq.loader import Load
 from streamq.model import LEVEL, LIMIT
+from streamq.protocol import Protocol
+from streamq.remote import RemoteUnreachable
 from streamq.request_lines import submit_lines
 
 from . import render
-from .context import PrefixOption, QueueOption, UrlOption, connected
+from .context import PrefixOption, QueueOption, UrlOption, connected, fleet
 from .wishes import (
+    ByReferenceOption,
     BytesOption,
     DelimiterOption,
     EscapeOption,
@@ -44,6 +48,7 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
     escape: EscapeOption = "",
     header: HeaderOption = "",
     has_no_header: NoHeaderOption = False,
+    by_reference: ByReferenceOption = False,
     request_id: Annotated[
         str, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
     ] = "",
@@ -84,6 +89,7 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
         escape=escape,
         header=header,
         has_no_header=has_no_header,
+        by_reference=by_reference,
         level=level,
         limit=limit,
         rate=rate,
@@ -99,8 +105,26 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
     policy, size = wishes.policy(), wishes.size()
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix) as protocol:
-        parts = Load(protocol, name, policy, size, window_bytes=room).run(lambda: typer.echo(name))
+        _warn_of_no_worker(protocol, policy.queue, policy.handler)
+        load_ = Load(protocol, name, policy, size, window_bytes=room)
+        try:
+            parts = load_.run(lambda: typer.echo(name))
+        except (KeyboardInterrupt, ServerError, RemoteUnreachable):
+            if load_.is_begun:
+                render.note(f"stopped; the same command goes on with --id {name}")
+            raise
     render.note(f"loaded {_few(policy.spec.files)}: {render.count(parts, 'part')}")
+
+
+def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
+    """A misspelt handler would wait for ever, and nobody would see why."""
+    workers = fleet(protocol, queue)
+    if workers and not any(handler in worker.handlers for worker in workers):
+        known = ", ".join(sorted({name for worker in workers for name in worker.handlers}))
+        render.warning(
+            f"no live worker of queue {queue} has a handler {handler!r}, and the request waits "
+            f"for one; there is {known or 'none'}"
+        )
 
 
 def _load_requests(
@@ -108,6 +132,7 @@ def _load_requests(
 ) -> None:
     policy, files = wishes.policy_of_each(), wishes.names()
     with connected(url, prefix) as protocol:
+        _warn_of_no_worker(protocol, policy.queue, policy.handler)
         count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
     render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
 

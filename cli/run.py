@@ -31,6 +31,7 @@ from .context import LogLevelOption, PrefixOption, QueueOption, UrlOption, exit_
 from .progress import Display
 from .results import FORMS, write_errors
 from .wishes import (
+    ByReferenceOption,
     BytesOption,
     DelimiterOption,
     EscapeOption,
@@ -88,6 +89,7 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     escape: EscapeOption = "",
     header: HeaderOption = "",
     has_no_header: NoHeaderOption = False,
+    by_reference: ByReferenceOption = False,
     output_form: Annotated[str, typer.Option("--output-format", metavar="|".join(FORMS))] = "",
     is_ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
@@ -137,6 +139,7 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
             escape=escape,
             header=header,
             has_no_header=has_no_header,
+            by_reference=by_reference,
             level=level,
             limit=limit or processes * slots,
             rate=rate,

@@ -12,6 +12,8 @@ from streamq.errors import InvalidValue
 from streamq.inputs import STDIN
 from streamq.loader import header_of
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
+from streamq.references import MOST_REFERRED
+from streamq.remote import is_remote
 from streamq.rows import fields_of
 from streamq.source import Size
 
@@ -43,6 +45,12 @@ HeaderOption = Annotated[
 NoHeaderOption = Annotated[
     bool, typer.Option("--no-header", help="The CSV begins with data: rows come as lists.")
 ]
+ByReferenceOption = Annotated[
+    bool,
+    typer.Option(
+        "--by-reference", help="Parts say where their bytes are, and workers read them there."
+    ),
+]
 LevelOption = Annotated[int, typer.Option("--level", "--priority", help="0 goes first, 99 last.")]
 RateOption = Annotated[
     str, typer.Option("--rate", metavar="N/s", help="Records (of a map) or parts in a time.")
@@ -71,6 +79,7 @@ class Wishes(msgspec.Struct, kw_only=True):
     escape: str = ""
     header: str = ""
     has_no_header: bool = False
+    by_reference: bool = False
     level: int = LEVEL
     limit: int = 1
     rate: str = ""
@@ -89,7 +98,11 @@ class Wishes(msgspec.Struct, kw_only=True):
         form = _form_of(names[0]) if self.form == "auto" else self.form
         if form == "requests":
             raise InvalidValue("--format requests makes many requests: that is for streamq load")
-        spec = msgspec.structs.replace(self._spec(), format=form, files=names)
+        if self.by_reference:
+            names = [_absolute(name) for name in names]
+        spec = msgspec.structs.replace(
+            self._spec(), format=form, files=names, by_reference=self.by_reference
+        )
         if form == "csv":
             spec = self._csv(spec)
         return self._policy(spec)
@@ -156,10 +169,14 @@ class Wishes(msgspec.Struct, kw_only=True):
 
     def size(self) -> Size:
         """How large parts are meant to be."""
-        size = Size(units.size_bytes(self.part_bytes, "--bytes"), self.lines, MAX_PART)
-        if size.bytes > size.most:
-            raise InvalidValue(f"--bytes {self.part_bytes} is more than a part may have: 1MiB")
-        return size
+        most = MOST_REFERRED if self.by_reference else MAX_PART
+        part_bytes = units.size_bytes(self.part_bytes, "--bytes")
+        if part_bytes > most:
+            raise InvalidValue(
+                f"--bytes {self.part_bytes} is more than a part may have: {most // 2**20}MiB"
+            )
+        is_file = self.form == "file" and self.by_reference
+        return Size(part_bytes, self.lines, most if is_file else max(part_bytes, MAX_PART))
 
 
 def _header_of(name: str, spec: Spec) -> str:
@@ -180,14 +197,24 @@ def _expand(files: list[str]) -> list[str]:
     """Files as given, those that patterns match, and those in folders: each time by name."""
     names: list[str] = []
     for name in files:
-        found = [name]
-        if not Path(name).exists() and glob.has_magic(name):
-            found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207  absolute ones too
+        if is_remote(name):
+            names.append(name)
+            continue
+        found = [name.removeprefix("file://")]
+        if not Path(found[0]).exists() and glob.has_magic(found[0]):
+            found = sorted(glob.glob(found[0], recursive=True))  # noqa: PTH207  absolute ones too
             if not found:
                 raise InvalidValue(f"{name} matches no file")
         for each in found:
             names += _inside(each) if Path(each).is_dir() else [each]
     return names
+
+
+def _absolute(name: str) -> str:
+    """The name that workers elsewhere find a file under."""
+    if name == STDIN:
+        raise InvalidValue("--by-reference: nobody else can read standard input")
+    return name if is_remote(name) else str(Path(name).absolute())
 
 
 def _inside(folder: str) -> list[str]:

@@ -1,5 +1,6 @@
 """``streamq worker``."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from streamq.errors import InvalidValue
 from streamq.keeper import Keeper
 from streamq.model import LAST_LEVEL
 from streamq.pool import Pool, PoolOptions, Unrunnable
+from streamq.remote import is_remote
 from streamq.runner import MAX_RESULT
 from streamq.settings import Settings
 
@@ -82,6 +84,10 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
             help="When a whole pool is silent for so long, others take its parts. [default: 20s]",
         ),
     ] = "",
+    allow_read: Annotated[
+        list[str],
+        typer.Option(metavar="DIR|URL", help="Where parts may refer to files; may be repeated."),
+    ] = [],  # noqa: B006  typer makes its own of it
     is_reloading: Annotated[
         bool, typer.Option("--reload", help="Restart the processes when the code changes.")
     ] = False,
@@ -107,6 +113,7 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         prefix=prefix or settings.prefix,
         queue=units.name(queue, "queue"),
         target=target,
+        allow_read=tuple(map(_allowed, allow_read)),
         slots=slots,
         levels=_levels(levels),
         quantum_ms=units.duration_ms(quantum, "--quantum"),
@@ -143,6 +150,12 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
             render.error(str(error))
             raise typer.Exit(4) from None
     raise typer.Exit(code)
+
+
+def _allowed(place: str) -> str:
+    if not is_remote(place) and not Path(place).exists():
+        raise InvalidValue(f"--allow-read {place}: there is no such folder")
+    return place if is_remote(place) else str(Path(place).absolute())
 
 
 def _levels(text: str) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from streamq.errors import ProtocolError, ServerError, StreamqError
 from streamq.load_app import load_app, own_files
 from streamq.model import Failure, Grant, Part, Spec, Terms, Tokens
 from streamq.protocol import Protocol
+from streamq.references import Reader
 from streamq.runner import Done, Runner, Trouble
 from streamq.table import MOST_PARTS, Table
 from streamq.traces import users_traceback
@@ -117,6 +118,7 @@ class Process:
         self._app = app
         self._table = table
         self._line = line
+        self._reader = Reader(config.allow_read)
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
         self._known: OrderedDict[str, Known] = OrderedDict()
@@ -212,7 +214,7 @@ class Process:
             return known
         spec = msgspec.json.decode(grant.spec, type=Spec)
         handler = self._app.handlers[grant.handler]
-        runner = Runner(handler, spec, self._config.max_result, request_id)
+        runner = Runner(handler, spec, self._config.max_result, request_id, self._reader)
         known = Known(grant.created_ms, runner, Pace(self._config.quantum_ms / 1e3))
         self._known[request_id] = known
         while len(self._known) > _KNOWN_REQUESTS:

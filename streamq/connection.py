@@ -162,6 +162,14 @@ class Connection:
                 pipe.wait(wanted, round(wait_s * 1e3))
                 return int(pipe.execute()[-1])
 
+    def lane(self, key: str) -> "Lane":
+        """A way of its own to where the key is; the caller closes it."""
+        with translated(self.where):
+            node = self.redis
+            if self.is_cluster:
+                node = node.get_redis_connection(node.get_node_from_key(key))
+            return Lane(node.connection_pool)
+
     def subscribe(self, channel: str) -> PubSub:
         """A subscription to a sharded channel; the caller closes it."""
         with translated(self.where):
@@ -246,6 +254,27 @@ def _options(target: Target, **changes: Any) -> dict[str, Any]:
         **target.options,
         **changes,
     }
+
+
+class Lane:
+    """One connection, on which a command may be sent before the last one is answered."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._connection = pool.get_connection()
+
+    def send(self, *words: Any) -> None:
+        """Send a command."""
+        self._connection.send_command(*words)
+
+    def receive(self) -> Any:
+        """The answer to the first command that has none yet."""
+        return self._connection.read_response()
+
+    def close(self) -> None:
+        """Drop the connection: answers may be on their way that nobody wants."""
+        self._connection.disconnect()
+        self._pool.release(self._connection)
 
 
 def _cluster(target: Target, options: dict[str, Any]) -> Any:

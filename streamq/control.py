@@ -21,6 +21,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
     #: Whether what handlers print goes to the pool's own stdout, or to stderr.
     keeps_stdout: bool = True
+    #: Folders and URLs within which parts may refer to files.
+    allow_read: tuple[str, ...] = ()
     slots: int
     levels: tuple[int, ...]
     quantum_ms: int

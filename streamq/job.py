@@ -233,6 +233,7 @@ class Job:
             is_map=True,
             argv=plan.argv,
             keeps_stdout=not plan.is_piped,
+            allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),
             slots=plan.slots,
             levels=tuple(range(100)),
             quantum_ms=50,

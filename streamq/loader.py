@@ -16,9 +16,11 @@ from streamq.errors import RequestExists, ServerBusy, ServerFull, ServerUnreacha
 from streamq.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.model import MAX_PART, Opened, Policy, Spec, Tokens
 from streamq.protocol import Protocol
+from streamq.references import Reference
+from streamq.remote import RemoteUnreachable
 from streamq.rows import mask_of
 from streamq.source import Chunk, Cursor, Size, first_record, split, whole
-from streamq.submission import forget
+from streamq.submission import forget, unregister
 
 #: How often a load that is ahead of the workers looks whether it may go on.
 _WINDOW_S = 0.05
@@ -47,6 +49,8 @@ class Load:
     ) -> None:
         """``counts_results``: somebody collects, and what is not collected fills the window too.
         ``checks_complete``: standard input is compared even if all of it was loaded before."""
+        #: Whether there is something in the server to go on with.
+        self.is_begun = False
         self._protocol = protocol
         self._id = request_id
         self._policy = policy
@@ -57,6 +61,8 @@ class Load:
         self._should_stop = should_stop
         self._files = policy.spec.files
         self._mask = mask_of(policy.spec)
+        self._appending = protocol.appending(request_id)
+        self._identities: list[Identity] = []
         self._parts = 0
         self._room = 0
         self._result_size = 0.0
@@ -72,8 +78,9 @@ class Load:
             BadInput: a file cannot be read or split; nothing of a new request is left.
             RequestExists: the id has another submission, or a file has changed since.
         """
-        now = [Identity.of(name) for name in self._files]
+        now = self._identities = [Identity.of(name) for name in self._files]
         opened = self._open(now)
+        self.is_begun = True
         on_open()
         try:
             self._load(opened)
@@ -82,15 +89,17 @@ class Load:
                     raise BadInput(f"the input changed while it was loaded: {changed}")
             cursor = _encode(self._cursor)
             _, tokens = self._protocol.seal(self._id, self._parts, cursor)
-            self._protocol.push(self._policy.queue, self._id, tokens)
+            self._push(tokens)
         except _Stopped:
             return self._parts
-        except (ServerBusy, ServerFull, ServerUnreachable, KeyboardInterrupt):
+        except (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, KeyboardInterrupt):
             raise  # the same command goes on
         except Exception:
             if opened.is_new:
                 self._take_back()
             raise
+        finally:
+            self._appending.close()
         return self._parts
 
     def _open(self, now: list[Identity]) -> Opened:
@@ -98,16 +107,32 @@ class Load:
         text = msgspec.json.encode([lasting, self._size])
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._protocol.mint(self._policy.queue, self._id, Tokens(), register="again")
-        opened = self._protocol.open(self._id, digest, self._policy, msgspec.json.encode(now))
+        try:
+            opened = self._protocol.open(self._id, digest, self._policy, msgspec.json.encode(now))
+        except (RequestExists, ServerFull) as error:
+            unregister(self._protocol, self._policy.queue, self._id)
+            if isinstance(error, RequestExists):
+                self._compare(now)
+                raise RequestExists(
+                    f"request {self._id} was submitted with other options"
+                ) from None
+            raise
         if not opened.is_new:
-            kept = self._protocol.inspect(self._id)["source"]
-            for new, old in zip(now, msgspec.json.decode(kept, type=list[Identity]), strict=True):
-                if changed := new.difference(old):
-                    raise self._other(changed)
+            self._compare(now)
         self._parts = opened.total
         if opened.cursor:
             self._cursor = msgspec.json.decode(opened.cursor, type=Cursor)
         return opened
+
+    def _compare(self, now: list[Identity]) -> None:
+        """Refuse to go on when the request was made of something else."""
+        kept = self._protocol.inspect(self._id).get("source")
+        then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
+        if len(now) != len(then):
+            raise self._other(f"it was {len(then)} files, and is {len(now)}")
+        for new, old in zip(now, then, strict=True):
+            if changed := new.difference(old):
+                raise self._other(changed)
 
     def _other(self, what: str) -> RequestExists:
         return RequestExists(f"request {self._id} was loaded from another input: {what}")
@@ -122,20 +147,49 @@ class Load:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         self._flush()
+        self._push(self._appending.wait())
 
     def _input(self, name: str) -> Input:
         return stdin(self._while_waiting) if name == STDIN else open_input(name)
 
     def _chunks_of(self, source: Input, file: int) -> Iterator[Chunk]:
-        if self._policy.spec.format == "file":
-            chunk = whole(source, file, self._size.most)
-            return iter([chunk])
+        spec = self._policy.spec
+        if spec.format == "file":
+            return iter([self._whole_file(source, file)])
+        if spec.by_reference and source.is_compressed:
+            raise BadInput(
+                f"{source.name} is compressed, and nobody can begin to read in its middle: load it "
+                "without --by-reference, or as a whole with --format file"
+            )
         start = self._start(source, file)
         if self._content:
             self._skip_seen(source, start)
         elif start.offset:
             source.seek(start.offset)
-        return split(source, self._mask, self._size, start)
+        chunks = split(source, self._mask, self._size, start)
+        return map(self._referred, chunks) if spec.by_reference else chunks
+
+    def _whole_file(self, source: Input, file: int) -> Chunk:
+        if not self._policy.spec.by_reference:
+            return whole(source, file, self._size.most)
+        size = self._identities[file].size
+        if size > self._size.most:
+            raise BadInput(f"{source.name} is larger than the {self._size.most} bytes of a part")
+        payload = self._reference(file, 0, size)
+        return Chunk([payload], [b"1 %d 1" % file], 1, len(payload), Cursor(file + 1))
+
+    def _referred(self, chunk: Chunk) -> Chunk:
+        """The same with where the bytes are, instead of the bytes."""
+        file, offset = chunk.end.file, chunk.end.offset - chunk.size
+        for index, payload in enumerate(chunk.payloads):
+            chunk.payloads[index] = self._reference(file, offset, len(payload))
+            offset += len(payload)
+        chunk.size = sum(map(len, chunk.payloads))
+        return chunk
+
+    def _reference(self, file: int, offset: int, length: int) -> bytes:
+        found = self._identities[file]
+        return msgspec.json.encode(Reference(offset, length, found.size, found.version))
 
     def _start(self, source: Input, file: int) -> Cursor:
         """Where to begin with a file: where the load stood, or after the header of a CSV."""
@@ -170,12 +224,11 @@ class Load:
 
     def _put(self, chunk: Chunk) -> None:
         """Have it sent, together with its neighbours where they are small."""
-        if self._waiting:
+        if self._waiting and self._waiting.has_room_for(chunk):
             self._waiting.add(chunk)
-        else:
-            self._waiting = chunk
-        if self._waiting.is_full:
-            self._flush()
+            return
+        self._flush()
+        self._waiting = chunk
 
     def _flush(self) -> None:
         chunk, self._waiting = self._waiting, None
@@ -187,6 +240,7 @@ class Load:
     def _while_waiting(self) -> None:
         """Nothing comes from standard input at the moment: what came is not to wait for more."""
         self._flush()
+        self._push(self._appending.wait())
 
     def _append(self, chunk: Chunk) -> None:
         entries: list[bytes | int] = [b""] * (2 * len(chunk.payloads))
@@ -197,16 +251,19 @@ class Load:
             digest = self._content.hexdigest()
             self._cursor = msgspec.structs.replace(chunk.end, digest=digest)
         first, cursor = self._parts + 1, _encode(self._cursor)
-        _, _, tokens = self._protocol.append(self._id, first, cursor, chunk.records, entries)
+        self._push(self._appending.send(first, cursor, chunk.records, entries))
         self._parts += len(chunk.payloads)
-        self._protocol.push(self._policy.queue, self._id, tokens)
         if self._window:
             self._room -= chunk.size
             self._wait_for_room()
 
+    def _push(self, tokens: Tokens) -> None:
+        self._protocol.push(self._policy.queue, self._id, tokens)
+
     def _wait_for_room(self) -> None:
         """Wait while more bytes are in the server than the window allows."""
         while self._room <= 0:
+            self._push(self._appending.wait())
             found = self._protocol.inspect(self._id)
             self._room = self._room_now(found)
             if self._room > 0 or found["state"] != "loading":

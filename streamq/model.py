@@ -65,6 +65,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     escape: str = ""
     #: Names of the files that parts came from, for those who read failures.
     files: list[str] = []
+    #: Parts do not hold their bytes but say where in these files they are.
+    by_reference: bool = False
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ A method passes what the script's header asks for and gives the reply a type. It
 decides nothing: every rule is in the Lua.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from streamq.model import (
     Tick,
     Tokens,
 )
-from streamq.scripts import Scripts
+from streamq.scripts import Ahead, Scripts
 
 _EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
 _POISON = msgspec.json.encode(
@@ -85,6 +85,10 @@ class Protocol:
             entries=entries,
         )
         return total, stands.decode(), Tokens(*tokens)
+
+    def appending(self, request_id: str) -> "Appending":
+        """For many calls of ``append`` in a row; the caller closes it."""
+        return Appending(Ahead(Scripts(self.connection), self.connection), self.keys(request_id))
 
     def submit(
         self, request_id: str, digest: str, policy: Policy, cursor: str, entries: Sequence[bytes]
@@ -502,6 +506,38 @@ class Events:
     def close(self) -> None:
         """End the subscription."""
         self._pubsub.close()
+
+
+class Appending:
+    """``append`` again and again: parts are on their way while the server adds those before."""
+
+    def __init__(self, ahead: Ahead, keys: RequestKeys) -> None:
+        self._ahead = ahead
+        self._keys = keys
+        self._answer: Callable[[], Any] | None = None
+
+    def send(self, first: int, cursor: str, records: int, entries: Sequence[bytes | int]) -> Tokens:
+        """Send parts. Returns the tokens to push for those sent before, when they are there.
+
+        Raises:
+            RequestEnded: the request takes no more parts.
+            LoadGap: the parts do not follow those that are there.
+        """
+        sent = self._ahead.run(
+            "append", self._keys, first=first, cursor=cursor, records=records, entries=entries
+        )
+        tokens = self.wait()
+        self._answer = sent
+        return tokens
+
+    def wait(self) -> Tokens:
+        """Wait until all that was sent is there. Returns the tokens to push for it."""
+        answer, self._answer = self._answer, None
+        return Tokens(*answer()[2:]) if answer else Tokens()
+
+    def close(self) -> None:
+        """Let go of the way to the server."""
+        self._ahead.close()
 
 
 def _open_args(digest: str, policy: Policy, source: bytes) -> dict[str, Any]:

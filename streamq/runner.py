@@ -17,6 +17,7 @@ from streamq import backoff, codec, records
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.codec import Item
 from streamq.model import RETRIES, Failure, Part, Spec
+from streamq.references import Reader
 from streamq.traces import safe_text, users_traceback
 
 log = logging.getLogger(__name__)
@@ -54,11 +55,17 @@ class Runner:
     """Runs parts of one request with one handler."""
 
     def __init__(
-        self, handler: Handler, spec: Spec, max_result: int = MAX_RESULT, request_id: str = ""
+        self,
+        handler: Handler,
+        spec: Spec,
+        max_result: int = MAX_RESULT,
+        request_id: str = "",
+        reader: Reader | None = None,
     ) -> None:
         self.handler = handler
         self._request_id = request_id
         self._spec = spec
+        self._reader = (reader or Reader(())) if spec.by_reference else None
         self._max_result = max_result
         self._decode = records.decoder_for(handler, spec)
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
@@ -73,6 +80,8 @@ class Runner:
 
     def run(self, part: Part, context: Context | None) -> Done | Trouble:
         """Run a part with a plain function. The context is for a handler that wants one."""
+        if self._reader and (trouble := self._fetch(part, self._reader)):
+            return trouble
         call = self._bind(context)
         items: list[Item] = []
         if plain := self._plain_values(part):
@@ -154,6 +163,9 @@ class Runner:
 
     async def run_async(self, part: Part, context: Context | None) -> Done | Trouble:
         """Run a part with a coroutine."""
+        reader = self._reader
+        if reader and (trouble := await asyncio.to_thread(self._fetch, part, reader)):
+            return trouble
         call: Callable[[Any], Awaitable[Any]] = self._bind(context)
         steps = self._steps(part, self._given(part), [])
         try:
@@ -170,6 +182,25 @@ class Runner:
         except StopIteration as end:
             outcome: Done | Trouble = end.value
             return outcome
+
+    def _fetch(self, part: Part, reader: Reader) -> Trouble | None:
+        """Put the bytes a part refers to in their place, or say why that cannot be."""
+        place = self._place(part, 0)
+        is_whole = self._spec.format == "file"
+        try:
+            part.payload = reader.read(place["source"], part.payload, is_whole=is_whole)
+            return None
+        except Exception as error:  # noqa: BLE001  whatever reading leads to
+            failure = Failure(
+                error="Unreadable",
+                message=safe_text(error),
+                part=part.number,
+                attempts=part.attempt,
+                **place,
+            )
+            if isinstance(error, Abandon):
+                return Trouble("abandon", 0, [failure], (0, -1))
+            return self._put_off(part, [failure], None)
 
     def fail(self, part: Part, error: Exception) -> Trouble:
         """What becomes of a part that ended in an error of its own making."""

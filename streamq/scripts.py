@@ -8,20 +8,21 @@ Scripts go by digest, so two versions may run side by side during a deploy.
 import hashlib
 import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from streamq.connection import Connection, translated
-from streamq.errors import BY_CODE
+from streamq.connection import Connection, Lane, translated
+from streamq.errors import BY_CODE, StreamqError
 from streamq.keys import QueueKeys, RequestKeys
 
 #: A script's name, its keys, its arguments by name.
 Call = tuple[str, RequestKeys | QueueKeys, dict[str, Any]]
 
+_BROKEN = (RedisError, StreamqError, OSError)
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _PARAMETER = re.compile(r"^-- (KEYS|ARGV)\[\d+(\+?)\]\s+(\w+)", re.MULTILINE)
 _FLAGS = re.compile(r"^-- Flags\s+([a-z-]+)$", re.MULTILINE)
@@ -106,6 +107,45 @@ class Scripts:
                 return execute("EVALSHA", digest(name), *words)
             except NoScriptError:
                 return execute("EVAL", source(name), *words)
+
+
+class Ahead:
+    """Runs of scripts of which each is sent before the one before it is answered.
+
+    When anything goes wrong on that way, a run is made again in the usual way, one after the
+    other: so this is for scripts that may be repeated, and that refuse by themselves when
+    one before them has failed. Answers are asked for in the order of the runs.
+    """
+
+    def __init__(self, scripts: Scripts, connection: Connection) -> None:
+        self._scripts = scripts
+        self._connection = connection
+        self._lane: Lane | None = None
+
+    def run(self, name: str, keys: RequestKeys, /, **args: Any) -> Callable[[], Any]:
+        """Send it. Returns what waits for the answer."""
+        words = _words(name, keys, args)
+        try:
+            self._lane = self._lane or self._connection.lane(keys.meta)
+            self._lane.send("EVALSHA", digest(name), *words)
+        except _BROKEN:
+            self.close()
+        lane = self._lane
+
+        def answer() -> Any:
+            if lane and lane is self._lane:
+                with suppress(*_BROKEN):
+                    return lane.receive()
+                self.close()
+            return self._scripts.run(name, keys, **args)
+
+        return answer
+
+    def close(self) -> None:
+        """Forget the answers that were not asked for."""
+        lane, self._lane = self._lane, None
+        if lane:
+            lane.close()
 
 
 def _words(name: str, keys: RequestKeys | QueueKeys, args: dict[str, Any]) -> list[Any]:

@@ -57,10 +57,10 @@ class Chunk(msgspec.Struct):
         self.size += other.size
         self.end = other.end
 
-    @property
-    def is_full(self) -> bool:
-        """Whether it is enough for one call to the server."""
-        return len(self.payloads) >= CHUNK_PARTS or self.size >= CHUNK_BYTES
+    def has_room_for(self, other: "Chunk") -> bool:
+        """Whether one call to the server can carry both."""
+        parts = len(self.payloads) + len(other.payloads)
+        return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
 
 
 def split(source: Input, mask: Mask, size: Size, start: Cursor) -> Iterator[Chunk]:

@@ -156,18 +156,8 @@ class Submission:
         try:
             return self._protocol.open(self._id, self._digest, self._policy)
         except (RequestExists, ServerFull):
-            self._unregister()
+            unregister(self._protocol, queue, self._id)
             raise
-
-    def _unregister(self) -> None:
-        """Undo the registration, unless the request is there: somebody else was quicker."""
-        queue = self._policy.queue
-        score = self._protocol.registered(queue, self._id)
-        with suppress(RequestUnknown):
-            if self._protocol.inspect(self._id)["queue"] == queue:
-                return
-        if score is not None:
-            self._protocol.close(queue, self._id, score, 0)
 
     @property
     def _cursor(self) -> str:
@@ -344,6 +334,16 @@ def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
             yield chunk
             chunk, size = [], 0
     yield chunk
+
+
+def unregister(protocol: Protocol, queue: str, request_id: str) -> None:
+    """Undo a registration, unless the request is there: somebody else was quicker."""
+    score = protocol.registered(queue, request_id)
+    with suppress(RequestUnknown):
+        if protocol.inspect(request_id)["queue"] == queue:
+            return
+    if score is not None:
+        protocol.close(queue, request_id, score, 0)
 
 
 def forget(protocol: Protocol, queue: str, request_id: str) -> None:
