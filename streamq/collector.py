@@ -61,7 +61,7 @@ class Writer:
         kept = [item for item in items if item is not None]
         if self._form == "csv":
             return b"".join(self._row(item) for item in kept)
-        return b"".join(_json(item) + b"\n" for item in kept)
+        return b"\n".join([*map(_json, kept), b""])
 
     def _row(self, item: Item) -> bytes:
         value = codec.decode_item(item)
@@ -92,9 +92,10 @@ def _raw(item: Item) -> bytes:
     return item.encode() if isinstance(item, str) else item or b""
 
 
-def _json(item: Item) -> bytes:
+def _json(item: Item) -> Any:
+    """An item as JSON: bytes, or what can be joined with them."""
     if isinstance(item, msgspec.msgpack.Ext):
-        return bytes(item.data)
+        return item.data
     text = item.decode("utf-8", "replace") if isinstance(item, bytes) else item
     return msgspec.json.encode(text)
 

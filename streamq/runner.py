@@ -131,10 +131,13 @@ class Runner:
         self, call: Callable[[Any], Any], values: list[Any], items: list[Item]
     ) -> BaseException | None:
         """Call with each value. Returns what the last call ended in, if that was an error."""
-        add, encode = items.append, self._encode
+        add, encode, most = items.append, self._encode, self._max_result
         try:
             for value in values:
-                add(encode(call(value)))
+                returned = call(value)
+                kind = type(returned)
+                is_plain = kind is bytes or (kind is str and returned.isascii())
+                add(returned if is_plain and len(returned) <= most else encode(returned))
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
             return error
         return None
