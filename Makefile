@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-kills faults faults-short faults-peers soak package bench clean
+.PHONY: help setup demo check fmt test test-kills test-docker test-upgrade faults faults-short faults-peers soak package bench clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -63,6 +63,12 @@ faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
 SOAK_S ?= 3600
 soak: .venv/ready ## Let requests come and go for SOAK_S seconds (an hour): nothing may grow or remain
 	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_S) $(if $(filter 3600,$(SOAK_S)),--report docs/soak.md)
+
+test-upgrade: .venv/ready ## Run workers of the commit before and of this one on the same requests
+	$(BIN)/pytest -rsP tests/upgrade
+
+test-docker: .venv/ready ## Run both compositions on a container engine, and kill containers on the way
+	tests/docker/engine.sh $(BIN)/pytest -rsP --timeout 900 tests/docker
 
 bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py
