@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-secure test-kills package docs bench clean
+.PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers soak package docs bench clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -9,7 +9,7 @@ help: ## Print this list
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,zstd,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,zstd,remote,dev]'
 	@touch $@
 
 setup: .venv/ready ## Make .venv with everything the other targets need
@@ -47,6 +47,34 @@ test-kills: .venv/ready ## Kill workers for half a minute, and loader and collec
 
 docs: .venv/ready ## Write docs/reference.md from the code
 	$(BIN)/python -m docs.generate
+
+faults: .venv/ready ## Every fault on every server, half an hour; writes the tables of docs/faults.md
+	rm -rf build/faults && mkdir -p build/faults
+	$(BIN)/python -m tests.faults run --results build/faults/figures --keep build/faults
+	$(BIN)/python -m tests.faults report build/faults/figures docs/faults.md
+
+faults-short: .venv/ready ## The faults that bite most, three minutes
+	$(BIN)/python -m tests.faults short
+
+# One each: what they need of the driver does not fit together.
+.venv-peers/ready:
+	for queue in rq 'celery[redis]' 'dramatiq[redis]' arq streaq; do \
+	  $(PYTHON) -m venv ".venv-peers/$${queue%%[*}" && \
+	  ".venv-peers/$${queue%%[*}/bin/pip" install -q --disable-pip-version-check "$$queue" || exit 1; done
+	@touch $@
+
+faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
+	$(BIN)/python -m tests.faults.peers
+
+SOAK_S ?= 3600
+soak: .venv/ready ## Let requests come and go for SOAK_S seconds (an hour): nothing may grow or remain
+	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_S) $(if $(filter 3600,$(SOAK_S)),--report docs/soak.md)
+
+test-upgrade: .venv/ready ## Run workers of the commit before and of this one on the same requests
+	$(BIN)/pytest -rsP tests/upgrade
+
+test-docker: .venv/ready ## Run both compositions on a container engine, and kill containers on the way
+	tests/docker/engine.sh $(BIN)/pytest -rsP --timeout 900 tests/docker
 
 bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
 	$(BIN)/python bench/protocol.py

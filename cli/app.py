@@ -33,10 +33,13 @@ COMMANDS = {
     "retry": ("Control", "Run again what failed of a request."),
     "janitor": ("Serve", "Take back what the dead left. Every worker pool does it too."),
     "server": ("Serve", "Start an embedded server or a real local cluster, for development."),
+    "cluster": ("Serve", "Make a cluster of servers that run, or show one."),
     "doctor": ("Admin", "Find what is wrong with a server or a queue, and say what to do."),
     "config": ("Admin", "Show the settings that hold here, and where they come from."),
     "acl": ("Admin", "Write an ACL file with a user for each role."),
 }
+#: The second words of a command that has some: functions beside it in its module.
+GROUPS = {"cluster": ("create", "status")}
 
 
 def main() -> None:
@@ -58,15 +61,29 @@ def application(wanted: Container[str]) -> typer.Typer:
     app.callback()(_root)
     for name, (panel, summary) in COMMANDS.items():
         command = _load(name) if name in wanted else _stub(summary)
-        help_ = _help(command)
-        app.command(name, rich_help_panel=panel, short_help=summary, help=help_)(command)
+        options: dict[str, Any] = {"rich_help_panel": panel, "short_help": summary}
+        options["help"] = _help(command)
+        if name in GROUPS and name in wanted:
+            app.add_typer(_group(name), name=name, callback=command, **options)
+        else:
+            app.command(name, **options)(command)
     return app
 
 
-def _load(name: str) -> Callable[..., Any]:
+def _load(name: str, second: str = "") -> Callable[..., Any]:
     module = import_module(f".{name}", __package__)
+    word = second or name
     # `set` is a word of Python's own: the function has an underscore behind it.
-    return guarded(getattr(module, name, None) or getattr(module, f"{name}_"))
+    return guarded(getattr(module, word, None) or getattr(module, f"{word}_"))
+
+
+def _group(name: str) -> typer.Typer:
+    group = typer.Typer(no_args_is_help=True)
+    for second in GROUPS[name]:
+        command = _load(name, second)
+        summary = (command.__doc__ or "").partition("\n")[0]
+        group.command(second, short_help=summary, help=_help(command))(command)
+    return group
 
 
 def _stub(summary: str) -> Callable[[], None]:

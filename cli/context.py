@@ -1,4 +1,7 @@
-"""What every command needs: the options that several have, a connection, one way to fail."""
+"""What every command needs: the options that several have, a connection, one way to fail.
+
+The driver is imported by those functions that use it: ``--help`` does not wait for it.
+"""
 
 import functools
 import inspect
@@ -6,14 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from streamq import units
-from streamq.client import Request
-from streamq.connection import Connection
 from streamq.errors import (
     InvalidValue,
     ProtocolError,
@@ -23,12 +24,15 @@ from streamq.errors import (
     StreamqError,
     WaitTimeout,
 )
-from streamq.protocol import Protocol
 from streamq.settings import Settings, gather, variable_of, with_login
 from streamq.target import Target
 
 from . import render
 from .logs import Format, Level
+
+if TYPE_CHECKING:
+    from streamq.client import Request
+    from streamq.protocol import Protocol
 
 NO_URL = """which server? Give its URL in one of three ways:
   --url redis://HOST:PORT          for this command
@@ -192,13 +196,16 @@ def url_of(given: str | None) -> str:
 
 
 @contextmanager
-def connected(url: str | None, prefix: str | None) -> Generator[Protocol]:
+def connected(url: str | None, prefix: str | None) -> "Generator[Protocol]":
     """The way to the server that the options or the environment name.
 
     Raises:
         SettingsError: neither names one.
         ServerError: it cannot be used.
     """
+    from streamq.connection import Connection
+    from streamq.protocol import Protocol
+
     address = url_of(url)
     settings = Settings.from_env()
     name = units.name(prefix or settings.prefix, "prefix")
@@ -220,9 +227,11 @@ def naming(request_id: str) -> Generator[None]:
 
 
 def steer(
-    ids: Iterable[str], url: str | None, prefix: str | None, act: Callable[[Request], str]
+    ids: Iterable[str], url: str | None, prefix: str | None, act: "Callable[[Request], str]"
 ) -> None:
     """Do it to each request and say what was done. One that refuses does not stop the others."""
+    from streamq.client import Request
+
     codes = {0}
     with connected(url, prefix) as protocol:
         for request_id in dict.fromkeys(ids):

@@ -11,8 +11,8 @@ import msgspec
 import typer
 
 from streamq import demonstration, logs
-from streamq.job import Job, Plan
-from streamq.model import PREFIX, Policy, Spec, Status
+from streamq.job import Job, Plan, Progress
+from streamq.model import PREFIX, Policy, Spec
 from streamq.server import LocalServer
 from streamq.source import Size
 
@@ -79,7 +79,8 @@ class _Killer:
         self._is_armed = is_armed
         self.victim = 0
 
-    def __call__(self, status: Status) -> None:
+    def __call__(self, progress: Progress) -> None:
+        status = progress.status
         if self._is_armed and not self.victim and status.parts.done > 20:
             self.victim = self._job.processes()[0]
             os.kill(self.victim, signal.SIGKILL)

@@ -6,19 +6,29 @@ from typing import Annotated
 import typer
 
 from streamq import units
+from streamq.backlog import live_workers
+from streamq.errors import ServerError
 from streamq.loader import Load
 from streamq.model import LEVEL, LIMIT
+from streamq.protocol import Protocol
+from streamq.remote import RemoteUnreachable
+from streamq.request_lines import submit_lines
 
 from . import render
 from .context import PrefixOption, QueueOption, UrlOption, connected
 from .wishes import (
+    ByReferenceOption,
     BytesOption,
     DelimiterOption,
+    EscapeOption,
     FormatOption,
+    HeaderOption,
     KeepOption,
     LevelOption,
     LinesOption,
     MaxFailuresOption,
+    NoHeaderOption,
+    QuoteOption,
     RateOption,
     RetriesOption,
     TimeoutOption,
@@ -27,12 +37,19 @@ from .wishes import (
 
 
 def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, or folders.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
+    ],
     handler: Annotated[str, typer.Option(metavar="NAME", help="Which handler is to run.")],
     form: FormatOption = "auto",
     part_bytes: BytesOption = "256KiB",
     lines: LinesOption = 0,
     delimiter: DelimiterOption = "",
+    quote: QuoteOption = '"',
+    escape: EscapeOption = "",
+    header: HeaderOption = "",
+    has_no_header: NoHeaderOption = False,
+    by_reference: ByReferenceOption = False,
     request_id: Annotated[
         str, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
     ] = "",
@@ -53,7 +70,11 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
     """Split files into the parts of a request, and print its id.
 
     Workers run parts while later ones are still being read. Killed and run again with the
-    same --id it goes on where it stood. Gzip, bzip2, xz and zstd are recognised.
+    same --id it goes on where it stood; given the same bytes again also with - for standard
+    input. Gzip, bzip2, xz and zstd are recognised.
+
+    With --format requests each line is a request, limit:part:part:..., and their ids are
+    printed; # begins a comment.
 
         streamq load big.csv --handler clean --limit 20
     """
@@ -65,6 +86,11 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
         part_bytes=part_bytes,
         lines=lines,
         delimiter=delimiter,
+        quote=quote,
+        escape=escape,
+        header=header,
+        has_no_header=has_no_header,
+        by_reference=by_reference,
         level=level,
         limit=limit,
         rate=rate,
@@ -73,10 +99,44 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
         max_failures=max_failures,
         keep=keep,
     )
-    policy, size = wishes.policy(), wishes.size()
     name = units.name(request_id, "--id") if request_id else secrets.token_hex(8)
+    if form == "requests":
+        _load_requests(wishes, name, url, prefix, can_go_on=bool(request_id))
+        return
+    policy, size = wishes.policy(), wishes.size()
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix) as protocol:
-        parts = Load(protocol, name, policy, size, window_bytes=room).run(lambda: typer.echo(name))
-    names = policy.spec.files
-    render.note(f"loaded {', '.join(names[:3])}{' ...' if names[3:] else ''}: {parts} parts")
+        _warn_of_no_worker(protocol, policy.queue, policy.handler)
+        load_ = Load(protocol, name, policy, size, window_bytes=room)
+        try:
+            parts = load_.run(lambda: typer.echo(name))
+        except (KeyboardInterrupt, ServerError, RemoteUnreachable):
+            if load_.is_begun:
+                render.note(f"stopped; the same command goes on with --id {name}")
+            raise
+    render.note(f"loaded {_few(policy.spec.files)}: {render.count(parts, 'part')}")
+
+
+def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
+    """A misspelt handler would wait for ever, and nobody would see why."""
+    workers = live_workers(protocol, queue)
+    if workers and not any(handler in worker.handlers for worker in workers):
+        known = ", ".join(sorted({name for worker in workers for name in worker.handlers}))
+        render.warning(
+            f"no live worker of queue {queue} has a handler {handler!r}, and the request waits "
+            f"for one; there is {known or 'none'}"
+        )
+
+
+def _load_requests(
+    wishes: Wishes, name: str, url: str | None, prefix: str | None, *, can_go_on: bool
+) -> None:
+    policy, files = wishes.policy_of_each(), wishes.names()
+    with connected(url, prefix) as protocol:
+        _warn_of_no_worker(protocol, policy.queue, policy.handler)
+        count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
+    render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
+
+
+def _few(names: list[str]) -> str:
+    return f"{', '.join(names[:3])}{' ...' if names[3:] else ''}"

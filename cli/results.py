@@ -11,6 +11,7 @@ from streamq.client import Request
 from streamq.collector import Collector, form_of, show
 from streamq.errors import InvalidValue
 from streamq.model import Failure
+from streamq.output import FileOutput, is_stream
 
 from . import render
 from .context import PrefixOption, UrlOption, connected, naming
@@ -52,20 +53,19 @@ def results(
         raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
     if not output and not is_ordered:
         raise InvalidValue("--unordered goes with -o FILE")
-    if output and not Path(output).absolute().parent.is_dir():
-        raise InvalidValue(f"there is no folder {Path(output).absolute().parent}")
+    if output and is_stream(Path(output)):
+        raise InvalidValue(f"{output} is no regular file: leave -o out, and use the shell's >")
     with connected(url, prefix) as protocol, naming(request_id):
         if not output:
             for data in show(protocol, request_id, form, follow=follow):
                 sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
             return
-        collector = Collector(protocol, request_id, Path(output), form)
-        state = collector.run(is_ordered=is_ordered, follow=follow, force=force)
-        if state.is_live:
-            render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
-        else:
+        collector = Collector(protocol, request_id, FileOutput(Path(output), request_id), form)
+        if collector.run(is_ordered=is_ordered, follow=follow, force=force):
             write_errors(Request(protocol, request_id).errors(), Path(output))
+        else:
+            render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
 
 
 def write_errors(failures: list[Failure], output: Path) -> None:

@@ -1,37 +1,47 @@
 """``streamq run``."""
 
+import fcntl
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
 
-from streamq import units
+from streamq import output as outputs
+from streamq import program, units
 from streamq.collector import form_of
-from streamq.errors import InvalidValue
-from streamq.job import Job, Plan, remaining
+from streamq.errors import InvalidValue, StreamqError
+from streamq.job import STANDARD, Job, Plan
 from streamq.load_app import map_name
-from streamq.model import LEVEL, State, Status
+from streamq.model import LEVEL, Failure, State, Status
 from streamq.pool import Unrunnable
 from streamq.server import LocalServer
 from streamq.settings import Settings, with_login
 
 from . import logs, render
-from .context import LogLevelOption, PrefixOption, QueueOption, UrlOption, connected
+from .context import LogLevelOption, PrefixOption, QueueOption, UrlOption, connected, exit_code
+from .progress import Display
 from .results import FORMS, write_errors
 from .wishes import (
+    ByReferenceOption,
     BytesOption,
     DelimiterOption,
+    EscapeOption,
     FormatOption,
+    HeaderOption,
     LevelOption,
     LinesOption,
     MaxFailuresOption,
+    NoHeaderOption,
+    QuoteOption,
     RateOption,
     RetriesOption,
     TimeoutOption,
@@ -40,17 +50,31 @@ from .wishes import (
 
 #: Folder of the jobs that are not finished, in the current one.
 HOME = Path(".streamq")
-_SHOW_EVERY_S = 10.0
+#: So many failures are told where there is no file to write them to.
+_MOST_TOLD = 10
 
 
 def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE...", help="Files, or folders.")
+        list[str] | None, typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
     ] = None,
     target: Annotated[
         str, typer.Option("--map", metavar="MODULE:FUNCTION", help="Or file.py:function.")
     ] = "",
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE")] = "",
+    command: Annotated[
+        str,
+        typer.Option(
+            "--exec",
+            metavar="'PROGRAM ARGS'",
+            help="Instead of a function: the records of a part on its stdin, results on stdout.",
+        ),
+    ] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="- or nothing in a pipe: standard output."
+        ),
+    ] = "",
     processes: Annotated[
         int, typer.Option("-p", "--processes", min=0, help="0: as many as there are CPUs.")
     ] = 0,
@@ -61,6 +85,11 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     part_bytes: BytesOption = "256KiB",
     lines: LinesOption = 0,
     delimiter: DelimiterOption = "",
+    quote: QuoteOption = '"',
+    escape: EscapeOption = "",
+    header: HeaderOption = "",
+    has_no_header: NoHeaderOption = False,
+    by_reference: ByReferenceOption = False,
     output_form: Annotated[str, typer.Option("--output-format", metavar="|".join(FORMS))] = "",
     is_ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
@@ -89,20 +118,28 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     Without a URL it starts a server of its own, whose data are kept in .streamq until the
     job is done: after Ctrl-C or a crash `--resume ID` goes on.
 
+    With - it reads standard input, and in a pipe it writes standard output.
+
         streamq run big.csv --map shop:clean -o out.jsonl
     """
     if resume:
         plan = _kept(resume)
     else:
+        argv = _words(command)
         processes = processes or os.cpu_count() or 1
         wishes = Wishes(
             files=files or [],
-            handler=map_name(target),
+            handler=program.NAME if argv else map_name(target),
             queue=queue,
             form=form,
             part_bytes=part_bytes,
             lines=lines,
             delimiter=delimiter,
+            quote=quote,
+            escape=escape,
+            header=header,
+            has_no_header=has_no_header,
+            by_reference=by_reference,
             level=level,
             limit=limit or processes * slots,
             rate=rate,
@@ -110,141 +147,205 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
             timeout=timeout,
             max_failures=max_failures,
         )
-        plan = _plan(wishes, target, output, output_form, processes, slots, window, is_ordered)
-        _check_output(plan, force=force)
+        if not wishes.files or bool(target) == bool(argv):
+            raise InvalidValue(
+                "give FILE... and either --map MODULE:FUNCTION or --exec 'PROGRAM', or --resume ID"
+            )
+        plan = Plan(
+            id=secrets.token_hex(8),
+            target=target,
+            argv=argv,
+            output=_place(output),
+            form=_form(output, output_form, has_program=bool(argv)),
+            policy=wishes.policy(),
+            size=wishes.size(),
+            processes=processes,
+            slots=slots,
+            window_bytes=units.size_bytes(window, "--window"),
+            is_ordered=is_ordered,
+        )
+        if plan.output != STANDARD:
+            outputs.check(Path(plan.output), force=force)
+        elif is_json:
+            raise InvalidValue("--json goes with -o FILE: results are on standard output")
     logs.configure(log_level, logs.Format.TEXT)
     settings = Settings.from_env()
-    address = url or settings.url
-    if address:
+    given = url or settings.url
+    if given:
         with connected(url, prefix):  # before anything is kept
-            address = with_login(address, settings)
-    home = HOME / plan.id
-    _keep(home, plan)
-    begun = time.monotonic()
-    server = _server(home) if not address else nullcontext(None)
-    with server as local:
+            given = with_login(given, settings)
+    run_ = _Run(plan, is_resumed=bool(resume))
+    with run_.folder(), run_.server(given) as address:
         job = Job(
             plan,
-            address or local.url,  # type: ignore[union-attr]
+            address,
             prefix or settings.prefix,
             log_level=log_level.value,
+            is_alone=not given,
         )
-        show = _Progress()
-        try:
-            status = job.run(show, force=force or bool(resume))
-        except Unrunnable as error:
-            _drop(home)
-            typer.echo(error.trace, err=True, nl=False)
-            render.error(str(error))
-            raise typer.Exit(4) from None
-        except InvalidValue:
-            _drop(home)
-            raise
-        finally:
-            show.end()
-    code = _sum_up(plan, job, status, time.monotonic() - begun, is_json=is_json)
-    if job.is_complete:
-        _drop(home)
-    raise typer.Exit(code)
+        status = run_.work(job, force=force or bool(resume))
+    raise typer.Exit(run_.sum_up(job, status, is_json=is_json))
 
 
-def _plan(
-    wishes: Wishes,
-    target: str,
-    output: str,
-    output_form: str,
-    processes: int,
-    slots: int,
-    window: str,
-    is_ordered: bool,
-) -> Plan:
-    if not wishes.files or not target or not output:
-        raise InvalidValue("give FILE..., --map MODULE:FUNCTION and -o OUT, or --resume ID")
-    form = output_form or form_of(output)
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidValue(f"--exec {command!r}: {error}") from None
+    if command and not words:
+        raise InvalidValue("--exec names no program")
+    return words
+
+
+def _place(output: str) -> str:
+    """Where results go: a file, or standard output when that is a pipe or is asked for."""
+    if output == STANDARD or (not output and not render.is_terminal(sys.stdout)):
+        return STANDARD
+    if not output:
+        raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
+    return str(Path(output).absolute())
+
+
+def _form(output: str, output_form: str, *, has_program: bool) -> str:
+    if has_program and output_form not in ("", "raw"):
+        raise InvalidValue("--output-format goes with --map: what a program prints is written so")
+    form = "raw" if has_program else output_form or form_of(output)
     if form not in FORMS:
         raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
-    return Plan(
-        id=secrets.token_hex(8),
-        target=target,
-        output=str(Path(output).absolute()),
-        form=form,
-        policy=wishes.policy(),
-        size=wishes.size(),
-        processes=processes,
-        slots=slots,
-        window_bytes=units.size_bytes(window, "--window"),
-        is_ordered=is_ordered,
-    )
-
-
-def _check_output(plan: Plan, *, force: bool) -> None:
-    path = Path(plan.output)
-    if not path.parent.is_dir():
-        raise InvalidValue(f"there is no folder {path.parent}")
-    if path.exists() and path.stat().st_size and not force:
-        raise InvalidValue(f"{plan.output} exists: remove it, or say --force")
-
-
-def _keep(home: Path, plan: Plan) -> None:
-    HOME.mkdir(mode=0o700, exist_ok=True)
-    home.mkdir(mode=0o700, exist_ok=True)
-    (home / "plan.json").write_bytes(msgspec.json.encode(plan))
+    return form
 
 
 def _kept(request_id: str) -> Plan:
     path = HOME / units.name(request_id, "--resume") / "plan.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=Plan)
-    except OSError:
+    except (OSError, msgspec.DecodeError):
         kept = [each.name for each in HOME.glob("*") if (each / "plan.json").exists()]
         there = f"; there is {', '.join(kept)}" if kept else ""
         raise InvalidValue(f"no run {request_id} was stopped in this folder{there}") from None
 
 
-def _drop(home: Path) -> None:
-    shutil.rmtree(home, ignore_errors=True)
-    if HOME.is_dir() and not any(HOME.iterdir()):
-        HOME.rmdir()
+class _Run:
+    """A plan being carried out: its folder, its server, and what people are told."""
 
+    def __init__(self, plan: Plan, *, is_resumed: bool) -> None:
+        self._plan = plan
+        self._is_resumed = is_resumed
+        self._home = HOME / plan.id
+        self._is_kept = plan.can_go_on
+        self._begun = time.monotonic()
 
-def _server(home: Path) -> AbstractContextManager[Any]:
-    return LocalServer.start(home / "server", persist=True)
+    @contextmanager
+    def folder(self) -> Generator[None]:
+        """Have the run's own folder, locked; it stays if the run can be gone on with."""
+        if not self._plan.can_go_on:
+            yield
+            return
+        HOME.mkdir(mode=0o700, exist_ok=True)
+        self._home.mkdir(mode=0o700, exist_ok=True)
+        with (self._home / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidValue(f"run {self._plan.id} goes on in another process") from None
+            text = self._home / "plan.new"
+            text.write_bytes(msgspec.json.encode(self._plan))
+            text.rename(self._home / "plan.json")
+            try:
+                yield
+            finally:
+                if not self._is_kept:
+                    shutil.rmtree(self._home, ignore_errors=True)
+                    if not any(HOME.iterdir()):
+                        HOME.rmdir()
 
+    @contextmanager
+    def server(self, url: str) -> Generator[str]:
+        """The server's URL: of the given one, or of one of our own."""
+        if url:
+            yield url
+            return
+        home = self._home / "server" if self._plan.can_go_on else None
+        with LocalServer.start(home, persist=home is not None) as local:
+            yield local.url
+            if not self._is_kept:
+                # Nobody needs its data any more: it is not to write them.
+                local.kill()
 
-class _Progress:
-    """How far the job is: a line that changes on a terminal, one in ten seconds elsewhere."""
+    def work(self, job: Job, *, force: bool) -> Status:
+        """Run the job. An error ends the command, after a word on how to go on."""
+        show = Display(is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout))
+        try:
+            status = job.run(show, force=force)
+            self._is_kept = self._plan.can_go_on and not job.is_complete
+            return status
+        except Unrunnable as error:
+            show.end()
+            typer.echo(error.trace, err=True, nl=False)
+            self._fail(job, error, 4, is_lasting=False)
+        except StreamqError as error:
+            show.end()
+            self._fail(job, error, exit_code(error), is_lasting=not isinstance(error, InvalidValue))
+        except BrokenPipeError:
+            job.forget()
+            raise
+        finally:
+            show.end()
 
-    def __init__(self) -> None:
-        self._is_live = render.is_terminal(sys.stderr)
-        self._said = time.monotonic()
+    def _fail(self, job: Job, error: StreamqError, code: int, *, is_lasting: bool) -> NoReturn:
+        render.error(str(error))
+        # What was begun before is never thrown away for a mistake that can be mended.
+        self._is_kept = self._plan.can_go_on and (is_lasting or self._is_resumed)
+        if self._is_kept:
+            render.note(f"go on with: {self._command()}")
+        else:
+            job.forget()
+        raise typer.Exit(code) from None
 
-    def __call__(self, status: Status) -> None:
-        if self._is_live:
-            typer.echo(f"\r\x1b[K{remaining(status)}", err=True, nl=False)
-        elif time.monotonic() - self._said > _SHOW_EVERY_S:
-            self._said = time.monotonic()
-            typer.echo(remaining(status), err=True)
+    def _command(self) -> str:
+        has_stdin = STANDARD in self._plan.policy.spec.files
+        same = " with the same standard input" if has_stdin else ""
+        return f"streamq run --resume {self._plan.id}{same}"
 
-    def end(self) -> None:
-        """Leave the line."""
-        if self._is_live:
-            typer.echo("\r\x1b[K", err=True, nl=False)
+    def _hope(self) -> str:
+        if self._is_kept:
+            return f"; nothing is lost\ngo on with: {self._command()}"
+        return "; what goes into a pipe cannot be gone on with"
 
+    def sum_up(self, job: Job, status: Status, *, is_json: bool) -> int:
+        """Say what came of it. Returns the exit code."""
+        plan, seconds = self._plan, time.monotonic() - self._begun
+        if is_json:
+            self._print(status, seconds)
+        if not job.is_complete:
+            done = status.parts.done + status.parts.failed
+            render.note(f"stopped at {done} of {status.parts.total} parts{self._hope()}")
+            return 130
+        where = "" if plan.output == STANDARD else f"; results in {plan.output}"
+        records = status.records
+        rate = render.rate((records.done + records.failed) / max(seconds, 1e-3))
+        render.note(
+            f"{status.state} in {seconds:.1f} s: {render.count(records.done, 'record')} in "
+            f"{render.count(status.parts.total, 'part')}, {records.failed:,} failed, {rate}{where}"
+        )
+        if plan.is_piped:
+            _tell(job.failures)
+        else:
+            write_errors(job.failures, Path(plan.output))
+        return 1 if records.failed or status.state is not State.DONE else 0
 
-def _sum_up(plan: Plan, job: Job, status: Status, seconds: float, *, is_json: bool) -> int:
-    if is_json:
+    def _print(self, status: Status, seconds: float) -> None:
         summary = {"request": status.id, "state": status.state, "seconds": round(seconds, 3)}
         render.as_json(
-            summary | {"parts": status.parts, "records": status.records, "output": plan.output}
+            summary
+            | {"parts": status.parts, "records": status.records, "output": self._plan.output}
         )
-    if not job.is_complete:
-        done = status.parts.done + status.parts.failed
-        render.note(f"stopped at {done} of {status.parts.total} parts; nothing is lost")
-        render.note(f"go on with: streamq run --resume {plan.id}")
-        return 130
-    render.note(
-        f"{status.state} in {seconds:.1f} s: {status.records.done:,} records in "
-        f"{status.parts.total} parts, {status.records.failed} failed; results in {plan.output}"
-    )
-    write_errors(job.failures, Path(plan.output))
-    return 1 if status.records.failed or status.state is not State.DONE else 0
+
+
+def _tell(failures: list[Failure]) -> None:
+    """The first failures, for a person."""
+    for each in failures[:_MOST_TOLD]:
+        place = f"{each.source}:{each.line}" if each.source else f"part {each.part}"
+        render.note(f"{place}: {each.error}: {render.clean(each.message)}")
+    if len(failures) > _MOST_TOLD:
+        render.note(f"and {len(failures) - _MOST_TOLD:,} more; with -o FILE all are written")

@@ -1,5 +1,6 @@
 """What ``load`` and ``run`` are told about a request: the same options, read the same way."""
 
+import glob
 from pathlib import Path
 from typing import Annotated
 
@@ -8,11 +9,15 @@ import typer
 
 from streamq import units
 from streamq.errors import InvalidValue
+from streamq.inputs import STDIN
 from streamq.loader import header_of
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
-from streamq.source import BOUNDARIES, Size
+from streamq.references import MOST_REFERRED
+from streamq.remote import is_remote
+from streamq.rows import fields_of
+from streamq.source import Size
 
-FORMATS = ("auto", *BOUNDARIES, "file")
+FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
@@ -27,6 +32,24 @@ LinesOption = Annotated[
 ]
 DelimiterOption = Annotated[
     str, typer.Option("--delimiter", metavar="CHAR", help="Between the fields of a CSV.")
+]
+QuoteOption = Annotated[
+    str, typer.Option("--quote", metavar="CHAR", help="Around fields of a CSV; '' for none.")
+]
+EscapeOption = Annotated[
+    str, typer.Option("--escape", metavar="CHAR", help="Before a character meant as it is.")
+]
+HeaderOption = Annotated[
+    str, typer.Option("--header", metavar="A,B,C", help="Names for a CSV that begins with data.")
+]
+NoHeaderOption = Annotated[
+    bool, typer.Option("--no-header", help="The CSV begins with data: rows come as lists.")
+]
+ByReferenceOption = Annotated[
+    bool,
+    typer.Option(
+        "--by-reference", help="Parts say where their bytes are, and workers read them there."
+    ),
 ]
 LevelOption = Annotated[int, typer.Option("--level", "--priority", help="0 goes first, 99 last.")]
 RateOption = Annotated[
@@ -52,6 +75,11 @@ class Wishes(msgspec.Struct, kw_only=True):
     part_bytes: str = "256KiB"
     lines: int = 0
     delimiter: str = ""
+    quote: str = '"'
+    escape: str = ""
+    header: str = ""
+    has_no_header: bool = False
+    by_reference: bool = False
     level: int = LEVEL
     limit: int = 1
     rate: str = ""
@@ -66,10 +94,66 @@ class Wishes(msgspec.Struct, kw_only=True):
         Raises:
             InvalidValue: an option that cannot be, or a file that cannot be read.
         """
+        names = self.names()
+        form = _form_of(names[0]) if self.form == "auto" else self.form
+        if form == "requests":
+            raise InvalidValue("--format requests makes many requests: that is for streamq load")
+        if self.by_reference:
+            names = [_absolute(name) for name in names]
+        spec = msgspec.structs.replace(
+            self._spec(), format=form, files=names, by_reference=self.by_reference
+        )
+        if form == "csv":
+            spec = self._csv(spec)
+        return self._policy(spec)
+
+    def _csv(self, spec: Spec) -> Spec:
+        """The spec with what a CSV is written with, and with its header."""
+        name = spec.files[0]
+        delimiter = self.delimiter or ("\t" if ".tsv" in Path(name).suffixes else ",")
+        given = {
+            "delimiter": "\t" if delimiter in ("\\t", "tab") else delimiter,
+            "quote": self.quote,
+            "escape": self.escape,
+        }
+        for option, value in given.items():
+            is_one = len(value) == 1 and value.isascii() and value not in "\r\n"
+            if not is_one and (value or option == "delimiter"):
+                raise InvalidValue(f"--{option} {value!r} is not one character of ASCII")
+        used = [value for value in given.values() if value]
+        if len(set(used)) < len(used):
+            raise InvalidValue("--delimiter, --quote and --escape are the same character")
+        spec = msgspec.structs.replace(spec, **given)
+        if self.header:
+            return msgspec.structs.replace(spec, names=_names(self.header, spec))
+        if self.has_no_header:
+            return spec
+        return msgspec.structs.replace(spec, header=_header_of(name, spec))
+
+    def policy_of_each(self) -> Policy:
+        """What the requests of ``--format requests`` have in common."""
+        return self._policy(self._spec())
+
+    def names(self) -> list[str]:
+        """The files that are meant.
+
+        Raises:
+            InvalidValue: a folder is empty, or standard input has files beside it.
+        """
         if self.form not in FORMATS:
             raise InvalidValue(f"--format {self.form!r} is none of {', '.join(FORMATS)}")
         names = _expand(self.files)
-        form = _form_of(names[0]) if self.form == "auto" else self.form
+        if STDIN in names and len(names) > 1:
+            raise InvalidValue("- stands for standard input, and goes alone: no files beside it")
+        return names
+
+    def _spec(self) -> Spec:
+        return Spec(
+            retries=None if self.retries is None else units.whole(self.retries, "--retries", 0),
+            timeout_ms=units.duration_ms(self.timeout, "--timeout") if self.timeout else 0,
+        )
+
+    def _policy(self, spec: Spec) -> Policy:
         tolerated, percent = units.tolerance(self.max_failures or None)
         return Policy(
             handler=units.name(self.handler, "handler"),
@@ -80,41 +164,69 @@ class Wishes(msgspec.Struct, kw_only=True):
             max_percent=percent,
             keep_ms=units.duration_ms(self.keep, "--keep"),
             rate_ms=units.rate_ms(self.rate, "--rate") if self.rate else 0.0,
-            spec=Spec(
-                retries=None if self.retries is None else units.whole(self.retries, "--retries", 0),
-                timeout_ms=units.duration_ms(self.timeout, "--timeout") if self.timeout else 0,
-                format=form,
-                header=_header_of(names[0]) if form == "csv" else "",
-                delimiter=self.delimiter or ("\t" if ".tsv" in Path(names[0]).suffixes else ","),
-                files=names,
-            ),
+            spec=spec,
         )
 
     def size(self) -> Size:
         """How large parts are meant to be."""
-        size = Size(units.size_bytes(self.part_bytes, "--bytes"), self.lines, MAX_PART)
-        if size.bytes > size.most:
-            raise InvalidValue(f"--bytes {self.part_bytes} is more than a part may have: 1MiB")
-        return size
+        most = MOST_REFERRED if self.by_reference else MAX_PART
+        part_bytes = units.size_bytes(self.part_bytes, "--bytes")
+        if part_bytes > most:
+            raise InvalidValue(
+                f"--bytes {self.part_bytes} is more than a part may have: {most // 2**20}MiB"
+            )
+        is_file = self.form == "file" and self.by_reference
+        return Size(part_bytes, self.lines, most if is_file else max(part_bytes, MAX_PART))
 
 
-def _header_of(name: str) -> str:
+def _header_of(name: str, spec: Spec) -> str:
     try:
-        return header_of(name).decode()
+        return header_of(name, spec).decode()
     except UnicodeDecodeError as error:
         raise InvalidValue(f"{name}: record 1: the header is not UTF-8: {error}") from None
 
 
+def _names(header: str, spec: Spec) -> list[str]:
+    names = fields_of(header.encode(), spec)
+    if not all(names) or len(set(names)) < len(names):
+        raise InvalidValue(f"--header {header!r}: a name is empty or comes twice")
+    return names
+
+
 def _expand(files: list[str]) -> list[str]:
-    """Files as given, and those in folders, in order."""
+    """Files as given, those that patterns match, and those in folders: each time by name."""
     names: list[str] = []
     for name in files:
-        path = Path(name)
-        inside = sorted(str(each) for each in path.rglob("*") if each.is_file())
-        names += inside if path.is_dir() else [name]
-        if path.is_dir() and not inside:
-            raise InvalidValue(f"{name} is an empty folder")
+        if is_remote(name):
+            names.append(name)
+            continue
+        found = [name.removeprefix("file://")]
+        if not Path(found[0]).exists() and glob.has_magic(found[0]):
+            found = sorted(glob.glob(found[0], recursive=True))  # noqa: PTH207  absolute ones too
+            if not found:
+                raise InvalidValue(f"{name} matches no file")
+        for each in found:
+            names += _inside(each) if Path(each).is_dir() else [each]
     return names
+
+
+def _absolute(name: str) -> str:
+    """The name that workers elsewhere find a file under."""
+    if name == STDIN:
+        raise InvalidValue("--by-reference: nobody else can read standard input")
+    return name if is_remote(name) else str(Path(name).absolute())
+
+
+def _inside(folder: str) -> list[str]:
+    """The files in a folder and in those below; hidden ones are left out, as in patterns."""
+    found = sorted(
+        str(path)
+        for path in Path(folder).rglob("*")
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    )
+    if not found:
+        raise InvalidValue(f"{folder} is an empty folder")
+    return found
 
 
 def _form_of(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from streamq.model import LAST_LEVEL
 from streamq.notify import Notifier
 from streamq.pool import Pool, PoolOptions, Unrunnable
 from streamq.protocol import Protocol
+from streamq.remote import is_remote
 from streamq.runner import MAX_RESULT
 from streamq.settings import Settings
 
@@ -90,6 +92,10 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         ),
     ] = "",
     health_port: HealthPortOption = "",
+    allow_read: Annotated[
+        list[str],
+        typer.Option(metavar="DIR|URL", help="Where parts may refer to files; may be repeated."),
+    ] = [],  # noqa: B006  typer makes its own of it
     is_reloading: Annotated[
         bool, typer.Option("--reload", help="Restart the processes when the code changes.")
     ] = False,
@@ -115,6 +121,7 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         prefix=prefix or settings.prefix,
         queue=units.name(queue, "queue"),
         target=target,
+        allow_read=tuple(map(_allowed, allow_read)),
         slots=slots,
         levels=_levels(levels),
         quantum_ms=units.duration_ms(quantum, "--quantum"),
@@ -178,6 +185,12 @@ def _health(
     finally:
         server.close()
         lookout.close()
+
+
+def _allowed(place: str) -> str:
+    if not is_remote(place) and not Path(place).exists():
+        raise InvalidValue(f"--allow-read {place}: there is no such folder")
+    return place if is_remote(place) else str(Path(place).absolute())
 
 
 def _levels(text: str) -> tuple[int, ...]:

@@ -29,10 +29,10 @@ This page is written by `make docs` from the code.
 SETTINGS = """## Settings
 
 The first that has a value counts: the option of a command; the variable; the nearest
-`streamq.toml`, or `pyproject.toml` with a table `[tool.streamq]`, from the working folder upwards (or the file that
-`--config` or `STREAMQ_CONFIG` names); `streamq/config.toml` in `XDG_CONFIG_HOME`; for the URL
-`REDIS_URL` and `VALKEY_URL`. A key that is not in this table is an error. `streamq config show
---origin` shows what holds, and why.
+`streamq.toml`, or `pyproject.toml` with a table `[tool.streamq]`, from the working folder upwards
+(or the file that `--config` or `STREAMQ_CONFIG` names); `streamq/config.toml` in `XDG_CONFIG_HOME`;
+for the URL `REDIS_URL` and `VALKEY_URL`. A key that is not in this table is an error. `streamq
+config show --origin` shows what holds, and why.
 
 """
 SETTINGS_END = """
@@ -51,9 +51,16 @@ def text() -> str:
     group: Any = typer.main.get_command(application(COMMANDS))
     sections = [HEAD, "## Commands\n", _common(group.commands["ls"])]
     for name, (panel, _) in COMMANDS.items():
-        sections.append(_command(name, panel, group.commands[name]))
+        for words, command in _words(name, group.commands[name]):
+            sections.append(_command(words, panel, command))
     sections += [_settings(), _exit_codes(), _metrics(), _roles()]
     return "\n".join(sections)
+
+
+def _words(name: str, command: Any) -> list[tuple[str, Any]]:
+    """A command by its words; of one that has second words, each of these."""
+    seconds = getattr(command, "commands", {})
+    return [(f"{name} {word}", second) for word, second in seconds.items()] or [(name, command)]
 
 
 def _common(command: Any) -> str:

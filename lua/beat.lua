@@ -33,9 +33,10 @@ else
   redis.call("HSET", worker, "details", details)
   redis.call("PEXPIRE", worker, ttl_ms)
 end
--- An index that was lost with a failover is mended by whoever works on the request.
+-- An index that was lost with a failover is mended by whoever works on the request: with the
+-- score 0, for it was opened long ago. If it was purged meanwhile the next look forgets it.
 for _, request_id in ipairs(requests) do
-  redis.call("ZADD", open, "NX", now, request_id)
+  redis.call("ZADD", open, "NX", 0, request_id)
   redis.call("ZADD", due, "LT", now + lease_ms, request_id)
 end
 return redis.call("ZREMRANGEBYSCORE", workers, "-inf", now - 86400000)

@@ -1,8 +1,12 @@
-"""streamq: put a huge input through your function, on a shared fleet, and lose nothing."""
+"""streamq: put a huge input through your function, on a shared fleet, and lose nothing.
 
-from streamq.app import Abandon, App, Context, Retry, Snooze
-from streamq.client import Client, Request
-from streamq.connection import Connection
+What needs the driver is imported when it is first asked for: a command that only prints its
+help, or a module that only defines handlers, does not wait for it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from streamq.errors import (
     CollectorLost,
     InvalidValue,
@@ -25,10 +29,26 @@ from streamq.errors import (
     StreamqError,
     WaitTimeout,
 )
-from streamq.janitor import Janitor
-from streamq.model import Failure, State, Status
-from streamq.protocol import Protocol
-from streamq.settings import Settings
+
+if TYPE_CHECKING:
+    from streamq.app import Abandon, App, Context, Retry, Snooze
+    from streamq.client import Client, Request
+    from streamq.connection import Connection
+    from streamq.janitor import Janitor
+    from streamq.model import Failure, State, Status
+    from streamq.protocol import Protocol
+    from streamq.settings import Settings
+
+_HOMES = {
+    "app": ("Abandon", "App", "Context", "Retry", "Snooze"),
+    "client": ("Client", "Request"),
+    "connection": ("Connection",),
+    "janitor": ("Janitor",),
+    "model": ("Failure", "State", "Status"),
+    "protocol": ("Protocol",),
+    "settings": ("Settings",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Abandon",
@@ -66,3 +86,17 @@ __all__ = [
     "StreamqError",
     "WaitTimeout",
 ]
+
+# Hidden from the type checker: to it every other name would be there too.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

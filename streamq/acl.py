@@ -89,7 +89,7 @@ ROLES: dict[str, Role] = {
             *_FOLLOW,
             "role",
             "cluster|info",
-            "cluster|shards",
+            "cluster|nodes",
             "script|exists",
             "xinfo|groups",
             "xinfo|consumers",

@@ -54,11 +54,14 @@ class Context:
         part: int,
         attempt: int,
         *,
+        source: str = "",
         should_stop: Callable[[], bool] = lambda: False,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.request = request
         self.part = part
+        #: The file that the part was loaded from; "" for none.
+        self.source = source
         #: 1 for the first run, one more for each error since.
         self.attempt = attempt
         self._should_stop = should_stop

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from streamq import backoff, logs, tally
+from streamq import backoff, logs, program, tally
 from streamq.app import App, Context
 from streamq.connection import Connection
 from streamq.control import Config, Hello, Idle, Line, Look, Order, Unfit
@@ -31,6 +31,7 @@ from streamq.errors import ProtocolError, ServerError, StreamqError
 from streamq.load_app import load_app, own_files
 from streamq.model import Failure, Grant, Part, Spec, Terms, Tokens
 from streamq.protocol import Protocol
+from streamq.references import Reader
 from streamq.runner import Done, Runner, Trouble
 from streamq.table import MOST_PARTS, Table
 from streamq.traces import users_traceback
@@ -120,6 +121,7 @@ class Process:
         self._app = app
         self._table = table
         self._line = line
+        self._reader = Reader(config.allow_read)
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
         self._known: OrderedDict[str, Known] = OrderedDict()
@@ -215,7 +217,7 @@ class Process:
             return known
         spec = msgspec.json.decode(grant.spec, type=Spec)
         handler = self._app.handlers[grant.handler]
-        runner = Runner(handler, spec, self._config.max_result, request_id)
+        runner = Runner(handler, spec, self._config.max_result, request_id, self._reader)
         number = self._handler_numbers[grant.handler]
         known = Known(grant.created_ms, number, runner, Pace(self._config.quantum_ms / 1e3))
         self._known[request_id] = known
@@ -329,7 +331,7 @@ class Process:
         begun = time.monotonic()
         ran = 0
         for index, part in enumerate(parts):
-            if not self._may_start(lease, index):
+            if not self._may_start(lease, index, part):
                 break
             lease.part = part
             outcome = lease.runner.run(part, self._context(lease, part))
@@ -339,12 +341,14 @@ class Process:
             self._settle(lease, part, outcome)
         return self._next_most(lease, begun, ran, len(parts))
 
-    def _may_start(self, lease: Lease, index: int) -> bool:
+    def _may_start(self, lease: Lease, index: int, part: Part) -> bool:
         now = time.monotonic()
         is_late = now - lease.began > self._config.quantum_ms / 1e3 and index > 0
         is_full = lease.size > _MOST_UNSENT
         if is_late or is_full or self._is_stopping or self._table.is_told(lease.slot):
             return False
+        if lease.runner.timeout_ms:
+            self._table.expect(lease.slot, part.attempt, lease.runner.retry_ms(part))
         lease.part_began = now
         return self._table.start(lease.slot, index, int(now * 1e3))
 
@@ -359,12 +363,15 @@ class Process:
             return 0
         return lease.pace.most()
 
-    def _context(self, lease: Lease, part: Part) -> Context:
+    def _context(self, lease: Lease, part: Part) -> Context | None:
+        if lease.runner.handler.context_name is None:
+            return None
         slot, table = lease.slot, self._table
         return Context(
             lease.request_id,
             part.number,
             part.attempt,
+            source=lease.runner.source_of(part),
             should_stop=lambda: table.is_told(slot),
             progress=lambda percent: table.set_progress(slot, percent),
         )
@@ -498,7 +505,7 @@ class Process:
         begun = time.monotonic()
         ran = 0
         for index, part in enumerate(parts):
-            if not self._may_start(lease, index):
+            if not self._may_start(lease, index, part):
                 break
             lease.part = part
             outcome = await self._run_async(lease, part)
@@ -550,6 +557,9 @@ class Process:
                     self._is_stopping = self._is_stopping or word.word == "stop"
                     self._changed.notify_all()
         # The parent is gone, and nobody renews the leases: what runs here may run elsewhere soon.
+        # The programs that handlers started are in the group that this process leads.
+        if os.getpgrp() == self._pid:
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     def _say_idle(self, *, force: bool = False) -> None:
@@ -581,7 +591,10 @@ def main() -> None:
     table = Table(int(sys.argv[2]), config.slots)
     logs.configure(config.log_level, config.log_format)
     try:
-        app = load_app(config.target, as_map=config.is_map)
+        if config.argv:
+            app = program.app_of(config.argv, config.max_result)
+        else:
+            app = load_app(config.target, as_map=config.is_map)
     except StreamqError as error:
         line.send(Unfit(str(error), ""))
         _leave(4)

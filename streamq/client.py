@@ -354,7 +354,7 @@ def _pause(deadline: float | None, request_id: str) -> None:
 
 
 def status_of(request_id: str, found: dict[str, str]) -> Status:
-    """What ``inspect`` found, as people and programs read it."""
+    """What ``inspect`` found, as a status."""
 
     def number(field: str) -> int:
         return int(float(found.get(field) or 0))

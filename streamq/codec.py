@@ -1,13 +1,14 @@
 """Records in, results out: between a part's bytes and a handler's values.
 
 A result is kept as a MessagePack array with one item for each record: nil, bytes or text
-as the handler returned them, or JSON (extension 1) for anything else. A last item
-(extension 2) says how the records' lines ended, where not with a plain newline. So
-whoever writes results to a file passes them on without decoding them.
+as the handler returned them, JSON (extension 1) for anything else, or what is to be
+written exactly as it is (extension 3). A last item (extension 2) says how the records'
+lines ended, where not with a plain newline. So whoever writes results to a file passes
+them on without decoding them.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -15,9 +16,14 @@ Item = None | bytes | str | msgspec.msgpack.Ext
 
 _JSON = 1
 _ENDINGS = 2
+_VERBATIM = 3
 _encode_json = msgspec.json.Encoder().encode
 _encode_items = msgspec.msgpack.Encoder().encode
 _decode_items = msgspec.msgpack.Decoder().decode
+
+
+class Verbatim(bytes):
+    """Lines that a handler made itself: they are written as they are, with nothing added."""
 
 
 def encode_item(value: Any) -> Item:
@@ -28,11 +34,20 @@ def encode_item(value: Any) -> Item:
         if not value.isascii():
             value.encode()  # half a character cannot be kept: better said here than later
         return value
+    if type(value) is Verbatim:
+        return msgspec.msgpack.Ext(_VERBATIM, value)
     return msgspec.msgpack.Ext(_JSON, _encode_json(value))
+
+
+def is_verbatim(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
+    """Whether the item is to be written as it is."""
+    return isinstance(item, msgspec.msgpack.Ext) and item.code == _VERBATIM
 
 
 def decode_item(item: Item) -> Any:
     """What a handler returned, with types that JSON does not have as JSON has them."""
+    if is_verbatim(item):
+        return bytes(item.data)
     if isinstance(item, msgspec.msgpack.Ext):
         return msgspec.json.decode(item.data)
     return item

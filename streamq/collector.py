@@ -1,4 +1,4 @@
-"""Collecting results into a file: each once, in input order or as they come, also when killed.
+"""Collecting results: each once, in input order or as they come, also when killed.
 
 What was written and where the next result goes are committed with the request, in the step
 that forgets the results. Started again, a collector cuts the file to what is committed.
@@ -6,27 +6,25 @@ that forgets the results. Started again, a collector cuts the file to what is co
 
 import csv
 import io
-import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import msgspec
 
 from streamq import codec
 from streamq.codec import Item
-from streamq.errors import InvalidValue
 from streamq.model import Spec, State
+from streamq.output import Output, Stopped
 from streamq.protocol import Protocol
 
 _ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
+#: So many results, and about so many bytes of them, are written at once.
 _BATCH = 500
+_BATCH_BYTES = 2**22
 _LOOK_S = 0.05
-
-
-class OutputExists(InvalidValue):
-    """The output file is there and was not begun for this request."""
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -50,6 +48,10 @@ class Writer:
     def lines(self, result: bytes) -> bytes:
         """The lines of one part's result. What is None writes no line."""
         items, endings = codec.decode_result(result)
+        if len(items) == 1 and codec.is_verbatim(items[0]):
+            return bytes(items[0].data)
+        if self._form == "raw" and not endings and (whole := _plain_lines(items)) is not None:
+            return whole
         if self._form == "raw":
             return b"".join(
                 _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
@@ -59,7 +61,7 @@ class Writer:
         kept = [item for item in items if item is not None]
         if self._form == "csv":
             return b"".join(self._row(item) for item in kept)
-        return b"".join(_json(item) + b"\n" for item in kept)
+        return b"\n".join([*map(_json, kept), b""])
 
     def _row(self, item: Item) -> bytes:
         value = codec.decode_item(item)
@@ -73,15 +75,27 @@ class Writer:
         return text.getvalue().encode()
 
 
+def _plain_lines(items: list[Any]) -> bytes | None:
+    """Items that are all bytes or all text as lines, in one go; None where they are not."""
+    if not items:
+        return b""
+    with suppress(TypeError):
+        return b"\n".join(items) + b"\n"
+    with suppress(TypeError):
+        return "\n".join(items).encode() + b"\n"
+    return None
+
+
 def _raw(item: Item) -> bytes:
     if isinstance(item, msgspec.msgpack.Ext):
         return bytes(item.data)
     return item.encode() if isinstance(item, str) else item or b""
 
 
-def _json(item: Item) -> bytes:
+def _json(item: Item) -> Any:
+    """An item as JSON: bytes, or what can be joined with them."""
     if isinstance(item, msgspec.msgpack.Ext):
-        return bytes(item.data)
+        return item.data
     text = item.decode("utf-8", "replace") if isinstance(item, bytes) else item
     return msgspec.json.encode(text)
 
@@ -123,64 +137,64 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
 
 
 class Collector:
-    """Writes one request's results to one file."""
+    """Writes one request's results to one output."""
 
     def __init__(
         self,
         protocol: Protocol,
         request_id: str,
-        path: Path,
+        output: Output,
         form: str,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._should_stop = should_stop
         self._protocol = protocol
         self._id = request_id
-        self._path = path
+        self._output = output
         self._form = form
 
-    def run(self, *, is_ordered: bool, follow: bool, force: bool) -> State:
-        """Write what there is; with ``follow`` until the request has ended. Returns its state.
+    def run(self, *, is_ordered: bool, follow: bool, force: bool) -> bool:
+        """Write what there is; with ``follow`` until the request has ended.
+
+        Returns whether it has ended, and all of it is written.
 
         Raises:
             OutputExists: the file is there, and not from this request.
+            OutputError: the output cannot be written.
             CollectorLost: somebody else collects the same.
         """
         found = self._protocol.inspect(self._id)
         text = self._token = found.get("committed", "")
         self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
         self._writer = Writer(self._form, self._done.header)
-        with self._open(force, has_begun=bool(text)) as file:
-            self._file = file
-            if not text and self._form == "raw":
-                self._commit(_header(found["spec"]), 1, [])
-            while True:
-                state, has_more = self._ordered() if is_ordered else self._unordered()
-                if not has_more:
-                    if not state.is_live and self._is_settled():
-                        self._late()
-                        return state
-                    if not follow or self._should_stop():
-                        return state
-                    time.sleep(_LOOK_S)
+        self._output.open(self._done.offset, has_begun=bool(text), force=force)
+        try:
+            if not text:
+                # Before the first result is written: the file is this request's from now on.
+                self._commit(_header(found["spec"]) if self._form == "raw" else b"", 1, [])
+            return self._collect(is_ordered, follow)
+        except Stopped:
+            return False
+        finally:
+            self._output.close()
 
-    def _open(self, force: bool, *, has_begun: bool) -> BinaryIO:
-        if has_begun:
-            size = self._path.stat().st_size if self._path.exists() else -1
-            if size < self._done.offset:
-                raise OutputExists(
-                    f"{self._path} has {max(size, 0)} bytes, but {self._done.offset} were "
-                    f"written for request {self._id}: is it another file?"
-                )
-        elif self._path.exists() and self._path.stat().st_size and not force:
-            raise OutputExists(f"{self._path} exists: remove it, or say --force")
-        file = self._path.open("r+b" if self._path.exists() else "w+b")
-        file.truncate(self._done.offset)
-        file.seek(self._done.offset)
-        return file
+    def _collect(self, is_ordered: bool, follow: bool) -> bool:
+        while True:
+            state, has_more = self._ordered() if is_ordered else self._unordered()
+            if has_more:
+                continue
+            if not state.is_live and self._is_settled():
+                self._late()
+                return True
+            if not follow or self._should_stop():
+                return False
+            self._output.look()
+            time.sleep(_LOOK_S)
 
     def _ordered(self) -> tuple[State, bool]:
-        found = self._protocol.collect(self._id, next_number=self._done.next, most=_BATCH)
+        found = self._protocol.collect(
+            self._id, next_number=self._done.next, most=_BATCH, max_bytes=_BATCH_BYTES
+        )
         if found.next == self._done.next:
             return found.state, False
         if not found.state.is_live and not self._is_settled():
@@ -199,12 +213,14 @@ class Collector:
 
     def _in_batches(self, only_late: bool = False) -> Iterator[tuple[list[str], bytes]]:
         fields: dict[str, bytes] = {}
-        for field, result in self._protocol.leftovers(self._id):
+        size = 0
+        for field, result in self._protocol.leftovers(self._id, _BATCH_BYTES):
             if "." in field or not only_late:
                 fields[field] = result
-            if len(fields) >= _BATCH:
+                size += len(result)
+            if len(fields) >= _BATCH or size >= _BATCH_BYTES:
                 yield list(fields), b"".join(map(self._writer.lines, fields.values()))
-                fields = {}
+                fields, size = {}, 0
         if fields:
             yield list(fields), b"".join(map(self._writer.lines, fields.values()))
 
@@ -219,9 +235,7 @@ class Collector:
 
     def _commit(self, data: bytes, next_number: int, forget: list[str]) -> None:
         """First the bytes, then the word that they are there."""
-        self._file.write(data)
-        self._file.flush()
-        os.fdatasync(self._file.fileno())
+        self._output.write(data)
         offset = self._done.offset + len(data)
         done = Committed(offset, next_number, self._writer.header, self._done.times + 1)
         token = msgspec.json.encode(done).decode()

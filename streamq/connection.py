@@ -48,6 +48,7 @@ _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (driver.MasterDownError, ServerBusy, "is not ready"),
     (driver.TryAgainError, ServerBusy, "is not ready"),
     (driver.SlotNotCoveredError, ServerBusy, "is not ready"),
+    (driver.InvalidResponse, ServerUnreachable, "answers, but not as a server of ours would"),
     (driver.ConnectionError, ServerUnreachable, "does not answer"),
     (driver.TimeoutError, ServerUnreachable, "does not answer"),
     (driver.RedisClusterException, ServerUnreachable, "does not answer as a cluster"),
@@ -116,7 +117,7 @@ class Connection:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether it leads to the nodes of a cluster."""
+        """Whether keys of different requests are on different servers."""
         return self._target.kind == "cluster"
 
     def enter(self, *, is_insecure: bool = False) -> None:
@@ -143,7 +144,7 @@ class Connection:
         """
         self.enter(is_insecure=is_insecure)
         with translated(self.where):
-            for info in self._infos():
+            for info in self._asked():
                 policy = info.get("maxmemory_policy", "noeviction")
                 if policy != "noeviction":
                     raise ServerUnsafe(
@@ -165,11 +166,12 @@ class Connection:
     def blocking(self, block_s: float) -> Any:
         """A client for calls that block that long: it waits for the reply and never repeats one."""
         seconds = math.ceil(block_s)
+        patience_s = self._target.options.get("socket_timeout", CONNECT_S)
         with self._lock:
             if seconds not in self._blocking:
                 with translated(self.where):
                     self._blocking[seconds] = self._client(
-                        socket_timeout=seconds + CONNECT_S, retry=Retry(NoBackoff(), 0)
+                        socket_timeout=seconds + patience_s, retry=Retry(NoBackoff(), 0)
                     )
             return self._blocking[seconds]
 
@@ -187,6 +189,14 @@ class Connection:
                 pipe.wait(wanted, round(wait_s * 1e3))
                 return int(pipe.execute()[-1])
 
+    def lane(self, key: str) -> "Lane":
+        """A way of its own to where the key is; the caller closes it."""
+        with translated(self.where):
+            node = self.redis
+            if self.is_cluster:
+                node = node.get_redis_connection(node.get_node_from_key(key))
+            return Lane(node.connection_pool)
+
     def subscribe(self, channel: str) -> PubSub:
         """A subscription to a sharded channel; the caller closes it."""
         with translated(self.where):
@@ -201,6 +211,15 @@ class Connection:
         if self._local:
             self._local.stop()
 
+    def _asked(self) -> list[dict[str, Any]]:
+        """What the server says of itself; that it has no such database, for one."""
+        try:
+            return self._infos()
+        except driver.ResponseError as error:
+            if _ours(error, self.where):
+                raise
+            raise ServerRefused(f"{self.where} refuses: {error}") from None
+
     def _infos(self) -> list[dict[str, Any]]:
         if self.is_cluster:
             reply = self.redis.info("memory", target_nodes=RedisCluster.PRIMARIES)
@@ -209,15 +228,7 @@ class Connection:
 
     def _client(self, **changes: Any) -> Any:
         target = self._target
-        options: dict[str, Any] = {
-            "socket_connect_timeout": CONNECT_S,
-            "socket_timeout": REPLY_S,
-            "protocol": 2,
-            # Valkey knows no such notifications and would refuse the connection.
-            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-            **target.options,
-            **changes,
-        }
+        options = _options(target, **changes)
         if target.kind == "unix":
             return Redis(unix_socket_path=target.path, **options)
         options["socket_keepalive"] = True
@@ -227,6 +238,70 @@ class Connection:
             return _primary(target, options)
         host, port = target.hosts[0]
         return Redis(host=host, port=port, **options)
+
+
+class Line:
+    """One node, spoken to directly with the login and TLS of a URL; replies are strings."""
+
+    def __init__(self, target: Target, host: str, port: int) -> None:
+        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        options = _options(target, decode_responses=True, retry=Retry(NoBackoff(), 0))
+        self._client = Redis(host=host, port=port, **options)
+        with translated(self._where):
+            self._connection: Any = self._client.connection_pool.get_connection()
+
+    def ask(self, *words: str) -> str:
+        """What the node answers; the items of a list below each other.
+
+        Raises:
+            ServerError: it does not answer, or refuses.
+        """
+        try:
+            with translated(self._where):
+                self._connection.send_command(*words)
+                reply = self._connection.read_response()
+        except driver.ResponseError as error:
+            raise ServerRefused(f"{self._where} refuses {' '.join(words[:2])}: {error}") from None
+        return "\n".join(map(str, reply)) if isinstance(reply, list) else str(reply)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.disconnect()
+        self._client.close()
+
+
+def _options(target: Target, **changes: Any) -> dict[str, Any]:
+    """What every client of the driver is made with."""
+    return {
+        "socket_connect_timeout": CONNECT_S,
+        "socket_timeout": REPLY_S,
+        "protocol": 2,
+        # Valkey knows no such notifications and would refuse the connection.
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        **target.options,
+        **changes,
+    }
+
+
+class Lane:
+    """One connection, on which a command may be sent before the last one is answered."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._connection = pool.get_connection()
+
+    def send(self, *words: Any) -> None:
+        """Send a command."""
+        self._connection.send_command(*words)
+
+    def receive(self) -> Any:
+        """The answer to the first command that has none yet."""
+        return self._connection.read_response()
+
+    def close(self) -> None:
+        """Drop the connection: answers may be on their way that nobody wants."""
+        self._connection.disconnect()
+        self._pool.release(self._connection)
 
 
 def _cluster(target: Target, options: dict[str, Any]) -> Any:

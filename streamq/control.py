@@ -17,6 +17,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     #: The target is a function to be called with each record, not an app.
     is_map: bool = False
+    #: A program to be run with each part, instead of a target.
+    argv: tuple[str, ...] = ()
+    #: Whether what handlers print goes to the pool's own stdout, or to stderr.
+    keeps_stdout: bool = True
+    #: Folders and URLs within which parts may refer to files.
+    allow_read: tuple[str, ...] = ()
     slots: int
     levels: tuple[int, ...]
     quantum_ms: int

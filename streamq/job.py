@@ -4,36 +4,49 @@ What is needed to go on after a stop or a crash is kept in a folder of the job's
 embedded server's data and how the job was started.
 """
 
+import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
 
-from streamq.client import Request
+from streamq.client import Request, status_of
 from streamq.collector import Collector
 from streamq.connection import Connection
 from streamq.control import Config
-from streamq.errors import RequestUnknown, ServerError
+from streamq.errors import ProtocolError, RequestUnknown, ServerError, StreamqError
 from streamq.keeper import Keeper
 from streamq.loader import Load
 from streamq.model import Failure, Policy, Status
-from streamq.pool import Pool, PoolOptions
+from streamq.output import FileOutput, Output, StreamOutput, is_stream
+from streamq.pool import LAST_CALL, Pool, PoolOptions
 from streamq.protocol import Protocol
 from streamq.runner import MAX_RESULT
 from streamq.source import Size
 
+#: The output or input that is the standard one.
+STANDARD = "-"
 _LEASE_MS = 8_000
 _BEAT_MS = 2_000
 _AUDIT_MS = 2_000
+_CANCEL_GRACE_S = 3.0
+_WATCH_S = 0.25
+#: The rate is that of so long.
+_LATELY_S = 10.0
+_COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that makes a job what it is."""
 
     id: str
+    #: Where the function is; "" with a program.
     target: str
+    argv: tuple[str, ...] = ()
     output: str
     form: str
     policy: Policy
@@ -43,37 +56,69 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     window_bytes: int
     is_ordered: bool = True
 
+    @property
+    def is_piped(self) -> bool:
+        """Whether results go where nothing can be taken back."""
+        return self.output == STANDARD or is_stream(Path(self.output))
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it can be gone on with after a stop: what went into a pipe is gone."""
+        return not self.is_piped
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a job is."""
+
+    status: Status
+    #: Part of the whole that is finished, where that can be told.
+    done: float | None
+    eta_s: float | None
+    #: Records in a second, of late.
+    rate: float
+    busy: int
+    slots: int
+    #: Parts that were run again so far.
+    retried: int
+
 
 class Job:
     """One run of a plan on one server."""
 
-    def __init__(self, plan: Plan, url: str, prefix: str, *, log_level: str) -> None:
+    def __init__(
+        self, plan: Plan, url: str, prefix: str, *, log_level: str, is_alone: bool = False
+    ) -> None:
+        """With ``is_alone`` nobody else works on the server."""
         self._plan = plan
         self._url = url
         self._prefix = prefix
         self._log_level = log_level
+        self._is_alone = is_alone
         self._is_stopping = threading.Event()
         self._error: BaseException | None = None
         self._is_collected = threading.Event()
         self.failures: list[Failure] = []
         self._pool: Pool | None = None
 
-    def run(self, watch: Callable[[Status], None], *, force: bool) -> Status:
+    def run(self, watch: Callable[[Progress], None], *, force: bool) -> Status:
         """Run to the end, or until told to stop. Returns the last status.
 
         Raises:
             StreamqError: what went wrong with the input, the output, the function or the server.
+            BrokenPipeError: nobody reads the output any more.
         """
         # The loader, the collector, the pool's keeper and whoever watches: a connection each.
         connections = [Connection(self._url) for _ in range(4)]
         protocols = [Protocol(connection, self._prefix) for connection in connections]
+        if self._is_alone:
+            self._take_over(protocols[0])
         opened = threading.Event()
+        pool = self._pool = self._make_pool(protocols[3])
         threads = [
             self._thread(lambda: self._load(protocols[0], opened)),
             self._thread(lambda: self._collect(protocols[1], opened, force=force)),
-            self._thread(lambda: self._watch(protocols[2], opened, watch)),
+            self._thread(lambda: self._watch(protocols[2], opened, pool, watch)),
         ]
-        self._pool = self._make_pool(protocols[3])
         try:
             self._pool.run()
         finally:
@@ -87,6 +132,13 @@ class Job:
         for connection in connections:
             connection.close()
         return status
+
+    def forget(self) -> None:
+        """Leave nothing of the request in the server."""
+        with closing(Connection(self._url)) as connection, suppress(StreamqError):
+            request = Request(Protocol(connection, self._prefix), self._plan.id)
+            request.cancel()
+            request.purge()
 
     def processes(self) -> list[int]:
         """Ids of the processes that run the function."""
@@ -103,11 +155,27 @@ class Job:
                 work()
             except BaseException as error:  # noqa: BLE001  it is raised where the job is run
                 self._error = self._error or error
-                self._is_stopping.set()
+                self._end()
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         return thread
+
+    def _end(self) -> None:
+        self._is_stopping.set()
+        assert self._pool is not None
+        self._pool.end()
+
+    def _take_over(self, protocol: Protocol) -> None:
+        """Hand back at once what processes of an earlier run held: they are dead, and no part
+        is to blame for it.
+        """
+        plan = self._plan
+        with suppress(RequestUnknown):
+            for holder in protocol.holders(plan.id):
+                protocol.release(plan.id, holder, LAST_CALL)
+            audit = protocol.audit(plan.id)
+            protocol.mint(plan.policy.queue, plan.id, audit.tokens, mode="ensure")
 
     def _load(self, protocol: Protocol, opened: threading.Event) -> None:
         plan = self._plan
@@ -117,6 +185,8 @@ class Job:
             plan.policy,
             plan.size,
             window_bytes=plan.window_bytes,
+            counts_results=True,
+            checks_complete=False,
             should_stop=self._is_stopping.is_set,
         ).run(opened.set)
 
@@ -124,22 +194,34 @@ class Job:
         plan = self._plan
         if not _await(opened, self._is_stopping):
             return
-        collector = Collector(
-            protocol, plan.id, Path(plan.output), plan.form, self._is_stopping.is_set
-        )
-        state = collector.run(is_ordered=plan.is_ordered, follow=True, force=force)
-        if not state.is_live:
+        should_stop = self._is_stopping.is_set
+        collector = Collector(protocol, plan.id, self._output(), plan.form, should_stop)
+        if collector.run(is_ordered=plan.is_ordered, follow=True, force=force):
             self._is_collected.set()
+            self._end()
+
+    def _output(self) -> Output:
+        plan = self._plan
+        should_stop = self._is_stopping.is_set
+        if plan.output == STANDARD:
+            return StreamOutput(1, "standard output", should_stop)
+        if plan.is_piped:
+            return StreamOutput(os.open(plan.output, os.O_WRONLY), plan.output, should_stop)
+        return FileOutput(Path(plan.output), plan.id)
 
     def _watch(
-        self, protocol: Protocol, opened: threading.Event, watch: Callable[[Status], None]
+        self,
+        protocol: Protocol,
+        opened: threading.Event,
+        pool: Pool,
+        watch: Callable[[Progress], None],
     ) -> None:
         if not _await(opened, self._is_stopping):
             return
-        request = Request(protocol, self._plan.id)
-        while not self._is_stopping.wait(0.5):
-            with suppress(ServerError, RequestUnknown):
-                watch(request.status())
+        meter = _Meter(protocol, self._plan, pool)
+        while not self._is_stopping.wait(_WATCH_S):
+            with suppress(ServerError, ProtocolError):
+                watch(meter.read())
 
     def _make_pool(self, protocol: Protocol) -> Pool:
         plan = self._plan
@@ -149,6 +231,9 @@ class Job:
             queue=plan.policy.queue,
             target=plan.target,
             is_map=True,
+            argv=plan.argv,
+            keeps_stdout=not plan.is_piped,
+            allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),
             slots=plan.slots,
             levels=tuple(range(100)),
             quantum_ms=50,
@@ -165,11 +250,69 @@ class Job:
             audit_ms=_AUDIT_MS,
         )
         keeper.slots = plan.processes * plan.slots
-        options = PoolOptions(processes=plan.processes)
-        return Pool(config, options, keeper, self._is_finished)
+        options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
+        return Pool(config, options, keeper)
 
-    def _is_finished(self) -> bool:
-        return self._is_collected.is_set() or self._error is not None
+
+class _Place(msgspec.Struct):
+    """What the load's cursor says of its place in the files."""
+
+    file: int = 0
+    offset: int = 0
+
+
+class _Meter:
+    """Reads how far a job is."""
+
+    def __init__(self, protocol: Protocol, plan: Plan, pool: Pool) -> None:
+        self._protocol = protocol
+        self._plan = plan
+        self._pool = pool
+        self._seen: deque[tuple[float, int]] = deque(maxlen=round(_LATELY_S / _WATCH_S))
+        #: Bytes of each file; none where it is not known how many records they hold.
+        self._sizes = _sizes(plan.policy.spec.files)
+
+    def read(self) -> Progress:
+        """How far it is now."""
+        found = self._protocol.inspect(self._plan.id)
+        status = status_of(self._plan.id, found)
+        finished = status.records.done + status.records.failed
+        self._seen.append((time.monotonic(), finished))
+        (then, before), (now, _) = self._seen[0], self._seen[-1]
+        rate = (finished - before) / (now - then) if now > then else 0.0
+        total = self._total(status, found.get("cursor", ""))
+        left = None if total is None else max(0.0, total - finished)
+        return Progress(
+            status=status,
+            done=finished / total if total else None,
+            eta_s=left / rate if left is not None and rate > 0 else None,
+            rate=rate,
+            busy=self._pool.busy,
+            slots=self._plan.processes * self._plan.slots,
+            retried=self._pool.retried,
+        )
+
+    def _total(self, status: Status, cursor: str) -> float | None:
+        """How many records there are in all: counted, or told by how much of the files is read."""
+        if status.state != "loading":
+            return status.records.total
+        try:
+            place = msgspec.json.decode(cursor, type=_Place)
+        except msgspec.DecodeError:
+            return None
+        loaded = sum(self._sizes[: place.file]) + place.offset
+        if not loaded or not self._sizes:
+            return None
+        return status.records.total * sum(self._sizes) / loaded
+
+
+def _sizes(files: list[str]) -> list[int]:
+    if any(Path(name).suffix.lower() in _COMPRESSED for name in files):
+        return []
+    try:
+        return [Path(name).stat().st_size for name in files]
+    except OSError:
+        return []
 
 
 def _await(opened: threading.Event, stopping: threading.Event) -> bool:
@@ -177,15 +320,3 @@ def _await(opened: threading.Event, stopping: threading.Event) -> bool:
         if stopping.is_set():
             return False
     return True
-
-
-def remaining(status: Status) -> str:
-    """How far a request is, in a line."""
-    parts, records = status.parts, status.records
-    total = f"{parts.total}" if status.state != "loading" else f"{parts.total}+"
-    eta = "" if status.eta_s is None else f" · {status.eta_s:.0f} s left"
-    return (
-        f"{parts.done + parts.failed}/{total} parts · {records.done:,} records · "
-        f"{status.rate:,.0f}/s{eta} · {parts.running} running · {parts.retry} to retry · "
-        f"{records.failed} failed"
-    )

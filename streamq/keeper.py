@@ -139,7 +139,7 @@ class Keeper:
         number = held.running
         assert number is not None
         message = f"it took longer than {held.timeout_ms / 1e3:g} s"
-        failure = Failure(error="Timeout", message=message, part=number)
+        failure = Failure(error="Timeout", message=message, part=number, attempts=held.attempt)
 
         def errand() -> None:
             answer = self._protocol.fail(
@@ -148,7 +148,7 @@ class Keeper:
                 call,
                 number,
                 [failure],
-                delay_ms=1_000,
+                delay_ms=held.retry_ms,
                 records=(0, -1),
             )
             self.counts[held.handler, "retried" if answer.word == "retry" else "failed"] += 1

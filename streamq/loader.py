@@ -8,59 +8,28 @@ once. An input that has changed meanwhile is refused.
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from contextlib import closing, suppress
 
 import msgspec
 
-from streamq.errors import RequestExists, ServerBusy, ServerUnreachable, StreamqError
-from streamq.model import Opened, Policy, Tokens
+from streamq.errors import RequestExists, ServerBusy, ServerFull, ServerUnreachable, StreamqError
+from streamq.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
+from streamq.model import MAX_PART, Opened, Policy, Spec, Tokens
 from streamq.protocol import Protocol
-from streamq.source import BadInput, Cursor, Piece, Size, split, whole_file
-from streamq.submission import CHUNK_BYTES, CHUNK_PARTS, forget
+from streamq.references import Reference
+from streamq.remote import RemoteUnreachable
+from streamq.rows import mask_of
+from streamq.source import Chunk, Cursor, Size, first_record, split, whole
+from streamq.submission import forget, unregister
 
-#: So much of a file's beginning and end is compared when a load goes on.
-_SAMPLE = 2**16
 #: How often a load that is ahead of the workers looks whether it may go on.
 _WINDOW_S = 0.05
+#: How often it looks while it fills the window, where results fill it too.
+_LOOKS = 8
 
 
-class Identity(msgspec.Struct, frozen=True):
-    """What tells a file from a changed one."""
-
-    name: str
-    size: int
-    mtime_ns: int
-    digest: str
-
-    @classmethod
-    def of(cls, path: str) -> "Identity":
-        """The file as it is now.
-
-        Raises:
-            BadInput: it is not there, is no regular file, or cannot be read.
-        """
-        try:
-            if not Path(path).is_file():
-                why = "Is a directory" if Path(path).is_dir() else "No such file"
-                raise BadInput(f"{path}: {why}")
-            state = Path(path).stat()
-            with Path(path).open("rb") as file:
-                sample = file.read(_SAMPLE)
-                file.seek(max(0, state.st_size - _SAMPLE))
-                sample += file.read(_SAMPLE)
-        except OSError as error:
-            raise BadInput(f"{path}: {error.strerror}") from None
-        digest = hashlib.blake2b(sample, digest_size=16).hexdigest()
-        return cls(path, state.st_size, state.st_mtime_ns, digest)
-
-    def difference(self, then: "Identity") -> str:
-        """What changed since, in words; "" for nothing."""
-        if self.size != then.size:
-            return f"{self.name} had {then.size} bytes, and has {self.size}"
-        if self.digest != then.digest:
-            return f"{self.name} has other content than it had"
-        return f"{self.name} was written to since" if self.mtime_ns != then.mtime_ns else ""
+class _Stopped(Exception):
+    """Whoever runs the load wants no more of it now."""
 
 
 class Load:
@@ -74,16 +43,33 @@ class Load:
         size: Size,
         *,
         window_bytes: int = 0,
+        counts_results: bool = False,
+        checks_complete: bool = True,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``counts_results``: somebody collects, and what is not collected fills the window too.
+        ``checks_complete``: standard input is compared even if all of it was loaded before."""
+        #: Whether there is something in the server to go on with.
+        self.is_begun = False
         self._protocol = protocol
         self._id = request_id
         self._policy = policy
         self._size = size
         self._window = window_bytes
+        self._counts_results = counts_results
+        self._checks_complete = checks_complete
         self._should_stop = should_stop
         self._files = policy.spec.files
+        self._mask = mask_of(policy.spec)
+        self._appending = protocol.appending(request_id)
+        self._identities: list[Identity] = []
         self._parts = 0
+        self._room = 0
+        self._result_size = 0.0
+        self._cursor = Cursor()
+        self._waiting: Chunk | None = None
+        #: Of all that was taken from standard input.
+        self._content = hashlib.blake2b(digest_size=16) if STDIN in self._files else None
 
     def run(self, on_open: Callable[[], None] = lambda: None) -> int:
         """Load what is not loaded yet. Returns how many parts the request has.
@@ -92,24 +78,28 @@ class Load:
             BadInput: a file cannot be read or split; nothing of a new request is left.
             RequestExists: the id has another submission, or a file has changed since.
         """
-        now = [Identity.of(name) for name in self._files]
+        now = self._identities = [Identity.of(name) for name in self._files]
         opened = self._open(now)
+        self.is_begun = True
         on_open()
         try:
-            for chunk in self._chunks(opened):
-                if self._should_stop():
-                    return self._parts
-                self._append(chunk)
-            self._check_unchanged(now)
+            self._load(opened)
+            for old in now:
+                if changed := Identity.of(old.name).difference(old):
+                    raise BadInput(f"the input changed while it was loaded: {changed}")
             cursor = _encode(self._cursor)
             _, tokens = self._protocol.seal(self._id, self._parts, cursor)
-            self._protocol.push(self._policy.queue, self._id, tokens)
-        except (ServerBusy, ServerUnreachable, KeyboardInterrupt):
-            raise
+            self._push(tokens)
+        except _Stopped:
+            return self._parts
+        except (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, KeyboardInterrupt):
+            raise  # the same command goes on
         except Exception:
             if opened.is_new:
                 self._take_back()
             raise
+        finally:
+            self._appending.close()
         return self._parts
 
     def _open(self, now: list[Identity]) -> Opened:
@@ -117,85 +107,185 @@ class Load:
         text = msgspec.json.encode([lasting, self._size])
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._protocol.mint(self._policy.queue, self._id, Tokens(), register="again")
-        opened = self._protocol.open(self._id, digest, self._policy, msgspec.json.encode(now))
+        try:
+            opened = self._protocol.open(self._id, digest, self._policy, msgspec.json.encode(now))
+        except (RequestExists, ServerFull) as error:
+            unregister(self._protocol, self._policy.queue, self._id)
+            if isinstance(error, RequestExists):
+                self._compare(now)
+                raise RequestExists(
+                    f"request {self._id} was submitted with other options"
+                ) from None
+            raise
         if not opened.is_new:
-            kept = self._protocol.inspect(self._id)["source"]
-            self._compare(now, msgspec.json.decode(kept, type=list[Identity]))
+            self._compare(now)
         self._parts = opened.total
-        self._cursor = (
-            msgspec.json.decode(opened.cursor, type=Cursor) if opened.cursor else Cursor()
-        )
+        if opened.cursor:
+            self._cursor = msgspec.json.decode(opened.cursor, type=Cursor)
         return opened
 
-    def _compare(self, now: list[Identity], then: list[Identity]) -> None:
+    def _compare(self, now: list[Identity]) -> None:
+        """Refuse to go on when the request was made of something else."""
+        kept = self._protocol.inspect(self._id).get("source")
+        then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
+        if len(now) != len(then):
+            raise self._other(f"it was {len(then)} files, and is {len(now)}")
         for new, old in zip(now, then, strict=True):
             if changed := new.difference(old):
-                raise RequestExists(f"request {self._id} was loaded from another input: {changed}")
+                raise self._other(changed)
 
-    def _check_unchanged(self, begun: list[Identity]) -> None:
-        for old in begun:
-            if changed := Identity.of(old.name).difference(old):
-                raise BadInput(f"the input changed while it was loaded: {changed}")
+    def _other(self, what: str) -> RequestExists:
+        return RequestExists(f"request {self._id} was loaded from another input: {what}")
 
-    def _pieces(self) -> Iterator[Piece]:
-        start = self._cursor
-        for index, name in enumerate(self._files):
-            if index < start.file:
-                continue
-            here = start if index == start.file and start.offset else self._first(index)
-            if self._policy.spec.format == "file":
-                yield whole_file(name, index, self._size.most)
-            else:
-                yield from split(name, index, self._policy.spec.format, self._size, here)
+    def _load(self, opened: Opened) -> None:
+        if not opened.state.is_live or "sealed" in self._protocol.inspect(self._id):
+            if self._content and self._checks_complete:
+                self._check_complete()
+            return
+        for index in range(self._cursor.file, len(self._files)):
+            with closing(self._input(self._files[index])) as source:
+                for chunk in self._chunks_of(source, index):
+                    self._put(chunk)
+        self._flush()
+        self._push(self._appending.wait())
 
-    def _first(self, file: int) -> Cursor:
-        """The first record of a file: in a CSV it comes after the header."""
+    def _input(self, name: str) -> Input:
+        return stdin(self._while_waiting) if name == STDIN else open_input(name)
+
+    def _chunks_of(self, source: Input, file: int) -> Iterator[Chunk]:
+        spec = self._policy.spec
+        if spec.format == "file":
+            return iter([self._whole_file(source, file)])
+        if spec.by_reference and source.is_compressed:
+            raise BadInput(
+                f"{source.name} is compressed, and nobody can begin to read in its middle: load it "
+                "without --by-reference, or as a whole with --format file"
+            )
+        start = self._start(source, file)
+        if self._content:
+            self._skip_seen(source, start)
+        elif start.offset:
+            source.seek(start.offset)
+        chunks = split(source, self._mask, self._size, start)
+        return map(self._referred, chunks) if spec.by_reference else chunks
+
+    def _whole_file(self, source: Input, file: int) -> Chunk:
+        if not self._policy.spec.by_reference:
+            return whole(source, file, self._size.most)
+        size = self._identities[file].size
+        if size > self._size.most:
+            raise BadInput(f"{source.name} is larger than the {self._size.most} bytes of a part")
+        payload = self._reference(file, 0, size)
+        return Chunk([payload], [b"1 %d 1" % file], 1, len(payload), Cursor(file + 1))
+
+    def _referred(self, chunk: Chunk) -> Chunk:
+        """The same with where the bytes are, instead of the bytes."""
+        file, offset = chunk.end.file, chunk.end.offset - chunk.size
+        for index, payload in enumerate(chunk.payloads):
+            chunk.payloads[index] = self._reference(file, offset, len(payload))
+            offset += len(payload)
+        chunk.size = sum(map(len, chunk.payloads))
+        return chunk
+
+    def _reference(self, file: int, offset: int, length: int) -> bytes:
+        found = self._identities[file]
+        return msgspec.json.encode(Reference(offset, length, found.size, found.version))
+
+    def _start(self, source: Input, file: int) -> Cursor:
+        """Where to begin with a file: where the load stood, or after the header of a CSV."""
+        if self._cursor.file == file and self._cursor.offset:
+            return self._cursor
         header = self._policy.spec.header
         if not header:
             return Cursor(file)
-        own = header_of(self._files[file])
+        own = first_record(source, self._mask, MAX_PART)
         if own.strip() != header.encode().strip():
-            raise BadInput(f"{self._files[file]} has another header than {self._files[0]}")
+            raise BadInput(f"{source.name}: record 1: another header than {self._files[0]} has")
         return Cursor(file, len(own), 2)
 
-    def _chunks(self, opened: Opened) -> Iterator[list[Piece]]:
-        if not opened.state.is_live or "sealed" in self._protocol.inspect(self._id):
-            return
-        chunk: list[Piece] = []
-        size = 0
-        for piece in self._pieces():
-            chunk.append(piece)
-            size += len(piece.payload)
-            if len(chunk) >= CHUNK_PARTS or size >= CHUNK_BYTES:
-                yield chunk
-                chunk, size = [], 0
-        if chunk:
-            yield chunk
+    def _skip_seen(self, source: Input, start: Cursor) -> None:
+        """Pass over what was taken from standard input before, if it is the same."""
+        assert self._content
+        passed = source.skip(start.offset, self._content.update)
+        if passed < start.offset:
+            raise self._other(
+                f"standard input ends after {passed} bytes, and {start.offset} were loaded: "
+                "give the same input again"
+            )
+        if start.digest and start.digest != self._content.hexdigest():
+            raise self._other(f"the first {passed} bytes of standard input are not what they were")
 
-    def _append(self, chunk: list[Piece]) -> None:
-        entries: list[bytes | int] = []
-        for piece in chunk:
-            about = b"%d %d %d" % (piece.records, piece.start.file, piece.start.record)
-            entries += (piece.payload, about)
-        records = sum(piece.records for piece in chunk)
-        self._cursor = chunk[-1].end
+    def _check_complete(self) -> None:
+        """Whether standard input is what all parts were made of."""
+        source = self._input(STDIN)
+        self._skip_seen(source, self._cursor)
+        if source.read(1):
+            raise self._other(f"standard input had {self._cursor.offset} bytes, and has more")
+
+    def _put(self, chunk: Chunk) -> None:
+        """Have it sent, together with its neighbours where they are small."""
+        if self._waiting and self._waiting.has_room_for(chunk):
+            self._waiting.add(chunk)
+            return
+        self._flush()
+        self._waiting = chunk
+
+    def _flush(self) -> None:
+        chunk, self._waiting = self._waiting, None
+        if self._should_stop():
+            raise _Stopped
+        if chunk:
+            self._append(chunk)
+
+    def _while_waiting(self) -> None:
+        """Nothing comes from standard input at the moment: what came is not to wait for more."""
+        self._flush()
+        self._push(self._appending.wait())
+
+    def _append(self, chunk: Chunk) -> None:
+        entries: list[bytes | int] = [b""] * (2 * len(chunk.payloads))
+        entries[::2], entries[1::2] = chunk.payloads, chunk.abouts
+        self._cursor = chunk.end
+        if self._content:
+            self._content.update(b"".join(chunk.payloads))
+            digest = self._content.hexdigest()
+            self._cursor = msgspec.structs.replace(chunk.end, digest=digest)
         first, cursor = self._parts + 1, _encode(self._cursor)
-        _, _, tokens = self._protocol.append(self._id, first, cursor, records, entries)
-        self._parts += len(chunk)
-        self._protocol.push(self._policy.queue, self._id, tokens)
+        self._push(self._appending.send(first, cursor, chunk.records, entries))
+        self._parts += len(chunk.payloads)
         if self._window:
+            self._room -= chunk.size
             self._wait_for_room()
+
+    def _push(self, tokens: Tokens) -> None:
+        self._protocol.push(self._policy.queue, self._id, tokens)
 
     def _wait_for_room(self) -> None:
         """Wait while more bytes are in the server than the window allows."""
-        while True:
+        while self._room <= 0:
+            self._push(self._appending.wait())
             found = self._protocol.inspect(self._id)
-            total = int(found["total"])
-            left = total - int(found.get("done", 0)) - int(found.get("failed", 0))
-            is_room = left * int(found["bytes"]) / total <= self._window
-            if is_room or found["state"] != "loading" or self._should_stop():
+            self._room = self._room_now(found)
+            if self._room > 0 or found["state"] != "loading":
                 return
+            if self._should_stop():
+                raise _Stopped
             time.sleep(_WINDOW_S)
+
+    def _room_now(self, found: dict[str, str]) -> int:
+        """Bytes that may go into the server before the next look."""
+        total, done = int(found["total"]), int(found.get("done", 0))
+        left = total - done - int(found.get("failed", 0))
+        size = int(found["bytes"]) / total
+        if not self._counts_results:
+            return self._window - round(left * size)
+        # What waits becomes a result, which may be larger: how large is known from those there.
+        kept, results = self._protocol.result_bytes(self._id), int(found["results"])
+        self._result_size = max(self._result_size, kept / results if results else 0.0)
+        held = round(left * max(size, self._result_size)) + kept
+        return min(
+            (self._window if done else self._window // _LOOKS) - held, self._window // _LOOKS
+        )
 
     def _take_back(self) -> None:
         """Leave nothing of a load that went wrong for good."""
@@ -204,11 +294,13 @@ class Load:
             forget(self._protocol, self._policy.queue, self._id)
 
 
-def header_of(path: str) -> bytes:
-    """The first row of a CSV file, with its line ending."""
-    for piece in split(path, 0, "csv", Size(records=1), Cursor()):
-        return piece.payload
-    return b""
+def header_of(name: str, spec: Spec) -> bytes:
+    """The first row of a CSV, with its line ending."""
+    source = open_input(name)
+    try:
+        return first_record(source, mask_of(spec), MAX_PART)
+    finally:
+        source.close()
 
 
 def _encode(cursor: Cursor) -> str:

@@ -6,9 +6,8 @@ commands, so no other tool is needed. It takes a little over two seconds: so lon
 primary waits before it believes that the cluster is well.
 """
 
+import functools
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -18,11 +17,9 @@ import msgspec
 from streamq.errors import InvalidValue, ServerError
 from streamq.launcher import LOOPBACK, Launcher, ask, on_free_port
 from streamq.server import Options, checked_options, command_line, find_server, make_directory
-
-SLOTS = 16384
+from streamq.topology import Peer, join
 
 _JOIN_TIMEOUT_S = 20.0
-_POLL_S = 0.02
 
 
 class ClusterNode(msgspec.Struct, frozen=True):
@@ -78,7 +75,8 @@ class LocalCluster:
         cluster = cls(Launcher(home, own=own), program, home, extra)
         try:
             cluster._start_nodes(primaries, replicas)
-            _Join(cluster.nodes, primaries).run()
+            peers = [_peer(node) for node in cluster.nodes]
+            join([peers[i::primaries] for i in range(primaries)], _JOIN_TIMEOUT_S)
         except BaseException:
             cluster.stop()
             raise
@@ -158,57 +156,6 @@ class LocalCluster:
         return self._launcher.run(argv, directory, (LOOPBACK, port))
 
 
-class _Join:
-    """Making one cluster of servers that do not know each other."""
-
-    def __init__(self, nodes: tuple[ClusterNode, ...], primaries: int) -> None:
-        self._primaries = nodes[:primaries]
-        self._replicas = nodes[primaries:]
-        self._nodes = nodes
-        self._deadline = time.monotonic() + _JOIN_TIMEOUT_S
-
-    def run(self) -> None:
-        """Give out the slots, introduce all to all, and wait until every node sees the same."""
-        first, *others = self._nodes
-        for index, node in enumerate(self._nodes):
-            # Different epochs from the start spare the nodes settling who is newer.
-            _cluster(node, "SET-CONFIG-EPOCH", str(index + 1))
-        for index, node in enumerate(self._primaries):
-            begin, end = (SLOTS * i // len(self._primaries) for i in (index, index + 1))
-            _cluster(node, "ADDSLOTSRANGE", str(begin), str(end - 1))
-        for node in others:
-            _cluster(first, "MEET", LOOPBACK, str(node.port))
-        for node in self._nodes:
-            self._wait(node, self._knows_all)
-        for index, node in enumerate(self._replicas):
-            primary = self._primaries[index % len(self._primaries)]
-            _cluster(node, "REPLICATE", _cluster(primary, "MYID"))
-        for condition in (self._is_linked, self._is_whole):
-            for node in self._nodes:
-                self._wait(node, condition)
-
-    def _wait(self, node: ClusterNode, condition: Callable[[ClusterNode], bool]) -> None:
-        while not condition(node):
-            if time.monotonic() > self._deadline:
-                raise ServerError(f"the cluster does not join: {_cluster(node, 'INFO')}")
-            time.sleep(_POLL_S)
-
-    def _knows_all(self, node: ClusterNode) -> bool:
-        lines = _cluster(node, "NODES").splitlines()
-        return len(lines) == len(self._nodes) and "handshake" not in str(lines)
-
-    def _is_linked(self, node: ClusterNode) -> bool:
-        if node.role == "primary":
-            return True
-        return "master_link_status:up" in ask((LOOPBACK, node.port), "INFO", "replication")
-
-    def _is_whole(self, node: ClusterNode) -> bool:
-        info = _cluster(node, "INFO").splitlines()
-        wanted = ("cluster_state:ok", f"cluster_slots_ok:{SLOTS}")
-        roles = [line.split()[2] for line in _cluster(node, "NODES").splitlines()]
-        replicas = sum("slave" in role for role in roles)
-        return all(line in info for line in wanted) and replicas == len(self._replicas)
-
-
-def _cluster(node: ClusterNode, *words: str) -> str:
-    return ask((LOOPBACK, node.port), "CLUSTER", *words)
+def _peer(node: ClusterNode) -> Peer:
+    ask_node = functools.partial(ask, (LOOPBACK, node.port))
+    return Peer(f"{LOOPBACK}:{node.port}", LOOPBACK, node.port, ask_node)

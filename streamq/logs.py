@@ -16,6 +16,9 @@ class TextFormatter(logging.Formatter):
         """One line, and the traceback after it if there is one."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {record.getMessage()}"
+        if sys.stderr is not None and sys.stderr.isatty():
+            # There may be a line of progress, by another process even: this one takes its place.
+            line = f"\r\x1b[K{line}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

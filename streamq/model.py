@@ -59,11 +59,17 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_ms: int = 0
     #: How parts hold their records: lines, jsonl, csv, file; "" for one payload, one record.
     format: str = ""
-    #: Of a CSV: its first row, for every part's handler, and what stands between fields.
+    #: Of a CSV: its first row if that is a header, the names given instead of one, and what it
+    #: is written with; "" for no quotes, no escapes.
     header: str = ""
+    names: list[str] = []
     delimiter: str = ","
+    quote: str = '"'
+    escape: str = ""
     #: Names of the files that parts came from, for those who read failures.
     files: list[str] = []
+    #: Parts do not hold their bytes but say where in these files they are.
+    by_reference: bool = False
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ IDLE_TICK_S = 0.2
 LAST_CALL = 2**53 - 1
 #: A process that lived this long is replaced at once, a younger one after a pause.
 SETTLED_S = 5.0
-LONGEST_PAUSE_MS = 30_000
+LONGEST_PAUSE_MS = 5_000
 #: When so many processes end before the first is ready, none will be.
 MOST_STILLBORN = 3
 #: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
@@ -83,6 +83,7 @@ class Member:
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "streamq.child", str(theirs.fileno()), str(fd)],
             stdin=subprocess.DEVNULL,
+            stdout=None if config.keeps_stdout else sys.stderr,
             # Ctrl-C in the terminal is for the parent, which lets its processes finish.
             process_group=0,
             pass_fds=(theirs.fileno(), fd),
@@ -131,9 +132,24 @@ class Member:
         self.line.send(Order(word))
 
     def kill(self, why: str) -> None:
-        """End it at once."""
+        """End it at once, and every program that it started."""
         self.why_killed = self.why_killed or why
-        self.popen.kill()
+        self._kill_group()
+
+    def has_ended(self) -> bool:
+        """Whether it is gone. Then the programs that it left are ended, too."""
+        if self.popen.returncode is None:
+            # It is not waited for until they are ended: so long its number is nobody else's.
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self._kill_group()
+            self.popen.wait()
+        return True
+
+    def _kill_group(self) -> None:
+        if self.popen.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def rss_bytes(self) -> int:
         """Its memory, where the system tells."""
@@ -152,10 +168,8 @@ class Pool:
         config: Config,
         options: PoolOptions,
         keeper: Keeper,
-        is_done: Callable[[], bool] = lambda: False,
         notifier: Notifier | None = None,
     ) -> None:
-        self._is_done = is_done
         self._config = config
         self._options = options
         self._keeper = keeper
@@ -168,10 +182,12 @@ class Pool:
         self._deaths = 0
         self._members: list[Member] = []
         self._selector = selectors.DefaultSelector()
+        self._bell, self._button = socket.socketpair()
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._pauses = 0
         self._start_at = 0.0
         self._stop_at = 0.0
-        self._is_stopping = self._is_cold = self._was_ready = False
+        self._is_stopping = self._is_cold = self._was_ready = self._is_unwanted = False
         self._signals: deque[int] = deque()
         self._interrupts = 0
         self._files: dict[str, float] = {}
@@ -205,6 +221,8 @@ class Pool:
                 self._forget(member)
                 self._take_back(member)
             self._keeper.stop()
+            self._bell.close()
+            self._button.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
         return 130 if self._is_cold else 0
@@ -212,6 +230,26 @@ class Pool:
     def processes(self) -> list[int]:
         """Ids of its processes."""
         return [member.pid for member in self._members]
+
+    @property
+    def busy(self) -> int:
+        """Slots that hold parts."""
+        return len(self._keeper.holdings)
+
+    @property
+    def retried(self) -> int:
+        """Parts that are to run again, counted each time."""
+        with self._counting:
+            rows = [*self._past.values()]
+            rows += [row for member in self._members for row in member.rows().values()]
+        told = sum(n for (_, state), n in self._keeper.counts.copy().items() if state == "retried")
+        return sum(row[tally.RETRIED] for row in rows) + told
+
+    def end(self) -> None:
+        """End now, from another thread: what its processes would still do is not wanted."""
+        self._is_stopping = self._is_unwanted = True
+        with suppress(OSError):
+            self._button.send(b".")
 
     def unready(self) -> str:
         """Why no part would be run here now; empty when one would."""
@@ -253,7 +291,7 @@ class Pool:
                 for name, row in sorted(rows.items())
             ],
             "streamq_worker_slots": [({}, keeper.slots)],
-            "streamq_worker_slots_busy": [({}, len(keeper.holdings))],
+            "streamq_worker_slots_busy": [({}, self.busy)],
             "streamq_worker_processes": [({}, ready)],
             "streamq_process_deaths_total": [({}, self._deaths)],
             "streamq_server_up": [({}, int(keeper.is_server_up))],
@@ -288,6 +326,9 @@ class Pool:
 
     def _hear(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._bell:
+                self._bell.recv(1)
+                continue
             member: Member = key.data
             words, is_gone = member.line.ready_words()
             for word in words:
@@ -318,13 +359,15 @@ class Pool:
 
     def _bury(self) -> None:
         """Replace processes that are gone, and take back at once what they held."""
-        for member in [m for m in self._members if m.popen.poll() is not None]:
+        for member in [m for m in self._members if m.has_ended()]:
             code = member.popen.returncode
             done = member.parts
             self._forget(member)
             was_busy = self._take_back(member)
-            self._deaths += not member.is_leaving
-            if member.why_killed:
+            self._deaths += not member.is_leaving and not self._is_unwanted
+            if self._is_unwanted:
+                log.debug("process %d ended", member.pid)
+            elif member.why_killed:
                 log.warning("process %d was stopped: %s", member.pid, member.why_killed)
             elif not member.is_leaving or code:
                 log.warning("process %d %s; it is replaced", member.pid, _how_it_ended(code))
@@ -433,6 +476,8 @@ class Pool:
     def _urge(self, now: float) -> None:
         """See to it that every process ends, also one that was just being started."""
         for member in self._members:
+            if self._is_unwanted:
+                member.kill("its work is not wanted any more")
             if not member.is_leaving:
                 member.order("stop")
             if member.hello is None:
@@ -450,8 +495,6 @@ class Pool:
 
     def _is_finished(self) -> bool:
         options = self._options
-        if self._is_done():
-            return True
         if not self._members or not all(member.hello for member in self._members):
             return False
         idle_s = min(member.idle_s for member in self._members)

@@ -80,15 +80,16 @@ class Probe:
         return min(seen, key=lambda clock: clock.trip_s)
 
     def slots(self) -> list[tuple[int, int]]:
-        """The ranges of slots that some primary serves."""
-        with translated(self._connection.where):
-            node = self._connection.redis.get_random_node()
-            reply = self._connection.redis.get_redis_connection(node).execute_command(
-                "CLUSTER SLOTS"
-            )
-        if isinstance(reply, dict):  # the driver's own form
-            return sorted((int(first), int(last)) for first, last in reply)
-        return sorted((int(each[0]), int(each[1])) for each in reply)
+        """The ranges of slots that primaries say they serve; what others say of them may be old."""
+        ranges = []
+        for node in self.primaries():
+            lines = self.ask(node, "CLUSTER", "NODES").decode().splitlines()
+            (own,) = (line.split() for line in lines if "myself" in line.split()[2])
+            for word in own[8:]:
+                first, _, last = word.partition("-")
+                if first.isdecimal():  # others are on their way in or out
+                    ranges.append((int(first), int(last or first)))
+        return sorted(ranges)
 
     def is_allowed(self, *words: Any) -> bool:
         """Whether this user may; asked of the first node. The call itself must do no harm."""

@@ -4,7 +4,7 @@ A method passes what the script's header asks for and gives the reply a type. It
 decides nothing: every rule is in the Lua.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from streamq.model import (
     Tick,
     Tokens,
 )
-from streamq.scripts import Scripts
+from streamq.scripts import Ahead, Scripts
 
 _EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
 _POISON = msgspec.json.encode(
@@ -43,7 +43,7 @@ class Protocol:
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         self.connection = connection
         scripts = Scripts(connection)
-        self._run, self._run_once = scripts.run, scripts.run_once
+        self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
         self._prefix = prefix
         # Keys are spelled anew for every call otherwise, and a take has a hundred of them.
         self.keys = lru_cache(1024)(lambda request_id: RequestKeys(request_id, prefix))
@@ -62,26 +62,8 @@ class Protocol:
         Raises:
             RequestExists: the id is taken by another submission.
         """
-        fields = {
-            "handler": policy.handler,
-            "queue": policy.queue,
-            "level": policy.level,
-            "limit": policy.limit,
-            "retries": -1 if policy.spec.retries is None else policy.spec.retries,
-            "poison": policy.poison,
-            "max_failures": policy.max_failures,
-            "max_percent": policy.max_percent,
-            "keep_ms": policy.keep_ms,
-            "rate_ms": policy.rate_ms,
-            "spec": msgspec.json.encode(policy.spec),
-            "source": source,
-        }
         is_new, state, total, cursor = self._run(
-            "open",
-            self.keys(request_id),
-            digest=digest,
-            delay_ms=policy.delay_ms,
-            fields=[value for pair in fields.items() for value in pair],
+            "open", self.keys(request_id), **_open_args(digest, policy, source)
         )
         return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
 
@@ -103,6 +85,28 @@ class Protocol:
             entries=entries,
         )
         return total, stands.decode(), Tokens(*tokens)
+
+    def appending(self, request_id: str) -> "Appending":
+        """For many calls of ``append`` in a row; the caller closes it."""
+        return Appending(Ahead(Scripts(self.connection), self.connection), self.keys(request_id))
+
+    def submit(
+        self, request_id: str, digest: str, policy: Policy, cursor: str, entries: Sequence[bytes]
+    ) -> list[Tokens]:
+        """Register, open, append and seal at once. Returns tokens to push."""
+        keys = self.keys(request_id)
+        parts = len(entries) // 2
+        register = _mint_args(request_id, Tokens(), "push", "again")
+        append = {"first": 1, "cursor": cursor, "records": parts, "entries": entries}
+        _, _, appended, sealed = self._run_all(
+            [
+                ("mint", self._queue_keys(policy.queue, 0), register),
+                ("open", keys, _open_args(digest, policy, b"")),
+                ("append", keys, append),
+                ("seal", keys, {"total": parts, "cursor": cursor}),
+            ]
+        )
+        return [Tokens(*appended[2:]), _state_and_tokens(sealed)[1]]
 
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
         """The load is complete.
@@ -345,16 +349,8 @@ class Protocol:
         register: str = "no",
     ) -> int:
         """Push tokens of a request and register its next look. Returns how many were pushed."""
-        pushed = self._run(
-            "mint",
-            self._queue_keys(queue, tokens.level),
-            request_id=request_id,
-            count=tokens.count,
-            mode=mode,
-            look_ms=tokens.look_ms,
-            register=register,
-        )
-        return int(pushed)
+        keys = self._queue_keys(queue, tokens.level)
+        return int(self._run("mint", keys, **_mint_args(request_id, tokens, mode, register)))
 
     def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
         """Do what a script asked its caller to do in the queue, if anything."""
@@ -461,23 +457,38 @@ class Protocol:
                     alive[name.decode()] = details
         return alive
 
+    def holders(self, request_id: str) -> list[str]:
+        """Who holds a lease of the request."""
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(self.keys(request_id).leases, 0, -1)
+        return [holder.decode() for holder in found]
+
+    def result_bytes(self, request_id: str) -> int:
+        """Memory of the results the server has, about."""
+        with translated(self.connection.where):
+            used = self.connection.redis.memory_usage(self.keys(request_id).results, samples=20)
+        return int(used or 0)
+
     def failures(self, request_id: str) -> Iterable[tuple[int, bytes]]:
         """Parts that were given up, in no order, and what is kept of each."""
         return ((int(n), text) for n, text in self._scan(self.keys(request_id).failed))
 
-    def leftovers(self, request_id: str) -> Iterable[tuple[str, bytes]]:
-        """Every result the server has, in no order, by its field."""
-        return ((f.decode(), result) for f, result in self._scan(self.keys(request_id).results))
+    def leftovers(self, request_id: str, at_once: int = 2**22) -> Iterable[tuple[str, bytes]]:
+        """Every result the server has, in no order, by its field; about so many bytes a call."""
+        key = self.keys(request_id).results
+        return ((f.decode(), result) for f, result in self._scan(key, at_once))
 
-    def _scan(self, key: str) -> Iterable[tuple[bytes, bytes]]:
-        cursor = 0
+    def _scan(self, key: str, at_once: int = 2**22) -> Iterable[tuple[bytes, bytes]]:
+        cursor, count = 0, 10
         while True:
             with translated(self.connection.where):
                 redis = self.connection.redis
-                cursor, found = redis.hscan(key, cursor, count=500)
+                cursor, found = redis.hscan(key, cursor, count=count)
             yield from found.items()
             if cursor == 0:
                 return
+            mean = sum(map(len, found.values())) // max(1, len(found))
+            count = max(1, min(500, at_once // max(1, mean)))
 
 
 class Events:
@@ -495,6 +506,70 @@ class Events:
     def close(self) -> None:
         """End the subscription."""
         self._pubsub.close()
+
+
+class Appending:
+    """``append`` again and again: parts are on their way while the server adds those before."""
+
+    def __init__(self, ahead: Ahead, keys: RequestKeys) -> None:
+        self._ahead = ahead
+        self._keys = keys
+        self._answer: Callable[[], Any] | None = None
+
+    def send(self, first: int, cursor: str, records: int, entries: Sequence[bytes | int]) -> Tokens:
+        """Send parts. Returns the tokens to push for those sent before, when they are there.
+
+        Raises:
+            RequestEnded: the request takes no more parts.
+            LoadGap: the parts do not follow those that are there.
+        """
+        sent = self._ahead.run(
+            "append", self._keys, first=first, cursor=cursor, records=records, entries=entries
+        )
+        tokens = self.wait()
+        self._answer = sent
+        return tokens
+
+    def wait(self) -> Tokens:
+        """Wait until all that was sent is there. Returns the tokens to push for it."""
+        answer, self._answer = self._answer, None
+        return Tokens(*answer()[2:]) if answer else Tokens()
+
+    def close(self) -> None:
+        """Let go of the way to the server."""
+        self._ahead.close()
+
+
+def _open_args(digest: str, policy: Policy, source: bytes) -> dict[str, Any]:
+    fields = {
+        "handler": policy.handler,
+        "queue": policy.queue,
+        "level": policy.level,
+        "limit": policy.limit,
+        "retries": -1 if policy.spec.retries is None else policy.spec.retries,
+        "poison": policy.poison,
+        "max_failures": policy.max_failures,
+        "max_percent": policy.max_percent,
+        "keep_ms": policy.keep_ms,
+        "rate_ms": policy.rate_ms,
+        "spec": msgspec.json.encode(policy.spec),
+        "source": source,
+    }
+    return {
+        "digest": digest,
+        "delay_ms": policy.delay_ms,
+        "fields": [value for pair in fields.items() for value in pair],
+    }
+
+
+def _mint_args(request_id: str, tokens: Tokens, mode: str, register: str) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "count": tokens.count,
+        "mode": mode,
+        "look_ms": tokens.look_ms,
+        "register": register,
+    }
 
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

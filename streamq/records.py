@@ -4,10 +4,7 @@ Records come without their line ending. Which ending each had is kept with the r
 where it is not a plain newline, so that raw output can put it back.
 """
 
-import csv
 import inspect
-import io
-import re
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +12,15 @@ from typing import Any
 import msgspec
 
 from streamq.app import Abandon, Handler
+from streamq.errors import InvalidValue
 from streamq.model import Part, Spec
+from streamq.rows import fields_of, names_of, records_of
 
 #: What ``about`` ends in when the payload is JSON made from a value that was no bytes.
 IS_JSON = b"j"
 #: Formats whose records are lines or rows of a file.
 TEXT_FORMATS = ("lines", "jsonl", "csv")
 
-_ROW = re.compile(rb'(?:[^"\n]+|"[^"]*")+\n?|\n')
 _RAW = (bytes, str)
 _NOTHING = (inspect.Parameter.empty, Any)
 
@@ -31,22 +29,32 @@ Decode = Callable[[bytes, bool], Any]
 
 def records_in(part: Part, spec: Spec) -> list[bytes]:
     """The records of a part, each with its line ending."""
-    if spec.format == "csv":
-        return _ROW.findall(part.payload)
-    if spec.format in TEXT_FORMATS:
-        return part.payload.splitlines(keepends=True) if _is_plain(part.payload) else _lines(part)
-    return [part.payload]
+    return records_of(part.payload, spec) if spec.format in TEXT_FORMATS else [part.payload]
 
 
-def _is_plain(payload: bytes) -> bool:
-    """Whether splitlines, which also splits at a lone carriage return, splits as we do."""
-    return b"\r" not in payload
+def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any], bytes] | None:
+    """All values of a part at once, and the letter of how their lines ended ("" for newlines).
 
-
-def _lines(part: Part) -> list[bytes]:
-    lines = [line + b"\n" for line in part.payload.split(b"\n")]
-    last = lines.pop()[:-1]
-    return [*lines, last] if last else lines
+    None where records are to be looked at one by one.
+    """
+    if spec.format != "lines" or annotation not in (bytes, str, *_NOTHING):
+        return None
+    newlines, returns = payload.count(b"\n"), payload.count(b"\r")
+    if returns and not newlines == returns == payload.count(b"\r\n"):
+        return None
+    if not payload.endswith(b"\n"):
+        return None
+    ending, letter = ("\r\n", b"r") if returns else ("\n", b"")
+    values: list[Any]
+    if annotation is bytes:
+        values = payload.split(ending.encode())
+    else:
+        try:
+            values = payload.decode().split(ending)
+        except UnicodeDecodeError:
+            return None
+    values.pop()
+    return values, letter
 
 
 def bare(record: bytes) -> bytes:
@@ -115,20 +123,23 @@ def _record_decoder(annotation: Any, spec: Spec) -> Decode:
 
 
 def _row_decoder(annotation: Any, spec: Spec) -> Decode:
-    """A row as a dict by the header, or as the type that is asked for."""
-    names = read_row(spec.header.encode(), spec)
+    """A row as a dict by the header, as the type that is asked for, or as a list of its fields."""
+    names = names_of(spec)
+    is_unnamed = annotation in _NOTHING and not names
+    if is_unnamed or annotation is list or typing.get_origin(annotation) in (list, tuple):
+        wanted = list[str] if is_unnamed else annotation
+        return lambda record, _: msgspec.convert(fields_of(record, spec), wanted, strict=False)
+    if not names:
+        raise InvalidValue(
+            "the fields of a CSV without a header have no names: "
+            "annotate the parameter list[str], or give the names with --header"
+        )
     wanted = dict[str, str] if annotation in (*_NOTHING, dict) else annotation
 
     def decode(record: bytes, _: bool) -> Any:
-        fields = read_row(record, spec)
+        fields = fields_of(record, spec)
         if len(fields) != len(names):
             raise Abandon(f"the row has {len(fields)} fields, the header {len(names)}")
         return msgspec.convert(dict(zip(names, fields, strict=True)), wanted, strict=False)
 
     return decode
-
-
-def read_row(row: bytes, spec: Spec) -> list[str]:
-    """The fields of a row."""
-    reader = csv.reader(io.StringIO(row.decode(), newline=""), delimiter=spec.delimiter)
-    return next(reader, [])

@@ -16,6 +16,7 @@ from streamq import backoff, codec, records
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.codec import Item
 from streamq.model import RETRIES, Failure, Part, Spec
+from streamq.references import Reader
 from streamq.traces import safe_text, users_traceback
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,9 @@ log = logging.getLogger(__name__)
 MAX_RESULT = 2**22
 #: So much of a traceback is kept with a failure.
 _TRACEBACK_CHARS = 4_000
+#: An error is logged in full at most so often: less and less while there are more of them.
 _COMPLAIN_EVERY_S = 1.0
+_MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
 
 
@@ -50,42 +53,122 @@ class Runner:
     """Runs parts of one request with one handler."""
 
     def __init__(
-        self, handler: Handler, spec: Spec, max_result: int = MAX_RESULT, request_id: str = ""
+        self,
+        handler: Handler,
+        spec: Spec,
+        max_result: int = MAX_RESULT,
+        request_id: str = "",
+        reader: Reader | None = None,
     ) -> None:
         self.handler = handler
         self._request_id = request_id
         self._spec = spec
+        self._reader = (reader or Reader(())) if spec.by_reference else None
         self._max_result = max_result
         self._decode = records.decoder_for(handler, spec)
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
+        self._has_blanks = spec.format == "jsonl"
         given = spec.retries if spec.retries is not None else handler.retries
         self._retries = RETRIES if given is None else given
         self._silent_until = 0.0
+        self._silence_s = _COMPLAIN_EVERY_S
         self._unsaid = 0
         #: 0 for none.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
 
-    def run(self, part: Part, context: Context) -> Done | Trouble:
-        """Run a part with a plain function."""
+    def run(self, part: Part, context: Context | None) -> Done | Trouble:
+        """Run a part with a plain function. The context is for a handler that wants one."""
+        if self._reader and (trouble := self._fetch(part, self._reader)):
+            return trouble
         call = self._bind(context)
-        steps = self._steps(part)
+        items: list[Item] = []
+        if plain := self._plain_values(part):
+            values, letter = plain
+            error = self._run_plain(call, values, items)
+            if len(items) == len(values):
+                return self._done(part, items, len(items), letter * len(items))
+            return self._run_rest(call, part, self._given(part), items, error)
+        given = self._given(part)
+        error = None if part.partial else self._run_straight(call, given, part, items)
+        if len(items) == len(given):
+            return self._done(part, items, len(items), self._endings(given))
+        return self._run_rest(call, part, given, items, error)
+
+    def _run_rest(
+        self,
+        call: Callable[[Any], Any],
+        part: Part,
+        given: list[bytes],
+        items: list[Item],
+        error: BaseException | None,
+    ) -> Done | Trouble:
+        """Run records one by one, after those that have items; the next may have ended in error."""
+        steps = self._steps(part, given, items)
         try:
             value = next(steps)
             while True:
                 try:
+                    if error:
+                        raise error
                     returned = call(value)
-                except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
-                    value = steps.throw(_tamed(error))
+                except BaseException as raised:  # noqa: BLE001  whatever it is, it is the part's
+                    error = None
+                    value = steps.throw(_tamed(raised))
                 else:
                     value = steps.send(returned)
         except StopIteration as end:
             outcome: Done | Trouble = end.value
             return outcome
 
-    async def run_async(self, part: Part, context: Context) -> Done | Trouble:
+    def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
+        if part.partial or not self.handler.is_map or part.about.endswith(records.IS_JSON):
+            return None
+        return records.plain_values(part.payload, self.handler.annotation, self._spec)
+
+    def _run_plain(
+        self, call: Callable[[Any], Any], values: list[Any], items: list[Item]
+    ) -> BaseException | None:
+        """Call with each value. Returns what the last call ended in, if that was an error."""
+        add, encode, most = items.append, self._encode, self._max_result
+        try:
+            for value in values:
+                returned = call(value)
+                kind = type(returned)
+                is_plain = kind is bytes or (kind is str and returned.isascii())
+                add(returned if is_plain and len(returned) <= most else encode(returned))
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+            return error
+        return None
+
+    def _run_straight(
+        self, call: Callable[[Any], Any], given: list[bytes], part: Part, items: list[Item]
+    ) -> BaseException | None:
+        """Run records until one is out of the ordinary: most parts have none.
+
+        Returns what the call of the first record without an item ended in, if it was called.
+        """
+        is_json = part.about.endswith(records.IS_JSON)
+        decode, encode, add = self._decode_record, self._encode, items.append
+        if self._has_blanks and any(records.is_skipped(record, self._spec) for record in given):
+            return None
+        for record in given:
+            try:
+                value = decode(record, is_json)
+            except Abandon:
+                return None
+            try:
+                add(encode(call(value)))
+            except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+                return error
+        return None
+
+    async def run_async(self, part: Part, context: Context | None) -> Done | Trouble:
         """Run a part with a coroutine."""
+        reader = self._reader
+        if reader and (trouble := await asyncio.to_thread(self._fetch, part, reader)):
+            return trouble
         call: Callable[[Any], Awaitable[Any]] = self._bind(context)
-        steps = self._steps(part)
+        steps = self._steps(part, self._given(part), [])
         try:
             value = next(steps)
             while True:
@@ -101,6 +184,25 @@ class Runner:
             outcome: Done | Trouble = end.value
             return outcome
 
+    def _fetch(self, part: Part, reader: Reader) -> Trouble | None:
+        """Put the bytes a part refers to in their place, or say why that cannot be."""
+        place = self._place(part, 0)
+        is_whole = self._spec.format == "file"
+        try:
+            part.payload = reader.read(place["source"], part.payload, is_whole=is_whole)
+            return None
+        except Exception as error:  # noqa: BLE001  whatever reading leads to
+            failure = Failure(
+                error="Unreadable",
+                message=safe_text(error),
+                part=part.number,
+                attempts=part.attempt,
+                **place,
+            )
+            if isinstance(error, Abandon):
+                return Trouble("abandon", 0, [failure], (0, -1))
+            return self._put_off(part, [failure], None)
+
     def fail(self, part: Part, error: Exception) -> Trouble:
         """What becomes of a part that ended in an error of its own making."""
         return self._put_off(part, [self._describe(error, part, 0)], None)
@@ -111,17 +213,23 @@ class Runner:
         failure = Failure(error="Timeout", message=message, part=part.number, attempts=part.attempt)
         return self._put_off(part, [failure], None)
 
-    def _bind(self, context: Context) -> Callable[[Any], Any]:
+    def retry_ms(self, part: Part) -> int:
+        """How long a part waits for its next attempt."""
+        return backoff.delay_ms(part.attempt, self._spec.backoff_ms, self._spec.backoff_max_ms)
+
+    def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         function, name = self.handler.function, self.handler.context_name
         if name is None:
             return function
         return lambda value: function(value, **{name: context})
 
-    def _steps(self, part: Part) -> Generator[Any, Any, Done | Trouble]:
+    def _steps(
+        self, part: Part, given: list[bytes], items: list[Item]
+    ) -> Generator[Any, Any, Done | Trouble]:
         """Call the handler with each record that has no outcome yet, then sum up."""
-        given = self._given(part)
         is_json = part.about.endswith(records.IS_JSON)
         outcomes = self._outcomes_so_far(part, given)
+        outcomes[: len(items)] = [[_DONE, item] for item in items]
         retry: BaseException | None = None
         failures: list[Failure] = []
         for index, record in enumerate(given):
@@ -140,10 +248,14 @@ class Runner:
                     break
         if retry is not None:
             return self._put_off(part, failures, retry, outcomes)
-        endings = records.endings(given) if self._is_text else b""
         if any(each[0] == _FAILED for each in outcomes):
-            return self._give_up(part, failures, outcomes, endings)
-        return self._done(part, outcomes, endings)
+            return self._give_up(part, failures, outcomes, self._endings(given))
+        done = [each[1] if each[0] == _DONE else None for each in outcomes]
+        fresh = sum(each[0] == _DONE for each in outcomes)
+        return self._done(part, done, fresh, self._endings(given))
+
+    def _endings(self, given: list[bytes]) -> bytes:
+        return records.endings(given) if self._is_text else b""
 
     def _outcomes_so_far(self, part: Part, given: list[bytes]) -> list[Any]:
         if part.partial:
@@ -163,6 +275,8 @@ class Runner:
             raise Abandon(f"the record does not decode: {error}") from None
 
     def _encode(self, returned: Any) -> Item:
+        if returned is None or (type(returned) is bytes and len(returned) <= self._max_result):
+            return returned
         try:
             item = codec.encode_item(returned)
         except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -198,6 +312,10 @@ class Runner:
             return {}
         return {"source": self._spec.files[int(about[1])], "line": int(about[2]) + index}
 
+    def source_of(self, part: Part) -> str:
+        """The file that the part was loaded from; "" for none."""
+        return str(self._place(part, 0).get("source", ""))
+
     def _complain(self, what: str, trace: str) -> None:
         """Log an error in full, but not a thousand of them: then how many more there were."""
         now = time.monotonic()
@@ -206,27 +324,27 @@ class Runner:
             return
         more = f" ({self._unsaid} more since the last one shown)" if self._unsaid else ""
         log.warning("%s%s:\n%s", what, more, trace.rstrip())
-        self._silent_until, self._unsaid = now + _COMPLAIN_EVERY_S, 0
+        self._silent_until, self._unsaid = now + self._silence_s, 0
+        self._silence_s = min(2 * self._silence_s, _MOST_SILENT_S)
 
-    def _done(self, part: Part, outcomes: list[Any], endings: bytes) -> Done | Trouble:
-        items = [each[1] if each[0] == _DONE else None for each in outcomes]
+    def _done(self, part: Part, items: list[Item], fresh: int, endings: bytes) -> Done | Trouble:
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
-            return Done(result, self._count(part, sum(each[0] == _DONE for each in outcomes)))
-        return self._too_large(part, outcomes)
+            return Done(result, self._count(part, fresh))
+        return self._too_large(part, len(items))
 
-    def _too_large(self, part: Part, outcomes: list[Any]) -> Trouble:
+    def _too_large(self, part: Part, outcomes: int) -> Trouble:
         failure = Failure(
             error="ResultTooLarge",
             message=f"the part's results have more than the {self._max_result} bytes allowed",
             part=part.number,
             attempts=part.attempt,
         )
-        return Trouble("abandon", 0, [failure], (0, self._count(part, len(outcomes))))
+        return Trouble("abandon", 0, [failure], (0, self._count(part, outcomes)))
 
     def _count(self, part: Part, outcomes: int) -> int:
         """Records behind outcomes: a map has one for each, a handler one for all of the part."""
-        if self.handler.is_map:
+        if self.handler.is_map or part.about == b"1":
             return outcomes
         return outcomes if part.records is None or not outcomes else part.records
 
@@ -245,8 +363,7 @@ class Runner:
         if error is None and part.attempt > self._retries:
             kind = "abandon"
         if delay_ms is None:
-            spec = self._spec
-            delay_ms = backoff.delay_ms(part.attempt, spec.backoff_ms, spec.backoff_max_ms)
+            delay_ms = self.retry_ms(part)
         has_outcomes = outcomes is not None and any(each[0] for each in outcomes)
         return Trouble(
             kind,
@@ -271,7 +388,7 @@ class Runner:
         failures = sorted(earlier + failures, key=lambda failure: failure.record)
         result = codec.encode_result(items, endings) if fresh else b""
         if len(result) > self._max_result:
-            return self._too_large(part, outcomes)
+            return self._too_large(part, len(outcomes))
         return Trouble(
             "abandon",
             0,

@@ -8,17 +8,22 @@ server can be allowed these and no others.
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from streamq.connection import Connection, translated
-from streamq.errors import BY_CODE
+from streamq.connection import Connection, Lane, translated
+from streamq.errors import BY_CODE, StreamqError
 from streamq.keys import QueueKeys, RequestKeys
 
+#: A script's name, its keys, its arguments by name.
+Call = tuple[str, RequestKeys | QueueKeys, dict[str, Any]]
+
+_BROKEN = (RedisError, StreamqError, OSError)
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _PARAMETER = re.compile(r"^-- (KEYS|ARGV)\[\d+(\+?)\]\s+(\w+)", re.MULTILINE)
 _FLAGS = re.compile(r"^-- Flags\s+([a-z-]+)$", re.MULTILINE)
@@ -55,10 +60,6 @@ def signature(name: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     return keys, args, any(many for _, many, _ in found)
 
 
-#: A script is loaded where its keys are; while they move between nodes, that is two places.
-_LOADS = 2
-
-
 class Scripts:
     """Runs scripts on one connection, and turns their refusals into exceptions."""
 
@@ -73,6 +74,27 @@ class Scripts:
         """The same, but never sent again."""
         return self._execute(self._connection.blocking(1).execute_command, name, keys, args)
 
+    def run_all(self, calls: Sequence[Call]) -> list[Any]:
+        """Run scripts in their order: in one round trip where there is one server.
+
+        For scripts that refuse by themselves when one before them has failed.
+        """
+        if self._connection.is_cluster:
+            return [self.run(name, keys, **args) for name, keys, args in calls]
+        with translated(self._connection.where):
+            pipe = self._connection.redis.pipeline(transaction=False)
+            for name, keys, args in calls:
+                pipe.execute_command("EVALSHA", digest(name), *_words(name, keys, args))
+            replies: list[Any] = pipe.execute(raise_on_error=False)
+        for index, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                rest = [self.run(name, keys, **args) for name, keys, args in calls[index:]]
+                return replies[:index] + rest
+            if isinstance(reply, Exception):
+                with _refusals(), translated(self._connection.where):
+                    raise reply
+        return replies
+
     def _execute(
         self,
         execute: Callable[..., Any],
@@ -80,28 +102,75 @@ class Scripts:
         keys: RequestKeys | QueueKeys,
         args: dict[str, Any],
     ) -> Any:
-        key_names, arg_names, is_variadic = signature(name)
-        if tuple(args) != arg_names:
-            raise TypeError(f"{name}.lua takes {list(arg_names)}, not {list(args)}")
-        argv = list(args.values())
-        if is_variadic:
-            argv.extend(argv.pop())
-        key_values = [getattr(keys, key) for key in key_names]
-        try:
-            with translated(self._connection.where):
-                for try_ in range(_LOADS + 1):
-                    try:
-                        return execute("EVALSHA", digest(name), len(key_values), *key_values, *argv)
-                    except NoScriptError:
-                        if try_ == _LOADS:
-                            raise
-                        self._load(name, key_values[0], try_)
-        except ResponseError as reply:
-            code, _, why = str(reply).partition(" ")
-            if code not in BY_CODE:
-                raise
-            raise BY_CODE[code](why) from None
+        words = _words(name, keys, args)
+        with _refusals(), translated(self._connection.where):
+            for everywhere in (False, True):
+                try:
+                    return execute("EVALSHA", digest(name), *words)
+                except NoScriptError:
+                    # EVAL would do, but then everybody would have to have the right to it. While
+                    # slots move, a key is in two places.
+                    self._connection.load_script(source(name), words[1], everywhere=everywhere)
+            return execute("EVALSHA", digest(name), *words)
 
-    def _load(self, name: str, key: str, try_: int) -> None:
-        """Make the server know a script. EVAL would do, but nobody has to have the right to it."""
-        self._connection.load_script(source(name), key, everywhere=try_ > 0)
+
+class Ahead:
+    """Runs of scripts of which each is sent before the one before it is answered.
+
+    When anything goes wrong on that way, a run is made again in the usual way, one after the
+    other: so this is for scripts that may be repeated, and that refuse by themselves when
+    one before them has failed. Answers are asked for in the order of the runs.
+    """
+
+    def __init__(self, scripts: Scripts, connection: Connection) -> None:
+        self._scripts = scripts
+        self._connection = connection
+        self._lane: Lane | None = None
+
+    def run(self, name: str, keys: RequestKeys, /, **args: Any) -> Callable[[], Any]:
+        """Send it. Returns what waits for the answer."""
+        words = _words(name, keys, args)
+        try:
+            self._lane = self._lane or self._connection.lane(keys.meta)
+            self._lane.send("EVALSHA", digest(name), *words)
+        except _BROKEN:
+            self.close()
+        lane = self._lane
+
+        def answer() -> Any:
+            if lane and lane is self._lane:
+                with suppress(*_BROKEN):
+                    return lane.receive()
+                self.close()
+            return self._scripts.run(name, keys, **args)
+
+        return answer
+
+    def close(self) -> None:
+        """Forget the answers that were not asked for."""
+        lane, self._lane = self._lane, None
+        if lane:
+            lane.close()
+
+
+def _words(name: str, keys: RequestKeys | QueueKeys, args: dict[str, Any]) -> list[Any]:
+    """What follows the script in a call: how many keys, the keys, the arguments."""
+    key_names, arg_names, is_variadic = signature(name)
+    if tuple(args) != arg_names:
+        raise TypeError(f"{name}.lua takes {list(arg_names)}, not {list(args)}")
+    argv = list(args.values())
+    if is_variadic:
+        argv.extend(argv.pop())
+    return [len(key_names), *[getattr(keys, key) for key in key_names], *argv]
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """What a script refuses with becomes the exception of that code."""
+    try:
+        yield
+    except ResponseError as reply:
+        code, _, why = str(reply).partition(" ")
+        if code not in BY_CODE:
+            raise
+        raise BY_CODE[code](why) from None

@@ -1,57 +1,33 @@
-"""Parts out of files, at record boundaries, in constant memory. Knows no server.
+"""Parts out of inputs, at record boundaries, in constant memory. Knows no server.
 
-A part holds the raw bytes of whole records, so putting parts together gives the file
+A part holds the raw bytes of whole records, so putting parts together gives the input
 back byte for byte. The cursor after a part says where to go on: file, byte, record.
 """
 
-import bz2
-import gzip
-import importlib
-import lzma
-import re
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol, cast
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
 
 import msgspec
 
-from streamq.errors import InvalidValue
+from streamq.inputs import BadInput, Input
+from streamq.rows import Mask
 
-#: How much is read at once.
+#: How much is read at once, at least.
 BLOCK = 2**20
-#: Decompressed data may be so many times the compressed; beyond that it is a bomb.
-MOST_RATIO = 1_000
-_RATIO_FROM = 64 * 2**20
-_QUOTED = re.compile(rb'"[^"]*"')
-_MAGIC = {
-    "gzip": re.compile(rb"\x1f\x8b\x08"),
-    "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
-    "xz": re.compile(rb"\xfd7zXZ\x00"),
-    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
-}
+#: One call to the server carries at most so many parts, and about so many bytes.
+CHUNK_PARTS = 500
+CHUNK_BYTES = 2**20
 
 
-class BadInput(InvalidValue):
-    """The input cannot be read or split. The text names the file and, where known, the record."""
-
-
-class Cursor(msgspec.Struct, frozen=True):
+class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a load stands: the next byte and the next record of a file."""
 
     file: int = 0
     offset: int = 0
     record: int = 1
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """A part to be: whole records, where they came from, and where to go on."""
-
-    payload: bytes
-    records: int
-    start: Cursor
-    end: Cursor
+    #: Of all that was taken from an input that cannot be read again.
+    digest: str = ""
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -63,251 +39,175 @@ class Size(msgspec.Struct, frozen=True):
     most: int = 2**20
 
 
-class Boundary(Protocol):
-    """Where records end in a buffer of raw bytes."""
+class Chunk(msgspec.Struct):
+    """Parts to be, one after another, and where to go on after them."""
 
-    def last(self, data: bytes, end: int) -> int:
-        """The position after the last whole record that ends at or before ``end``; 0 for none."""
+    payloads: list[bytes]
+    #: Of each part: how many records, in which file, and the number of the first.
+    abouts: list[bytes]
+    records: int
+    size: int
+    end: Cursor
 
-    def nth(self, data: bytes, count: int) -> tuple[int, int]:
-        """The position after so many records, or after those there are, and how many those are."""
+    def add(self, other: "Chunk") -> None:
+        """Put those that follow behind these."""
+        self.payloads += other.payloads
+        self.abouts += other.abouts
+        self.records += other.records
+        self.size += other.size
+        self.end = other.end
 
-    def count(self, data: bytes) -> int:
-        """How many records the data are."""
-
-
-class Lines:
-    """Records that end with a newline; the last may lack it."""
-
-    def last(self, data: bytes, end: int) -> int:
-        """After the last newline."""
-        return data.rfind(b"\n", 0, end) + 1
-
-    def nth(self, data: bytes, count: int) -> tuple[int, int]:
-        """After the n-th newline."""
-        position = found = 0
-        while found < count:
-            newline = data.find(b"\n", position)
-            if newline < 0:
-                break
-            position, found = newline + 1, found + 1
-        return position, found
-
-    def count(self, data: bytes) -> int:
-        """Newlines, and the rest after the last."""
-        return data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+    def has_room_for(self, other: "Chunk") -> bool:
+        """Whether one call to the server can carry both."""
+        parts = len(self.payloads) + len(other.payloads)
+        return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
 
 
-class CsvRows:
-    """Rows whose quoted fields may hold newlines (RFC 4180: quotes in a field are doubled).
-
-    A newline ends a row where the quotes before it are even in number.
-    """
-
-    def last(self, data: bytes, end: int) -> int:
-        """After the last newline that is not inside quotes."""
-        position = data.rfind(b"\n", 0, end) + 1
-        if b'"' not in data[:position]:
-            return position
-        blank = _QUOTED.sub(lambda match: b"_" * len(match[0]), data[:end])
-        open_quote = blank.find(b'"')
-        return blank.rfind(b"\n", 0, open_quote if open_quote >= 0 else end) + 1
-
-    def nth(self, data: bytes, count: int) -> tuple[int, int]:
-        """After the n-th newline that is not inside quotes."""
-        blank = data
-        if b'"' in data:
-            blank = _QUOTED.sub(lambda match: b"_" * len(match[0]), data)
-            open_quote = blank.find(b'"')
-            blank = blank[:open_quote] if open_quote >= 0 else blank
-        return Lines().nth(blank, count)
-
-    def count(self, data: bytes) -> int:
-        """Rows, the last perhaps without its newline."""
-        return Lines().count(_QUOTED.sub(b"_", data) if b'"' in data else data)
-
-
-BOUNDARIES: dict[str, Boundary] = {"lines": Lines(), "jsonl": Lines(), "csv": CsvRows()}
-
-
-def split(path: str, file: int, form: str, size: Size, start: Cursor) -> Iterator[Piece]:
-    """The rest of a file from a cursor on, in pieces.
+def split(source: Input, mask: Mask, size: Size, start: Cursor) -> Iterator[Chunk]:
+    """The rest of an input, which stands at the cursor, in chunks of parts.
 
     Raises:
-        BadInput: the file cannot be read, a record is too long, or a quote is not closed.
+        BadInput: it is damaged, a record is too long, or a quote is not closed.
     """
-    boundary = BOUNDARIES[form]
-    with open_input(path) as stream:
-        skip(stream, path, start.offset)
-        yield from _pieces(stream, path, boundary, size, msgspec.structs.replace(start, file=file))
+    rest, cursor, is_end = b"", start, False
+    wanted = 0 if size.records else size.bytes + 1
+    cut = _cut_by_records if size.records else _cut_by_bytes
+    while not is_end:
+        source.record = cursor.record
+        data, is_end = _fill(source, rest, wanted)
+        seen = mask(data)
+        total = len(data)
+        if is_end and len(seen) < total:
+            # A quote is left open: what stands before it is good.
+            seen = seen[: seen.rfind(b"\n") + 1]
+            total = len(seen)
+        ends, counts = cut(seen, total, size, is_end)
+        for chunk in _chunks(data, ends, counts, cursor):
+            yield chunk
+            cursor = chunk.end
+        rest = data[ends[-1] :] if ends else data
+        if rest and (is_end or len(rest) > size.most):
+            raise _stuck(source.name, cursor, size, is_open=len(rest) <= size.most)
 
 
-def _pieces(
-    stream: BinaryIO, path: str, boundary: Boundary, size: Size, cursor: Cursor
-) -> Iterator[Piece]:
-    data = b""
-    is_end = False
-    while not (is_end and not data):
-        length, records = _cut(data, boundary, size, is_end)
-        if length:
-            end = Cursor(cursor.file, cursor.offset + length, cursor.record + records)
-            yield Piece(data[:length], records, cursor, end)
-            data, cursor = data[length:], end
-            continue
-        if is_end or len(data) > size.most:
-            raise _too_long(path, cursor, size, is_end)
-        block = read(stream, path, cursor, max(BLOCK, size.bytes))
-        is_end = not block
-        data += block
+def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
+    """What was left and what comes next, at least so many bytes; and whether that is all."""
+    blocks, have = [rest], len(rest)
+    while True:
+        block = source.read(max(BLOCK, 4 * wanted))
+        blocks.append(block)
+        have += len(block)
+        if not block or have >= wanted:
+            return b"".join(blocks), not block
 
 
-def _cut(data: bytes, boundary: Boundary, size: Size, is_end: bool) -> tuple[int, int]:
-    """How many bytes and records the next piece has; 0 when more must be read first."""
-    if size.records:
-        return _cut_by_records(data, boundary, size, is_end)
-    if len(data) <= size.bytes and not is_end:
-        return 0, 0
-    length = len(data) if is_end and len(data) <= size.bytes else boundary.last(data, size.bytes)
-    if not length and not is_end:
-        length = boundary.nth(data[: size.most + 1], 1)[0]
-    elif not length:
-        length = boundary.nth(data, 1)[0] or len(data)
-    if is_end and not _is_whole(data[:length], boundary):
-        length = boundary.last(data, length)
-    if length > size.most:
-        return 0, 0
-    return length, boundary.count(data[:length]) if length else 0
+def _cut_by_bytes(seen: bytes, total: int, size: Size, is_end: bool) -> tuple[list[int], list[int]]:
+    """Where parts end, and how many records each has. What may still grow is left over.
+
+    Of all that was read, ``total`` bytes, only ``seen`` is known to be whole.
+    """
+    ends: list[int] = []
+    counts: list[int] = []
+    begin = 0
+    while begin < total:
+        is_rest = begin + size.bytes >= total
+        if is_rest and not is_end:
+            break
+        end = total if is_rest else seen.rfind(b"\n", begin, begin + size.bytes) + 1
+        # One record alone may be larger than a part is meant to be.
+        end = end or seen.find(b"\n", begin, begin + size.most) + 1
+        if not end and is_end and total - begin <= size.most:
+            end = total
+        if not end:
+            break
+        ends.append(end)
+        counts.append(seen.count(b"\n", begin, end) + (seen[end - 1 : end] != b"\n"))
+        begin = end
+    return ends, counts
 
 
-def _cut_by_records(data: bytes, boundary: Boundary, size: Size, is_end: bool) -> tuple[int, int]:
-    length, records = boundary.nth(data, size.records)
-    if records < size.records and is_end and length < len(data):
-        length, records = len(data), records + 1
-    elif records < size.records and not is_end and len(data) <= size.most:
-        return 0, 0
-    if length > size.most:
-        # So many records are too much for one part: as many as fit.
-        length = boundary.last(data, size.most)
-        records = boundary.count(data[:length]) if length else 0
-    if is_end and length and not _is_whole(data[:length], boundary):
-        length = boundary.last(data, length)
-        records = boundary.count(data[:length]) if length else 0
-    return length, records
+def _cut_by_records(
+    seen: bytes, total: int, size: Size, is_end: bool
+) -> tuple[list[int], list[int]]:
+    """The same with so many records in each, or as many as fit."""
+    lengths = [len(line) + 1 for line in seen.split(b"\n")]
+    lengths[-1] -= 1
+    if not is_end or not lengths[-1]:
+        lengths.pop()
+    begins = list(accumulate(lengths, initial=0))
+    if size.records == 1 and max(lengths, default=0) <= size.most:
+        return begins[1:], [1] * len(lengths)
+    ends: list[int] = []
+    counts: list[int] = []
+    first = 0
+    while first < len(lengths):
+        last = first + size.records
+        if last > len(lengths) and not is_end and total - begins[first] <= size.most:
+            break
+        fitting = bisect_right(begins, begins[first] + size.most) - 1
+        last = min(last, len(lengths), fitting)
+        if last == first:
+            break
+        ends.append(begins[last])
+        counts.append(last - first)
+        first = last
+    return ends, counts
 
 
-def _is_whole(data: bytes, boundary: Boundary) -> bool:
-    """Whether no quote is left open at the end of the input."""
-    return not isinstance(boundary, CsvRows) or data.count(b'"') % 2 == 0
+def _chunks(data: bytes, ends: list[int], counts: list[int], start: Cursor) -> Iterator[Chunk]:
+    """The parts that end there, as many at once as one call may carry."""
+    cursor, first, begin = start, 0, 0
+    while first < len(ends):
+        most = min(len(ends), first + CHUNK_PARTS)
+        last = min(most, bisect_left(ends, begin + CHUNK_BYTES, first, most) + 1)
+        here, each = ends[first:last], counts[first:last]
+        numbers = list(accumulate(each, initial=cursor.record))
+        cursor = Cursor(start.file, cursor.offset + here[-1] - begin, numbers[-1])
+        yield Chunk(
+            [data[one:two] for one, two in zip([begin, *here], here, strict=False)],
+            [b"%d %d %d" % (n, start.file, at) for n, at in zip(each, numbers, strict=False)],
+            sum(each),
+            here[-1] - begin,
+            cursor,
+        )
+        first, begin = last, here[-1]
 
 
-def _too_long(path: str, cursor: Cursor, size: Size, is_end: bool) -> BadInput:
-    if is_end:
-        return BadInput(f"{path}: record {cursor.record}: a quote is not closed")
+def _stuck(name: str, cursor: Cursor, size: Size, *, is_open: bool) -> BadInput:
+    if is_open:
+        return BadInput(f"{name}: record {cursor.record}: a quote is not closed")
     return BadInput(
-        f"{path}: record {cursor.record}, at byte {cursor.offset}, is longer than the "
+        f"{name}: record {cursor.record}, at byte {cursor.offset}, is longer than the "
         f"{size.most} bytes a part may have"
     )
 
 
-def open_input(path: str) -> BinaryIO:
-    """The file's content, decompressed if it is compressed; ``-`` is not for this.
-
-    Raises:
-        BadInput: it is not there, is a folder, or cannot be read.
-    """
-    try:
-        file = Path(path).open("rb")  # noqa: SIM115  the caller closes what is made of it
-        head = file.read(10)
-        file.seek(0)
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
-    kind = next((name for name, magic in _MAGIC.items() if magic.match(head)), "")
-    return _decompressed(file, kind, path)
-
-
-def _decompressed(file: BinaryIO, kind: str, path: str) -> BinaryIO:
-    if not kind:
-        return file
-    if kind == "zstd":
-        return cast(BinaryIO, _zstd(file, path))
-    openers: dict[str, Callable[[BinaryIO], Any]] = {
-        "gzip": lambda raw: gzip.open(raw, "rb"),  # noqa: SIM115  _Bounded closes it
-        "bzip2": lambda raw: bz2.open(raw, "rb"),  # noqa: SIM115  _Bounded closes it
-        "xz": lambda raw: lzma.open(raw, "rb"),  # noqa: SIM115  _Bounded closes it
-    }
-    return cast(BinaryIO, _Bounded(openers[kind](file), file))
-
-
-def _zstd(file: BinaryIO, path: str) -> IO[bytes]:
-    for module in ("compression.zstd", "backports.zstd"):
-        with suppress(ImportError):
-            zstd: Any = importlib.import_module(module)
-            return cast(IO[bytes], _Bounded(zstd.open(file, "rb"), file))
-    raise BadInput(f"{path} is zstd: pip install 'streamq[zstd]'")
-
-
-class _Bounded:
-    """A decompressed stream that refuses to become a thousand times what it was."""
-
-    def __init__(self, stream: IO[bytes], file: BinaryIO) -> None:
-        self._stream = stream
-        self._file = file
-        self._given = 0
-
-    def read(self, size: int) -> bytes:
-        """The next bytes."""
-        data = self._stream.read(size)
-        self._given += len(data)
-        if self._given > _RATIO_FROM and self._given > MOST_RATIO * max(1, self._file.tell()):
-            raise ValueError(f"it grows to more than {MOST_RATIO} times its size")
-        return data
-
-    def close(self) -> None:
-        """Close both."""
-        self._stream.close()
-        self._file.close()
-
-    def __enter__(self) -> "_Bounded":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def whole_file(path: str, file: int, most: int) -> Piece:
-    """A file as one piece.
+def whole(source: Input, file: int, most: int) -> Chunk:
+    """An input as one part.
 
     Raises:
         BadInput: it cannot be read, or has more bytes than a part may have.
     """
-    with open_input(path) as stream:
-        data = read(stream, path, Cursor(file), most + 1)
-        while len(data) <= most and (more := read(stream, path, Cursor(file), most + 1)):
-            data += more
-    if len(data) > most:
-        raise BadInput(f"{path} is larger than the {most} bytes a part may have")
-    return Piece(data, 1, Cursor(file), Cursor(file + 1))
+    blocks, size = [], 0
+    while size <= most and (block := source.read(max(BLOCK, most + 1))):
+        blocks.append(block)
+        size += len(block)
+    if size > most:
+        raise BadInput(f"{source.name} is larger than the {most} bytes a part may have")
+    return Chunk([b"".join(blocks)], [b"1 %d 1" % file], 1, size, Cursor(file + 1))
 
 
-def read(stream: BinaryIO, path: str, cursor: Cursor, size: int) -> bytes:
-    """The next bytes of an input.
-
-    Raises:
-        BadInput: it is damaged, cut short or too large when decompressed.
-    """
-    try:
-        return stream.read(size)
-    except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise BadInput(f"{path}: after record {cursor.record - 1}: {error}") from None
-
-
-def skip(stream: BinaryIO, path: str, offset: int) -> None:
-    """Pass over what was loaded already."""
-    if isinstance(stream, _Bounded):
-        while offset > 0:
-            block = read(stream, path, Cursor(), min(offset, BLOCK))
-            if not block:
-                raise BadInput(f"{path} is shorter than it was")
-            offset -= len(block)
-    else:
-        stream.seek(offset)
+def first_record(source: Input, mask: Mask, most: int) -> bytes:
+    """The first record, with its line ending; it is read again by the next who reads."""
+    data, block = b"", b"_"
+    while block and len(data) <= most:
+        seen = mask(data)
+        if end := seen.find(b"\n") + 1:
+            source.unread(data)
+            return data[:end]
+        block = source.read(BLOCK)
+        data += block
+    source.unread(data)
+    if len(data) > most or len(mask(data)) < len(data):
+        raise _stuck(source.name, Cursor(), Size(most=most), is_open=len(data) <= most)
+    return data

@@ -67,12 +67,23 @@ class Submission:
     def run(self, payloads: Iterable[Any], *, can_go_on: bool) -> None:
         """Submit, as far as it is not done yet. ``can_go_on``: the caller knows the id."""
         encoded = self._encoded(payloads)
-        if can_go_on and self._is_there(encoded):
-            return
+        is_ready = isinstance(payloads, Collection)
+        if can_go_on:
+            if self._is_there(encoded):
+                return
+        elif isinstance(payloads, Collection) and 0 < len(payloads) <= CHUNK_PARTS:
+            parts = list(encoded)
+            if sum(map(len, parts)) <= CHUNK_BYTES:
+                self._submit_at_once(parts)
+                return
+            encoded = iter(parts)
+        self._submit_in_chunks(encoded, is_ready, can_go_on)
+
+    def _submit_in_chunks(self, encoded: Iterator[bytes], is_ready: bool, can_go_on: bool) -> None:
         opened = self._open()
         try:
             self._skip(encoded, opened.total, opened.cursor)
-            if isinstance(payloads, Collection):
+            if is_ready:
                 for chunk in _chunks(encoded):
                     self._append(chunk)
             else:
@@ -88,6 +99,19 @@ class Submission:
                 raise type(error)(
                     f"{error}. Request {self._id} is submitted in part: submit the same to go on"
                 ) from None
+            raise
+
+    def _submit_at_once(self, parts: list[bytes]) -> None:
+        """All of it, and nobody else knows the id: what one call can carry."""
+        self._count(parts)
+        queue = self._policy.queue
+        try:
+            for tokens in self._protocol.submit(
+                self._id, self._digest, self._policy, self._cursor, _entries(parts)
+            ):
+                self._protocol.push(queue, self._id, tokens)
+        except BaseException:
+            self._take_back()
             raise
 
     def _stays(self, error: BaseException, can_go_on: bool) -> bool:
@@ -132,18 +156,8 @@ class Submission:
         try:
             return self._protocol.open(self._id, self._digest, self._policy)
         except (RequestExists, ServerFull):
-            self._unregister()
+            unregister(self._protocol, queue, self._id)
             raise
-
-    def _unregister(self) -> None:
-        """Undo the registration, unless the request is there: somebody else was quicker."""
-        queue = self._policy.queue
-        score = self._protocol.registered(queue, self._id)
-        with suppress(RequestUnknown):
-            if self._protocol.inspect(self._id)["queue"] == queue:
-                return
-        if score is not None:
-            self._protocol.close(queue, self._id, score, 0)
 
     @property
     def _cursor(self) -> str:
@@ -193,10 +207,9 @@ class Submission:
         while chunk:
             first, before = self._parts + 1, (self._content.copy(), self._frames.copy())
             self._count(chunk)
-            entries = [value for payload in chunk for value in (payload, _about(payload))]
             try:
                 total, cursor, tokens = self._protocol.append(
-                    self._id, first, self._cursor, len(chunk), entries
+                    self._id, first, self._cursor, len(chunk), _entries(chunk)
                 )
             except LoadGap:
                 # Somebody else submits the same at the same time, in other chunks.
@@ -243,6 +256,10 @@ class Submission:
 
 class _Json(bytes):
     """A payload that was no bytes."""
+
+
+def _entries(payloads: list[bytes]) -> list[bytes]:
+    return [value for payload in payloads for value in (payload, _about(payload))]
 
 
 def _about(payload: bytes) -> bytes:
@@ -317,6 +334,16 @@ def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
             yield chunk
             chunk, size = [], 0
     yield chunk
+
+
+def unregister(protocol: Protocol, queue: str, request_id: str) -> None:
+    """Undo a registration, unless the request is there: somebody else was quicker."""
+    score = protocol.registered(queue, request_id)
+    with suppress(RequestUnknown):
+        if protocol.inspect(request_id)["queue"] == queue:
+            return
+    if score is not None:
+        protocol.close(queue, request_id, score, 0)
 
 
 def forget(protocol: Protocol, queue: str, request_id: str) -> None:

@@ -24,6 +24,9 @@ UNCUT = 2**62
 #: Room between two calls of a slot for the parent's own calls under the same lease.
 CALL_STEP = 1_000
 
+#: Attempts share a word with the delay after them.
+_ATTEMPTS = 2**16
+
 _WORDS = 16
 _TEXT = 64
 _HOLDER = _WORDS * 8
@@ -44,7 +47,8 @@ _SLOT = _NUMBERS + MOST_PARTS
     TOLD,
     IS_ASYNC,
     ENDED,
-) = range(11)
+    RETRY_MS,
+) = range(12)
 
 # A store, two locks taken and left, and a load cannot change places on any processor.
 _first, _second = Lock(), Lock()
@@ -71,6 +75,9 @@ class Held(msgspec.Struct, frozen=True):
     progress: int
     told: int
     is_async: bool
+    #: How long the running part waits if it is stopped and runs again, and which attempt it is.
+    retry_ms: int
+    attempt: int
     holder: str
     request_id: str
     handler: str
@@ -150,6 +157,10 @@ class Table:
         _fence()
         words[at + VERSION] += 1
 
+    def expect(self, slot: int, attempt: int, retry_ms: int) -> None:
+        """What to say of the part that is to start, should it take too long."""
+        self._words[slot * _SLOT + RETRY_MS] = retry_ms * _ATTEMPTS + min(attempt, _ATTEMPTS - 1)
+
     def start(self, slot: int, index: int, now_ms: int) -> bool:
         """Start a part of the batch, unless it was struck."""
         at = slot * _SLOT
@@ -217,6 +228,7 @@ class Table:
             words[at + PROGRESS],
             words[at + TOLD],
             bool(words[at + IS_ASYNC]),
+            *divmod(words[at + RETRY_MS], _ATTEMPTS),
             texts[0],
             texts[1],
             texts[2],

@@ -12,22 +12,40 @@ SCHEMES = (
     "redis:// rediss:// valkey:// valkeys:// unix:// redis+cluster:// rediss+cluster:// "
     "redis+sentinel:// rediss+sentinel:// (or valkey for redis) and local://"
 )
+
+
+def _count(text: str) -> int:
+    if not 0 < int(text) < 2**31:
+        raise ValueError
+    return int(text)
+
+
+def _database(text: str) -> int:
+    return _count(text) if int(text) else 0
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < 10**9:
+        raise ValueError
+    return float(text)
+
+
 # What a URL may say after its question mark, and how it is read.
 _OPTIONS: dict[str, Callable[[str], Any]] = {
-    "db": int,
+    "db": _database,
     "username": str,
     "password": str,
     "client_name": str,
-    "max_connections": int,
-    "health_check_interval": int,
-    "socket_timeout": float,
-    "socket_connect_timeout": float,
+    "max_connections": _count,
+    "health_check_interval": _count,
+    "socket_timeout": _seconds,
+    "socket_connect_timeout": _seconds,
     "ssl_ca_certs": str,
     "ssl_ca_path": str,
     "ssl_certfile": str,
     "ssl_keyfile": str,
     "ssl_password": str,
-    "ssl_cert_reqs": str,
+    "ssl_cert_reqs": lambda text: {each: each for each in ("none", "optional", "required")}[text],
     "ssl_check_hostname": lambda text: {"true": True, "false": False}[text.lower()],
 }
 _SCHEME = re.compile("[a-z+]*:?//", re.IGNORECASE)
@@ -66,10 +84,7 @@ class Target:
             raise InvalidValue(f"bad URL {mask(url)}: {error}") from None
 
     def _read(self, url: str) -> None:
-        try:
-            split = urlsplit(url)
-        except ValueError:
-            raise ValueError("it cannot be read") from None
+        split = _split(url)
         if "://" not in url:
             raise ValueError(f"it wants a scheme; known are {SCHEMES}")
         if "@" in split.path + split.fragment and split.scheme not in ("unix", "local"):
@@ -108,7 +123,7 @@ class Target:
         if not re.fullmatch("[0-9]*", database):
             raise ValueError("after the host comes the number of a database")
         if database:
-            self.options["db"] = int(database)
+            self.options["db"] = _options(f"db={database}")["db"]
         if self.kind == "cluster" and self.options.pop("db", 0):
             raise ValueError("a cluster has no other database than 0")
 
@@ -119,6 +134,15 @@ def _is_here(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost" or host.lower().endswith(".localhost")
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        if "\0" in unquote(url):
+            raise ValueError
+        return urlsplit(url)
+    except ValueError:
+        raise ValueError("it cannot be read") from None
 
 
 def _kind_of(split: SplitResult) -> tuple[str, bool]:
@@ -140,6 +164,7 @@ def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
     for address in netloc.rpartition("@")[2].split(","):
         try:
             parsed = urlsplit(f"//{address}")
+            (parsed.hostname or "").encode("idna")  # as the resolver will
             hosts.append((parsed.hostname or "localhost", parsed.port or default_port))
         except ValueError:
             raise ValueError("a host or port in it cannot be") from None

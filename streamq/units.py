@@ -18,6 +18,8 @@ _SIZE_BYTES = {
 }
 #: Longest duration, and longest time between two starts under a rate: about 30 years.
 _LONGEST_MS = 10**12
+#: Largest whole number: the server's scripts count no further.
+_LARGEST = 2**53
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -29,13 +31,14 @@ def name(value: str, what: str) -> str:
     return value
 
 
-def whole(value: int, what: str, least: int, most: int | None = None) -> int:
+def whole(value: int, what: str, least: int, most: int = _LARGEST) -> int:
     """The value, if it is a whole number in the range."""
-    allowed = f"{least} or more" if most is None else f"{least} to {most}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidValue(f"{what} {value!r} is not a whole number")
-    if value < least or (most is not None and value > most):
-        raise InvalidValue(f"{what} {value} is out of range: {allowed}")
+    allowed = f"{least} or more" if most == _LARGEST and value < least else f"{least} to {most}"
+    if not least <= value <= most:
+        shown = value if abs(value) < 10**30 else "(a very large number)"
+        raise InvalidValue(f"{what} {shown} is out of range: {allowed}")
     return value
 
 
@@ -67,7 +70,8 @@ def size_bytes(value: str | int, what: str = "size") -> int:
     amount, unit = _split(value, what, "256KiB or 1MiB")
     if unit.upper() not in _SIZE_BYTES:
         raise InvalidValue(f"{what} {value!r}: no such unit; write 256KiB or 1MiB")
-    return whole(round(amount * _SIZE_BYTES[unit.upper()]), what, 1)
+    size = amount * _SIZE_BYTES[unit.upper()]
+    return whole(round(min(size, 2.0 * _LARGEST)), what, 1)
 
 
 def rate_ms(value: str, what: str = "rate") -> float:
@@ -96,7 +100,7 @@ def tolerance(value: str | int | None) -> tuple[int, float]:
             percent = float(text[:-1])
             if 0 <= percent <= 100:
                 return -1, percent
-        elif int(text) >= 0:
+        elif 0 <= int(text) <= _LARGEST:
             return int(text), -1.0
     except ValueError:
         pass

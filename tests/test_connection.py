@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -316,6 +317,17 @@ class TestErrors:
         assert time.monotonic() - begin < 5
         assert str(failure.value).startswith(f"{mask(url)} does not answer")
         assert "secret" not in str(failure.value)
+
+    def test_blocking_call_to_somebody_silent_is_given_up_as_soon_as_the_url_says(self) -> None:
+        with socket.create_server((LOOPBACK, 0)) as silent:
+            port = silent.getsockname()[1]
+            protocol = Protocol(Connection(f"redis://{LOOPBACK}:{port}?socket_timeout=0.5"))
+            begun = time.monotonic()
+
+            with pytest.raises(ServerUnreachable):
+                protocol.take("q", 1)
+
+            assert time.monotonic() - begun < 5
 
     def test_server_that_is_no_cluster(self, server: LocalServer) -> None:
         with pytest.raises(ServerUnreachable, match="as a cluster"):

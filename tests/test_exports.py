@@ -1,20 +1,46 @@
 """What the package offers."""
 
 import inspect
+import subprocess
+import sys
+
+import pytest
 
 import streamq
 from streamq import errors
 
 
 def test_everything_named_is_there_and_nothing_else() -> None:
+    # What the module itself is made with is in its sources, and no part of what it offers.
+    own = {"TYPE_CHECKING", "Any", "import_module"}
     public = {
         name
-        for name, value in vars(streamq).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        for name in dir(streamq)
+        if not name.startswith("_") and not inspect.ismodule(getattr(streamq, name))
     }
 
-    assert public == set(streamq.__all__)
+    assert public - own == set(streamq.__all__)
     assert sorted(streamq.__all__) == streamq.__all__
+
+
+def test_a_name_that_is_not_offered_is_no_attribute() -> None:
+    name = "Clinet"
+    with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
+        getattr(streamq, name)
+
+
+@pytest.mark.parametrize(
+    "words", [["-c", "import streamq"], ["-c", "from streamq import App"], ["-m", "streamq.cli"]]
+)
+def test_the_driver_is_imported_by_those_who_need_it(words: list[str]) -> None:
+    """It takes longer to import than everything else together."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=False
+    )
+
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "streamq" in imported
+    assert not imported & {"redis", "streamq.connection"}
 
 
 def test_every_error_can_be_caught_by_its_name() -> None:

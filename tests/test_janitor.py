@@ -163,6 +163,19 @@ def test_request_that_was_never_opened_is_forgotten_after_an_hour_and_not_before
     assert indexes(protocol, queue, request_id) == set()
 
 
+def test_request_that_was_purged_while_a_worker_held_it_is_forgotten_with_the_next_look(
+    client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    request = client.submit([b"x"], handler="h", queue=queue)
+    request.cancel()
+    request.purge()
+    protocol.beat(queue, "w1", 60_000, requests=[request.id])
+
+    sweep()
+
+    assert indexes(protocol, queue, request.id) == set()
+
+
 def test_one_who_comes_after_that_hour_is_not_forgotten_with_it(
     client: Client, protocol: Protocol, queue: str, request_id: str
 ) -> None:

@@ -1,25 +1,30 @@
 """``streamq load`` through its command: what is in the files reaches the handlers, once."""
 
+import bz2
 import csv
 import gzip
 import os
+import re
+import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streamq import Client, Request
+from streamq import Client, Protocol, Request
 from streamq.codec import decode_result
-from streamq.errors import StreamqError
-from streamq.model import State
+from streamq.errors import RequestEnded, StreamqError
+from streamq.model import Policy, State, Terms
+from streamq.server import LocalServer
 from tests.fleet import Fleet
 from tests.secure import as_role
-from tests.waiting import kill_on_the_way
+from tests.waiting import kill_on_the_way, wait_until
 
+SAMPLES = Path(__file__).parents[1] / "samples"
 ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -35,9 +40,11 @@ def command(url: str, queue: str) -> tuple[list[str], dict[str, str]]:
 def load(command: tuple[list[str], dict[str, str]]) -> Load:
     """Runs the command to its end."""
 
-    def load(*words: Any) -> "subprocess.CompletedProcess[str]":
+    def load(*words: Any, stdin: bytes = b"") -> "subprocess.CompletedProcess[str]":
         line = [*command[0], *map(str, words)]
-        return subprocess.run(line, env=command[1], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(line, env=command[1], capture_output=True, input=stdin, timeout=60)
+        texts = done.stdout.decode(), done.stderr.decode()
+        return subprocess.CompletedProcess(line, done.returncode, *texts)
 
     return load
 
@@ -132,6 +139,95 @@ class TestRoundTrip:
         assert [result for _, result in request.results()] == contents
 
 
+class TestDialects:
+    @ONE_KIND
+    @pytest.mark.parametrize(
+        ("text", "words", "handler", "expected"),
+        [
+            ("item;count\n'a;\nb';2\n", ("--delimiter", ";", "--quote", "'"), "priced", "a;\nb"),
+            ("a|2\n", ("--delimiter", "|", "--header", "item|count"), "priced", "a"),
+            ('item,count\n"a\\",b",2\n', ("--escape", "\\"), "priced", 'a",b'),
+            ('item\tcount\n5" a\t2\n', ("--delimiter", r"\t", "--quote", ""), "priced", '5" a'),
+            ("\ufeffitem,count\r\na,2\r\n", (), "priced", "a"),
+            ("a,2\nb\n", ("--no-header",), "fields", [["a", "2"], ["b"]]),
+        ],
+    )
+    def test_is_read_as_it_is_written(
+        self,
+        fleet: Fleet,
+        load: Load,
+        client: Client,
+        tmp_path: Path,
+        text: str,
+        words: tuple[str, ...],
+        handler: str,
+        expected: Any,
+    ) -> None:
+        (tmp_path / "in.csv").write_bytes(text.encode())
+        fleet.ready()
+
+        done = load(tmp_path / "in.csv", "--handler", handler, *words)
+
+        assert done.returncode == 0, done.stderr
+        request = client.get(done.stdout.strip())
+        request.wait(20)
+        assert request.errors() == []
+        ((_, found),) = request.results()
+        assert found == (expected if handler == "fields" else {expected: 6})
+
+    @ONE_KIND
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (("--delimiter", "ab"), "--delimiter 'ab' is not one character"),
+            (("--quote", "\u00a7"), "is not one character of ASCII"),
+            (("--quote", ","), "are the same character"),
+            (("--header", "a,a"), "comes twice"),
+        ],
+    )
+    def test_dialect_that_cannot_be_is_refused(
+        self, load: Load, tmp_path: Path, words: tuple[str, ...], says: str
+    ) -> None:
+        (tmp_path / "in.csv").write_text("a,b\n1,2\n")
+
+        done = load(tmp_path / "in.csv", "--handler", "priced", *words)
+
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+class TestPatterns:
+    @ONE_KIND
+    def test_patterns_and_folders_in_the_order_of_names(
+        self, load: Load, client: Client, fleet: Fleet, tmp_path: Path
+    ) -> None:
+        for name in ("b/2.txt", "b/10.txt", "a/3.txt", "a/.hidden", "a/deep/4.txt", "[5].txt"):
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"{name}\n")
+        fleet.ready()
+
+        done = load(
+            tmp_path / "b" / "*.txt", tmp_path / "a", tmp_path / "[5].txt", "--handler", "echo"
+        )
+
+        assert done.returncode == 0, done.stderr
+        request = client.get(done.stdout.strip())
+        request.wait(20)
+        assert lines_of(request).decode().split() == [
+            *("b/10.txt", "b/2.txt", "a/3.txt", "a/deep/4.txt", "[5].txt")
+        ]
+
+    @ONE_KIND
+    def test_what_matches_nothing_is_refused(self, load: Load, tmp_path: Path) -> None:
+        none = load(tmp_path / "*.txt", "--handler", "echo")
+        empty = load(tmp_path, "--handler", "echo")
+
+        assert (none.returncode, empty.returncode) == (2, 2)
+        assert "*.txt matches no file" in none.stderr
+        assert "is an empty folder" in empty.stderr
+
+
 class TestFailures:
     @ONE_KIND
     def test_failure_names_file_and_line_and_the_others_are_done(
@@ -162,6 +258,12 @@ class TestFailures:
             (("long.txt", "--handler", "echo"), 2, "long.txt: record 2, at byte 6"),
             (("open.csv", "--handler", "echo"), 2, "open.csv: record 2: a quote is not closed"),
             (("cut.gz", "--handler", "echo"), 2, "cut.gz: after record"),
+            (("crc.gz", "--handler", "echo"), 2, "crc.gz: after record"),
+            (("bomb.bz2", "--handler", "echo"), 2, "more than 1000 times its size"),
+            (("latin.csv", "--handler", "echo"), 2, "latin.csv: record 1: the header is not UTF-8"),
+            (("/proc/self/mem", "--handler", "echo"), 2, "/proc/self/mem: Input/output error"),
+            (("/dev/null", "--handler", "echo"), 2, "/dev/null is no regular file"),
+            (("whole.bin", "--handler", "echo", "--format", "file"), 2, "whole.bin is larger than"),
         ],
     )
     def test_bad_input_is_named_and_nothing_is_left(
@@ -179,6 +281,11 @@ class TestFailures:
         (tmp_path / "open.csv").write_text('a,b\n1,"2\n')
         packed = gzip.compress(b"".join(b"line %d\n" % n for n in range(99_999)))
         (tmp_path / "cut.gz").write_bytes(packed[:-50])
+        (tmp_path / "crc.gz").write_bytes(packed[:-6] + b"oops" + packed[-2:])
+        if words[0] == "bomb.bz2":
+            (tmp_path / "bomb.bz2").write_bytes(bz2.compress(b"\n" * 120_000_000))
+        (tmp_path / "latin.csv").write_bytes(b"caf\xe9,b\n1,2\n")
+        (tmp_path / "whole.bin").write_bytes(b"x" * (2**20 + 1))
         name, *rest = words
 
         done = load(tmp_path / name, *rest)
@@ -186,6 +293,93 @@ class TestFailures:
         assert done.returncode == code
         assert says in done.stderr
         assert "Traceback" not in done.stderr
+        assert client.list(queue) == []
+
+    @ONE_KIND
+    def test_text_that_is_no_utf8_fails_with_its_place(
+        self, fleet: Fleet, load: Load, client: Client, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.txt").write_bytes(b"good\nbad \xff\nnul \0\r\n")
+        (tmp_path / "in.csv").write_bytes(b"item,count\na,1,2\nb,\xe9\nc,3\n")
+        fleet.ready()
+
+        text = load(tmp_path / "in.txt", "--handler", "shout")
+        rows = load(tmp_path / "in.csv", "--handler", "priced")
+
+        request = client.get(text.stdout.strip())
+        assert request.wait(20).records.done == 2
+        (failure,) = request.errors()
+        assert (Path(failure.source).name, failure.line) == ("in.txt", 2)
+        assert "does not decode" in failure.message
+        request = client.get(rows.stdout.strip())
+        assert request.wait(20).records.done == 1
+        many, bad = request.errors()
+        assert (many.line, bad.line) == (2, 3)
+        assert "3 fields, the header 2" in many.message
+
+    @ONE_KIND
+    def test_gzip_of_several_members_is_read_to_its_end(
+        self, fleet: Fleet, load: Load, client: Client, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.gz").write_bytes(gzip.compress(b"a\nb") + gzip.compress(b"c\nd\n"))
+        fleet.ready()
+
+        done = load(tmp_path / "in.gz", "--handler", "echo")
+
+        request = client.get(done.stdout.strip())
+        request.wait(20)
+        assert lines_of(request) == b"a\nbc\nd\n"
+
+    @ONE_KIND
+    def test_handler_that_no_worker_has_is_warned_of(
+        self, fleet: Fleet, load: Load, client: Client, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.txt").write_text("a\n")
+        alone = load(tmp_path / "in.txt", "--handler", "ecko")
+        fleet.ready()
+
+        beside = load(tmp_path / "in.txt", "--handler", "ecko")
+
+        assert (alone.returncode, beside.returncode) == (0, 0)
+        assert "warning" not in alone.stderr
+        assert "has a handler 'ecko'" in beside.stderr
+        assert client.get(beside.stdout.strip()).status().state is State.OPEN
+
+    @ONE_KIND
+    @pytest.mark.parametrize("change", ["grows", "shrinks", "is replaced"])
+    def test_file_that_changes_while_it_is_loaded_is_refused(
+        self,
+        command: tuple[list[str], dict[str, str]],
+        client: Client,
+        fleet: Fleet,
+        queue: str,
+        tmp_path: Path,
+        request_id: str,
+        change: str,
+    ) -> None:
+        file = tmp_path / "in.txt"
+        data = b"".join(b"%099d\n" % n for n in range(60_000))
+        file.write_bytes(data)
+        words = [*command[0], str(file), "--handler", "echo", "--id", request_id]
+        running = subprocess.Popen(
+            [*words, "--window", "1MiB"], env=command[1], stderr=subprocess.PIPE, text=True
+        )
+        # Nobody works yet, so it waits for room.
+        wait_until(lambda: total_of(client, request_id) > 3, 30)
+        if change == "grows":
+            with file.open("ab") as more:
+                more.write(b"more\n")
+        elif change == "shrinks":
+            os.truncate(file, len(data) - 100)
+        else:
+            (tmp_path / "new").write_bytes(data[::-1])
+            (tmp_path / "new").replace(file)
+
+        fleet.ready("-p", "2")
+
+        _, errors = running.communicate(timeout=60)
+        assert running.returncode == 2
+        assert f"the input changed while it was loaded: {file} ha" in errors
         assert client.list(queue) == []
 
     @ONE_KIND
@@ -212,13 +406,12 @@ class TestGoingOn:
         (tmp_path / "in.txt").write_bytes(data)
         words = (tmp_path / "in.txt", "--handler", "echo", "--id", request_id, "--lines", "3")
 
-        def how_far() -> int:
-            try:
-                return client.get(request_id).status().parts.total
-            except StreamqError:
-                return 0
-
-        kills = kill_on_the_way([*command[0], *map(str, words)], command[1], how_far, 20_000)
+        kills = kill_on_the_way(
+            [*command[0], *map(str, words)],
+            command[1],
+            lambda: total_of(client, request_id),
+            20_000,
+        )
 
         done = load(*words)
 
@@ -242,7 +435,12 @@ class TestGoingOn:
         file.write_text("a\nb\nc\n")
         changed = load(*words)
         other = load(*words, "--limit", "3")
+        (tmp_path / "other.txt").write_text("a\nb\n")
+        another = load(tmp_path / "other.txt", *words[1:], "--queue", "elsewhere")
 
+        assert another.returncode == 1
+        assert "other.txt" in another.stderr
+        assert client.list("elsewhere") == []
         assert (again.returncode, again.stdout) == (0, f"{request_id}\n")
         assert changed.returncode == 1
         assert "had 4 bytes, and has 6" in changed.stderr
@@ -263,11 +461,237 @@ class TestGoingOn:
         running = subprocess.Popen(
             [*command[0], *map(str, words), "--window", "2MiB", "--bytes", "64KiB"], env=command[1]
         )
-        time.sleep(3)
+        wait_until(lambda: total_of(client, request_id) * 64 >= 2 * 1024, 30)
+        fleet.ready("-p", "2")
         waiting = client.get(request_id).status().parts.waiting
 
-        fleet.ready("-p", "2")
+        assert running.wait(60) == 0
+        # The window, a call that began below it, and one that was on its way.
+        assert waiting * 64 <= 4 * 1024
+        assert client.get(request_id).wait(60).records.done == 100_000
 
-        assert running.wait(30) == 0
-        assert waiting * 64 < 4 * 1024
-        assert client.get(request_id).wait(30).records.done == 100_000
+
+class TestStdin:
+    @ONE_KIND
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    def test_is_loaded_as_a_file_is(
+        self, fleet: Fleet, load: Load, client: Client, pack: Callable[[bytes], bytes]
+    ) -> None:
+        data = b"item,count\n" + b"".join(b"a,%d\n" % n for n in range(20_000))
+        fleet.ready()
+
+        done = load("-", "--handler", "priced", "--format", "csv", stdin=pack(data))
+
+        request = client.get(done.stdout.strip())
+        assert request.wait(20).records.done == 20_000
+        found = [item for _, items in request.results() for item in items]
+        assert found == [{"a": 3 * n} for n in range(20_000)]
+
+    @ONE_KIND
+    def test_what_came_is_not_kept_waiting_for_more(
+        self,
+        fleet: Fleet,
+        client: Client,
+        command: tuple[list[str], dict[str, str]],
+        request_id: str,
+    ) -> None:
+        fleet.ready()
+        line = [*command[0], "-", "--handler", "shout", "--lines", "1", "--id", request_id]
+        loading = subprocess.Popen(line, env=command[1], stdin=subprocess.PIPE)
+        assert loading.stdin
+
+        loading.stdin.write(b"one\ntwo\n")
+        loading.stdin.flush()
+        wait_until(lambda: done_of(client, request_id) == 2, 20)
+        loading.stdin.write(b"three\n")
+        loading.stdin.close()
+
+        assert loading.wait(20) == 0
+        request = client.get(request_id)
+        request.wait(20)
+        assert [item for _, item in request.results()] == ["ONE", "TWO", "THREE"]
+
+    @ONE_KIND
+    def test_killed_and_given_the_same_again_it_goes_on(
+        self,
+        fleet: Fleet,
+        load: Load,
+        client: Client,
+        command: tuple[list[str], dict[str, str]],
+        request_id: str,
+    ) -> None:
+        data = b"".join(b"%d\n" % n for n in range(50_000))
+        words = ["-", "--handler", "echo", "--lines", "10", "--id", request_id]
+        loading = subprocess.Popen([*command[0], *words], env=command[1], stdin=subprocess.PIPE)
+        assert loading.stdin
+        loading.stdin.write(data[:100_000])
+        loading.stdin.flush()
+        wait_until(lambda: total_of(client, request_id) > 1_000, 20)
+        loading.kill()
+        loading.wait()
+        loading.stdin.close()
+
+        short = load(*words, stdin=data[:500])
+        other = load(*words, stdin=data.replace(b"7", b"8"))
+        same = load(*words, stdin=data)
+        again = load(*words, stdin=data)
+        longer = load(*words, stdin=data + b"more\n")
+
+        assert (short.returncode, other.returncode, longer.returncode) == (1, 1, 1)
+        assert "ends after 500 bytes" in short.stderr
+        assert "are not what they were" in other.stderr
+        assert "and has more" in longer.stderr
+        assert (same.returncode, again.returncode) == (0, 0), same.stderr + again.stderr
+        fleet.ready("-p", "2")
+        request = client.get(request_id)
+        assert request.wait(30).records.total == 50_000
+        assert lines_of(request) == data
+
+    @ONE_KIND
+    def test_goes_alone(self, load: Load, tmp_path: Path) -> None:
+        (tmp_path / "in.txt").write_text("a\n")
+
+        done = load("-", tmp_path / "in.txt", "--handler", "echo")
+
+        assert done.returncode == 2
+        assert "goes alone" in done.stderr
+
+
+class TestRequests:
+    @ONE_KIND
+    def test_sample_runs_as_its_readme_says(
+        self, command: tuple[list[str], dict[str, str]], client: Client, tmp_path: Path
+    ) -> None:
+        for file in SAMPLES.iterdir():
+            if file.is_file():
+                shutil.copy(file, tmp_path)
+        readme = (SAMPLES / "README.md").read_text()
+        (script,) = re.findall(r"```\n(streamq load requests.*?)```", readme, re.DOTALL)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+        done = subprocess.run(
+            ["bash", "-ec", script],
+            env=command[1] | {"PATH": path},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+        assert done.returncode == 0, done.stderr
+        words = (SAMPLES / "requests").read_text()
+        lines = [line.split(":") for line in words.splitlines() if line and line[0] != "#"]
+        assert done.stdout.split() == [word.upper() for _, *parts in lines for word in parts]
+        ids = (tmp_path / "ids").read_text().split()
+        assert [client.get(each).status().limit for each in ids] == [int(n) for n, *_ in lines]
+
+    @ONE_KIND
+    def test_same_again_makes_no_request_twice(
+        self, load: Load, client: Client, queue: str, tmp_path: Path, request_id: str
+    ) -> None:
+        file = tmp_path / "in"
+        file.write_bytes(b"# one\n1:a:b\r\n\n20:c::d: ")
+        words = (file, "--handler", "echo", "--format", "requests", "--id", request_id)
+
+        done = load(*words)
+        again = load(*words)
+        file.write_bytes(b"1:a:b\n20:c:d\n3:e\n")
+        longer = load(*words)
+        file.write_bytes(b"1:a:b\n21:c:d\n")
+        other = load(*words)
+
+        ids = [f"{request_id}-1", f"{request_id}-2"]
+        assert done.stdout.split() == again.stdout.split() == ids
+        assert longer.stdout.split() == [*ids, f"{request_id}-3"]
+        assert other.returncode == 1
+        assert "in: line 2: request" in other.stderr
+        found = {status.id: (status.limit, status.parts.total) for status in client.list(queue)}
+        assert found == dict(zip([*ids, f"{request_id}-3"], [(1, 2), (20, 2), (3, 1)], strict=True))
+
+    @ONE_KIND
+    @pytest.mark.parametrize("line", [b"a:b", b"0:a", b"-1:a", b"3", b"3: :", b"1.5:a"])
+    def test_bad_line_is_named_and_nothing_is_submitted(
+        self, load: Load, client: Client, queue: str, tmp_path: Path, line: bytes
+    ) -> None:
+        (tmp_path / "in").write_bytes(b"1:a\n\n" + line + b"\n")
+
+        done = load(tmp_path / "in", "--handler", "echo", "--format", "requests")
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "in: line 3: " in done.stderr
+        assert client.list(queue) == []
+
+
+def total_of(client: Client, request_id: str) -> int:
+    """Parts so far, 0 while the request is not there."""
+    try:
+        return client.get(request_id).status().parts.total
+    except StreamqError:
+        return 0
+
+
+def done_of(client: Client, request_id: str) -> int:
+    """Parts done, 0 while the request is not there."""
+    try:
+        return client.get(request_id).status().parts.done
+    except StreamqError:
+        return 0
+
+
+def test_full_server_keeps_what_it_has_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_bytes(b"x" * 999 + b"\n")
+    source.write_bytes(source.read_bytes() * 20_000)
+    words = [sys.executable, "-m", "streamq.cli", "load", str(source), "--handler", "h"]
+    with LocalServer.start() as server, Client(server.url) as client:
+        redis = client._protocol.connection.redis
+        redis.config_set("maxmemory", redis.info("memory")["used_memory"] + 8 * 2**20)
+
+        def load() -> "subprocess.CompletedProcess[bytes]":
+            env = os.environ | {"STREAMQ_URL": server.url}
+            return subprocess.run([*words, "--id", "big"], env=env, capture_output=True)
+
+        full = load()
+        kept = client.get("big").status().records.total
+        redis.config_set("maxmemory", 0)
+        again = load()
+
+        assert b"out of memory" in full.stderr
+        assert 0 < kept < 20_000
+        assert again.returncode == 0, again.stderr
+        assert client.get("big").status().records.total == 20_000
+
+
+class TestAppendingAhead:
+    """Parts are sent before those before them are answered: whatever breaks, each is there once."""
+
+    @ONE_KIND
+    @pytest.mark.parametrize("trouble", ["SCRIPT FLUSH", "CLIENT KILL TYPE normal", ""])
+    def test_every_part_is_there_once(
+        self, protocol: Protocol, queue: str, request_id: str, trouble: str
+    ) -> None:
+        protocol.open(request_id, "digest", Policy(handler="echo", queue=queue))
+        with closing(protocol.appending(request_id)) as appending:
+            for first in range(1, 100, 10):
+                entries = [word for n in range(10) for word in (b"%d" % (first + n), b"1")]
+                appending.send(first, f"{first}", 10, entries)
+                if trouble and first % 30 == 1:
+                    protocol.connection.redis.execute_command(*trouble.split())
+            appending.wait()
+
+        protocol.seal(request_id, 100, "91")
+        grant = protocol.claim(request_id, "holder", Terms(200), ["parts echo 3"])
+        assert [part.payload for part in grant.parts] == [b"%d" % n for n in range(1, 101)]
+
+    @ONE_KIND
+    def test_refusal_is_what_append_says(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        protocol.open(request_id, "digest", Policy(handler="echo", queue=queue))
+        with closing(protocol.appending(request_id)) as appending:
+            appending.send(1, "1", 1, [b"a", b"1"])
+            protocol.cancel(request_id)
+            appending.send(2, "2", 1, [b"b", b"1"])
+
+            with pytest.raises(RequestEnded):
+                appending.wait()

@@ -72,6 +72,23 @@ def test_unordered_has_the_same_lines(fleet: Fleet, streamq: Streamq, tmp_path: 
 
 
 @ONE_KIND
+@pytest.mark.parametrize("name", ["out.jsonl", "out.txt"])
+def test_killed_before_its_first_word_it_can_begin_again(
+    fleet: Fleet, streamq: Streamq, client: Client, queue: str, tmp_path: Path, name: str
+) -> None:
+    target = tmp_path / name
+    request = client.submit([b"a", b"b"], handler="echo", queue=queue)
+    streamq("results", request.id, "-o", target)  # there are none yet
+    target.write_bytes(b"half of the first re")  # and it is killed when there are
+
+    fleet.start("--burst").wait(30)
+    again = streamq("results", request.id, "-o", target)
+
+    assert again.returncode == 0, again.stderr
+    assert target.read_bytes().split() in ([b"a", b"b"], [b'"a"', b'"b"'])
+
+
+@ONE_KIND
 def test_json_lines_csv_and_failures(
     fleet: Fleet, streamq: Streamq, client: Client, queue: str, tmp_path: Path
 ) -> None:

@@ -1,11 +1,15 @@
 """``streamq run`` and ``streamq demo`` through their commands: the whole job at once."""
 
+import hashlib
 import json
 import os
+import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +22,23 @@ SAMPLES = Path(__file__).parents[1] / "samples"
 Streamq = Callable[..., "subprocess.CompletedProcess[str]"]
 COMMAND = [sys.executable, "-m", "streamq.cli"]
 CODE = """
+import pathlib
 import time
 def same(line: bytes) -> bytes:
     return line
 def slow(line: bytes) -> bytes:
-    time.sleep(0.002)
+    time.sleep(0.001)
+    return line
+def talks(line: bytes) -> bytes:
+    if line == b"line 0":
+        print("hello from a handler", flush=True)
+    return line
+def stuck_thrice(line: bytes) -> bytes:
+    if line == b"line 0":
+        times = len(list(pathlib.Path().glob("stuck*"))) + 1
+        if times <= 3:
+            pathlib.Path(f"stuck{times}").touch()
+            time.sleep(1000)
     return line
 def picky(line: str) -> str:
     if line.endswith("7"):
@@ -41,17 +57,44 @@ def streamq(tmp_path: Path, environment: dict[str, str]) -> Streamq:
     (tmp_path / "code.py").unlink(missing_ok=True)
     (tmp_path / "job.py").write_text(CODE)
 
-    def streamq(*words: Any) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
+    def streamq(*words: Any, stdout: Any = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
             [*COMMAND, *map(str, words)],
             env=environment,
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
             timeout=100,
         )
+        texts = [text.decode() if text is not None else "" for text in (done.stdout, done.stderr)]
+        return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
     return streamq
+
+
+def descendants(pid: int) -> list[int]:
+    """Ids of the processes below one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for child in map(int, children) for each in (child, *descendants(child))]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, and is not only waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_the_end_of(pids: list[int]) -> None:
+    """Nothing of a killed run is left after a moment."""
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 15)
+
+
+def program(path: Path, text: str) -> None:
+    """A shell script."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 @pytest.fixture
@@ -97,12 +140,18 @@ def test_failures_are_written_beside_and_the_code_is_1(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("run", "in.txt", "--map", "job:same"), 2, "-o OUT"),
+        (("run", "in.txt", "-o", "out.txt"), 2, "either --map"),
+        (("run", "in.txt", "--map", "job:same", "--exec", "cat", "-o", "out.txt"), 2, "either"),
+        (("run", "in.txt", "--map", "job:same", "--json"), 2, "-o FILE"),
+        (("run", "in.txt", "--exec", "no-such-program -x"), 4, "no program 'no-such-program'"),
+        (("run", "in.txt", "--exec", "tr 'a"), 2, "No closing quotation"),
+        (("run", "in.txt", "--exec", "cat", "--output-format", "csv"), 2, "--map"),
         (("run", "none.txt", "--map", "job:same", "-o", "out.txt"), 2, "none.txt: No such file"),
         (("run", "in.txt", "--map", "job:nothing", "-o", "out.txt"), 4, "no 'nothing'"),
         (("run", "in.txt", "--map", "nowhere:f", "-o", "out.txt"), 4, "no module 'nowhere'"),
         (("run", "in.txt", "--map", "job:same", "-o", "no/out.txt"), 2, "there is no folder"),
         (("run", "in.txt", "--map", "job:same", "-o", "in.txt"), 2, "exists"),
+        (("run", "in.txt", "--map", "job:same", "-o", "."), 2, "is a folder"),
         (("run", "--resume", "other"), 2, "no run other was stopped"),
     ],
 )
@@ -115,6 +164,195 @@ def test_mistakes_are_named_and_leave_nothing(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / ".streamq").exists()
+
+
+class TestPipes:
+    def test_results_go_to_the_pipe_and_words_to_stderr(
+        self, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        with (tmp_path / "out.txt").open("wb") as out:
+            done = streamq("run", "in.txt", "--map", "job:talks", "--lines", 100, stdout=out)
+
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+        assert "hello from a handler" in done.stderr
+        assert "3,001 records in 31 parts" in done.stderr
+        assert not (tmp_path / ".streamq").exists()
+
+    @pytest.mark.parametrize("words", [("--map", "job:same"), ("--exec", "cat")])
+    def test_it_is_a_filter(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, words: tuple[str, str]
+    ) -> None:
+        with source.open("rb") as stdin:
+            done = subprocess.run(
+                [*COMMAND, "run", "-", *words, "--lines", "100"],
+                env=environment,
+                cwd=source.parent,
+                stdin=stdin,
+                capture_output=True,
+                timeout=60,
+            )
+
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == source.read_bytes()
+
+    def test_failures_are_told(self, streamq: Streamq, source: Path) -> None:
+        done = streamq("run", "in.txt", "--map", "job:picky", "-o", "-", "--retries", 0)
+
+        assert done.returncode == 1
+        assert done.stdout.count("\n") == 2_700, "the last line had no newline"
+        assert "in.txt:8: ValueError: seven" in done.stderr
+        assert "and 290 more" in done.stderr
+
+    def test_whoever_reads_no_more_ends_it_quietly(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        words = ["run", "in.txt", "--map", "job:slow", "-p", "2", "--lines", "1"]
+        running = subprocess.Popen(
+            [*COMMAND, *words],
+            env=environment | {"TMPDIR": str(tmp_path)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert running.stdout
+        assert running.stderr
+        assert running.stdout.readline() == b"line 0\r\n"
+        below = descendants(running.pid)
+        running.stdout.close()
+
+        assert running.wait(30) == 141
+        assert running.stderr.read() == b""
+        running.stderr.close()
+        assert len(below) >= 4, "two processes, a supervisor and its server"
+        wait_until(lambda: not any(is_alive(pid) for pid in below), 10)
+        assert not (tmp_path / ".streamq").exists()
+        assert not list(tmp_path.glob("streamq-*"))
+
+
+class TestPrograms:
+    def test_any_program_is_a_handler(self, streamq: Streamq, source: Path, tmp_path: Path) -> None:
+        same = streamq("run", "in.txt", "--exec", "cat", "--lines", 100, "-o", "same.jsonl")
+        upper = streamq("run", "in.txt", "--exec", "tr a-z A-Z", "--lines", 100)
+        lines = streamq("run", "in.txt", "--exec", "sort -r", "--lines", 1000)
+        first = streamq("run", "in.txt", "--exec", "head -n 1", "--bytes", "64KiB")
+
+        assert (tmp_path / "same.jsonl").read_bytes() == source.read_bytes()
+        assert "3,001 records in 31 parts" in same.stderr
+        assert upper.stdout == source.read_bytes().decode().upper()
+        assert lines.stdout.splitlines()[0] == "line 999"
+        assert first.stdout == "line 0\r\n", "it need not read to the end"
+
+    def test_its_exit_code_is_a_failure_with_what_it_said(
+        self, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        program(tmp_path / "fails", "cat >/dev/null; echo so sorry >&2; exit 3")
+
+        done = streamq(
+            "run", "in.txt", "--exec", "./fails", "-o", "out.txt", "--retries", 0, "--lines", 1000
+        )
+
+        assert done.returncode == 1, done.stderr
+        failures = (tmp_path / "out.errors.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in failures]
+        assert [failure["line"] for failure in found] == [1, 1001, 2001, 3001]
+        assert {failure["message"] for failure in found} == {"exit code 3: so sorry"}
+
+    def test_one_that_hangs_is_ended_with_all_it_started(
+        self, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        program(tmp_path / "hangs", "sleep 1000 & echo $! >>pids; echo $$ >>pids; wait")
+
+        done = streamq(
+            "run", "in.txt", "--exec", "./hangs", "-o", "out.txt", "--retries", 0, "--timeout", "1s"
+        )
+
+        assert done.returncode == 1, done.stderr
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 2
+        wait_until(lambda: not any(is_alive(pid) for pid in pids))
+        assert "it took longer than 1 s" in (tmp_path / "out.errors.jsonl").read_text()
+
+    def test_killed_run_leaves_no_program(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        program(tmp_path / "hangs", "sleep 1000 & echo $! >>pids; echo $$ >>pids; wait")
+        words = ["run", "in.txt", "--exec", "./hangs", "-o", "out.txt"]
+        running = subprocess.Popen([*COMMAND, *words], env=environment, cwd=tmp_path)
+        pids = tmp_path / "pids"
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 20)
+        below = descendants(running.pid)
+
+        running.kill()
+        running.wait()
+
+        wait_until(lambda: not any(is_alive(pid) for pid in below), 10)
+
+
+class TestOutputs:
+    def test_full_disk_is_named_and_the_run_goes_on_later(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+        running = subprocess.Popen(
+            [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        output = tmp_path / "out.txt"
+        wait_until(lambda: output.exists() and output.stat().st_size > 100, 20)
+        # A disk of the collector's own: no file that it writes may grow beyond this.
+        resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (3_000, resource.RLIM_INFINITY))
+
+        _, said = running.communicate(timeout=40)
+
+        assert running.returncode == 1, said
+        assert f"cannot write {output}: File too large" in said
+        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+        assert f"go on with: streamq run --resume {request_id}" in said
+        done = streamq("run", "--resume", request_id)
+        assert done.returncode == 0, done.stderr
+        assert output.read_bytes() == source.read_bytes()
+
+    def test_device_that_is_full_is_named(self, streamq: Streamq, source: Path) -> None:
+        done = streamq("run", "in.txt", "--map", "job:same", "-o", "/dev/full")
+
+        assert done.returncode == 1
+        assert "cannot write /dev/full: No space left on device" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_file_moved_on_the_way_is_missed_and_goes_on_when_it_is_back(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+        running = subprocess.Popen(
+            [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        output = tmp_path / "out.txt"
+        wait_until(lambda: output.exists() and output.stat().st_size > 100, 20)
+        output.rename(tmp_path / "moved.txt")
+
+        _, said = running.communicate(timeout=40)
+
+        assert running.returncode == 1, said
+        assert "was moved or removed while it was written" in said
+        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+        missed = streamq("run", "--resume", request_id)
+        (tmp_path / "moved.txt").rename(output)
+        done = streamq("run", "--resume", request_id)
+        assert missed.returncode == 2
+        assert "were written for request" in missed.stderr
+        assert done.returncode == 0, done.stderr
+        assert output.read_bytes() == source.read_bytes()
+
+    def test_file_that_exists_is_written_over_only_by_force(
+        self, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "out.txt").write_bytes(b"precious\n" * 9_000)
+
+        refused = streamq("run", "in.txt", "--map", "job:same", "-o", "out.txt")
+        forced = streamq("run", "in.txt", "--map", "job:same", "-o", "out.txt", "--force")
+
+        assert (refused.returncode, forced.returncode) == (2, 0)
+        assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -143,6 +381,56 @@ def test_stopped_or_killed_it_goes_on(
     assert not (tmp_path / ".streamq").exists()
 
 
+def test_run_killed_at_random_moments_gives_the_input_back(
+    environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+) -> None:
+    """Nothing is lost or doubled, no part is blamed, and nothing is left running."""
+    chance = random.Random(int(os.environ.get("STREAMQ_TEST_KILLS", "4")))
+    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "4"))
+    output = tmp_path / "out.txt"
+    marks = sorted(chance.randrange(source.stat().st_size) for _ in range(kills))
+    words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+    for mark in [0, *marks]:
+        running = subprocess.Popen(
+            [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
+        )
+        while running.poll() is None and mark >= (output.stat().st_size if output.exists() else 0):
+            time.sleep(0.001)
+        time.sleep(chance.random() / 20)
+        below = descendants(running.pid)
+        running.kill()
+        _, said = running.communicate()
+        assert running.returncode == -9, said
+        wait_for_the_end_of(below)
+        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+        words = ["run", "--resume", request_id]
+
+    done = streamq(*words)
+
+    assert done.returncode == 0, done.stderr
+    assert output.read_bytes() == source.read_bytes()
+    assert not (tmp_path / ".streamq").exists()
+
+
+def test_no_part_is_blamed_for_the_death_of_the_whole_run(
+    environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+) -> None:
+    """What ran when everything was killed is taken over, not found expired: that would count."""
+    words = ["run", "in.txt", "--map", "job:stuck_thrice", "-o", "out.txt", "-p", "1"]
+    for times in (1, 2, 3):
+        running = subprocess.Popen([*COMMAND, *words], env=environment, cwd=tmp_path)
+        wait_until((tmp_path / f"stuck{times}").exists, 30)
+        running.kill()
+        running.wait()
+        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+        words = ["run", "--resume", request_id]
+
+    done = streamq(*words)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+
+
 def test_samples_run_as_their_readme_says(streamq: Streamq, tmp_path: Path) -> None:
     for file in SAMPLES.iterdir():
         if file.is_file():
@@ -164,6 +452,45 @@ def test_samples_run_as_their_readme_says(streamq: Streamq, tmp_path: Path) -> N
         json.loads(line) for line in (tmp_path / "clean.errors.jsonl").read_text().splitlines()
     ]
     assert [failure["line"] for failure in failures] == [5, 6, 7]
+
+
+def test_sample_of_one_part_per_file(streamq: Streamq, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES, tmp_path / "files", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SAMPLES / "checksums.py", tmp_path)
+
+    done = streamq(
+        "run", "files", "--format", "file", "--map", "checksums:describe", "-o", "sums.jsonl"
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
+    files = sorted(path for path in (tmp_path / "files").rglob("*") if path.is_file())
+    assert [each["file"] for each in found] == [str(path.relative_to(tmp_path)) for path in files]
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    assert [each["sha256"] for each in found] == sums
+
+
+def test_sample_of_a_flaky_api(
+    streamq: Streamq, environment: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("ask.py", "words.txt"):
+        shutil.copy(SAMPLES / name, tmp_path)
+    command = [sys.executable, str(SAMPLES / "slow_api.py"), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as api:
+        try:
+            assert api.stdout
+            environment["API"] = api.stdout.readline().strip()
+            words = (
+                "run words.txt --map ask:ask -o out.jsonl --lines 1 -p 1 -c 8 --rate 40/s --json"
+            )
+            done = streamq(*words.split())
+        finally:
+            api.kill()
+
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    asked = (tmp_path / "words.txt").read_text().split()
+    assert [answer["word"] for answer in answers] == asked
 
 
 def test_demo_kills_a_worker_and_loses_nothing(streamq: Streamq) -> None:

@@ -77,6 +77,33 @@ def test_what_was_abandoned_does_not_run_again_with_the_others() -> None:
     assert [failure.error for failure in last.failures] == ["Abandon"]
 
 
+def test_record_that_does_not_decode_stops_none_of_the_others() -> None:
+    calls = []
+
+    def double(number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    runner = Runner(describe(double, is_map=True), Spec(format="jsonl"))
+
+    outcome = runner.run(Part(1, b"1\n\n2\nx\n3\n", b"5 0 1"), None)
+
+    assert isinstance(outcome, Trouble)
+    assert calls == [1, 2, 3]
+    assert [failure.record for failure in outcome.failures] == [4]
+    assert values(outcome) == [2, None, 4, None, 6]
+
+
+def test_result_that_cannot_be_kept_is_made_once() -> None:
+    story = Story(b=[object()])
+
+    *_, last = attempts(story)
+
+    assert story.calls == ["a", "b", "c"]
+    assert isinstance(last, Trouble)
+    assert values(last) == ["A", None, "C"]
+
+
 def test_snooze_stops_the_part_and_spends_no_attempt() -> None:
     story = Story(b=[Snooze(after=5, scope="request")])
 
@@ -134,3 +161,34 @@ def test_annotation_that_cannot_be_decoded_is_refused_at_once() -> None:
 
     with pytest.raises(InvalidValue, match="cannot be decoded"):
         App().map(wrong)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"a\nb\n\nc\n", b"a\r\nb\r\nc\r\n", b"a\r\nb\n\rc", b"a\rb\nc\n"]
+)
+@pytest.mark.parametrize("bad", [None, "b"])
+def test_lines_at_once_are_the_lines_one_by_one(payload: bytes, bad: str | None) -> None:
+    """Plain lines are decoded at once; the others, and what follows an error, one by one."""
+    calls: list[bytes] = []
+
+    def same(line: bytes) -> bytes:
+        calls.append(line)
+        if bad and line == bad.encode():
+            raise ValueError(bad)
+        return line
+
+    runner = Runner(describe(same, is_map=True), Spec(format="lines", retries=0))
+    outcome = runner.run(Part(1, payload, b"3 0 1"), Context("r", 1, 1))
+
+    lines = [line.removesuffix(b"\r") for line in payload.removesuffix(b"\n").split(b"\n")]
+    assert calls == lines
+    found, endings = decode_result(outcome.result)
+    expected = [None if bad and line == b"b" else line for line in lines]
+    assert found == expected
+    if not isinstance(outcome, Done):
+        assert [failure.record for failure in outcome.failures] == [2]
+    letters = {b"r": b"\r\n", b"n": b"\n", b"0": b""}
+    if not bad:
+        ends = [letters[endings[n : n + 1] or b"n"] for n in range(len(lines))]
+        whole = b"".join(bytes(line) + end for line, end in zip(lines, ends, strict=True))
+        assert whole == payload

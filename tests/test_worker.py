@@ -245,7 +245,7 @@ class TestTime:
         request = submit([9.0], "overdue", backoff="10ms")
 
         assert request.wait(20).parts.failed == 1
-        assert [failure.error for failure in request.errors()] == ["Timeout"]
+        assert [(each.error, each.attempts) for each in request.errors()] == [("Timeout", 2)]
         assert len(fleet.notes("S", request.id)) == 2, "it was tried again once"
         assert beside.wait(20).parts.done == 2
 

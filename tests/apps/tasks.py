@@ -58,6 +58,11 @@ def priced(order: Order) -> dict[str, int]:
 
 
 @app.map
+def fields(row: list[str]) -> list[str]:
+    return row
+
+
+@app.map
 async def doubled(number: int) -> int:
     await asyncio.sleep(0.01)
     return number * 2

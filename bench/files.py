@@ -1,0 +1,273 @@
+"""Files in, files out: ``streamq run`` beside what else one would use, on the same file.
+
+    python bench/files.py [--lines 2000000] [--processes 2] [--json]     speed
+    python bench/files.py --memory [--lines 1000000 5000000]             memory, and the round trip
+
+Speed: the same function on the same lines in the same parts and processes, results in input
+order into a file, by ``streamq run``, by ``multiprocessing.Pool.imap`` and, where it is
+installed, by GNU parallel ``--pipepart``. Every output is compared with that of a plain loop.
+Times are from start to end of the whole command, with everything it starts.
+
+Memory: the highest resident memory of the run's parent (loader and collector), of a worker
+process and of the server, and the most that the server had on disk, for an identity map in
+input order whose output is compared with the input byte for byte.
+"""
+
+import argparse
+import filecmp
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+WORDS = b"stream queue token lease part record worker janitor limit level handler pool".split()
+HERE = Path(__file__).resolve()
+
+
+def same(line: bytes) -> bytes:
+    """The least that a function can do."""
+    return line
+
+
+def count_words(line: str) -> str:
+    """A little work: how often each word stands in a line."""
+    counts: dict[str, int] = {}
+    for word in line.split():
+        counts[word] = counts.get(word, 0) + 1
+    return json.dumps(counts)
+
+
+def run_chunk(name: str, chunk: bytes) -> bytes:
+    """What a user writes by hand: a chunk of lines through the function."""
+    if name == "same":
+        return b"".join(same(line) + b"\n" for line in chunk.splitlines())
+    return "".join(count_words(line) + "\n" for line in chunk.decode().splitlines()).encode()
+
+
+def same_chunk(chunk: bytes) -> bytes:
+    """For a pool, which is given a function of one argument."""
+    return run_chunk("same", chunk)
+
+
+def count_words_chunk(chunk: bytes) -> bytes:
+    """For a pool, which is given a function of one argument."""
+    return run_chunk("count_words", chunk)
+
+
+def make_input(path: Path, lines: int) -> None:
+    """Lines of words, the same in every run."""
+    chance = random.Random(7)
+    with path.open("wb") as file:
+        for number in range(lines):
+            file.write(b"%d %b\n" % (number, b" ".join(chance.choices(WORDS, k=5))))
+
+
+def chunks(path: Path, size: str) -> Iterator[bytes]:
+    """A file in whole lines: so many bytes, or so many lines, in each."""
+    with path.open("rb") as file:
+        if size == "1MiB":
+            while chunk := file.read(2**20 - 100):
+                yield chunk + file.readline()
+        else:
+            while lines := [line for _, line in zip(range(100), file, strict=False)]:
+                yield b"".join(lines)
+
+
+def by_pool(source: Path, target: Path, function: str, size: str, processes: int) -> None:
+    """``Pool.imap``, each chunk a task."""
+    work = same_chunk if function == "same" else count_words_chunk
+    with Pool(processes) as pool, target.open("wb") as out:
+        for result in pool.imap(work, chunks(source, size)):
+            out.write(result)
+
+
+def command_of(
+    way: str, source: Path, target: Path, function: str, size: str, processes: int
+) -> list[str] | None:
+    """How to start one of the ways, or None where it cannot be."""
+    if way == "streamq":
+        words = [sys.executable, "-m", "streamq.cli", "run", str(source), "-p", str(processes)]
+        words += ["--map", f"{HERE}:{function}", "-o", str(target), "--output-format", "raw"]
+        return [*words, *(["--bytes", "1MiB"] if size == "1MiB" else ["--lines", "100"])]
+    if way == "Pool.imap":
+        words = [sys.executable, str(HERE), "--pool", str(source), str(target)]
+        return [*words, function, size, str(processes)]
+    found = shutil.which("parallel")
+    if found is None or size != "1MiB":
+        return None
+    words = [found, "--will-cite", "--pipepart", "-a", str(source), "--block", "1M", "-k"]
+    return [*words, "-j", str(processes), sys.executable, str(HERE), "--filter", function]
+
+
+class Watch:
+    """Follows a process and all below it: how much memory each kind had, and what is on disk."""
+
+    def __init__(self, pid: int, folder: Path) -> None:
+        self._pid = pid
+        self._folder = folder
+        self.peaks: dict[str, int] = defaultdict(int)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def end(self) -> dict[str, int]:
+        """Peaks in bytes."""
+        self._is_over.set()
+        self._thread.join()
+        return dict(self.peaks)
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.05):
+            try:
+                for pid in descendants(self._pid):
+                    self._look(pid)
+            except OSError:
+                continue
+            files = [f for f in self._folder.rglob("appendonlydir/*") if f.exists()]
+            size = sum(_size(file) for file in files)
+            self.peaks["disk"] = max(self.peaks["disk"], size)
+
+    def _look(self, pid: int) -> None:
+        status = Path(f"/proc/{pid}/status").read_text()
+        words = Path(f"/proc/{pid}/cmdline").read_text()
+        kind = "parent" if pid == self._pid else "other"
+        kind = "worker" if "streamq.child" in words else kind
+        kind = "server" if "valkey-server" in words or "redis-server" in words else kind
+        peak = next((line for line in status.splitlines() if line.startswith("VmHWM")), "0 0")
+        self.peaks[kind] = max(self.peaks[kind], int(peak.split()[1]) * 1024)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all below it."""
+    below = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            below += descendants(int(child))
+    return below
+
+
+def measure(command: list[str], folder: Path, target: Path | None) -> dict[str, float]:
+    """Run a command to its end: seconds by the clock, CPU seconds, peaks."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begun = time.perf_counter()
+    with (target or Path(os.devnull)).open("wb") as out:
+        running = subprocess.Popen(command, cwd=folder, stdout=out, stderr=subprocess.PIPE)
+        watch = Watch(running.pid, folder)
+        _, said = running.communicate()
+    seconds = time.perf_counter() - begun
+    peaks = watch.end()
+    if running.returncode:
+        raise SystemExit(f"{command[:6]} ended with {running.returncode}:\n{said.decode()}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": seconds, "cpu_s": cpu, **peaks}
+
+
+def compare_speed(folder: Path, lines: int, processes: int, rounds: int) -> list[dict[str, Any]]:
+    """Every way with every function and size, one after another, and the best of the rounds."""
+    source = folder / "in.txt"
+    make_input(source, lines)
+    found: list[dict[str, Any]] = []
+    for function in ("same", "count_words"):
+        expected = folder / "expected"
+        with expected.open("wb") as out:
+            for chunk in chunks(source, "1MiB"):
+                out.write(run_chunk(function, chunk))
+        for size in ("1MiB", "100 lines"):
+            for way in ("streamq", "Pool.imap", "parallel"):
+                target = folder / "out"
+                command = command_of(way, source, target, function, size, processes)
+                if command is None:
+                    why = "is not installed" if size == "1MiB" else "starts a program for each part"
+                    print(f"{function:<12} {size:<10} {way:<10} not run: it {why}", flush=True)
+                    continue
+                tries = []
+                for _ in range(rounds):
+                    target.unlink(missing_ok=True)
+                    stdout = target if way == "parallel" else None
+                    tries.append(measure(command, folder, stdout))
+                    if not filecmp.cmp(target, expected, shallow=False):
+                        raise SystemExit(f"{way} made something else of it")
+                best = min(tries, key=lambda each: each["seconds"])
+                row = {"function": function, "size": size, "way": way, **best}
+                found.append(row)
+                print(
+                    f"{function:<12} {size:<10} {way:<10} {best['seconds']:6.2f} s   "
+                    f"CPU {best['cpu_s']:6.2f} s   {lines / best['seconds']:>10,.0f} lines/s",
+                    flush=True,
+                )
+    return found
+
+
+def measure_memory(folder: Path, counts: list[int], processes: int) -> list[dict[str, Any]]:
+    """An identity map on inputs of different lengths, with a small window."""
+    found: list[dict[str, Any]] = []
+    for lines in counts:
+        source, target = folder / "in.txt", folder / "out"
+        make_input(source, lines)
+        target.unlink(missing_ok=True)
+        command = command_of("streamq", source, target, "same", "1MiB", processes)
+        assert command is not None
+        command = [*command[:-2], "--bytes", "64KiB", "--window", "16MiB"]
+        peaks = measure(command, folder, None)
+        if not filecmp.cmp(source, target, shallow=False):
+            raise SystemExit("the output is not the input")
+        found.append({"lines": lines, "bytes": source.stat().st_size, **peaks})
+        kinds = ("parent", "worker", "server", "disk")
+        told = ", ".join(f"{kind} {peaks.get(kind, 0) / 2**20:.0f} MiB" for kind in kinds)
+        print(
+            f"{lines:>10,} lines, {source.stat().st_size / 1e6:.0f} MB, {peaks['seconds']:.1f} s: "
+            f"{told}; output identical",
+            flush=True,
+        )
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    if sys.argv[1:2] == ["--pool"]:
+        source, target, function, size, processes = sys.argv[2:]
+        by_pool(Path(source), Path(target), function, size, int(processes))
+        return
+    if sys.argv[1:2] == ["--filter"]:
+        sys.stdout.buffer.write(run_chunk(sys.argv[2], sys.stdin.buffer.read()))
+        return
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--lines", type=int, nargs="+")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    print(f"load average {os.getloadavg()[0]:.2f}, {os.cpu_count()} CPUs", flush=True)
+    with tempfile.TemporaryDirectory(prefix="streamq-bench-", dir=Path.cwd()) as folder:
+        if args.memory:
+            counts = args.lines or [1_000_000, 5_000_000]
+            found = measure_memory(Path(folder), counts, args.processes)
+        else:
+            (lines,) = args.lines or [2_000_000]
+            found = compare_speed(Path(folder), lines, args.processes, args.rounds)
+    if args.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""``streamq cluster``: its commands are ``create`` and ``status``."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from streamq import cluster as clusters
+from streamq import units
+from streamq.cluster import ClusterStatus, NodeStatus
+from streamq.settings import Settings
+from streamq.target import Target
+from streamq.topology import SLOTS
+
+from . import render
+from .context import JsonOption, UrlOption, url_of
+
+
+def cluster(url: UrlOption = None) -> None:
+    """Make a cluster of servers that run, or show one. No other tool is needed.
+
+    streamq cluster create 10.0.0.1:6379 10.0.0.2:6379 10.0.0.3:6379 --replicas 0
+    """
+
+
+def create(
+    nodes: Annotated[list[str], typer.Argument(metavar="HOST:PORT", help="Empty servers.")],
+    replicas: Annotated[int, typer.Option(min=0, help="Replicas of each primary.")] = 1,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for all nodes to agree.")
+    ] = "60s",
+    is_waiting: Annotated[
+        bool, typer.Option("--wait", help="Wait for servers that do not answer yet, as long.")
+    ] = False,
+    url: UrlOption = None,
+) -> None:
+    """Make a cluster of empty servers, and wait until all of them see it whole.
+
+    Password and TLS are those of the URL, if there is one. A replica is put on another host
+    than its primary where that can be. Servers with data or in another cluster are refused;
+    where the cluster stands as asked nothing is done, and what was cut short goes on.
+
+        streamq cluster create n1:6379 n2:6379 n3:6379 n4:6379 n5:6379 n6:6379
+    """
+    target = _target(url, nodes)
+    timeout_s = units.duration_ms(timeout, "--timeout") / 1e3
+    if is_waiting:
+        clusters.wait(nodes, target, timeout_s)
+    is_new = clusters.create(nodes, target, replicas, timeout_s)
+    found = clusters.status([clusters.address(nodes[0])], target)
+    _show(found)
+    render.note("the cluster is made" if is_new else "the cluster stands already, as asked")
+    for node in found.nodes:
+        if node.primary and _host(node.address) == _host(node.primary):
+            render.warning(f"{node.address} is on the host of its primary: both may go at once")
+            break
+
+
+def status(
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="HOST:PORT", help="Any node; the URL's if not given."),
+    ] = None,
+    is_json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Show the nodes of a cluster, who serves what, and what is wrong with it.
+
+    Every node is asked itself. Exits with 1 if something is wrong.
+
+        streamq cluster status
+    """
+    target = _target(url, nodes or [])
+    found = clusters.status(
+        [clusters.address(node) for node in nodes or []] or target.hosts, target
+    )
+    if is_json:
+        render.as_json(found)
+    else:
+        _show(found)
+    if found.state != "ok":
+        raise typer.Exit(1)
+
+
+def _target(url: str | None, nodes: Sequence[str]) -> Target:
+    """Login and TLS: of the URL, or none where nodes are given and no URL is."""
+    if nodes and not url and not Settings.from_env().url:
+        clusters.address(nodes[0])
+        return Target(f"redis://{nodes[0]}")
+    return Target(url_of(url))
+
+
+def _show(found: ClusterStatus) -> None:
+    headers = ("NODE", "ROLE", "STATE", ">KEYS", "SLOTS", "FOLLOWS")
+    render.data(render.table(headers, map(_row, found.nodes)))
+    render.data("")
+    roles = [node.role for node in found.nodes]
+    primaries = (
+        "1 primary" if roles.count("primary") == 1 else f"{roles.count('primary')} primaries"
+    )
+    replicas = render.count(roles.count("replica"), "replica")
+    render.data(f"{found.state}: {primaries}, {replicas}, {found.slots} of {SLOTS} slots")
+    for problem in found.problems:
+        render.data(render.alarm(f"  {problem}"))
+
+
+def _row(node: NodeStatus) -> Sequence[str]:
+    slots = ",".join(
+        f"{first}-{last}" if first != last else str(first) for first, last in node.slots
+    )
+    return (
+        node.address,
+        node.role,
+        node.state,
+        render.NOTHING if node.keys is None else f"{node.keys:,}",
+        slots or render.NOTHING,
+        node.primary or render.NOTHING,
+    )
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

@@ -1,0 +1,66 @@
+"""How far a job is: a line that changes on a terminal, one in ten seconds elsewhere."""
+
+import shutil
+import sys
+import time
+
+import typer
+
+from streamq.job import Progress
+
+from . import render
+
+_SHOW_EVERY_S = 10.0
+_BAR = 20
+
+
+class Display:
+    """Shows progress on stderr."""
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        """Quiet where results go to the same terminal."""
+        self._is_quiet = is_quiet
+        self._is_live = render.is_terminal(sys.stderr)
+        self._said = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        """Show how far it is now, if it is time to."""
+        if self._is_quiet:
+            return
+        if self._is_live:
+            width = shutil.get_terminal_size().columns - 1
+            text = words(progress)
+            wide = f"{bar(progress)} {text}"
+            typer.echo(
+                f"\r\x1b[K{(wide if len(wide) <= width else text)[:width]}", err=True, nl=False
+            )
+        elif time.monotonic() - self._said >= _SHOW_EVERY_S:
+            self._said = time.monotonic()
+            typer.echo(words(progress), err=True)
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._is_live and not self._is_quiet:
+            typer.echo("\r\x1b[K", err=True, nl=False)
+
+
+def bar(progress: Progress) -> str:
+    """How much of the whole is finished, as a bar."""
+    full = round(_BAR * min(1.0, progress.done or 0.0))
+    return "━" * full + "─" * (_BAR - full)
+
+
+def words(progress: Progress) -> str:
+    """How far it is, in a line."""
+    status = progress.status
+    parts, records = status.parts, status.records
+    told = [
+        "     " if progress.done is None else f"{progress.done:4.0%} ",
+        f"{parts.done + parts.failed:,}/{parts.total:,}{'+' * (status.state == 'loading')} parts",
+        f" · {records.done:,} records · {render.rate(progress.rate)}",
+        "" if progress.eta_s is None else f" · {render.span(max(1.0, progress.eta_s) * 1e3)} left",
+        f" · {progress.busy}/{progress.slots} busy",
+        f" · {progress.retried:,} retried" if progress.retried else "",
+        f" · {records.failed:,} failed" if records.failed else "",
+    ]
+    return "".join(told)

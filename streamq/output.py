@@ -1,0 +1,187 @@
+"""Where results go: a file that can be gone on with, or a stream that cannot.
+
+A file is cut to what is known to be written before more is added. A stream (a pipe, a
+terminal, a device) only ever grows, so whoever writes to one begins anew after a crash.
+"""
+
+import os
+import select
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from streamq.errors import InvalidValue, StreamqError
+
+#: What a pipe takes without blocking once it has room (POSIX: at least 512, Linux: 4096).
+_PIPE_BYTES = select.PIPE_BUF
+_WAIT_MS = 100
+
+
+class OutputError(StreamqError):
+    """The output cannot be written. What was committed stays, and the same can go on."""
+
+
+class OutputExists(InvalidValue):
+    """The output file is there and was not begun for this request."""
+
+
+class Stopped(Exception):
+    """Nobody reads the stream, and whoever writes is to stop."""
+
+
+class Output(Protocol):
+    """What a collector writes to."""
+
+    def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
+        """Get ready to write after so many bytes."""
+
+    def write(self, data: bytes) -> None:
+        """Return when the data are where they belong."""
+
+    def look(self) -> None:
+        """See that the output is still wanted, while there is nothing to write."""
+
+    def close(self) -> None:
+        """Write no more."""
+
+
+class FileOutput:
+    """A regular file: cut to what was committed, and safely on disk after each write."""
+
+    def __init__(self, path: Path, request_id: str) -> None:
+        self._path = path
+        self._id = request_id
+        self._file: BinaryIO | None = None
+
+    def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
+        """Cut the file to the offset.
+
+        Raises:
+            OutputExists: it is there and not ours, or not all of ours is there.
+            OutputError: it cannot be written to.
+        """
+        try:
+            size = self._path.stat().st_size if self._path.exists() else -1
+            if has_begun and size < offset:
+                raise OutputExists(
+                    f"{self._path} has {max(size, 0)} bytes, but {offset} were "
+                    f"written for request {self._id}: is it another file?"
+                )
+            if not has_begun:
+                check(self._path, force=force)
+            self._file = self._path.open("r+b" if size >= 0 else "w+b", buffering=0)
+            self._file.truncate(offset)
+            self._file.seek(offset)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def write(self, data: bytes) -> None:
+        """Add to the file.
+
+        Raises:
+            OutputError: the disk is full, or the file is not where it was.
+        """
+        assert self._file is not None
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fdatasync(self._file.fileno())
+        except OSError as error:
+            raise self._failed(error) from None
+        self.look()
+
+    def look(self) -> None:
+        """See that the file is where it was.
+
+        Raises:
+            OutputError: somebody has moved or removed it.
+        """
+        assert self._file is not None
+        try:
+            there = self._path.stat()
+        except OSError:
+            there = None
+        if there is None or not os.path.samestat(there, os.fstat(self._file.fileno())):
+            raise OutputError(
+                f"{self._path} was moved or removed while it was written; put it back to go on"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(f"cannot write {self._path}: {error.strerror}")
+
+
+class StreamOutput:
+    """Standard output, a pipe or a device."""
+
+    def __init__(self, fd: int, name: str, should_stop: Callable[[], bool]) -> None:
+        self._fd = fd
+        self._name = name
+        self._should_stop = should_stop
+        self._is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
+        """There is nothing to get ready."""
+
+    def write(self, data: bytes) -> None:
+        """Write it all, as fast as somebody reads.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+            OutputError: it cannot be written.
+            Stopped: told to stop while nobody reads.
+        """
+        rest = memoryview(data)
+        while rest:
+            # A pipe may be full for ever: never wait in the write itself.
+            while self._is_pipe and not self._poll.poll(_WAIT_MS):
+                if self._should_stop():
+                    raise Stopped
+            try:
+                rest = rest[os.write(self._fd, rest[:_PIPE_BYTES] if self._is_pipe else rest) :]
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise OutputError(f"cannot write {self._name}: {error.strerror}") from None
+
+    def look(self) -> None:
+        """See that somebody reads.
+
+        Raises:
+            BrokenPipeError: nobody does any more.
+        """
+        if self._is_pipe and any(event & select.POLLERR for _, event in self._poll.poll(0)):
+            raise BrokenPipeError
+
+    def close(self) -> None:
+        """It stays open: it is not ours."""
+
+
+def check(path: Path, *, force: bool) -> None:
+    """See that a new output may be written there.
+
+    Raises:
+        InvalidValue: there is no such folder, or it is one.
+        OutputExists: there is something in it already.
+    """
+    if not path.parent.is_dir():
+        raise InvalidValue(f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise InvalidValue(f"{path} is a folder")
+    if path.is_file() and path.stat().st_size and not force:
+        raise OutputExists(f"{path} exists: remove it, or say --force")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidValue(f"{path} cannot be written: Permission denied")
+
+
+def is_stream(path: Path) -> bool:
+    """Whether what is there is a pipe or a device, which cannot be gone on with."""
+    return path.exists() and not path.is_file() and not path.is_dir()

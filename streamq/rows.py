@@ -1,0 +1,106 @@
+"""Where records end: lines, and rows of a CSV, whose quoted fields may hold newlines.
+
+Loaders cut inputs there and workers cut parts there: both ask here.
+"""
+
+import csv
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from streamq.app import Abandon
+from streamq.model import Spec
+
+#: The data with every newline hidden that ends no record, up to where a quote is left open.
+Mask = Callable[[bytes], bytes]
+
+# The module's own bound would refuse long fields that a part may well have.
+csv.field_size_limit(2**31 - 1)
+
+
+def mask_of(spec: Spec) -> Mask:
+    """What tells where the records of a request's parts end."""
+    if spec.format != "csv" or not (spec.quote or spec.escape):
+        return _as_it_is
+    return _csv_mask(spec.delimiter, spec.quote, spec.escape)
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+@lru_cache
+def _csv_mask(delimiter: str, quote: str, escape: str) -> Mask:
+    """Quotes count where a field begins (RFC 4180), and are doubled or escaped inside."""
+    special = [each.encode() for each in (quote, escape) if each]
+    hidden = re.compile(
+        _hidden(*(re.escape(e.encode()) for e in (delimiter, quote, escape))), re.DOTALL
+    )
+
+    def mask(data: bytes) -> bytes:
+        if not any(each in data for each in special):
+            return data
+        open_at = len(data)
+
+        def hide(match: re.Match[bytes]) -> bytes:
+            nonlocal open_at
+            if match.lastindex:
+                open_at = match.start()
+            return b"_" * len(match[0])
+
+        return hidden.sub(hide, data)[:open_at]
+
+    return mask
+
+
+def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
+    """A pattern of what holds no boundary; its group takes part when a quote is left open."""
+    escaped = escape + rb"." if escape else b""
+    if not quote:
+        return escaped
+    plain = rb"[^" + quote + escape + rb"]*+"
+    inside = rb"(?:" + quote * 2 + (rb"|" + escaped if escape else b"") + rb")"
+    end = quote + rb"|(" + (escape + rb"?" if escape else b"") + rb"\Z)"
+    field = quote + plain + rb"(?:" + inside + plain + rb")*+(?:" + end + rb")"
+    quoted = rb"(?<![^\n" + delimiter + rb"])" + field
+    return escaped + rb"|" + quoted if escape else quoted
+
+
+def records_of(data: bytes, spec: Spec) -> list[bytes]:
+    """The records of a part, each with its line ending."""
+    seen = mask_of(spec)(data)
+    if seen is data and b"\r" not in data:
+        # It would also split at a lone carriage return.
+        return data.splitlines(keepends=True)
+    found, begin = [], 0
+    for line in seen.split(b"\n")[:-1]:
+        end = begin + len(line) + 1
+        found.append(data[begin:end])
+        begin = end
+    return [*found, data[begin:]] if begin < len(data) else found
+
+
+def fields_of(row: bytes, spec: Spec) -> list[str]:
+    """The fields of a row.
+
+    Raises:
+        Abandon: it is no row.
+    """
+    try:
+        reader = csv.reader(
+            [row.decode()],
+            delimiter=spec.delimiter,
+            quotechar=spec.quote or None,
+            escapechar=spec.escape or None,
+            quoting=csv.QUOTE_MINIMAL if spec.quote else csv.QUOTE_NONE,
+        )
+        return next(reader, [])
+    except csv.Error as error:
+        raise Abandon(f"the row cannot be read: {error}") from None
+
+
+def names_of(spec: Spec) -> list[str]:
+    """The names of a CSV's fields: those given for it, or of its header; none without one."""
+    if spec.names or not spec.header:
+        return spec.names
+    return fields_of(spec.header.removeprefix("\ufeff").rstrip("\r\n").encode(), spec)

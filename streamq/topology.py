@@ -1,0 +1,212 @@
+"""What the nodes of a cluster know of each other, and how one is made of servers that know nobody.
+
+Making one is a row of steps of which each is left out where it was done before: cut short
+at any point and run again, it goes on.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from streamq.errors import ServerError
+
+SLOTS = 16384
+
+_POLL_S = 0.02
+
+Ranges = tuple[tuple[int, int], ...]
+View = dict[str, "Member"]
+"""Everybody a node knows, itself too, by id."""
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A server that is, or is to be, a node. ``ask`` sends it a command and returns a string."""
+
+    #: As it was given to us: HOST:PORT.
+    name: str
+    #: The machine it is on, by address; what is on one machine dies together.
+    machine: str
+    port: int
+    ask: Callable[..., str]
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A line of CLUSTER NODES: what one node knows of another or of itself."""
+
+    id: str
+    #: The name it announces, else its address; empty while it does not know its own.
+    host: str
+    port: int
+    bus_port: int
+    flags: frozenset[str]
+    #: The id of its primary; empty for a primary.
+    primary: str
+    epoch: int
+    slots: Ranges
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it is thought to be down, by more than one or by one."""
+        return bool(self.flags & {"fail", "fail?", "noaddr"})
+
+
+def view(peer: Peer) -> View:
+    """What the peer knows."""
+    return {member.id: member for member in map(_member, _lines(peer, "NODES"))}
+
+
+def own(known: View) -> Member:
+    """The node whose view it is."""
+    return next(member for member in known.values() if "myself" in member.flags)
+
+
+def shape(known: View) -> frozenset[tuple[str, str, Ranges]]:
+    """Who serves what and follows whom: that on which nodes have to agree."""
+    return frozenset((member.id, member.primary, member.slots) for member in known.values())
+
+
+def share(index: int, primaries: int) -> tuple[int, int]:
+    """First and last slot of one of so many primaries."""
+    begin, end = (SLOTS * i // primaries for i in (index, index + 1))
+    return begin, end - 1
+
+
+def join(groups: Sequence[Sequence[Peer]], timeout_s: float) -> None:
+    """Make one cluster: the first of each group is the primary that the others of it follow.
+
+    Raises:
+        ServerError: the nodes do not agree in time.
+    """
+    peers = [peer for group in groups for peer in group]
+    ids = {peer.name: own(view(peer)).id for peer in peers}
+    wait = _Wait(timeout_s)
+    for index, peer in enumerate(peers):
+        # Different epochs from the start spare the nodes settling who is newer.
+        known = view(peer)
+        if len(known) == 1 and not own(known).epoch:
+            peer.ask("CLUSTER", "SET-CONFIG-EPOCH", str(index + 1))
+    for index, (primary, *_) in enumerate(groups):
+        if not own(view(primary)).slots:
+            primary.ask("CLUSTER", "ADDSLOTSRANGE", *map(str, share(index, len(groups))))
+    _introduce(peers, wait)
+    for primary, *replicas in groups:
+        for replica in replicas:
+            if own(view(replica)).primary != ids[primary.name]:
+                replica.ask("CLUSTER", "REPLICATE", ids[primary.name])
+    _settle(peers, wait)
+
+
+def settle(peers: Sequence[Peer], timeout_s: float) -> None:
+    """Wait until replicas have their data and all see the same, whole cluster.
+
+    Nodes that lost each other, because their addresses changed, are introduced again.
+
+    Raises:
+        ServerError: that does not come in time.
+    """
+    wait = _Wait(timeout_s)
+    if not all(map(_is_whole, peers)):
+        _introduce(peers, wait)
+    _settle(peers, wait)
+
+
+def is_linked(peer: Peer) -> bool:
+    """Whether it is a primary, or gets its primary's data."""
+    return "\nmaster_link_status:down" not in peer.ask("INFO", "replication")
+
+
+def is_ok(peer: Peer) -> bool:
+    """Whether the node takes commands for the slots of the cluster."""
+    return "cluster_state:ok" in _lines(peer, "INFO")
+
+
+class _Wait:
+    """One deadline for all that is waited for."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    def until(self, condition: Callable[[Peer], bool], peer: Peer) -> None:
+        while not condition(peer):
+            if time.monotonic() > self._deadline:
+                raise ServerError(
+                    f"the nodes do not agree within {self._timeout_s:g} s: {_trouble(peer)}"
+                )
+            time.sleep(_POLL_S)
+
+
+def _introduce(peers: Sequence[Peer], wait: _Wait) -> None:
+    first, *others = peers
+    for peer in others:
+        bus_port = own(view(peer)).bus_port
+        first.ask("CLUSTER", "MEET", peer.machine, str(peer.port), str(bus_port))
+
+    def knows_all(peer: Peer) -> bool:
+        known = view(peer)
+        is_shaking_hands = any("handshake" in member.flags for member in known.values())
+        return len(known) == len(peers) and not is_shaking_hands
+
+    for peer in peers:
+        wait.until(knows_all, peer)
+
+
+def _settle(peers: Sequence[Peer], wait: _Wait) -> None:
+    for condition in (is_linked, _is_whole):
+        for peer in peers:
+            wait.until(condition, peer)
+    wait.until(lambda _: len({shape(view(peer)) for peer in peers}) == 1, peers[0])
+
+
+def _is_whole(peer: Peer) -> bool:
+    is_covered = f"cluster_slots_ok:{SLOTS}" in _lines(peer, "INFO")
+    is_failing = any(member.is_failed for member in view(peer).values())
+    return is_ok(peer) and is_covered and not is_failing
+
+
+def _trouble(peer: Peer) -> str:
+    """Why it may be, in the words of a person who has to mend it."""
+    known = view(peer)
+    mine = own(known)
+    strangers = [m for m in known.values() if "handshake" in m.flags or m.is_failed]
+    if strangers or len(known) == 1:
+        port = strangers[0].bus_port if strangers else mine.bus_port
+        return (
+            f"{peer.name} does not reach the others; is the port of the cluster bus "
+            f"({port} and so on) open between the nodes?"
+        )
+    if not is_linked(peer):
+        return (
+            f"{peer.name} does not get the data of its primary; "
+            "servers with a password need it as masterauth too"
+        )
+    return f"{peer.name} says {' '.join(_lines(peer, 'INFO')[:6])}"
+
+
+def _lines(peer: Peer, word: str) -> list[str]:
+    return peer.ask("CLUSTER", word).splitlines()
+
+
+def _member(line: str) -> Member:
+    id_, address, flags, primary, _, _, epoch, _, *slots = line.split()
+    # ip:port@busport, and after commas the name it announces and, of newer servers, more.
+    place, *announced = address.split(",")
+    place, _, bus_port = place.partition("@")
+    host, _, port = place.rpartition(":")
+    name = announced[0] if announced and "=" not in announced[0] else ""
+    return Member(
+        id=id_,
+        host=name or host,
+        port=int(port),
+        bus_port=int(bus_port or 0),
+        flags=frozenset(flags.split(",")),
+        primary="" if primary == "-" else primary,
+        epoch=int(epoch),
+        slots=tuple(_range(text) for text in slots if not text.startswith("[")),
+    )
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)

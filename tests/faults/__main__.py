@@ -1,0 +1,5 @@
+"""Run the fault scenarios: ``python -m tests.faults run --help``."""
+
+from tests.faults.program import main
+
+main()

@@ -1,0 +1,233 @@
+"""The program: runs scenarios, writes down their figures, and makes the page of them."""
+
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tests.faults.report import renewed
+from tests.faults.scenarios import SCENARIOS, Run, Scenario, small_disk
+from tests.faults.sites import Cluster, Single, Site
+from tests.faults.subjects import WAITERS, Seed, Streamq, Subject
+from tests.faults.verdict import Figures, missing, overlap, repeated, silence
+
+#: The scenarios that bite most, for every day.
+SHORT = ("kill-process", "lost-replies", "black-hole", "server-kill")
+SHORT_CLUSTER = ("cluster-failover", "slot-move")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    only: Annotated[list[str] | None, typer.Argument(help="Scenarios; all if none.")] = None,
+    servers: Annotated[str, typer.Option(help="valkey, redis, cluster.")] = "valkey,redis,cluster",
+    seeds: Annotated[int, typer.Option(help="Seeds on Valkey; the others have one.")] = 3,
+    first: Annotated[int, typer.Option(help="The first seed.")] = 1,
+    parts: Annotated[int, typer.Option(help="Parts of a request.")] = 5_000,
+    subjects: Annotated[str, typer.Option(help="streamq, seed.")] = "streamq,seed",
+    results: Annotated[Path | None, typer.Option(help="Add the figures to this file.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs of what fails here.")] = None,
+    told_within: Annotated[float, typer.Option(help="Seconds from the end to its waiters.")] = 3.0,
+) -> None:
+    """Put streamq and the design it grew from through the faults. Exits with 1 if streamq fails."""
+    unknown = set(only or ()) - {scenario.name for scenario in SCENARIOS}
+    if unknown:
+        raise typer.BadParameter(f"no such scenario: {', '.join(sorted(unknown))}")
+    is_whole = True
+    for scenario in SCENARIOS:
+        if only and scenario.name not in only:
+            continue
+        for server, seed, subject in _plan(scenario, servers.split(","), seeds, first):
+            if subject not in subjects.split(","):
+                continue
+            figures = _execute(scenario, server, seed, subject, parts, told_within, keep)
+            print(_line(figures), flush=True)
+            if results:
+                with results.open("ab") as file:
+                    file.write(msgspec.json.encode(figures) + b"\n")
+            is_whole = is_whole and not (figures.broken and subject == "streamq")
+    raise typer.Exit(0 if is_whole else 1)
+
+
+@app.command()
+def short() -> None:
+    """The scenarios that bite most, with one seed and few parts, on a machine that may be slow."""
+    codes = []
+    for names, server in ((SHORT, "valkey"), (SHORT_CLUSTER, "cluster")):
+        try:
+            run(list(names), server, 1, parts=1_000, subjects="streamq", told_within=20.0)
+        except typer.Exit as end:
+            codes.append(end.exit_code)
+    raise typer.Exit(max(codes))
+
+
+@app.command()
+def report(results: Path, output: Path) -> None:
+    """Make the page from figures written down."""
+    lines = results.read_bytes().splitlines()
+    figures = [msgspec.json.decode(line, type=Figures) for line in lines]
+    output.write_text(renewed(output.read_text(), figures))
+
+
+def _plan(
+    scenario: Scenario, servers: list[str], seeds: int, first: int
+) -> list[tuple[str, int, str]]:
+    """Servers, seeds and subjects of a scenario: the old design once on each kind of site."""
+    found = []
+    for server in servers:
+        site = "cluster" if server == "cluster" else "single"
+        if site not in scenario.sites:
+            continue
+        count = seeds if server == "valkey" else 1
+        found += [(server, first + n, "streamq") for n in range(count)]
+        if scenario.has_baseline and server != "redis":
+            found.append((server, first, "seed"))
+    return found
+
+
+def _execute(
+    scenario: Scenario,
+    server: str,
+    seed: int,
+    name: str,
+    parts: int,
+    told_within: float,
+    keep: Path | None,
+) -> Figures:
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="faults-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        if scenario.name == "disk-full":
+            stack.enter_context(small_disk(folder))
+        site = _site(scenario, server, folder, seed)
+        stack.callback(site.stop)
+        kind = Streamq if name == "streamq" else Seed
+        subject = kind(site, folder, scenario.limit)
+        subject.may_die = bool(scenario.deadly)
+        subject.told_within_s = told_within
+        figures = _drive(scenario, server, seed, site, subject, folder, parts)
+        if keep and figures.broken:
+            kept = keep / f"{scenario.name}-{server}-{seed}-{name}"
+            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock", "disk"))
+    return figures
+
+
+def _site(scenario: Scenario, server: str, folder: Path, seed: int) -> Site:
+    if server == "cluster":
+        return Cluster(seed)
+    home = folder / "disk" if scenario.name == "disk-full" else folder
+    return Single(server, home, seed, scenario.fsync)
+
+
+def _drive(
+    scenario: Scenario,
+    server: str,
+    seed: int,
+    site: Site,
+    subject: Subject,
+    folder: Path,
+    parts: int,
+) -> Figures:
+    """Start everything, disturb it, let it come to its end, and take the figures."""
+    payloads = scenario.payloads(Random(seed), parts)
+    count = len(payloads)
+    way = Run(site, subject, folder, seed)
+    try:
+        if scenario.is_early:
+            subject.start()
+            subject.submit(payloads)
+        else:
+            subject.submit(payloads)
+            subject.await_waiters()
+            subject.start()
+        begun = time.monotonic()
+        scenario.inject(way)
+        site.calm()
+        _await_end(subject)
+        took_s = time.monotonic() - begun
+        is_ended = subject.is_ended()
+        wrong, told = subject.settle()
+    finally:
+        subject.stop()
+    notes = subject.notes()
+    figures = Figures(
+        scenario=scenario.name,
+        subject=subject.name,
+        server=server,
+        seed=seed,
+        parts=count,
+        limit=subject.limit,
+        faults=way.faults,
+        stalled=way.stalled,
+        lost=missing(notes, count) - scenario.deadly,
+        again=repeated(notes),
+        wrong=wrong,
+        overlap=overlap(notes, subject.deaths),
+        silence_s=round(silence(notes, way.began), 2),
+        took_s=round(took_s, 1),
+        is_ended=is_ended,
+        told=len(told),
+        told_s=round(max(told, default=0.0), 2),
+        waiters=WAITERS,
+        pops=sum(proxy.pops for proxy in site.proxies),
+        claims=sum(proxy.granted for proxy in site.proxies) or len(notes) // 2,
+        broken=subject.broken,
+    )
+    figures.broken += _broken(figures, scenario)
+    if len(told) < WAITERS or figures.told_s > subject.told_within_s:
+        figures.broken.append(f"A7 {len(told)} told, the last after {figures.told_s} s")
+    return figures
+
+
+def _await_end(subject: Subject) -> None:
+    """Wait for the end, or until nothing has happened for too long."""
+    seen, since = subject.progress(), time.monotonic()
+    while not subject.is_ended():
+        time.sleep(0.1)
+        if subject.progress() != seen:
+            seen, since = subject.progress(), time.monotonic()
+        elif time.monotonic() - since > subject.patience_s:
+            return
+
+
+def _broken(figures: Figures, scenario: Scenario) -> "list[str]":
+    found = []
+    if figures.lost:
+        found.append(f"A1 {figures.lost} parts never ran to their end")
+    if figures.wrong:
+        found.append(f"A2 {figures.wrong} counted wrong")
+    if not figures.is_ended:
+        found.append("A6 it did not end")
+    if figures.again > scenario.again(figures.faults):
+        found.append(f"A4 {figures.again} starts too many, {figures.faults} faults")
+    if figures.overlap > figures.limit + figures.stalled:
+        found.append(f"A5 {figures.overlap} ran at once, the limit is {figures.limit}")
+    if figures.subject == "streamq" and figures.pops > 1.1 * figures.claims + figures.faults + 8:
+        found.append(f"A9 {figures.pops} tokens popped for {figures.claims} claims")
+    return found
+
+
+def _line(figures: Figures) -> str:
+    head = f"{figures.scenario} {figures.subject} {figures.server} {figures.seed}"
+    end = "ended" if figures.is_ended else "STUCK"
+    text = (
+        f"{head}: {end} {figures.took_s} s, {figures.faults} faults, lost {figures.lost}, "
+        f"again {figures.again}, wrong {figures.wrong}, overlap {figures.overlap}/{figures.limit}, "
+        f"silence {figures.silence_s} s, "
+        f"told {figures.told}/{figures.waiters} after {figures.told_s} s, "
+        f"pops {figures.pops}/{figures.claims}"
+    )
+    return "\n    ".join([text, *figures.broken])
+
+
+def main() -> None:
+    """The command line."""
+    sys.exit(app())

@@ -1,0 +1,226 @@
+"""Parts that say where their bytes are, and inputs behind URLs, through the commands."""
+
+import gzip
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamq import Client, Protocol
+from streamq.model import State
+from tests.fleet import Fleet
+from tests.test_load import ONE_KIND, lines_of
+from tests.web import serve
+
+DATA = b"".join(b"line %d\r\n" % n for n in range(20_000)) + b"last"
+Load = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def load(url: str, queue: str, tmp_path: Path) -> Load:
+    """Runs ``streamq load`` to its end, in the test's folder."""
+    environment = os.environ | {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
+
+    def load(*words: Any, **more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "streamq.cli", "load", *map(str, words)],
+            env=environment | more,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return load
+
+
+@ONE_KIND
+def test_workers_read_the_bytes_themselves(
+    fleet: Fleet, load: Load, client: Client, protocol: Protocol, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_bytes(DATA)
+    fleet.ready("--allow-read", str(tmp_path))
+
+    done = load("in.txt", "--handler", "echo", "--by-reference", "--lines", 700)
+
+    assert done.returncode == 0, done.stderr
+    request = client.get(done.stdout.strip())
+    assert request.wait(30).records.done == 20_001
+    assert lines_of(request) == DATA
+    assert int(protocol.inspect(request.id)["bytes"]) < len(DATA) / 50
+
+
+@ONE_KIND
+def test_worker_refuses_what_it_may_not_read(
+    fleet: Fleet, load: Load, client: Client, tmp_path: Path
+) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    (inside / "good.txt").write_text("good\n")
+    (outside / "secret.txt").write_text("secret\n")
+    (inside / "link.txt").symlink_to(outside / "secret.txt")
+    (inside / "folder").symlink_to(outside)
+    names = ["inside/good.txt", "inside/link.txt", "inside/../outside/secret.txt"]
+    names += ["inside/folder/secret.txt", "outside/secret.txt"]
+    fleet.ready("--allow-read", str(inside))
+
+    done = load(*names, "--handler", "echo", "--by-reference")
+
+    request = client.get(done.stdout.strip())
+    status = request.wait(30)
+    assert (status.records.done, status.records.failed) == (1, 4)
+    assert [result for _, result in request.results()] == [b"good"]
+    failures = request.errors()
+    assert [failure.part for failure in failures] == [2, 3, 4, 5]
+    for failure, name in zip(failures, names[1:], strict=True):
+        assert f"may not read {tmp_path / name}" in failure.message
+        assert failure.attempts == 1
+
+
+@ONE_KIND
+def test_worker_that_was_allowed_nothing_refuses(
+    fleet: Fleet, load: Load, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text("a\n")
+    fleet.ready()
+
+    done = load("in.txt", "--handler", "echo", "--by-reference")
+
+    request = client.get(done.stdout.strip())
+    assert request.wait(30).records.failed == 1
+    assert "--allow-read" in request.errors()[0].message
+
+
+@ONE_KIND
+@pytest.mark.parametrize("change", ["size", "time", "gone"])
+def test_file_that_changed_since_is_not_read(
+    fleet: Fleet, load: Load, client: Client, tmp_path: Path, change: str
+) -> None:
+    file = tmp_path / "in.txt"
+    file.write_text("a\nb\n")
+    done = load("in.txt", "--handler", "echo", "--by-reference", "--lines", 1)
+    if change == "size":
+        file.write_text("a\nb\nc\n")
+    elif change == "time":
+        os.utime(file, (1, 1))
+    else:
+        file.unlink()
+
+    fleet.ready("--allow-read", str(tmp_path))
+
+    request = client.get(done.stdout.strip())
+    assert request.wait(30).records.failed == 2
+    failure = request.errors()[1]
+    says = "cannot be read here" if change == "gone" else "has changed since it was loaded"
+    assert says in failure.message
+    assert (failure.source, failure.line) == (str(file), 2)
+
+
+@ONE_KIND
+def test_compressed_files_go_as_a_whole_only(
+    fleet: Fleet, load: Load, client: Client, queue: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.gz").write_bytes(gzip.compress(DATA))
+    words = ("in.gz", "--handler", "echo", "--by-reference")
+
+    lines = load(*words)
+    left = client.list(queue)
+    whole = load(*words, "--format", "file")
+
+    assert (lines.returncode, left) == (2, [])
+    assert "in.gz is compressed" in lines.stderr
+    fleet.ready("--allow-read", str(tmp_path))
+    request = client.get(whole.stdout.strip())
+    request.wait(30)
+    assert [result for _, result in request.results()] == [DATA]
+
+
+@ONE_KIND
+def test_standard_input_cannot_be_referred_to(load: Load) -> None:
+    done = load("-", "--handler", "echo", "--by-reference")
+
+    assert done.returncode == 2
+    assert "standard input" in done.stderr
+
+
+@ONE_KIND
+def test_url_is_loaded_as_a_file_is(
+    fleet: Fleet, load: Load, client: Client, queue: str, request_id: str
+) -> None:
+    pytest.importorskip("obstore")
+    files = {"in.txt": DATA, "in.gz": gzip.compress(DATA)}
+    with serve(files) as web:
+        plain = load(f"{web}/in.txt", "--handler", "echo", "--id", request_id)
+        packed = load(f"{web}/in.gz", "--handler", "echo")
+        missing = load(f"{web}/nowhere", "--handler", "echo")
+        files["in.txt"] = DATA.replace(b"7", b"8")
+        changed = load(f"{web}/in.txt", "--handler", "echo", "--id", request_id)
+
+    assert (plain.returncode, packed.returncode) == (0, 0), plain.stderr + packed.stderr
+    assert missing.returncode == 2
+    assert f"{web}/nowhere: No such object" in missing.stderr
+    assert changed.returncode == 1
+    assert "has other content than it had" in changed.stderr
+    fleet.ready()
+    for done in (plain, packed):
+        request = client.get(done.stdout.strip())
+        request.wait(30)
+        assert lines_of(request) == DATA
+
+
+@ONE_KIND
+def test_url_by_reference(fleet: Fleet, load: Load, client: Client) -> None:
+    pytest.importorskip("obstore")
+    files = {"open/in.txt": DATA, "closed/in.txt": DATA, "open/other.txt": DATA}
+    words = ("--handler", "echo", "--by-reference", "--bytes", "64KiB", "--retries", 0)
+    with serve(files) as web:
+        names = [f"{web}/open/in.txt", f"{web}/closed/in.txt", f"{web}/open/../closed/in.txt"]
+        names.append(f"{web}/open/other.txt")
+        requests = [client.get(load(name, *words).stdout.strip()) for name in names[:2]]
+        requests.append(client.get(load(names[3], *words).stdout.strip()))
+        files["open/other.txt"] = DATA[::-1]
+        fleet.ready("--allow-read", f"{web}/open")
+        states = [request.wait(60).state for request in requests]
+
+    assert states == [State.DONE] * 3
+    assert lines_of(requests[0]) == DATA
+    assert {e.message for e in requests[1].errors()} == {
+        f"this worker may not read {names[1]}: --allow-read does not cover it"
+    }
+    assert {e.message for e in requests[2].errors()} == {
+        f"{names[3]} has changed since it was loaded"
+    }
+
+
+@ONE_KIND
+def test_without_the_extra_it_says_which(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "obstore.py").write_text("raise ImportError")
+
+    done = load("s3://bucket/in.txt", "--handler", "echo", PYTHONPATH=str(tmp_path))
+
+    assert done.returncode == 2
+    assert "pip install 'streamq[remote]'" in done.stderr
+
+
+def test_run_by_reference_needs_no_more_words(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(DATA)
+    (tmp_path / "job.py").write_text("def same(line: bytes) -> bytes:\n    return line\n")
+    words = ["run", "in.txt", "--map", "job:same", "-o", "out.txt", "-p", "1", "--by-reference"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("STREAMQ")}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "streamq.cli", *words],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == DATA
