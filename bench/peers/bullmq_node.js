@@ -24,9 +24,11 @@ function read() {
 }
 
 function work() {
-  const file = fs.openSync(path.join(FOLDER, String(process.pid)), 'w+');
   const row = Buffer.alloc(24);
-  fs.writeSync(file, row, 0, 24, 0);
+  const name = path.join(FOLDER, String(process.pid));
+  fs.writeFileSync(`${FOLDER}-${process.pid}`, row);  // Whoever reads it sees a whole row.
+  fs.renameSync(`${FOLDER}-${process.pid}`, name);
+  const file = fs.openSync(name, 'r+');
   let count = 0n;
   new Worker('bench', async (job) => {
     if (job.name === 'callback') {

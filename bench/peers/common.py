@@ -56,8 +56,10 @@ class Tally:
 
     def _open(self) -> None:
         self._pid = os.getpid()
-        path = FOLDER / str(self._pid)
-        path.write_bytes(bytes(SIZE))
+        # Whoever reads it sees a whole row.
+        new = FOLDER.parent / f"new{self._pid}"
+        new.write_bytes(bytes(SIZE))
+        path = new.rename(FOLDER / str(self._pid))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE)
         self._count = 0
