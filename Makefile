@@ -1,5 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-kills test-docker test-upgrade faults faults-short faults-peers soak package bench clean
+.PHONY: help setup demo check fmt test test-kills test-docker test-upgrade faults faults-short faults-peers soak
+.PHONY: package peers bench bench-quick bench-protocol clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -70,7 +71,23 @@ test-upgrade: .venv/ready ## Run workers of the commit before and of this one on
 test-docker: .venv/ready ## Run both compositions on a container engine, and kill containers on the way
 	tests/docker/engine.sh $(BIN)/pytest -rsP --timeout 900 tests/docker
 
-bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
+.venv-bench/ready: $(wildcard bench/peers/*.txt) bench/peers/package.json
+	$(PYTHON) -m venv .venv-bench/new
+	$(PYTHON) -m venv .venv-bench/old
+	.venv-bench/new/bin/pip install -q --disable-pip-version-check -r bench/peers/requirements.txt -c bench/peers/constraints.txt
+	.venv-bench/old/bin/pip install -q --disable-pip-version-check -r bench/peers/requirements-old-driver.txt -c bench/peers/constraints-old-driver.txt
+	cd bench/peers && npm install --silent --no-package-lock --no-audit --no-fund || echo "without npm there is no BullMQ on node"
+	@touch $@
+
+peers: .venv-bench/ready ## Install the peers that bench compares with, beside everything else
+
+bench: .venv/ready .venv-bench/ready ## Measure streamq, its peers and the bare loop, and write docs/performance.md (20 minutes)
+	$(BIN)/python bench/run.py
+
+bench-quick: .venv/ready .venv-bench/ready ## One short round of the same, printed (3 minutes)
+	$(BIN)/python bench/run.py --quick
+
+bench-protocol: .venv/ready ## Measure what the scripts alone cost, and how long one part waits
 	$(BIN)/python bench/protocol.py
 	$(BIN)/python bench/latency.py
 	$(BIN)/python bench/priority.py
