@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
