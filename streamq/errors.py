@@ -8,7 +8,7 @@ StreamqError
 │   ├── RequestOpen        NOTENDED  it still runs
 │   ├── LoadGap            SHORT     the load left parts out
 │   ├── CollectorLost      FENCED    another collector has committed meanwhile
-│   └── Damaged            WRONGTYPE what is in the server is not what was put there
+│   └── Damaged            (any other reply)  what is in the server is not what was put there
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
 ├── SettingsError          the environment cannot be read
@@ -80,7 +80,18 @@ class CollectorLost(ProtocolError):
 class Damaged(ProtocolError):
     """A key, a field or a member in the server is not as streamq writes it."""
 
-    code = "WRONGTYPE"
+    code = ""
+
+
+#: What reading something raises that is not what it must be.
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
 
 
 @contextmanager
@@ -88,9 +99,11 @@ def reading(what: str) -> Generator[None]:
     """Whatever comes of reading something that is not what it must be becomes ``Damaged``."""
     try:
         yield
+    except InvalidValue as error:
+        raise Damaged(f"{what} cannot be read: {error}") from error
     except StreamqError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
 
 
@@ -142,4 +155,6 @@ class WaitTimeout(StreamqError, TimeoutError):
     """The time given to wait is over."""
 
 
-BY_CODE: dict[str, type[ProtocolError]] = {e.code: e for e in ProtocolError.__subclasses__()}
+BY_CODE: dict[str, type[ProtocolError]] = {
+    e.code: e for e in ProtocolError.__subclasses__() if e.code
+}

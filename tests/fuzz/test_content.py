@@ -158,9 +158,8 @@ class TestFiles:
 
         with suppress(BadInput):
             parts_of(shelf, form, Size(), Cursor())
-        with suppress(BadInput):
-            with closing(open_input(str(shelf))) as source:
-                whole(source, 0, 1_000)
+        with suppress(BadInput), closing(open_input(str(shelf))) as source:
+            whole(source, 0, 1_000)
 
     @fuzz(60)
     @given(
