@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-kills test-docker test-upgrade faults faults-short faults-peers soak
+.PHONY: help setup demo check fmt test test-kills test-docker test-upgrade faults faults-short faults-peers fuzz soak
 .PHONY: package peers bench bench-quick bench-protocol clean
 
 PYTHON ?= python3
@@ -49,7 +49,8 @@ faults: .venv/ready ## Every fault on every server, half an hour; writes the tab
 	$(BIN)/python -m tests.faults report build/faults/figures docs/faults.md
 
 faults-short: .venv/ready ## The faults that bite most, three minutes
-	$(BIN)/python -m tests.faults short
+	$(BIN)/python -m tests.faults.soak --seconds 60 & soak=$$!; \
+	$(BIN)/python -m tests.faults short; short=$$?; wait $$soak && exit $$short
 
 # One each: what they need of the driver does not fit together.
 .venv-peers/ready:
@@ -60,6 +61,10 @@ faults-short: .venv/ready ## The faults that bite most, three minutes
 
 faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
 	$(BIN)/python -m tests.faults.peers
+
+FUZZ_EXAMPLES ?= 300
+fuzz: .venv/ready ## FUZZ_EXAMPLES pieces of garbage for everything that is read, others each time
+	STREAMQ_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -n auto --timeout 3600 tests/fuzz
 
 SOAK_S ?= 3600
 soak: .venv/ready ## Let requests come and go for SOAK_S seconds (an hour): nothing may grow or remain

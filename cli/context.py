@@ -181,7 +181,7 @@ def fleet(protocol: "Protocol", queue: str) -> list[WorkerDetails]:
     for name, details in sorted(protocol.workers(units.name(queue, "queue")).items()):
         try:
             found.append(msgspec.json.decode(details, type=WorkerDetails))
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             # It lives, and is of a version that says other things of itself.
             found.append(WorkerDetails(name=name, queue=queue))
     return found

@@ -8,7 +8,7 @@ import typer
 
 from streamq import units
 from streamq.client import Request
-from streamq.errors import RequestUnknown
+from streamq.errors import Damaged, RequestUnknown, reading
 from streamq.model import State, Status, WorkerDetails
 from streamq.protocol import Protocol
 
@@ -75,6 +75,9 @@ def _summary(protocol: Protocol, queue: str) -> Summary:
             found = Request(protocol, request_id).status()
         except RequestUnknown:  # about to be opened, or just purged
             continue
+        except Damaged as error:
+            render.warning(f"{request_id}: {error}")
+            continue
         if found.state.is_live:
             live.append(found)
     states = Counter(found.state for found in live)
@@ -128,8 +131,9 @@ def _request_text(protocol: Protocol, found: Status) -> str:
         ("records", f"{records.done:,} of {records.total:,} done, {records.failed:,} failed"),
         *_speed(found),
         *_times(found),
-        *_policy(protocol.inspect(found.id)),
     ]
+    with reading(f"what the server has of {found.id}"):
+        facts += _policy(protocol.inspect(found.id))
     return render.facts(facts)
 
 

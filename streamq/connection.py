@@ -19,12 +19,14 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from streamq.errors import (
+    Damaged,
     ServerBusy,
     ServerError,
     ServerFull,
     ServerRefused,
     ServerUnreachable,
     ServerUnsafe,
+    StreamqError,
 )
 from streamq.server import LocalServer
 from streamq.target import Target, mask
@@ -55,7 +57,8 @@ _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (OSError, ServerUnreachable, "does not answer"),
 )
 # The same by the first word of a reply that the driver has no class for.
-_WORDS: dict[str, tuple[type[ServerError], str]] = {
+_WORDS: dict[str, tuple[type[StreamqError], str]] = {
+    "WRONGTYPE": (Damaged, "has a key of another type than streamq writes"),
     "OOM": (ServerFull, "is out of memory: let workers drain it"),
     "NOAUTH": (ServerRefused, "does not let us in"),
     "WRONGPASS": (ServerRefused, "does not let us in"),
@@ -66,7 +69,7 @@ _WORDS: dict[str, tuple[type[ServerError], str]] = {
 )
 
 
-def _ours(error: BaseException, where: str) -> ServerError | None:
+def _ours(error: BaseException, where: str) -> StreamqError | None:
     """The driver's error as one of ours, if a caller can act on it."""
     if isinstance(error, driver.RedisClusterException):
         # No node could be used; what the last one answered says more.
@@ -74,9 +77,9 @@ def _ours(error: BaseException, where: str) -> ServerError | None:
         ours = _ours(cause, where) if cause else None
         if ours:
             return ours
-    for kind, type_, says in _KINDS:
+    for kind, meant, says in _KINDS:
         if isinstance(error, kind):
-            return type_(f"{where} {says}: {error}")
+            return meant(f"{where} {says}: {error}")
     word = str(error).partition(" ")[0]
     if word in _WORDS:
         type_, says = _WORDS[word]

@@ -148,6 +148,8 @@ class Audit(msgspec.Struct, frozen=True):
     tokens: Tokens
     expired: int
     purge_at: int
+    #: Entries that somebody else added to its stream, dropped since the last audit.
+    strays: int = 0
 
 
 class Reaped(msgspec.Struct, frozen=True):
@@ -166,6 +168,8 @@ class Tick(msgspec.Struct, frozen=True):
     wait_ms: int
     due: list[tuple[str, float]]
     purgeable: list[str]
+    #: What is in the indexes and can be no request's id, with its score.
+    strays: list[tuple[bytes, float]] = []
 
 
 class Collected(msgspec.Struct, frozen=True):
