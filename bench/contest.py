@@ -32,10 +32,12 @@ class Contestant(NamedTuple):
     command: list[str]
     jobs: int
     batch: int = 5_000
-    latencies: int = 200
+    latencies: int = 150
     #: One command runs all processes, rather than one command each.
     is_pool: bool = False
     has_latency: bool = True
+    #: A batch takes it long: it is measured in the first round only.
+    has_slow_batch: bool = False
 
     @property
     def is_there(self) -> bool:
@@ -49,15 +51,15 @@ CONTESTANTS = {
         Contestant("streamq", [sys.executable, "streamq_.py"], 200_000, is_pool=True),
         Contestant("bare loop", [sys.executable, "raw_.py"], 200_000, batch=0, has_latency=False),
         Contestant("BullMQ (node)", ["node", "bullmq_node.js"], 20_000),
-        Contestant("BullMQ (Python)", [*_NEW, "bullmq_.py"], 3_000),
-        Contestant("dramatiq", [*_NEW, "dramatiq_.py"], 4_000),
-        Contestant("huey", [*_NEW, "huey_.py"], 4_000),
-        Contestant("SAQ", [*_OLD, "saq_.py"], 3_000),
-        Contestant("taskiq", [*_NEW, "taskiq_.py"], 3_000, batch=0),
-        Contestant("arq", [*_OLD, "arq_.py"], 3_000, batch=0, latencies=10),
-        Contestant("streaq", [*_NEW, "streaq_.py"], 2_000),
-        Contestant("Celery", [*_NEW, "celery_.py"], 2_000),
-        Contestant("RQ", [*_NEW, "rq_.py"], 500),
+        Contestant("BullMQ (Python)", [*_NEW, "bullmq_.py"], 2_500),
+        Contestant("dramatiq", [*_NEW, "dramatiq_.py"], 3_000, has_slow_batch=True),
+        Contestant("huey", [*_NEW, "huey_.py"], 3_000),
+        Contestant("SAQ", [*_OLD, "saq_.py"], 2_500),
+        Contestant("taskiq", [*_NEW, "taskiq_.py"], 2_500, batch=0),
+        Contestant("arq", [*_OLD, "arq_.py"], 2_500, batch=0, latencies=10),
+        Contestant("streaq", [*_NEW, "streaq_.py"], 1_500),
+        Contestant("Celery", [*_NEW, "celery_.py"], 1_200, has_slow_batch=True),
+        Contestant("RQ", [*_NEW, "rq_.py"], 400, has_slow_batch=True),
     )
 }
 
@@ -128,9 +130,9 @@ class Run:
             yield [each.pid for each in running]
         finally:
             for each in running:
-                each.send_signal(signal.SIGTERM)
-            for each in running:
-                _end(each)
+                # Nothing of theirs is needed any more, and some take seconds to say goodbye.
+                os.killpg(each.pid, signal.SIGKILL)
+                each.wait()
 
     def counted(self) -> int:
         """Jobs that have begun, in all processes."""
@@ -176,14 +178,6 @@ class Run:
             node.close()
         self._log.close()
         subprocess.run(["rm", "-rf", str(self._folder)], check=False)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    try:
-        process.wait(3)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def enqueue(run: Run) -> dict[str, float]:
@@ -246,7 +240,9 @@ def batch(run: Run, jobs: int) -> dict[str, float]:
         return {"batch_per_s": jobs / run.act("batch", jobs)["s"]}
 
 
-def measure(who: Contestant, url: str, *, is_quick: bool = False) -> dict[str, float]:
+def measure(
+    who: Contestant, url: str, *, is_first: bool = True, is_quick: bool = False
+) -> dict[str, float]:
     """Every figure of one contestant, once."""
     if is_quick:
         who = who._replace(
@@ -257,8 +253,8 @@ def measure(who: Contestant, url: str, *, is_quick: bool = False) -> dict[str, f
         found = enqueue(run) | drain(run, 1)
         if who.has_latency:
             found |= enqueue(run) | drain(run, 2)
-            found |= wait_and_idle(run, 1.0 if is_quick else 3.0)
-        if who.batch:
+            found |= wait_and_idle(run, 1.0 if is_quick else 2.0)
+        if who.batch and (is_first or not who.has_slow_batch):
             found |= batch(run, who.batch)
         return found
     finally:

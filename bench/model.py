@@ -230,6 +230,7 @@ def _blocks(costs: Costs) -> dict[str, str]:
         "costs": _cost_table(costs),
         "expected": f"{expected:.0f}",
         "checked": f"{costs['checked_us']:.0f}",
+        "times": f"{costs['checked_us'] / expected:.1f}",
         "turns": f"{turns_us(costs):.0f}",
         "leases": f"{FULL_US / turns_us(costs):,.0f}",
         "per_slot": f"{leases_per_s(1, 1, 50):.0f}",
@@ -273,9 +274,13 @@ def _cost_table(costs: Costs) -> str:
         ("connections of a pool's parent", "each node", "pool_connections", ""),
     )
     rows = [
-        [what, where, f"{costs[name]:,.3g} {unit}".strip()] for what, where, name, unit in lines
+        [what, where, f"{_figure(costs[name])} {unit}".strip()] for what, where, name, unit in lines
     ]
     return table(("", "slot", "costs"), rows)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _queue_table(costs: Costs) -> str:

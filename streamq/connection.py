@@ -6,6 +6,7 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -14,6 +15,7 @@ from redis import exceptions as driver
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.client import PubSub
 from redis.cluster import ClusterNode
+from redis.crc import key_slot
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -280,10 +282,31 @@ class Lane:
         self._pool.release(self._connection)
 
 
+class _Cluster(RedisCluster):
+    """A cluster whose first key tells where a call goes: all keys of a call of ours share a slot.
+
+    The driver works out the slot of every key of every call, and a take has a hundred.
+    """
+
+    def determine_slot(self, *args: Any) -> int | None:
+        """The slot of a command's keys."""
+        if args[0] == "BRPOP":
+            return _slot(args[1])
+        if args[0] in ("EVALSHA", "EVAL"):
+            return _slot(args[3])
+        slot: int | None = super().determine_slot(*args)
+        return slot
+
+
+@lru_cache(4096)
+def _slot(key: str) -> int:
+    return int(key_slot(key.encode()))
+
+
 def _cluster(target: Target, options: dict[str, Any]) -> Any:
     nodes = [ClusterNode(*host) for host in target.hosts]  # type: ignore[no-untyped-call]
     try:
-        return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+        return _Cluster(startup_nodes=nodes, require_full_coverage=False, **options)
     except IndexError:
         raise driver.ClusterError("the cluster has no slots yet") from None
 
