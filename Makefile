@@ -1,11 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers soak package docs bench clean
+.PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers fuzz soak
+.PHONY: package docs peers bench bench-quick bench-protocol clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -54,7 +55,8 @@ faults: .venv/ready ## Every fault on every server, half an hour; writes the tab
 	$(BIN)/python -m tests.faults report build/faults/figures docs/faults.md
 
 faults-short: .venv/ready ## The faults that bite most, three minutes
-	$(BIN)/python -m tests.faults short
+	$(BIN)/python -m tests.faults.soak --seconds 60 & soak=$$!; \
+	$(BIN)/python -m tests.faults short; short=$$?; wait $$soak && exit $$short
 
 # One each: what they need of the driver does not fit together.
 .venv-peers/ready:
@@ -66,6 +68,10 @@ faults-short: .venv/ready ## The faults that bite most, three minutes
 faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
 	$(BIN)/python -m tests.faults.peers
 
+FUZZ_EXAMPLES ?= 300
+fuzz: .venv/ready ## FUZZ_EXAMPLES pieces of garbage for everything that is read, others each time
+	STREAMQ_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -n auto --timeout 3600 tests/fuzz
+
 SOAK_S ?= 3600
 soak: .venv/ready ## Let requests come and go for SOAK_S seconds (an hour): nothing may grow or remain
 	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_S) $(if $(filter 3600,$(SOAK_S)),--report docs/soak.md)
@@ -76,7 +82,23 @@ test-upgrade: .venv/ready ## Run workers of the commit before and of this one on
 test-docker: .venv/ready ## Run both compositions on a container engine, and kill containers on the way
 	tests/docker/engine.sh $(BIN)/pytest -rsP --timeout 900 tests/docker
 
-bench: .venv/ready ## Measure what the protocol costs, and how long one part waits
+.venv-bench/ready: $(wildcard bench/peers/*.txt) bench/peers/package.json
+	$(PYTHON) -m venv .venv-bench/new
+	$(PYTHON) -m venv .venv-bench/old
+	.venv-bench/new/bin/pip install -q --disable-pip-version-check -r bench/peers/requirements.txt -c bench/peers/constraints.txt
+	.venv-bench/old/bin/pip install -q --disable-pip-version-check -r bench/peers/requirements-old-driver.txt -c bench/peers/constraints-old-driver.txt
+	cd bench/peers && npm install --silent --no-package-lock --no-audit --no-fund || echo "without npm there is no BullMQ on node"
+	@touch $@
+
+peers: .venv-bench/ready ## Install the peers that bench compares with, beside everything else
+
+bench: .venv/ready .venv-bench/ready ## Measure streamq, its peers and the bare loop, and write docs/performance.md (20 minutes)
+	$(BIN)/python bench/run.py
+
+bench-quick: .venv/ready .venv-bench/ready ## One short round of the same, printed (3 minutes)
+	$(BIN)/python bench/run.py --quick
+
+bench-protocol: .venv/ready ## Measure what the scripts alone cost, and how long one part waits
 	$(BIN)/python bench/protocol.py
 	$(BIN)/python bench/latency.py
 	$(BIN)/python bench/priority.py

@@ -9,7 +9,7 @@ import typer
 
 from streamq import units
 from streamq.client import Request
-from streamq.errors import RequestUnknown
+from streamq.errors import Damaged, RequestUnknown
 from streamq.model import Status
 from streamq.protocol import Protocol
 
@@ -111,6 +111,8 @@ def _statuses(protocol: Protocol, queue: str, *, closed: bool) -> Iterator[Statu
                 yield Request(protocol, request_id).status()
             except RequestUnknown:  # about to be opened, or just purged
                 continue
+            except Damaged as error:
+                render.warning(f"{request_id}: {error}")
         first += PAGE
 
 

@@ -147,7 +147,10 @@ def age(at_ms: int | None) -> str:
 
 def moment(at_ms: int) -> str:
     """A time as people write it, here."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1e3))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1e3))
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
 
 
 class Progress:

@@ -8,6 +8,7 @@ import typer
 
 from streamq import backlog
 from streamq.client import Request
+from streamq.errors import reading
 from streamq.model import State, Status, WorkerDetails
 from streamq.protocol import Protocol
 
@@ -71,6 +72,8 @@ def _summary(protocol: Protocol, queue: str) -> Summary:
     found = backlog.look(protocol, queue)
     live = [status for status, _ in found.requests]
     states = Counter(status.state for status in live)
+    for request_id, error in found.damaged:
+        render.warning(f"{request_id}: {error}")
     return Summary(
         queue=queue,
         requests={
@@ -123,8 +126,9 @@ def _request_text(protocol: Protocol, found: Status) -> str:
         ("records", f"{records.done:,} of {records.total:,} done, {records.failed:,} failed"),
         *_speed(found),
         *_times(found),
-        *_policy(protocol.inspect(found.id)),
     ]
+    with reading(f"what the server has of {found.id}"):
+        facts += _policy(protocol.inspect(found.id))
     return render.facts(facts)
 
 

@@ -7,7 +7,8 @@
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
 --
 -- Returns  state; queue; tokens that should be out; their level; when to look again; leases
---          that have expired; when the request may be purged (0: it has not ended)
+--          that have expired; when the request may be purged (0: it has not ended);
+--          entries in its stream that were not ours, since the last audit
 -- Errors   UNKNOWN   no such request
 -- Cost     O(log leases)
 -- Flags    allow-oom
@@ -44,4 +45,8 @@ if not is_live(r) then
   purge_at = r.finished_ms + r.keep_ms
 end
 save(k.meta, r)
-return { r.state, redis.call("HGET", k.meta, "queue"), want, r.level, look, expired, purge_at }
+local strays = tonumber(redis.call("HGET", k.meta, "strays")) or 0
+if strays > 0 then
+  redis.call("HDEL", k.meta, "strays")
+end
+return { r.state, redis.call("HGET", k.meta, "queue"), want, r.level, look, expired, purge_at, strays }

@@ -54,7 +54,7 @@ local function answer(word, mint, look, troubles, lists)
   -- The id alone does not tell: it may have been purged and submitted anew.
   local created = redis.call("HGET", k.meta, "created_ms")
   local spec = known == created and "" or redis.call("HGET", k.meta, "spec")
-  local told = { word, mint, r.level, look, r.handler, spec, tonumber(created), troubles or {} }
+  local told = { word, mint, r.level, look, r.handler, spec, tonumber(created) or 0, troubles or {} }
   for _, list in ipairs(lists or {}) do
     told[#told + 1] = list
   end

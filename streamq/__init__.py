@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamq.errors import (
     CollectorLost,
+    Damaged,
     InvalidValue,
     LoadGap,
     PartTooLarge,
@@ -57,6 +58,7 @@ __all__ = [
     "CollectorLost",
     "Connection",
     "Context",
+    "Damaged",
     "Failure",
     "InvalidValue",
     "Janitor",

@@ -14,7 +14,7 @@ import msgspec
 
 from streamq import units
 from streamq.client import status_of
-from streamq.errors import RequestUnknown, ServerError, ServerUnreachable
+from streamq.errors import Damaged, RequestUnknown, ServerError, ServerUnreachable
 from streamq.metrics import Samples
 from streamq.model import LAST_LEVEL, Status, WorkerDetails
 from streamq.protocol import Protocol
@@ -34,6 +34,8 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     #: Its requests that are not finished, and the slots that each could use now.
     requests: list[tuple[Status, int]]
+    #: Requests that cannot be read, and why.
+    damaged: list[tuple[str, str]]
     workers: list[WorkerDetails]
     #: The server's clock.
     now_ms: int
@@ -75,14 +77,17 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
 
 def look(protocol: Protocol, queue: str) -> Backlog:
     """What a queue has to do now."""
-    requests = []
+    requests, damaged = [], []
     now_ms = 0
     for request_id in protocol.ids(units.name(queue, "queue")):
         try:
             found = protocol.inspect(request_id)
+            status = status_of(request_id, found)
         except RequestUnknown:  # about to be opened, or just purged
             continue
-        status = status_of(request_id, found)
+        except Damaged as error:
+            damaged.append((request_id, str(error)))
+            continue
         now_ms = int(found["now_ms"])
         if status.state.is_live:
             is_held = status.paused or float(found.get("hold_ms") or 0) > now_ms
@@ -91,6 +96,7 @@ def look(protocol: Protocol, queue: str) -> Backlog:
     return Backlog(
         queue=queue,
         requests=requests,
+        damaged=damaged,
         workers=live_workers(protocol, queue),
         now_ms=now_ms or round(time.time() * 1e3),
     )
@@ -102,7 +108,7 @@ def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
     for name, details in sorted(protocol.workers(units.name(queue, "queue")).items()):
         try:
             found.append(msgspec.json.decode(details, type=WorkerDetails))
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             # It lives, and is of a version that says other things of itself.
             found.append(WorkerDetails(name=name, queue=queue))
     return found
@@ -159,7 +165,7 @@ class Lookout:
             for backlog in self.backlogs():
                 for name, more in backlog.samples().items():
                     found.setdefault(name, []).extend(more)
-        except ServerError as error:
+        except (ServerError, Damaged) as error:
             log.debug("no metrics of queues: %s", error)
         return found
 

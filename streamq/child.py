@@ -27,7 +27,7 @@ from streamq import backoff, logs, program, tally
 from streamq.app import App, Context
 from streamq.connection import Connection
 from streamq.control import Config, Hello, Idle, Line, Look, Order, Unfit
-from streamq.errors import ProtocolError, ServerError, StreamqError
+from streamq.errors import Damaged, ProtocolError, ServerError, StreamqError
 from streamq.load_app import load_app, own_files
 from streamq.model import Failure, Grant, Part, Spec, Terms, Tokens
 from streamq.protocol import Protocol
@@ -153,7 +153,7 @@ class Process:
             try:
                 lease, grant = self._take(slot)
                 outages = 0
-            except ServerError as error:
+            except (ServerError, Damaged) as error:
                 outages += 1
                 self._report_outage(error, outages)
                 self._give_slot(slot)
@@ -203,6 +203,11 @@ class Process:
             return self._protocol.claim(
                 request_id, holder, terms, self._offers, level=level, known=made
             )
+        except Damaged as error:
+            # It may have been granted all the same.
+            log.warning("request %s is passed over: %s", request_id, error)
+            self._release_holder(slot, request_id, holder)
+            return None
         except ProtocolError:
             return None  # purged, or lost with the server's memory
         except ServerError as error:
@@ -250,7 +255,7 @@ class Process:
 
     def _push(self, request_id: str, tokens: Tokens) -> None:
         # What is not pushed now is pushed by the next audit.
-        with suppress(ServerError):
+        with suppress(ServerError, Damaged):
             self._protocol.push(self._config.queue, request_id, tokens)
         if tokens.look_ms:
             self._line.send(Look(tokens.look_ms))
@@ -467,7 +472,8 @@ class Process:
                 self._report_outage(error, outages)
                 time.sleep(backoff.delay_ms(outages, 50, 2_000) / 1e3)
             except ProtocolError as error:
-                log.info("dropped: %s", error)
+                level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
+                log.log(level, "dropped: %s", error)
                 raise Gone from None
 
     # Coroutines
@@ -572,7 +578,8 @@ class Process:
 
     def _report_outage(self, error: StreamqError, times: int) -> None:
         if times == 1:
-            log.warning("waiting for the server: %s", error)
+            what = "passed over" if isinstance(error, Damaged) else "waiting for the server"
+            log.warning("%s: %s", what, error)
 
     def _check_fork(self) -> None:
         """A handler that forked and returned in the child must not go on as a second worker."""

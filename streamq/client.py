@@ -11,6 +11,8 @@ import msgspec
 from streamq import codec, units
 from streamq.connection import Connection
 from streamq.errors import (
+    UNREADABLE,
+    Damaged,
     InvalidValue,
     RequestUnknown,
     ServerBusy,
@@ -18,6 +20,7 @@ from streamq.errors import (
     SettingsError,
     StreamqError,
     WaitTimeout,
+    reading,
 )
 from streamq.model import (
     LAST_LEVEL,
@@ -158,7 +161,8 @@ class Client:
             ids = [*self._protocol.ids(queue, closed=True), *ids]
         found = []
         for request_id in dict.fromkeys(ids):
-            with suppress(RequestUnknown):  # registered and never opened, or just purged
+            # Registered and never opened, or just purged; or nobody can read it.
+            with suppress(RequestUnknown, Damaged):
                 found.append(Request(self._protocol, request_id).status())
         kept = [status for status in found if status.state.is_live != ended]
         return sorted(kept, key=lambda status: status.created_ms)
@@ -233,8 +237,9 @@ class Request:
             WaitTimeout: there was nothing new for that long.
         """
         for number, result in self.raw_results(timeout):
-            items, _ = codec.decode_result(result)
-            values = [codec.decode_item(item) for item in items]
+            with reading(f"the result of part {number} of {self.id}"):
+                items, _ = codec.decode_result(result)
+                values = [codec.decode_item(item) for item in items]
             yield number, values[0] if len(values) == 1 else values
 
     def raw_results(self, timeout: str | float | None = None) -> Iterator[tuple[int, bytes]]:
@@ -278,7 +283,7 @@ class Request:
         """What was given up, by part and record."""
         found = []
         for number, text in self._protocol.failures(self.id):
-            for failure in msgspec.json.decode(text, type=list[Failure]):
+            for failure in _failures(text):
                 found.append(msgspec.structs.replace(failure, part=number))
         return sorted(found, key=lambda failure: (failure.part, failure.record))
 
@@ -317,7 +322,7 @@ class Request:
         Raises:
             RequestEnded: it was cancelled.
         """
-        queue = self._protocol.inspect(self.id)["queue"]
+        queue = self._queue()
         # Before it reopens, so that nobody who saw it ended can take it from the open ones.
         self._protocol.mint(queue, self.id, Tokens(), register="again")
         failed = [number for number, _ in self._protocol.failures(self.id)]
@@ -335,12 +340,23 @@ class Request:
         Raises:
             RequestOpen: it still runs.
         """
-        queue = self._protocol.inspect(self.id)["queue"]
+        queue = self._queue()
         forget(self._protocol, queue, self.id)
 
     def _push(self, tokens: Tokens) -> None:
         if tokens:
-            self._protocol.push(self._protocol.inspect(self.id)["queue"], self.id, tokens)
+            self._protocol.push(self._queue(), self.id, tokens)
+
+    def _queue(self) -> str:
+        with reading(f"the queue of {self.id}"):
+            return self._protocol.inspect(self.id)["queue"]
+
+
+def _failures(text: bytes) -> list[Failure]:
+    try:
+        return msgspec.json.decode(text, type=list[Failure])
+    except UNREADABLE as error:
+        return [Failure(error="Damaged", message=f"what is kept of it cannot be read: {error}")]
 
 
 def _seconds(timeout: str | float) -> float:
@@ -354,8 +370,16 @@ def _pause(deadline: float | None, request_id: str) -> None:
 
 
 def status_of(request_id: str, found: dict[str, str]) -> Status:
-    """What ``inspect`` found, as a status."""
+    """What ``inspect`` found, as a status.
 
+    Raises:
+        Damaged: it is none.
+    """
+    with reading(f"what the server has of {request_id}"):
+        return _status(request_id, found)
+
+
+def _status(request_id: str, found: dict[str, str]) -> Status:
     def number(field: str) -> int:
         return int(float(found.get(field) or 0))
 
@@ -372,7 +396,7 @@ def status_of(request_id: str, found: dict[str, str]) -> Status:
     left = records.total - records.done - records.failed
     return Status(
         id=request_id,
-        queue=found["queue"],
+        queue=units.name(found["queue"], "queue"),
         handler=found["handler"],
         state=State(found["state"]),
         paused=found.get("paused") == "1" and State(found["state"]).is_live,

@@ -12,6 +12,8 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from streamq.errors import Damaged, reading
+
 Item = None | bytes | str | msgspec.msgpack.Ext
 
 _JSON = 1
@@ -19,7 +21,8 @@ _ENDINGS = 2
 _VERBATIM = 3
 _encode_json = msgspec.json.Encoder().encode
 _encode_items = msgspec.msgpack.Encoder().encode
-_decode_items = msgspec.msgpack.Decoder().decode
+_decode_items = msgspec.msgpack.Decoder(list).decode
+_ITEM_TYPES = frozenset((type(None), bytes, str, msgspec.msgpack.Ext))
 
 
 class Verbatim(bytes):
@@ -45,11 +48,16 @@ def is_verbatim(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
 
 
 def decode_item(item: Item) -> Any:
-    """What a handler returned, with types that JSON does not have as JSON has them."""
+    """What a handler returned, with types that JSON does not have as JSON has them.
+
+    Raises:
+        Damaged: nobody can have returned that.
+    """
     if is_verbatim(item):
         return bytes(item.data)
     if isinstance(item, msgspec.msgpack.Ext):
-        return msgspec.json.decode(item.data)
+        with reading("a result"):
+            return msgspec.json.decode(item.data)
     return item
 
 
@@ -68,9 +76,18 @@ def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
 
 
 def decode_result(result: bytes) -> tuple[list[Item], bytes]:
-    """The items of a part's result, and how its records' lines ended ("" for newlines)."""
-    items: list[Item] = _decode_items(result)
+    """The items of a part's result, and how its records' lines ended ("" for newlines).
+
+    Raises:
+        Damaged: it is no result.
+    """
+    with reading("a result"):
+        items: list[Item] = _decode_items(result)
+    if not _ITEM_TYPES.issuperset(map(type, items)):
+        raise Damaged("a result holds what no handler can return")
     if items and isinstance(items[-1], msgspec.msgpack.Ext) and items[-1].code == _ENDINGS:
         endings = bytes(items.pop().data)  # type: ignore[union-attr]
+        if len(endings) != len(items) or endings.strip(b"nr0"):
+            raise Damaged("a result does not say how its lines end")
         return items, endings
     return items, b""

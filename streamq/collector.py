@@ -16,6 +16,7 @@ import msgspec
 
 from streamq import codec
 from streamq.codec import Item
+from streamq.errors import reading
 from streamq.model import Spec, State
 from streamq.output import Output, Stopped
 from streamq.protocol import Protocol
@@ -47,6 +48,10 @@ class Writer:
 
     def lines(self, result: bytes) -> bytes:
         """The lines of one part's result. What is None writes no line."""
+        with reading("a result"):
+            return self._lines(result)
+
+    def _lines(self, result: bytes) -> bytes:
         items, endings = codec.decode_result(result)
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
@@ -110,7 +115,8 @@ def _text(value: object) -> str:
 
 def _header(spec: str) -> bytes:
     """Raw output of a CSV begins with the header that its input had."""
-    return msgspec.json.decode(spec, type=Spec).header.encode()
+    with reading("the options of the request"):
+        return msgspec.json.decode(spec, type=Spec).header.encode()
 
 
 def form_of(name: str) -> str:
@@ -123,7 +129,7 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
     found = protocol.inspect(request_id)
     writer = Writer(form, [])
     if form == "raw":
-        yield _header(found["spec"])
+        yield _header(found.get("spec", ""))
     number = 1
     while True:
         batch = protocol.collect(request_id, next_number=number, most=_BATCH)
@@ -165,13 +171,14 @@ class Collector:
         """
         found = self._protocol.inspect(self._id)
         text = self._token = found.get("committed", "")
-        self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
+        with reading("how far results are written"):
+            self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
         self._writer = Writer(self._form, self._done.header)
         self._output.open(self._done.offset, has_begun=bool(text), force=force)
         try:
             if not text:
                 # Before the first result is written: the file is this request's from now on.
-                self._commit(_header(found["spec"]) if self._form == "raw" else b"", 1, [])
+                self._commit(_header(found.get("spec", "")) if self._form == "raw" else b"", 1, [])
             return self._collect(is_ordered, follow)
         except Stopped:
             return False

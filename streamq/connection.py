@@ -6,6 +6,7 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -14,17 +15,20 @@ from redis import exceptions as driver
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.client import PubSub
 from redis.cluster import ClusterNode
+from redis.crc import key_slot
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from streamq.errors import (
+    Damaged,
     ServerBusy,
     ServerError,
     ServerFull,
     ServerRefused,
     ServerUnreachable,
     ServerUnsafe,
+    StreamqError,
 )
 from streamq.server import LocalServer
 from streamq.target import Target, mask
@@ -55,7 +59,8 @@ _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (OSError, ServerUnreachable, "does not answer"),
 )
 # The same by the first word of a reply that the driver has no class for.
-_WORDS: dict[str, tuple[type[ServerError], str]] = {
+_WORDS: dict[str, tuple[type[StreamqError], str]] = {
+    "WRONGTYPE": (Damaged, "has a key of another type than streamq writes"),
     "OOM": (ServerFull, "is out of memory: let workers drain it"),
     "NOAUTH": (ServerRefused, "does not let us in"),
     "WRONGPASS": (ServerRefused, "does not let us in"),
@@ -66,7 +71,7 @@ _WORDS: dict[str, tuple[type[ServerError], str]] = {
 )
 
 
-def _ours(error: BaseException, where: str) -> ServerError | None:
+def _ours(error: BaseException, where: str) -> StreamqError | None:
     """The driver's error as one of ours, if a caller can act on it."""
     if isinstance(error, driver.RedisClusterException):
         # No node could be used; what the last one answered says more.
@@ -74,9 +79,9 @@ def _ours(error: BaseException, where: str) -> ServerError | None:
         ours = _ours(cause, where) if cause else None
         if ours:
             return ours
-    for kind, type_, says in _KINDS:
+    for kind, meant, says in _KINDS:
         if isinstance(error, kind):
-            return type_(f"{where} {says}: {error}")
+            return meant(f"{where} {says}: {error}")
     word = str(error).partition(" ")[0]
     if word in _WORDS:
         type_, says = _WORDS[word]
@@ -304,10 +309,31 @@ class Lane:
         self._pool.release(self._connection)
 
 
+class _Cluster(RedisCluster):
+    """A cluster whose first key tells where a call goes: all keys of a call of ours share a slot.
+
+    The driver works out the slot of every key of every call, and a take has a hundred.
+    """
+
+    def determine_slot(self, *args: Any) -> int | None:
+        """The slot of a command's keys."""
+        if args[0] == "BRPOP":
+            return _slot(args[1])
+        if args[0] in ("EVALSHA", "EVAL"):
+            return _slot(args[3])
+        slot: int | None = super().determine_slot(*args)
+        return slot
+
+
+@lru_cache(4096)
+def _slot(key: str) -> int:
+    return int(key_slot(key.encode()))
+
+
 def _cluster(target: Target, options: dict[str, Any]) -> Any:
     nodes = [ClusterNode(*host) for host in target.hosts]  # type: ignore[no-untyped-call]
     try:
-        return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+        return _Cluster(startup_nodes=nodes, require_full_coverage=False, **options)
     except IndexError:
         raise driver.ClusterError("the cluster has no slots yet") from None
 

@@ -1,11 +1,14 @@
 """Words between a pool and its processes: one JSON object a line, over a socket pair."""
 
+import logging
 import socket
 from collections.abc import Iterator
 from threading import Lock
 from typing import Any
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +76,15 @@ Word = Hello | Unfit | Idle | Look | Order
 _decode = msgspec.json.Decoder(Word).decode
 
 
+def _said(line: bytes) -> list[Word]:
+    """The word, if it is one: whoever has the socket's number can write to it."""
+    try:
+        return [_decode(line)]
+    except (ValueError, RecursionError):
+        log.warning("passed over %.100r between the pool and a process", line)
+        return []
+
+
 class Line:
     """One end of the line."""
 
@@ -97,7 +109,7 @@ class Line:
     def words(self) -> Iterator[Word]:
         """Every word until the other end is gone."""
         for line in self._lines():
-            yield _decode(line)
+            yield from _said(line)
 
     def ready_words(self) -> tuple[list[Word], bool]:
         """The words that have come, and whether the other end is gone; does not wait."""
@@ -111,7 +123,7 @@ class Line:
         except OSError:
             is_gone = True
         *lines, self._buffer = self._buffer.split(b"\n")
-        return [_decode(line) for line in lines], is_gone
+        return [word for line in lines for word in _said(line)], is_gone
 
     def _lines(self) -> Iterator[bytes]:
         while True:

@@ -11,7 +11,7 @@ from functools import partial
 
 from streamq import backlog
 from streamq.checks import FAIL, OK, WARN, Examiner, Finding, ServerChecks
-from streamq.errors import RequestUnknown, ServerError
+from streamq.errors import Damaged, RequestUnknown, ServerError
 from streamq.janitor import Janitor
 from streamq.model import State, Tokens
 from streamq.probe import Books, Probe
@@ -71,12 +71,18 @@ class Doctor(Examiner):
                 f"{status.handler}",
                 remedy="start a worker with it; if the name is wrong, cancel the request",
             )
-        wrong = len(found.unserved())
+        for request_id, error in found.damaged:
+            yield _damage(request_id, error)
+        wrong = len(found.unserved()) + len(found.damaged)
         idle = {status.id for status in found.unserved()}
         for status, _ in found.requests:
-            for finding in self._request(queue, status.id, is_served=status.id not in idle):
+            try:
+                for finding in self._request(queue, status.id, is_served=status.id not in idle):
+                    wrong += 1
+                    yield finding
+            except Damaged as error:
                 wrong += 1
-                yield finding
+                yield _damage(status.id, str(error))
         if not wrong:
             says = f"queue {queue}: {len(found.requests)} open, {len(found.workers)} live workers"
             yield Finding(check="requests", verdict=OK, says=says)
@@ -130,7 +136,7 @@ class Doctor(Examiner):
         for request_id in self._probe.names("r", "meta"):
             try:
                 queue = self._protocol.inspect(request_id)["queue"]
-            except RequestUnknown:
+            except (RequestUnknown, Damaged):  # just purged; told of already
                 continue
             if not self._probe.indexed(queue, request_id):
                 lost.append((queue, request_id))
@@ -152,9 +158,20 @@ def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Find
     """A check that cannot be made says so, and does not stop the others."""
     try:
         yield from look()
+    except Damaged as error:
+        yield _damage(check, str(error))
     except ServerError as error:
         remedy = "ask as a user that may: admin, or reader of streamq acl"
         yield Finding(check=check, verdict=WARN, says=f"cannot look: {error}", remedy=remedy)
+
+
+def _damage(what: str, error: str) -> Finding:
+    return Finding(
+        check="damage",
+        verdict=FAIL,
+        says=f"{what} is damaged: {error}",
+        remedy="somebody else wrote to streamq's keys; janitors pass it over, cancel or purge it",
+    )
 
 
 def _complaints(books: Books) -> Iterator[tuple[str, str]]:

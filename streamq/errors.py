@@ -7,7 +7,8 @@ StreamqError
 │   ├── RequestEnded       ENDED     it is done, failed or cancelled, and takes no more of this
 │   ├── RequestOpen        NOTENDED  it still runs
 │   ├── LoadGap            SHORT     the load left parts out
-│   └── CollectorLost      FENCED    another collector has committed meanwhile
+│   ├── CollectorLost      FENCED    another collector has committed meanwhile
+│   └── Damaged            (any other reply)  what is in the server is not what was put there
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
 ├── SettingsError          the environment cannot be read
@@ -25,6 +26,8 @@ Outcomes of normal running (nothing to run, at the limit, lease lost) are return
 values. An exception means somebody broke a rule or something is not there.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -72,6 +75,36 @@ class CollectorLost(ProtocolError):
     """Another collector has committed results of this request meanwhile."""
 
     code = "FENCED"
+
+
+class Damaged(ProtocolError):
+    """A key, a field or a member in the server is not as streamq writes it."""
+
+    code = ""
+
+
+#: What reading something raises that is not what it must be.
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+
+
+@contextmanager
+def reading(what: str) -> Generator[None]:
+    """Whatever comes of reading something that is not what it must be becomes ``Damaged``."""
+    try:
+        yield
+    except InvalidValue as error:
+        raise Damaged(f"{what} cannot be read: {error}") from error
+    except StreamqError:
+        raise
+    except UNREADABLE as error:
+        raise Damaged(f"{what} cannot be read: {error}") from error
 
 
 class InvalidValue(StreamqError, ValueError):
@@ -122,4 +155,6 @@ class WaitTimeout(StreamqError, TimeoutError):
     """The time given to wait is over."""
 
 
-BY_CODE: dict[str, type[ProtocolError]] = {e.code: e for e in ProtocolError.__subclasses__()}
+BY_CODE: dict[str, type[ProtocolError]] = {
+    e.code: e for e in ProtocolError.__subclasses__() if e.code
+}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 
@@ -125,8 +125,11 @@ class Input:
         self._back = b""
         self._kind, head = _recognised(raw, name)
         self._stream: Any = _Rest(head, raw)
+        self._damage: tuple[type[Exception], ...] = _DAMAGE
         if self._kind:
-            self._stream = _opener(self._kind, name)(io.BufferedReader(self._stream))
+            opener, error = _opener(self._kind, name)
+            self._stream = opener(io.BufferedReader(self._stream))
+            self._damage = (*_DAMAGE, error)
 
     @property
     def is_compressed(self) -> bool:
@@ -144,7 +147,7 @@ class Input:
             return given
         try:
             data: bytes = self._stream.read1(size) if self._kind else self._stream.read(size)
-        except _DAMAGE as error:
+        except self._damage as error:
             raise self._bad(str(error)) from None
         self._given += len(data)
         is_much = self._kind and self._given > _RATIO_FROM
@@ -284,14 +287,15 @@ def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
     return next((kind for kind, magic in _MAGIC.items() if magic.match(head)), ""), head
 
 
-def _opener(kind: str, name: str) -> Callable[[Any], Any]:
+def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
+    """What decompresses, and what it says of damage besides what all of them say."""
     if kind != "zstd":
         openers: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
-        return cast(Callable[[Any], Any], openers[kind])
+        return openers[kind], lzma.LZMAError
     for module in ("compression.zstd", "backports.zstd"):
         with suppress(ImportError):
             zstd: Any = importlib.import_module(module)
-            return cast(Callable[[Any], Any], zstd.open)
+            return zstd.open, zstd.ZstdError
     raise BadInput(f"{name} is zstd: pip install 'streamq[zstd]'")
 
 

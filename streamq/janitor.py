@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from streamq.errors import RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
+from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.metrics import Samples
 from streamq.model import Tick, Tokens
 from streamq.protocol import Protocol
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 #: A request that was registered and never opened is forgotten after this.
 FORGET_UNOPENED_MS = 3_600_000
+#: So many damaged requests are remembered, so that each is reported once.
+MOST_REPORTED = 1_000
 #: So many requests of one sweep may be on nodes that do not answer.
 MOST_AWAY = 3
 
@@ -33,10 +35,11 @@ class Janitor:
         #: Parts that were taken back so far, and when the last sweep ended (s since 1970).
         self.reaped = 0
         self.swept_at = 0.0
+        self._reported: set[str] = set()
 
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
-        tick = self._protocol.tick(self._queue, every_ms=self._every_ms)
+        tick = self._tick()
         self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
         away = 0
         looks = [partial(self.look, request_id, score, tick) for request_id, score in tick.due]
@@ -49,8 +52,32 @@ class Janitor:
                 if away > MOST_AWAY:
                     raise
                 log.warning("cannot look at %s: %s", look.args[0], error)
+            except Damaged as error:
+                self._report(look.args[0], error)
         self.swept_at = time.time()
         return tick.wait_ms
+
+    def _tick(self) -> Tick:
+        try:
+            tick = self._protocol.tick(self._queue, every_ms=self._every_ms)
+        except Damaged as error:
+            renamed = self._protocol.set_aside(self._queue)
+            if not renamed:
+                raise
+            log.warning("queue %s: %s; renamed %s", self._queue, error, ", ".join(renamed))
+            tick = self._protocol.tick(self._queue, every_ms=self._every_ms)
+        for stray, score in tick.strays:
+            log.warning("queue %s: %.100r is no request id, and taken out", self._queue, stray)
+            self._protocol.close(self._queue, stray, score, 0)
+            self._protocol.close(self._queue, stray, -1, 0)
+        return tick
+
+    def _report(self, request_id: str, error: Damaged) -> None:
+        if request_id not in self._reported:
+            log.warning("request %s is damaged, and passed over: %s", request_id, error)
+            if len(self._reported) >= MOST_REPORTED:
+                self._reported.clear()
+            self._reported.add(request_id)
 
     def look(self, request_id: str, score: float, tick: Tick) -> None:
         """Reap what has expired, push the tokens that are missing, close what has ended."""
@@ -72,6 +99,8 @@ class Janitor:
             self._protocol.close(self._queue, request_id, score, audit.purge_at)
         elif audit.tokens:
             self._protocol.mint(self._queue, request_id, audit.tokens, mode="ensure")
+        if audit.strays:
+            log.warning("%s: %d entries of its stream were not ours", request_id, audit.strays)
 
     def _purge(self, request_id: str) -> None:
         try:

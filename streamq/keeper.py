@@ -13,12 +13,13 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 
 import msgspec
 
 from streamq import backoff
-from streamq.errors import ProtocolError, RequestUnknown, ServerError
+from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, reading
 from streamq.janitor import Janitor
 from streamq.model import LAST_LEVEL, Failure, Running, Tokens, WorkerDetails
 from streamq.protocol import Protocol
@@ -203,6 +204,10 @@ class Keeper:
             except ServerError as error:
                 self.errors[type(error).__name__] += 1
                 first_error = first_error or error
+            except Damaged as error:
+                # The others are not to wait for it.
+                log.warning("passed over: %s", error)
+                self._due[chore] = time.monotonic() + every_s
         if first_error:
             raise first_error
         return min(self._due.values()) - time.monotonic()
@@ -252,7 +257,7 @@ class Keeper:
         """Renew the leases of one request. Returns the holders nobody wants any more."""
         try:
             state, _, stands = self._protocol.renew(request_id, self._lease_ms, running)
-        except RequestUnknown:
+        except (RequestUnknown, Damaged):
             return set(running)
         if not state.is_live:
             return set(running)
@@ -301,14 +306,12 @@ class Keeper:
 
     def _look_for_work(self) -> bool:
         for request_id in self._protocol.ids(self._queue):
-            try:
+            with suppress(RequestUnknown, Damaged), reading(request_id):
                 found = self._protocol.inspect(request_id)
-            except RequestUnknown:
-                continue
-            is_live = found["state"] in ("loading", "open")
-            is_ours = found["handler"] in self.handlers and int(found["level"]) in self.taken
-            if is_live and is_ours and found.get("paused") != "1":
-                return False
+                is_live = found["state"] in ("loading", "open")
+                is_ours = found["handler"] in self.handlers and int(found["level"]) in self.taken
+                if is_live and is_ours and found.get("paused") != "1":
+                    return False
         return True
 
     def _leave(self) -> None:

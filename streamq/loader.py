@@ -12,7 +12,14 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from streamq.errors import RequestExists, ServerBusy, ServerFull, ServerUnreachable, StreamqError
+from streamq.errors import (
+    RequestExists,
+    ServerBusy,
+    ServerFull,
+    ServerUnreachable,
+    StreamqError,
+    reading,
+)
 from streamq.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.model import MAX_PART, Opened, Policy, Spec, Tokens
 from streamq.protocol import Protocol
@@ -121,13 +128,15 @@ class Load:
             self._compare(now)
         self._parts = opened.total
         if opened.cursor:
-            self._cursor = msgspec.json.decode(opened.cursor, type=Cursor)
+            with reading(f"how far {self._id} is loaded"):
+                self._cursor = msgspec.json.decode(opened.cursor, type=Cursor)
         return opened
 
     def _compare(self, now: list[Identity]) -> None:
         """Refuse to go on when the request was made of something else."""
         kept = self._protocol.inspect(self._id).get("source")
-        then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
+        with reading(f"what {self._id} was loaded from"):
+            then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
         if len(now) != len(then):
             raise self._other(f"it was {len(then)} files, and is {len(now)}")
         for new, old in zip(now, then, strict=True):
@@ -265,7 +274,8 @@ class Load:
         while self._room <= 0:
             self._push(self._appending.wait())
             found = self._protocol.inspect(self._id)
-            self._room = self._room_now(found)
+            with reading(f"what the server has of {self._id}"):
+                self._room = self._room_now(found)
             if self._room > 0 or found["state"] != "loading":
                 return
             if self._should_stop():

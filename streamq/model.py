@@ -18,7 +18,7 @@ LAST_LEVEL = 99
 #: Largest part, in bytes.
 MAX_PART = 2**20
 
-_LEADING_DIGITS = re.compile(rb"\d+")
+_LEADING_DIGITS = re.compile(rb"\d{1,15}")
 
 
 class State(StrEnum):
@@ -157,6 +157,8 @@ class Audit(msgspec.Struct, frozen=True):
     tokens: Tokens
     expired: int
     purge_at: int
+    #: Entries that somebody else added to its stream, dropped since the last audit.
+    strays: int = 0
 
 
 class Reaped(msgspec.Struct, frozen=True):
@@ -175,6 +177,8 @@ class Tick(msgspec.Struct, frozen=True):
     wait_ms: int
     due: list[tuple[str, float]]
     purgeable: list[str]
+    #: What is in the indexes and can be no request's id, with its score.
+    strays: list[tuple[bytes, float]] = []
 
 
 class Collected(msgspec.Struct, frozen=True):

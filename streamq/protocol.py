@@ -4,13 +4,17 @@ A method passes what the script's header asks for and gives the reply a type. It
 decides nothing: every rule is in the Lua.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any
+from contextlib import suppress
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from streamq import units
 from streamq.connection import Connection, translated
+from streamq.errors import UNREADABLE, Damaged, StreamqError
 from streamq.keys import QueueKeys, RequestKeys
 from streamq.model import (
     LAST_LEVEL,
@@ -31,10 +35,31 @@ from streamq.model import (
 )
 from streamq.scripts import Ahead, Scripts
 
+_NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
+_FIELD = re.compile(rb"[1-9][0-9]{0,15}(\.[0-9]{1,15})?")
 _EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
 _POISON = msgspec.json.encode(
     [Failure(error="Poison", message="it was running each time its worker died")]
 )
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _typed(method: Callable[P, R]) -> Callable[P, R]:
+    """The method, for which a reply that cannot be read is ``Damaged`` and no crash."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except StreamqError:
+            raise
+        except UNREADABLE as error:
+            raise Damaged(f"what {method.__name__} was told cannot be read: {error}") from error
+
+    return run
 
 
 class Protocol:
@@ -54,6 +79,7 @@ class Protocol:
 
     # Requests
 
+    @_typed
     def open(self, request_id: str, digest: str, policy: Policy, source: bytes = b"") -> Opened:
         """Create a request, or find the one of the same submission.
 
@@ -67,6 +93,7 @@ class Protocol:
         )
         return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
 
+    @_typed
     def append(
         self, request_id: str, first: int, cursor: str, records: int, entries: Sequence[bytes | int]
     ) -> tuple[int, str, Tokens]:
@@ -90,6 +117,7 @@ class Protocol:
         """For many calls of ``append`` in a row; the caller closes it."""
         return Appending(Ahead(Scripts(self.connection), self.connection), self.keys(request_id))
 
+    @_typed
     def submit(
         self, request_id: str, digest: str, policy: Policy, cursor: str, entries: Sequence[bytes]
     ) -> list[Tokens]:
@@ -108,6 +136,7 @@ class Protocol:
         )
         return [Tokens(*appended[2:]), _state_and_tokens(sealed)[1]]
 
+    @_typed
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
         """The load is complete.
 
@@ -118,6 +147,7 @@ class Protocol:
         reply = self._run("seal", self.keys(request_id), total=total, cursor=cursor)
         return _state_and_tokens(reply)
 
+    @_typed
     def set(
         self,
         request_id: str,
@@ -134,23 +164,28 @@ class Protocol:
         args = {name: "" if value is None else value for name, value in given.items()}
         return _state_and_tokens(self._run("set", self.keys(request_id), **args))
 
+    @_typed
     def pause(self, request_id: str) -> State:
         """Start no more parts of a request; what runs goes on."""
         return State(self._run("pause", self.keys(request_id)).decode())
 
+    @_typed
     def resume(self, request_id: str) -> tuple[State, Tokens]:
         """Start parts of a request again."""
         return _state_and_tokens(self._run("resume", self.keys(request_id)))
 
+    @_typed
     def cancel(self, request_id: str) -> int:
         """End a request now. Returns how many parts will not be finished."""
         return int(self._run("cancel", self.keys(request_id)))
 
+    @_typed
     def redrive(self, request_id: str, numbers: Iterable[int]) -> tuple[int, State, Tokens]:
         """Run failed parts again. Returns how many, the state, and tokens to push."""
         redriven, *rest = self._run("redrive", self.keys(request_id), numbers=list(numbers))
         return redriven, *_state_and_tokens(rest)
 
+    @_typed
     def collect(
         self,
         request_id: str,
@@ -179,6 +214,7 @@ class Protocol:
         results = [(int(number), result) for number, result in _pairs(flat)]
         return Collected(State(state.decode()), next_, left, results)
 
+    @_typed
     def purge(self, request_id: str, *, force: bool = False) -> int:
         """Forget an ended request. Returns 0, or the moment (ms) from which it may be forgotten.
 
@@ -187,6 +223,7 @@ class Protocol:
         """
         return int(self._run("purge", self.keys(request_id), force=int(force)))
 
+    @_typed
     def inspect(self, request_id: str) -> dict[str, str]:
         """Everything that is counted of a request, at one moment."""
         now, left, leases, retry, results, *flat = self._run("inspect", self.keys(request_id))
@@ -196,6 +233,7 @@ class Protocol:
 
     # Parts
 
+    @_typed
     def claim(
         self,
         request_id: str,
@@ -227,6 +265,7 @@ class Protocol:
             word.decode(), Tokens(count, at, look), parts, handler.decode(), spec or b"", created
         )
 
+    @_typed
     def finish(
         self,
         request_id: str,
@@ -254,6 +293,7 @@ class Protocol:
         parts = _parts(lists, troubles)
         return Grant(word.decode(), Tokens(count, at, look), parts, counted=counted)
 
+    @_typed
     def fail(
         self,
         request_id: str,
@@ -285,6 +325,7 @@ class Protocol:
         )
         return _outcome(reply)
 
+    @_typed
     def handback(self, request_id: str, holder: str, call: int, numbers: Iterable[int]) -> Outcome:
         """Give back parts that were not started. They were struck before this is called."""
         reply = self._run(
@@ -292,6 +333,7 @@ class Protocol:
         )
         return _outcome(reply)
 
+    @_typed
     def release(
         self, request_id: str, holder: str, call: int, crashed: int | None = None
     ) -> Outcome:
@@ -306,6 +348,7 @@ class Protocol:
         )
         return _outcome(reply)
 
+    @_typed
     def renew(
         self, request_id: str, lease_ms: int, running: dict[str, int | None]
     ) -> tuple[State, bool, dict[str, bool]]:
@@ -322,6 +365,7 @@ class Protocol:
 
     # Recovery
 
+    @_typed
     def reap(self, request_id: str, limit: int = 100) -> Reaped:
         """Take back what holders left whose lease has expired."""
         leases, parts, state, *tokens = self._run(
@@ -329,13 +373,14 @@ class Protocol:
         )
         return Reaped(leases, parts, State(state.decode()), Tokens(*tokens))
 
+    @_typed
     def audit(self, request_id: str) -> Audit:
         """Which tokens should be out, worked out afresh."""
-        state, queue, want, level, look, expired, purge_at = self._run(
+        state, queue, want, level, look, expired, purge_at, strays = self._run(
             "audit", self.keys(request_id)
         )
         tokens = Tokens(want, level, look)
-        return Audit(State(state.decode()), queue.decode(), tokens, expired, purge_at)
+        return Audit(State(state.decode()), queue.decode(), tokens, expired, purge_at, strays)
 
     # Queues
 
@@ -357,15 +402,18 @@ class Protocol:
         if tokens:
             self.mint(queue, request_id, tokens)
 
+    @_typed
     def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
         """Take the requests that are due for a look, and those that may be purged."""
         now, wait_ms, due, *flat = self._run(
             "tick", self._queue_keys(queue), limit=limit, every_ms=every_ms
         )
-        pairs = [(name.decode(), float(score)) for name, score in _pairs(flat)]
-        return Tick(now, wait_ms, pairs[:due], [name for name, _ in pairs[due:]])
+        pairs = [(name, float(score)) for name, score in _pairs(flat)]
+        strays = [(name, score) for name, score in pairs if not _names([name])]
+        known = [(name.decode(), score) for name, score in pairs[:due] if _names([name])]
+        return Tick(now, wait_ms, known, _names([name for name, _ in pairs[due:]]), strays)
 
-    def close(self, queue: str, request_id: str, score: float, purge_at: int) -> bool:
+    def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
         """Take an ended request out of the open ones, or a purged one (0) out of all."""
         return bool(
             self._run(
@@ -405,12 +453,32 @@ class Protocol:
     ) -> tuple[str, int] | None:
         """The next token, best level first: a request id and the level it was taken from."""
         lists = self._token_lists(queue, tuple(levels))
-        with translated(self.connection.where):
-            reply = self.connection.blocking(block_s).execute_command("BRPOP", *lists, block_s)
+        try:
+            with translated(self.connection.where):
+                reply = self.connection.blocking(block_s).execute_command("BRPOP", *lists, block_s)
+        except Damaged as error:
+            raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
         if reply is None:
             return None
         name, request_id = reply
-        return request_id.decode(), int(name[-2:])
+        try:
+            return units.name(request_id.decode(), "token"), int(name[-2:])
+        except ValueError:
+            raise Damaged(f"a token of {queue} is no request id: {request_id!r:.100}") from None
+
+    def set_aside(self, queue: str) -> list[str]:
+        """Rename keys of a queue that are of another type, which nobody could use otherwise."""
+        keys = self._queue_keys(queue)
+        indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), b"zset")
+        wanted = indexes | dict.fromkeys(self._token_lists(queue, _EVERY_LEVEL), b"list")
+        renamed = []
+        with translated(self.connection.where):
+            redis = self.connection.redis
+            for key, type_ in wanted.items():
+                if redis.type(key) not in (type_, b"none"):
+                    redis.rename(key, f"{key}:aside")
+                    renamed.append(f"{key}:aside")
+        return renamed
 
     def listen(self, request_id: str) -> "Events":
         """Hear of the request's end; the caller closes it."""
@@ -421,7 +489,7 @@ class Protocol:
         keys = self._queue_keys(queue)
         with translated(self.connection.where):
             found = self.connection.redis.zrange(keys.closed if closed else keys.open, 0, -1)
-        return [request_id.decode() for request_id in found]
+        return _names(found)
 
     def registered(self, queue: str, request_id: str) -> float | None:
         """The score of a request among the queue's open ones, for ``close``."""
@@ -442,7 +510,7 @@ class Protocol:
         index = keys.closed if closed else keys.open
         with translated(self.connection.where):
             found = self.connection.redis.zrange(index, first, first + count - 1, desc=True)
-        return [request_id.decode() for request_id in found]
+        return _names(found)
 
     def workers(self, queue: str) -> dict[str, bytes]:
         """What each live worker of the queue says of itself."""
@@ -450,18 +518,18 @@ class Protocol:
         alive = {}
         with translated(self.connection.where):
             redis = self.connection.redis
-            for name in redis.zrange(keys.workers, 0, -1):
-                key = QueueKeys(queue, self._prefix, worker=name.decode()).worker
+            for name in _names(redis.zrange(keys.workers, 0, -1)):
+                key = QueueKeys(queue, self._prefix, worker=name).worker
                 details = redis.hget(key, "details")
                 if details is not None:
-                    alive[name.decode()] = details
+                    alive[name] = details
         return alive
 
     def holders(self, request_id: str) -> list[str]:
         """Who holds a lease of the request."""
         with translated(self.connection.where):
             found = self.connection.redis.zrange(self.keys(request_id).leases, 0, -1)
-        return [holder.decode() for holder in found]
+        return [holder.decode("utf-8", "replace") for holder in found]
 
     def result_bytes(self, request_id: str) -> int:
         """Memory of the results the server has, about."""
@@ -471,12 +539,15 @@ class Protocol:
 
     def failures(self, request_id: str) -> Iterable[tuple[int, bytes]]:
         """Parts that were given up, in no order, and what is kept of each."""
-        return ((int(n), text) for n, text in self._scan(self.keys(request_id).failed))
+        for number, text in self._scan(self.keys(request_id).failed):
+            if _NUMBER.fullmatch(number):
+                yield int(number), text
 
     def leftovers(self, request_id: str, at_once: int = 2**22) -> Iterable[tuple[str, bytes]]:
         """Every result the server has, in no order, by its field; about so many bytes a call."""
-        key = self.keys(request_id).results
-        return ((f.decode(), result) for f, result in self._scan(key, at_once))
+        for field, result in self._scan(self.keys(request_id).results, at_once):
+            if _FIELD.fullmatch(field):
+                yield field.decode(), result
 
     def _scan(self, key: str, at_once: int = 2**22) -> Iterable[tuple[bytes, bytes]]:
         cursor, count = 0, 10
@@ -570,6 +641,15 @@ def _mint_args(request_id: str, tokens: Tokens, mode: str, register: str) -> dic
         "look_ms": tokens.look_ms,
         "register": register,
     }
+
+
+def _names(found: Iterable[bytes]) -> list[str]:
+    """Those that can be names; whatever else is in an index is the janitor's to take out."""
+    names = []
+    for each in found:
+        with suppress(ValueError):
+            names.append(units.name(each.decode(), "name"))
+    return names
 
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

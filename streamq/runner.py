@@ -15,6 +15,7 @@ import msgspec
 from streamq import backoff, codec, records
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.codec import Item
+from streamq.errors import Damaged, reading
 from streamq.model import RETRIES, Failure, Part, Spec
 from streamq.references import Reader
 from streamq.traces import safe_text, users_traceback
@@ -226,10 +227,18 @@ class Runner:
     def _steps(
         self, part: Part, given: list[bytes], items: list[Item]
     ) -> Generator[Any, Any, Done | Trouble]:
+        try:
+            outcomes = self._outcomes_so_far(part, given)
+        except Damaged as error:
+            return Trouble("abandon", 0, [self._describe(error, part, 0)], (0, -1))
+        outcomes[: len(items)] = [[_DONE, item] for item in items]
+        return (yield from self._call_each(part, given, outcomes))
+
+    def _call_each(
+        self, part: Part, given: list[bytes], outcomes: list[Any]
+    ) -> Generator[Any, Any, Done | Trouble]:
         """Call the handler with each record that has no outcome yet, then sum up."""
         is_json = part.about.endswith(records.IS_JSON)
-        outcomes = self._outcomes_so_far(part, given)
-        outcomes[: len(items)] = [[_DONE, item] for item in items]
         retry: BaseException | None = None
         failures: list[Failure] = []
         for index, record in enumerate(given):
@@ -259,8 +268,7 @@ class Runner:
 
     def _outcomes_so_far(self, part: Part, given: list[bytes]) -> list[Any]:
         if part.partial:
-            known: list[Any] = msgspec.msgpack.decode(part.partial)
-            return known
+            return _read_outcomes(part.partial, len(given))
         spec = self._spec
         return [[_DONE, None] if records.is_skipped(each, spec) else [_NONE] for each in given]
 
@@ -271,7 +279,7 @@ class Runner:
     def _decode_record(self, record: bytes, is_json: bool) -> Any:
         try:
             return self._decode(records.bare(record) if self._is_text else record, is_json)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Abandon(f"the record does not decode: {error}") from None
 
     def _encode(self, returned: Any) -> Item:
@@ -310,7 +318,10 @@ class Runner:
         about = part.about.split()
         if len(about) < 3 or not self._spec.files:
             return {}
-        return {"source": self._spec.files[int(about[1])], "line": int(about[2]) + index}
+        try:
+            return {"source": self._spec.files[int(about[1])], "line": int(about[2]) + index}
+        except (ValueError, IndexError):
+            return {}
 
     def source_of(self, part: Part) -> str:
         """The file that the part was loaded from; "" for none."""
@@ -380,11 +391,8 @@ class Runner:
         fresh = sum(each[0] == _DONE for each in outcomes)
         # For a redrive: these have been delivered, the others are to run.
         left = [[_NONE] if each[0] in (_NONE, _FAILED) else [_DELIVERED] for each in outcomes]
-        earlier = [
-            msgspec.convert(each[1], Failure)
-            for each in outcomes
-            if each[0] == _FAILED and not isinstance(each[1], Failure)
-        ]
+        told = {id(failure) for failure in failures}
+        earlier = [each[1] for each in outcomes if each[0] == _FAILED and id(each[1]) not in told]
         failures = sorted(earlier + failures, key=lambda failure: failure.record)
         result = codec.encode_result(items, endings) if fresh else b""
         if len(result) > self._max_result:
@@ -397,6 +405,26 @@ class Runner:
             result,
             msgspec.msgpack.encode(left) if len(outcomes) > 1 else b"",
         )
+
+
+def _read_outcomes(partial: bytes, count: int) -> list[Any]:
+    """What records came to in earlier attempts.
+
+    Raises:
+        Damaged: it is not of this part.
+    """
+    with reading("what earlier attempts left"):
+        outcomes = msgspec.msgpack.decode(partial, type=list[list[Any]])
+        for each in outcomes:
+            if each[0] not in range(4) or len(each) != (2 if each[0] in (_DONE, _FAILED) else 1):
+                raise ValueError("it says what no attempt does")
+            if each[0] == _FAILED:
+                each[1] = msgspec.convert(each[1], Failure)
+            elif each[0] == _DONE:
+                codec.decode_result(codec.encode_result(each[1:]))
+        if len(outcomes) != count:
+            raise ValueError(f"it is of {len(outcomes)} records, not of {count}")
+    return outcomes
 
 
 def _tamed(error: BaseException) -> Exception:

@@ -17,7 +17,7 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from streamq.connection import Connection, Lane, translated
-from streamq.errors import BY_CODE, StreamqError
+from streamq.errors import BY_CODE, Damaged, StreamqError
 from streamq.keys import QueueKeys, RequestKeys
 
 #: A script's name, its keys, its arguments by name.
@@ -172,5 +172,6 @@ def _refusals() -> Generator[None]:
     except ResponseError as reply:
         code, _, why = str(reply).partition(" ")
         if code not in BY_CODE:
-            raise
+            # All arguments are ours: what the script stumbled over was in the keys.
+            raise Damaged(f"a script failed on what it found in the server: {reply}") from None
         raise BY_CODE[code](why) from None

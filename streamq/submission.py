@@ -28,6 +28,7 @@ from streamq.errors import (
     ServerFull,
     ServerUnreachable,
     StreamqError,
+    reading,
 )
 from streamq.model import Opened, Policy, Tokens
 from streamq.protocol import Protocol
@@ -140,9 +141,11 @@ class Submission:
             found = self._protocol.inspect(self._id)
         except RequestUnknown:
             return False
-        if found["digest"] != self._digest:
+        with reading(f"what the server has of {self._id}"):
+            digest, total, cursor = found["digest"], int(found["total"]), found["cursor"]
+        if digest != self._digest:
             raise RequestExists(f"request {self._id} was submitted with other options")
-        self._skip(encoded, int(found["total"]), found["cursor"])
+        self._skip(encoded, total, cursor)
         if "sealed" not in found:
             return False
         if next(encoded, None) is not None:

@@ -225,6 +225,22 @@ class TestServers:
             connection.check()
             assert connection.redis.ping()
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["BRPOP", "sq:{q:a}:tokens:00", "sq:{q:a}:tokens:01", 1],
+            ["EVALSHA", "0" * 40, 2, "sq:{r:b}:meta", "sq:{r:b}:parts", "argument"],
+            ["ZSCORE", "sq:{q:c}:open", "b"],
+        ],
+    )
+    def test_a_call_goes_where_the_driver_would_send_it(
+        self, words: list[Any], connections: Callable[[str], Connection]
+    ) -> None:
+        """The slot of the first key is that of all: only that one is worked out."""
+        cluster = connections("cluster").redis
+
+        assert cluster.determine_slot(*words) == RedisCluster.determine_slot(cluster, *words)
+
     def test_cluster_under_both_names(self, urls: Callable[[str], str]) -> None:
         for scheme in ("redis+cluster", "valkey+cluster"):
             with connected(urls("cluster").replace("redis+cluster", scheme)) as connection:

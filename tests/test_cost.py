@@ -143,7 +143,7 @@ class TestSubmission:
 
         submit(client, queue, 1)
 
-        assert trips() <= 8  # 5: register, open, append, seal, tokens
+        assert trips() <= 3  # 2: register; open, append, seal and tokens at once
         spent.stop(1)
         assert spent.commands <= 48, spent  # 33
         assert spent.received <= 3_000, spent  # 2,000 bytes

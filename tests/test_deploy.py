@@ -3,9 +3,11 @@
 import re
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import yaml
 
 from cli.app import COMMANDS, GROUPS
 from streamq import units
-from tests.test_cli import run
+from tests.fleet import APPS
+from tests.test_cli import COMMAND, environment, run
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 MANIFESTS = sorted((DEPLOY / "k8s").glob("*.yaml"))
@@ -221,3 +224,40 @@ def test_a_misspelt_setting_of_a_unit_would_be_seen(tmp_path: Path) -> None:
     )
 
     assert "WatchdogSecs" in verified.stderr
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_hear_from_what_they_start(
+    path: Path, urls: Callable[[str], str], queue: str, tmp_path: Path
+) -> None:
+    """Their ExecStart, with a socket as systemd gives one."""
+    pytest.importorskip("streamq.notify")
+    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    heard.bind(str(tmp_path / "notify"))
+    heard.settimeout(30)
+    (line,) = re.findall(r"^ExecStart=\S+ (.*)$", path.read_text(), re.MULTILINE)
+    words = line.replace("${STREAMQ_APP}", "tasks:app").split()
+    url = tmp_path / "url"
+    url.write_text(urls("valkey"))
+    variables = {
+        "STREAMQ_URL_FILE": str(url),
+        "STREAMQ_QUEUE": queue,
+        "NOTIFY_SOCKET": str(tmp_path / "notify"),
+        "WATCHDOG_USEC": "1000000",
+    }
+    unit = subprocess.Popen([*COMMAND, *words], env=environment(**variables), cwd=APPS)
+
+    def hear(word: bytes) -> None:
+        while heard.recv(1_000).partition(b"\n")[0] != word:
+            pass
+
+    try:
+        hear(b"READY=1")
+        hear(b"WATCHDOG=1")
+        unit.send_signal(signal.SIGTERM)
+        hear(b"STOPPING=1")
+        assert unit.wait(30) == 0
+    finally:
+        unit.kill()
+        unit.wait()
+        heard.close()

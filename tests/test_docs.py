@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, the reference is of this code, the tutorial's commands run."""
+"""The documents: links lead somewhere, the reference is not stale, the tutorial runs."""
 
 import os
 import re

@@ -176,6 +176,58 @@ def test_request_that_was_purged_while_a_worker_held_it_is_forgotten_with_the_ne
     assert indexes(protocol, queue, request.id) == set()
 
 
+@pytest.mark.parametrize("junk", [b"\xff", b"", b"a b", b"x" * 65])
+def test_what_can_be_no_request_is_taken_out_of_the_indexes_and_reported(
+    protocol: Protocol,
+    queue: str,
+    sweep: Callable[[], int],
+    caplog: pytest.LogCaptureFixture,
+    junk: bytes,
+) -> None:
+    keys, redis = QueueKeys(queue), protocol.connection.redis
+    for key in (keys.open, keys.due, keys.closed):
+        redis.zadd(key, {junk: 0})
+
+    janitor = Janitor(protocol, queue)
+    janitor.sweep()
+
+    assert not any(redis.exists(key) for key in (keys.open, keys.due, keys.closed))
+    assert "is no request id" in caplog.text
+
+
+def test_damaged_request_is_reported_once_and_the_others_are_looked_at(
+    client: Client,
+    protocol: Protocol,
+    queue: str,
+    sweep: Callable[[], int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    damaged, other = (client.submit([b"x"], handler="h", queue=queue) for _ in range(2))
+    protocol.connection.redis.hset(protocol.keys(damaged.id).meta, "state", b"\xff")
+    while protocol.take(queue, 0.01):
+        pass
+
+    for _ in range(3):
+        sweep()
+
+    assert tokens(protocol, queue) == [other.id]
+    assert caplog.text.count(f"request {damaged.id} is damaged") == 1
+
+
+@pytest.mark.parametrize("index", ["due", "open", "closed"])
+def test_index_of_another_type_is_put_aside(
+    client: Client, protocol: Protocol, queue: str, index: str, sweep: Callable[[], int]
+) -> None:
+    key, redis = getattr(QueueKeys(queue), index), protocol.connection.redis
+    redis.set(key, "not ours")
+
+    Janitor(protocol, queue).sweep()
+
+    assert redis.get(f"{key}:aside") == b"not ours"
+    request = client.submit([b"x"], handler="h", queue=queue)
+    assert indexes(protocol, queue, request.id) == {"open", "due"}
+
+
 def test_one_who_comes_after_that_hour_is_not_forgotten_with_it(
     client: Client, protocol: Protocol, queue: str, request_id: str
 ) -> None:

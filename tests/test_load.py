@@ -255,6 +255,7 @@ class TestFailures:
             (("in.txt", "--handler", "echo", "--format", "xml"), 2, "none of auto, lines"),
             (("in.txt", "--handler", "echo", "--bytes", "2MiB"), 2, "more than a part may have"),
             (("in.txt", "--handler", "echo", "--level", "100"), 2, "0 to 99"),
+            (("open.csv", "--handler", "echo", "--delimiter", ";;"), 2, "--delimiter"),
             (("long.txt", "--handler", "echo"), 2, "long.txt: record 2, at byte 6"),
             (("open.csv", "--handler", "echo"), 2, "open.csv: record 2: a quote is not closed"),
             (("cut.gz", "--handler", "echo"), 2, "cut.gz: after record"),

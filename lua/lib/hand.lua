@@ -36,7 +36,7 @@ local function troubles_of(k, entries)
     local partial = redis.call("HGET", k.partial, number)
     if text or partial then
       troubles[#troubles + 1] = number
-      troubles[#troubles + 1] = text or "0 0 0 0 0"
+      troubles[#troubles + 1] = tries_text(read_tries(text))
       troubles[#troubles + 1] = partial or ""
     end
   end
@@ -45,7 +45,15 @@ end
 
 -- Due retries as stream entries, and whether to stop there.
 local function hand_retries(k, now, holder, n, already)
-  local due = redis.call("ZRANGEBYSCORE", k.retry, "-inf", now, "LIMIT", 0, n)
+  local due = {}
+  for _, number in ipairs(redis.call("ZRANGEBYSCORE", k.retry, "-inf", now, "LIMIT", 0, n)) do
+    if string.match(number, "^[1-9]%d*$") and #number <= 16 then
+      due[#due + 1] = number
+    else
+      -- No script of ours put that there, and XCLAIM would refuse all of them for it.
+      redis.call("ZREM", k.retry, number)
+    end
+  end
   if #due == 0 then
     return {}, false
   end
@@ -59,10 +67,35 @@ local function hand_retries(k, now, holder, n, already)
   return entries, stop
 end
 
+-- Those of the entries that are parts of the request. They are numbered without a gap, so the
+-- last one tells whether all are. What somebody else added to the stream is acknowledged and
+-- stays there until the end; the next audit reports how many there were.
+local function only_ours(k, r, entries)
+  local last = r.delivered + #entries
+  if last <= r.total and entries[#entries][1] == string.format("%d-0", last) then
+    return entries
+  end
+  local ours, strays = {}, 0
+  for _, entry in ipairs(entries) do
+    local number = tonumber(string.match(entry[1], "^(%d+)%-0$"))
+    if number and number <= r.total and #entry[2] == 2 then
+      ours[#ours + 1] = entry
+    else
+      redis.call("XACK", k.parts, "w", entry[1])
+      strays = strays + 1
+    end
+  end
+  if strays > 0 then
+    put(r, "strays", (tonumber(redis.call("HGET", k.meta, "strays")) or 0) + strays)
+  end
+  return ours
+end
+
 -- New parts, in reads of a few so that large parts stop at max_bytes. Returns lists of entries.
 local function hand_new(k, r, holder, n, max_bytes)
-  local lists, got, bytes = {}, 0, 0
-  while got < n and bytes < max_bytes and r.delivered < r.total do
+  local lists, got, bytes, reads = {}, 0, 0, 0
+  while got < n and bytes < max_bytes and r.delivered < r.total and reads < MOST_HELD do
+    reads = reads + 1
     local count = math.min(n - got, READ_AT_ONCE)
     if got > 0 then
       count = math.min(count, math.max(1, math.floor((max_bytes - bytes) * got / bytes)))
@@ -73,7 +106,7 @@ local function hand_new(k, r, holder, n, max_bytes)
     if not reply then
       break
     end
-    local entries = reply[1][2]
+    local entries = only_ours(k, r, reply[1][2])
     for _, entry in ipairs(entries) do
       bytes = bytes + #entry[2][2]
     end

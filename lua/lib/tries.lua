@@ -13,9 +13,12 @@ local function read_tries(text)
   return t
 end
 
+local function tries_text(t)
+  return table.concat({ t.errors, t.crashes, t.alone, t.run, t.records }, " ")
+end
+
 local function write_tries(tries, number, t)
-  local text = table.concat({ t.errors, t.crashes, t.alone, t.run, t.records }, " ")
-  redis.call("HSET", tries, number, text)
+  redis.call("HSET", tries, number, tries_text(t))
 end
 
 -- Records of a part. An entry has one field: its name says where the part came from and

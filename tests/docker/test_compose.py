@@ -117,8 +117,8 @@ def outside(composition: Composition) -> Any:
         ["status", "first", "--json"],
         network_mode="host",
         extra_hosts={f"valkey-{n}": "127.0.0.1" for n in range(1, 7)},
-        environment={"STREAMQ_URL_FILE": "/secrets/url"},
-        volumes={str(composition.folder / "secrets"): {"bind": "/secrets", "mode": "ro"}},
+        environment={"STREAMQ_URL_FILE": "/run/url"},
+        volumes={str(composition.folder / "secrets/url"): {"bind": "/run/url", "mode": "ro"}},
         remove=True,
     )
     return json.loads(said)

@@ -44,6 +44,7 @@ from tests.faults.gauges import (
     threads,
 )
 from tests.fleet import Fleet
+from tests.waiting import wait_until
 
 #: Requests that are followed at the same time.
 ACTORS = 6
@@ -120,11 +121,19 @@ class Soak:
         self.seen: dict[str, int] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self.calm = self.fleet.ready("-p", "2", "-c", "2", "--levels", f"0-{CALM_LEVELS}", **_APP)
-        self.victim = self.fleet.ready("-p", "2", "-c", "2", **_APP)
+        self.calm = self._start_pool("--levels", f"0-{CALM_LEVELS}")
+        self.victim = self._start_pool()
+        self._await_ready(self.calm)
+        self._await_ready(self.victim)
         self.throttle = Throttle(share, self._pids)
         self.gauges = Gauges()
         self.at_start = self._used_memory()
+
+    def _start_pool(self, *options: str) -> "subprocess.Popen[bytes]":
+        return self.fleet.start("-p", "2", "-c", "2", *options, target="soaked:app")
+
+    def _await_ready(self, pool: "subprocess.Popen[bytes]") -> None:
+        wait_until(lambda: "ready" in self.fleet.errors(pool), PATIENCE_S)
 
     def _pids(self) -> list[int]:
         pools = [self.calm.pid, self.victim.pid]
@@ -319,14 +328,16 @@ class Soak:
         self.victim.kill()
         self.victim.wait()
         self.count("pools killed")
-        self.victim = self.fleet.ready("-p", "2", "-c", "2", **_APP)
+        self.victim = self._start_pool()
+        self._await_ready(self.victim)
 
     def _stop_pool(self, _: random.Random) -> None:
         self.victim.terminate()
         if self.victim.wait(60) != 0:
             self.wrong(f"a pool ended with {self.victim.returncode}")
         self.count("pools stopped politely")
-        self.victim = self.fleet.ready("-p", "2", "-c", "2", **_APP)
+        self.victim = self._start_pool()
+        self._await_ready(self.victim)
 
     def _renew(self, _: random.Random) -> None:
         self.victim.send_signal(signal.SIGHUP)
@@ -393,9 +404,6 @@ class Soak:
 
     def _keys(self) -> set[str]:
         return {key.decode() for key in self.redis.scan_iter(count=1_000)}
-
-
-_APP: dict[str, Any] = {"target": "soaked:app"}
 
 
 def table(rows: list[Row]) -> str:

@@ -152,6 +152,15 @@ def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
     assert driver.existing_keys() == set()
 
 
+def test_reports_once_what_somebody_else_added_to_the_stream(driver: Driver) -> None:
+    driver.load(2)
+    driver.redis.xadd(driver.keys.parts, {"not": "ours"})
+    driver.claim(9)
+
+    assert driver.protocol.audit(driver.id).strays == 1
+    assert driver.protocol.audit(driver.id).strays == 0
+
+
 def test_full_server_still_audits(driver: Driver) -> None:
     driver.load(9)
 

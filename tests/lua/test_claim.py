@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from streamq.errors import RequestUnknown
+from streamq.errors import Damaged, RequestUnknown
 from streamq.keys import QueueKeys
 from streamq.model import Grant, Spec, Tokens
 from tests.driver import Driver
@@ -351,6 +351,72 @@ class TestOrder:
 
         assert grant.word == "empty"
         assert (driver.retry(), set(driver.leases()), driver.consumers()) == ({}, {other}, {other})
+
+
+class TestGarbage:
+    @pytest.mark.parametrize("after", [2, 3])
+    @pytest.mark.parametrize("most", [1, 9])
+    def test_entries_of_somebody_else_are_passed_over_and_not_counted(
+        self, driver: Driver, after: int, most: int
+    ) -> None:
+        driver.open()
+        driver.append(after)
+        driver.redis.xadd(driver.keys.parts, {"not": "ours"}, id=f"{after}-7")
+        if after == 2:
+            driver.append(1, first=3)
+
+        grants = [driver.claim(most)[1] for _ in range(4)]
+
+        assert [number for grant in grants for number in numbers(grant)] == [1, 2, 3]
+        assert driver.meta("delivered") == "3"
+        assert driver.left() == 4, "three parts, and the load is open"
+
+    def test_entry_of_somebody_else_does_not_end_the_request(self, driver: Driver) -> None:
+        driver.load(2)
+        driver.redis.xadd(driver.keys.parts, {"not": "ours"})
+        holder, grant = driver.claim(9)
+
+        driver.finish(holder, [number for number in numbers(grant) if number != 2])
+
+        assert (driver.left(), driver.meta("state")) == (1, "open")
+
+    @pytest.mark.parametrize("junk", ["", "x", "-1", "0", "01", "1-0", "1.5", "9" * 30])
+    def test_member_of_retry_that_is_no_number_is_taken_out(
+        self, driver: Driver, junk: str
+    ) -> None:
+        driver.load(2)
+        driver.redis.zadd(driver.keys.retry, {junk: 0})
+
+        _, grant = driver.claim(9)
+
+        assert numbers(grant) == [1, 2]
+        assert driver.redis.zcard(driver.keys.retry) == 0
+
+    def test_tries_that_say_nothing_count_as_none(self, driver: Driver) -> None:
+        driver.load(1)
+        holder, _ = driver.claim()
+        driver.handback(holder, [1])
+        driver.redis.hset(driver.keys.tries, "1", "not ours")
+
+        _, grant = driver.claim()
+
+        assert [(part.number, part.attempt) for part in grant.parts] == [(1, 1)]
+
+    def test_request_without_its_times_and_options_is_still_answered(self, driver: Driver) -> None:
+        driver.load(1)
+        driver.redis.hdel(driver.keys.meta, "created_ms", "spec")
+
+        _, grant = driver.claim()
+
+        assert (grant.word, grant.spec, grant.created_ms) == ("ok", b"", 0)
+
+    def test_key_of_another_type_is_said(self, driver: Driver) -> None:
+        driver.load(1)
+        driver.redis.delete(driver.keys.parts)
+        driver.redis.set(driver.keys.parts, "not ours")
+
+        with pytest.raises(Damaged, match="another type"):
+            driver.claim()
 
 
 class TestBytes:

@@ -137,10 +137,21 @@ class TestRegister:
 
 
 def test_to_ensure_takes_away_what_is_more_than_eight(driver: Driver) -> None:
-    driver.protocol.mint(driver.queue, driver.id, Tokens(12, 50))
+    for _ in range(2):
+        driver.protocol.mint(driver.queue, driver.id, Tokens(6, 50))
 
     driver.protocol.mint(driver.queue, driver.id, Tokens(3, 50), mode="ensure")
 
+    assert driver.tokens() == [driver.id] * 8
+
+
+def test_count_that_was_spoilt_pushes_no_more_than_eight(driver: Driver) -> None:
+    driver.load(9, limit=9)
+    driver.set_meta(out=-(10**6))
+
+    audit = driver.protocol.resume(driver.id)[1]
+
+    assert driver.protocol.mint(driver.queue, driver.id, audit) == 8
     assert driver.tokens() == [driver.id] * 8
 
 

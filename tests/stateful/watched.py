@@ -346,6 +346,6 @@ class Watched(Protocol):
         self._hold_up("tick")
         return super().tick(queue, limit, every_ms)
 
-    def close(self, queue: str, request_id: str, score: float, purge_at: int) -> bool:
+    def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
         self._hold_up("close")
         return super().close(queue, request_id, score, purge_at)
