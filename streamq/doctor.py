@@ -50,6 +50,17 @@ class Doctor(Examiner):
 
     def _queue(self, queue: str) -> Iterator[Finding]:
         found = backlog.look(self._protocol, queue)
+        yield from self._care(queue, found)
+        wrong = 0
+        for finding in self._requests(queue, found):
+            wrong += 1
+            yield finding
+        if not wrong:
+            says = f"queue {queue}: {len(found.requests)} open, {len(found.workers)} live workers"
+            yield Finding(check="requests", verdict=OK, says=says)
+
+    def _care(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
+        """Who looks after the queue."""
         versions = Counter(worker.version for worker in found.workers)
         if len(versions) > 1:
             says = f"queue {queue}: workers of versions {', '.join(sorted(versions))}"
@@ -63,7 +74,13 @@ class Doctor(Examiner):
                 "run a worker or streamq janitor",
                 lambda: self._sweep(queue),
             )
-        for status in found.unserved():
+
+    def _requests(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
+        """What is wrong with the queue's requests."""
+        for request_id, error in found.damaged:
+            yield _damage(request_id, error)
+        unserved = found.unserved()
+        for status in unserved:
             yield Finding(
                 check="handler",
                 verdict=FAIL,
@@ -71,21 +88,12 @@ class Doctor(Examiner):
                 f"{status.handler}",
                 remedy="start a worker with it; if the name is wrong, cancel the request",
             )
-        for request_id, error in found.damaged:
-            yield _damage(request_id, error)
-        wrong = len(found.unserved()) + len(found.damaged)
-        idle = {status.id for status in found.unserved()}
+        idle = {status.id for status in unserved}
         for status, _ in found.requests:
             try:
-                for finding in self._request(queue, status.id, is_served=status.id not in idle):
-                    wrong += 1
-                    yield finding
+                yield from self._request(queue, status.id, is_served=status.id not in idle)
             except Damaged as error:
-                wrong += 1
                 yield _damage(status.id, str(error))
-        if not wrong:
-            says = f"queue {queue}: {len(found.requests)} open, {len(found.workers)} live workers"
-            yield Finding(check="requests", verdict=OK, says=says)
 
     def _sweep(self, queue: str) -> None:
         janitor = Janitor(self._protocol, queue)
