@@ -55,7 +55,7 @@ class Probe:
 
     def name(self, node: Any) -> str:
         """What to call a node."""
-        return self._connection.where if node is None else str(node.name)
+        return self._connection.where.partition("?")[0] if node is None else str(node.name)
 
     def ask(self, node: Any, *words: Any) -> Any:
         """What a node answers."""
