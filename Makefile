@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-kills test-docker test-upgrade faults faults-short faults-peers fuzz soak
-.PHONY: package peers bench bench-quick bench-protocol clean
+.PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
+.PHONY: fuzz soak package docs peers bench bench-quick bench-protocol clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -31,6 +31,9 @@ fmt: .venv/ready ## Format the code and mend what the linter can mend
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
 	$(BIN)/pytest -n auto
 
+test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role
+	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto tests/test_cli.py tests/test_worker.py tests/test_load.py tests/test_results.py
+
 package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty environment
 	rm -rf build dist .venv-package
 	$(BIN)/python -m build -q
@@ -42,6 +45,9 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 
 test-kills: .venv/ready ## Kill workers for half a minute, and loader and collector 50 times, on each server
 	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
+
+docs: .venv/ready ## Write docs/reference.md from the code
+	$(BIN)/python -m docs.generate
 
 faults: .venv/ready ## Every fault on every server, half an hour; writes the tables of docs/faults.md
 	rm -rf build/faults && mkdir -p build/faults

@@ -5,14 +5,14 @@ every other command stay quick.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
-from .context import PrefixOption, UrlOption, guarded
+from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
@@ -34,6 +34,9 @@ COMMANDS = {
     "janitor": ("Serve", "Take back what the dead left. Every worker pool does it too."),
     "server": ("Serve", "Start an embedded server or a real local cluster, for development."),
     "cluster": ("Serve", "Make a cluster of servers that run, or show one."),
+    "doctor": ("Admin", "Find what is wrong with a server or a queue, and say what to do."),
+    "config": ("Admin", "Show the settings that hold here, and where they come from."),
+    "acl": ("Admin", "Write an ACL file with a user for each role."),
 }
 #: The second words of a command that has some: functions beside it in its module.
 GROUPS = {"cluster": ("create", "status")}
@@ -41,6 +44,12 @@ GROUPS = {"cluster": ("create", "status")}
 
 def main() -> None:
     """Run the command that was typed."""
+    # A word that only looks like a command costs an import and does no harm.
+    application(sys.argv[1:])(prog_name="streamq")
+
+
+def application(wanted: Container[str]) -> typer.Typer:
+    """The commands; only those that are wanted can be run, of the others no more than a line."""
     app = typer.Typer(
         name="streamq",
         help="Put a huge input through your function, on a shared fleet, and lose nothing.",
@@ -51,15 +60,14 @@ def main() -> None:
     )
     app.callback()(_root)
     for name, (panel, summary) in COMMANDS.items():
-        # A word that only looks like a command costs an import and does no harm.
-        command = _load(name) if name in sys.argv[1:] else _stub(summary)
+        command = _load(name) if name in wanted else _stub(summary)
         options: dict[str, Any] = {"rich_help_panel": panel, "short_help": summary}
         options["help"] = _help(command)
-        if name in GROUPS and name in sys.argv[1:]:
+        if name in GROUPS and name in wanted:
             app.add_typer(_group(name), name=name, callback=command, **options)
         else:
             app.command(name, **options)(command)
-    app(prog_name="streamq")
+    return app
 
 
 def _load(name: str, second: str = "") -> Callable[..., Any]:
@@ -103,6 +111,8 @@ def _show_version(is_asked: bool) -> None:
 def _root(
     url: UrlOption = None,
     prefix: PrefixOption = None,
+    insecure: InsecureOption = None,
+    config: ConfigOption = None,
     _: Annotated[
         bool,
         typer.Option("--version", "-V", help="Show the version.", callback=_show_version),

@@ -4,6 +4,7 @@ The driver is imported by those functions that use it: ``--help`` does not wait 
 """
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -23,8 +24,7 @@ from streamq.errors import (
     StreamqError,
     WaitTimeout,
 )
-from streamq.model import WorkerDetails
-from streamq.settings import Settings
+from streamq.settings import Settings, gather, variable_of, with_login
 from streamq.target import Target
 
 from . import render
@@ -48,6 +48,19 @@ EXIT_CODES: tuple[tuple[type[StreamqError], int], ...] = (
     (WaitTimeout, 124),
     (StreamqError, 1),
 )
+#: And what the codes mean, also those that no error has.
+EXIT_MEANINGS = {
+    0: "done, or stopped politely",
+    1: "finished with failures (`wait`, `run`); refused, because the request has ended (`set`, "
+    "`pause`, `cancel`, ...); something is wrong (`doctor`)",
+    2: "wrong usage or settings, no URL",
+    3: "the server does not answer, does not let us in, may drop keys, or lets in anybody",
+    4: "the app or the function cannot be imported",
+    5: "no such request, or it was cancelled",
+    124: "the time given to `wait` is over",
+    130: "cut short by Ctrl-C",
+    141: "whoever read the output has gone",
+}
 
 
 def _inherited(
@@ -60,6 +73,52 @@ def _inherited(
     return context.parent.params.get(option.name or "", value)
 
 
+def _use_config(context: typer.Context, path: str | None) -> None:
+    """Let the files with settings say what options do not. It is called also without the option.
+
+    The option is one more way to set its variable, for this process and those it starts.
+    """
+    if path:
+        os.environ["STREAMQ_CONFIG"] = path
+    try:
+        gathered = gather()
+    except SettingsError as error:
+        render.error(str(error))
+        raise typer.Exit(2) from None
+    values = msgspec.structs.asdict(gathered.settings)
+    said = {name for name, origin in gathered.origins.items() if origin != "default"}
+    by_variable = {variable_of(name): values[name] for name in said}
+    context.default_map = {
+        parameter.name: [value] if parameter.multiple else value
+        for parameter in context.command.params
+        if (value := by_variable.get(str(getattr(parameter, "envvar", "")))) is not None
+    }
+
+
+def _be_insecure(is_said: bool | None) -> None:
+    if is_said:
+        os.environ["STREAMQ_INSECURE"] = "1"
+
+
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Read settings from this file; else from the nearest streamq.toml or pyproject.toml.",
+        callback=_use_config,
+        is_eager=True,
+    ),
+]
+InsecureOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--insecure/ ",
+        help="Use a server on another machine that asks for no password.",
+        callback=_be_insecure,
+    ),
+]
+_COMMON: dict[str, Any] = {"insecure": InsecureOption, "config": ConfigOption}
 UrlOption = Annotated[
     str | None,
     typer.Option(
@@ -106,6 +165,15 @@ LogFormatOption = Annotated[
         help="Lines for people, or JSON; auto: JSON unless stderr is a terminal.",
     ),
 ]
+HealthPortOption = Annotated[
+    str,
+    typer.Option(
+        "--health-port",
+        envvar="STREAMQ_HEALTH_PORT",
+        metavar="[HOST:]PORT",
+        help="Answer /livez, /readyz, /metrics and /scale there.",
+    ),
+]
 
 
 def url_of(given: str | None) -> str:
@@ -114,16 +182,17 @@ def url_of(given: str | None) -> str:
     Raises:
         SettingsError: there is none.
     """
-    url = given or Settings.from_env().url
+    settings = Settings.from_env()
+    url = given or settings.url
     if not url:
         raise SettingsError(NO_URL)
     is_typed = given is not None and given != os.environ.get("STREAMQ_URL")
     if is_typed and {"password", "ssl_password"} & Target(url).options.keys():
         render.warning(
             "everybody on this machine can see the password in --url (ps shows it): "
-            "better give the URL in STREAMQ_URL or STREAMQ_URL_FILE"
+            "better give it in STREAMQ_PASSWORD_FILE, STREAMQ_URL or STREAMQ_URL_FILE"
         )
-    return url
+    return with_login(url, settings)
 
 
 @contextmanager
@@ -138,10 +207,11 @@ def connected(url: str | None, prefix: str | None) -> "Generator[Protocol]":
     from streamq.protocol import Protocol
 
     address = url_of(url)
-    name = units.name(prefix or Settings.from_env().prefix, "prefix")
+    settings = Settings.from_env()
+    name = units.name(prefix or settings.prefix, "prefix")
     connection = Connection(address)
     try:
-        connection.check()
+        connection.check(is_insecure=settings.insecure)
         yield Protocol(connection, name)
     finally:
         connection.close()
@@ -175,18 +245,6 @@ def steer(
         raise typer.Exit(max(codes))
 
 
-def fleet(protocol: "Protocol", queue: str) -> list[WorkerDetails]:
-    """The live workers of a queue, by name."""
-    found = []
-    for name, details in sorted(protocol.workers(units.name(queue, "queue")).items()):
-        try:
-            found.append(msgspec.json.decode(details, type=WorkerDetails))
-        except (ValueError, RecursionError):
-            # It lives, and is of a version that says other things of itself.
-            found.append(WorkerDetails(name=name, queue=queue))
-    return found
-
-
 def exit_code(error: StreamqError) -> int:
     """What a command that ends with the error tells the shell."""
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
@@ -197,6 +255,8 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
+        for option in _COMMON:
+            kwargs.pop(option, None)
         try:
             return command(*args, **kwargs)
         except StreamqError as error:
@@ -212,4 +272,15 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
+    signature = inspect.signature(command)
+    if "url" in signature.parameters:
+        # What all commands have that speak to a server; they find it among the settings.
+        extra = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in _COMMON.items()
+        ]
+        run.__annotations__ = command.__annotations__ | _COMMON
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values(), *extra]
+        )
     return run

@@ -10,11 +10,17 @@ from typing import Annotated
 import typer
 
 from streamq import backoff, units
+from streamq.backlog import Lookout, build
 from streamq.errors import InvalidValue, ServerError
-from streamq.janitor import Janitor
+from streamq.health import HealthServer, Subject
+from streamq.janitor import Janitor, totals
+from streamq.metrics import Samples
+from streamq.model import LAST_LEVEL
+from streamq.notify import Notifier
 
 from . import logs
 from .context import (
+    HealthPortOption,
     LogFormatOption,
     LogLevelOption,
     PrefixOption,
@@ -28,6 +34,9 @@ log = logging.getLogger(__name__)
 #: How long to leave a server alone that does not answer: at first, and at most.
 REST_MS = 200
 LONGEST_REST_MS = 10_000
+#: How often to say that all is well, and how long a sweep may take to end.
+TICK_S = 0.2
+LEAVE_S = 5.0
 
 
 def janitor(
@@ -39,6 +48,7 @@ def janitor(
         str,
         typer.Option("--interval", metavar="TIME", help="Look at each open request so often."),
     ] = "5s",
+    health_port: HealthPortOption = "",
     log_level: LogLevelOption = logs.Level.INFO,
     log_format: LogFormatOption = logs.Format.TEXT,
     url: UrlOption = None,
@@ -63,26 +73,81 @@ def janitor(
                 while each.sweep() == 0:  # more is due than one sweep takes
                     pass
             return
+        rounds = [Round(each, name) for each, name in zip(janitors, names, strict=True)]
         stop = _stop_on_signals()
         log.info("sweeping %s at %s", ", ".join(names), protocol.connection.where)
-        _run([Round(each, name) for each, name in zip(janitors, names, strict=True)], stop)
+        _serve(rounds, Watch(rounds, Lookout(protocol, names)), health_port, stop)
     log.info("stopped")
+
+
+def _serve(rounds: list["Round"], watch: "Watch", health_port: str, stop: threading.Event) -> None:
+    """Sweep in a thread, which a server that is away may hold up, and stay to tell how it goes."""
+    notifier = Notifier()
+    server = HealthServer(health_port, watch.subject()) if health_port else None
+    thread = threading.Thread(target=_run, args=(rounds, stop), name="rounds", daemon=True)
+    thread.start()
+    notifier.ready("sweeping")
+    while thread.is_alive() and not stop.wait(TICK_S):
+        watch.ticked_at = time.monotonic()
+        notifier.alive()
+    notifier.stopping("told to stop")
+    thread.join(LEAVE_S)
+    if server:
+        server.close()
+
+
+class Watch:
+    """What is told of the rounds."""
+
+    def __init__(self, rounds: list["Round"], lookout: Lookout) -> None:
+        self._rounds = rounds
+        self._lookout = lookout
+        self.ticked_at = time.monotonic()
+
+    def subject(self) -> Subject:
+        """The same for those who ask over HTTP."""
+        return Subject(
+            ticked_at=lambda: self.ticked_at,
+            unready=self._unready,
+            samples=self._samples,
+            wanted=lambda: sum(
+                backlog.wanted(None, range(LAST_LEVEL + 1)) for backlog in self._lookout.backlogs()
+            ),
+        )
+
+    def _unready(self) -> str:
+        return "the server does not answer" if any(each.is_away for each in self._rounds) else ""
+
+    def _samples(self) -> Samples:
+        is_away = any(each.is_away for each in self._rounds)
+        janitors = [each.janitor for each in self._rounds]
+        return {
+            "streamq_server_up": [({}, int(not is_away))],
+            **totals(janitors),
+            **self._lookout.samples(),
+            **build(),
+        }
 
 
 class Round:
     """One queue's janitor, who comes again when something is due, and outlives outages."""
 
     def __init__(self, janitor: Janitor, queue: str) -> None:
-        self._janitor = janitor
+        self.janitor = janitor
         self._queue = queue
         self._failed = 0
         #: When to sweep next, by the clock that never jumps.
         self.at = 0.0
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the server did not answer the last time."""
+        return self._failed > 0
+
     def sweep(self) -> None:
         """Sweep, and know when to do so again. An outage is logged once."""
         try:
-            wait_ms = self._janitor.sweep()
+            wait_ms = self.janitor.sweep()
         except ServerError as error:
             self._failed += 1
             wait_ms = backoff.delay_ms(self._failed, REST_MS, LONGEST_REST_MS)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from streamq import units
+from streamq.backlog import live_workers
 from streamq.errors import ServerError
 from streamq.loader import Load
 from streamq.model import LEVEL, LIMIT
@@ -14,7 +15,7 @@ from streamq.remote import RemoteUnreachable
 from streamq.request_lines import submit_lines
 
 from . import render
-from .context import PrefixOption, QueueOption, UrlOption, connected, fleet
+from .context import PrefixOption, QueueOption, UrlOption, connected
 from .wishes import (
     ByReferenceOption,
     BytesOption,
@@ -118,7 +119,7 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
 
 def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
     """A misspelt handler would wait for ever, and nobody would see why."""
-    workers = fleet(protocol, queue)
+    workers = live_workers(protocol, queue)
     if workers and not any(handler in worker.handlers for worker in workers):
         known = ", ".join(sorted({name for worker in workers for name in worker.handlers}))
         render.warning(

@@ -24,6 +24,9 @@ _COLOURS = {
     "cancelled": "yellow",
     "failed": "red",
     "done": "green",
+    "ok": "green",
+    "warn": "yellow",
+    "fail": "red",
 }
 
 
@@ -70,6 +73,11 @@ def error(text: str) -> None:
 def alarm(text: str) -> str:
     """The text, made to stand out among data."""
     return _paint(text, "red", sys.stdout)
+
+
+def verdict(word: str) -> str:
+    """``ok``, ``warn`` or ``fail``, in its colour and in four columns."""
+    return _paint(f"{word:<4}", _COLOURS.get(word), sys.stdout)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -24,10 +24,10 @@ from streamq.load_app import map_name
 from streamq.model import LEVEL, Failure, State, Status
 from streamq.pool import Unrunnable
 from streamq.server import LocalServer
-from streamq.settings import Settings
+from streamq.settings import Settings, with_login
 
 from . import logs, render
-from .context import LogLevelOption, PrefixOption, QueueOption, UrlOption, exit_code
+from .context import LogLevelOption, PrefixOption, QueueOption, UrlOption, connected, exit_code
 from .progress import Display
 from .results import FORMS, write_errors
 from .wishes import (
@@ -170,14 +170,18 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
             raise InvalidValue("--json goes with -o FILE: results are on standard output")
     logs.configure(log_level, logs.Format.TEXT)
     settings = Settings.from_env()
+    given = url or settings.url
+    if given:
+        with connected(url, prefix):  # before anything is kept
+            given = with_login(given, settings)
     run_ = _Run(plan, is_resumed=bool(resume))
-    with run_.folder(), run_.server(url or settings.url) as address:
+    with run_.folder(), run_.server(given) as address:
         job = Job(
             plan,
             address,
             prefix or settings.prefix,
             log_level=log_level.value,
-            is_alone=not (url or settings.url),
+            is_alone=not given,
         )
         status = run_.work(job, force=force or bool(resume))
     raise typer.Exit(run_.sum_up(job, status, is_json=is_json))

@@ -6,14 +6,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq import units
+from streamq import backlog
 from streamq.client import Request
-from streamq.errors import Damaged, RequestUnknown, reading
+from streamq.errors import reading
 from streamq.model import State, Status, WorkerDetails
 from streamq.protocol import Protocol
 
 from . import render
-from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected, fleet, naming
+from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected, naming
 
 
 class WaitingParts(msgspec.Struct, frozen=True):
@@ -69,33 +69,28 @@ def status(
 
 
 def _summary(protocol: Protocol, queue: str) -> Summary:
-    live = []
-    for request_id in protocol.ids(units.name(queue, "queue")):
-        try:
-            found = Request(protocol, request_id).status()
-        except RequestUnknown:  # about to be opened, or just purged
-            continue
-        except Damaged as error:
-            render.warning(f"{request_id}: {error}")
-            continue
-        if found.state.is_live:
-            live.append(found)
-    states = Counter(found.state for found in live)
-    workers = fleet(protocol, queue)
+    found = backlog.look(protocol, queue)
+    for each in found.damaged:
+        render.warning(each)
+    live = [status for status, _ in found.requests]
+    states = Counter(status.state for status in live)
     return Summary(
         queue=queue,
         requests={
             "loading": states[State.LOADING],
             "open": states[State.OPEN],
-            "paused": sum(found.paused for found in live),
+            "paused": sum(status.paused for status in live),
         },
         parts=WaitingParts(
-            sum(found.parts.waiting for found in live),
-            sum(found.parts.running for found in live),
-            sum(found.parts.retry for found in live),
+            sum(status.parts.waiting for status in live),
+            sum(status.parts.running for status in live),
+            sum(status.parts.retry for status in live),
         ),
-        workers=len(workers),
-        slots=Slots(sum(worker.slots for worker in workers), sum(w.busy for w in workers)),
+        workers=len(found.workers),
+        slots=Slots(
+            sum(worker.slots for worker in found.workers),
+            sum(worker.busy for worker in found.workers),
+        ),
     )
 
 
@@ -119,7 +114,7 @@ def _request_text(protocol: Protocol, found: Status) -> str:
     facts = [
         ("request", found.id),
         ("state", f"{found.state}{', paused' if found.paused else ''}"),
-        ("handler", _handler(found, fleet(protocol, found.queue))),
+        ("handler", _handler(found, backlog.live_workers(protocol, found.queue))),
         ("queue", found.queue),
         ("level", f"{found.level}"),
         ("limit", f"{found.limit}"),

@@ -1,22 +1,29 @@
 """``streamq worker``."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from streamq import units
+from streamq.backlog import Lookout, build
 from streamq.control import Config
 from streamq.errors import InvalidValue
+from streamq.health import HealthServer, Subject
 from streamq.keeper import Keeper
 from streamq.model import LAST_LEVEL
+from streamq.notify import Notifier
 from streamq.pool import Pool, PoolOptions, Unrunnable
+from streamq.protocol import Protocol
 from streamq.remote import is_remote
 from streamq.runner import MAX_RESULT
 from streamq.settings import Settings
 
 from . import logs, render
 from .context import (
+    HealthPortOption,
     LogFormatOption,
     LogLevelOption,
     PrefixOption,
@@ -84,6 +91,7 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
             help="When a whole pool is silent for so long, others take its parts. [default: 20s]",
         ),
     ] = "",
+    health_port: HealthPortOption = "",
     allow_read: Annotated[
         list[str],
         typer.Option(metavar="DIR|URL", help="Where parts may refer to files; may be repeated."),
@@ -143,13 +151,40 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         )
         keeper.slots, keeper.levels = processes * slots, levels
         keeper.taken = config.levels
-        try:
-            code = Pool(config, options, keeper).run()
-        except Unrunnable as error:
-            typer.echo(error.trace, err=True, nl=False)
-            render.error(str(error))
-            raise typer.Exit(4) from None
+        pool = Pool(config, options, keeper, notifier=Notifier())
+        with _health(health_port, pool, protocol, keeper, config):
+            try:
+                code = pool.run()
+            except Unrunnable as error:
+                typer.echo(error.trace, err=True, nl=False)
+                render.error(str(error))
+                raise typer.Exit(4) from None
     raise typer.Exit(code)
+
+
+@contextmanager
+def _health(
+    address: str, pool: Pool, protocol: Protocol, keeper: Keeper, config: Config
+) -> Generator[None]:
+    """Let those know how the pool is who ask at the address, if there is one."""
+    if not address:
+        yield
+        return
+    lookout = Lookout(protocol, [config.queue])
+    server = HealthServer(
+        address,
+        Subject(
+            ticked_at=lambda: pool.ticked_at,
+            unready=pool.unready,
+            samples=lambda: pool.samples() | lookout.samples() | build(),
+            wanted=lambda: lookout.backlogs()[0].wanted(keeper.handlers or None, config.levels),
+        ),
+    )
+    try:
+        yield
+    finally:
+        server.close()
+        lookout.close()
 
 
 def _allowed(place: str) -> str:

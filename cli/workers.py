@@ -1,9 +1,10 @@
 """``streamq workers``."""
 
+from streamq.backlog import live_workers
 from streamq.model import WorkerDetails
 
 from . import render
-from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected, fleet
+from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected
 
 #: Of the parts a worker runs, so many are in the table.
 RUNNING = 3
@@ -34,7 +35,7 @@ def workers(
         streamq workers --queue default
     """
     with connected(url, prefix) as protocol:
-        found = fleet(protocol, queue)
+        found = live_workers(protocol, queue)
     if as_json:
         render.as_json(found)
         return

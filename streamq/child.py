@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from streamq import backoff, logs, program
+from streamq import backoff, logs, program, tally
 from streamq.app import App, Context
 from streamq.connection import Connection
-from streamq.control import Config, Count, Hello, Line, Look, Order, Unfit
+from streamq.control import Config, Hello, Idle, Line, Look, Order, Unfit
 from streamq.errors import Damaged, ProtocolError, ServerError, StreamqError
 from streamq.load_app import load_app, own_files
 from streamq.model import Failure, Grant, Part, Spec, Terms, Tokens
@@ -47,7 +47,7 @@ BLOCK_S = 1.0
 ASYNC_CALLERS = 8
 #: How often coroutines are looked at that take too long or are not wanted any more.
 WATCH_S = 0.1
-COUNT_EVERY_S = 1.0
+IDLE_EVERY_S = 1.0
 _KNOWN_REQUESTS = 1_000
 #: Results of a batch beyond this are sent before more parts are run.
 _MOST_UNSENT = 2**20
@@ -81,6 +81,8 @@ class Known(NamedTuple):
     """What a process knows of a request it has worked on."""
 
     created_ms: int
+    #: The place of its handler among all, for the tally.
+    handler: int
     runner: Runner
     pace: Pace
 
@@ -88,12 +90,13 @@ class Known(NamedTuple):
 class Lease:
     """A lease and what runs under it."""
 
-    def __init__(self, slot: int, request_id: str, holder: str, runner: Runner, pace: Pace) -> None:
+    def __init__(self, slot: int, request_id: str, holder: str, known: Known) -> None:
         self.slot = slot
         self.request_id = request_id
         self.holder = holder
-        self.runner = runner
-        self.pace = pace
+        self.handler = known.handler
+        self.runner = known.runner
+        self.pace = known.pace
         self.began = self.part_began = time.monotonic()
         self.results: list[bytes | int] = []
         self.records = 0
@@ -130,8 +133,8 @@ class Process:
         #: The slot whose part is to run with nothing beside it, or -1.
         self._exclusive = -1
         self._pid = os.getpid()
-        self._counts = [0, 0, 0, 0]
-        self._counted = self._idle_since = time.monotonic()
+        self._handler_numbers = {name: number for number, name in enumerate(app.handlers)}
+        self._said_idle = self._idle_since = time.monotonic()
         self._threads = ThreadPoolExecutor(config.slots, "slot")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._callers = ThreadPoolExecutor(ASYNC_CALLERS, "caller")
@@ -158,11 +161,11 @@ class Process:
                 continue
             if lease is None or grant is None:
                 self._give_slot(slot)
-                self._count()
+                self._say_idle()
             else:
                 self._begin(lease, grant)
         self._await_all_free()
-        self._count(force=True)
+        self._say_idle(force=True)
 
     def _take(self, slot: int) -> tuple[Lease | None, Grant | None]:
         config = self._config
@@ -188,7 +191,7 @@ class Process:
         self._deal(slot, grant)
         # Before a handler runs: others are to be woken first.
         self._push(request_id, grant.tokens)
-        return Lease(slot, request_id, holder, known.runner, known.pace), grant
+        return Lease(slot, request_id, holder, known), grant
 
     def _claim(self, slot: int, request_id: str, holder: str, level: int) -> Grant | None:
         known = self._known.get(request_id)
@@ -220,7 +223,8 @@ class Process:
         spec = msgspec.json.decode(grant.spec, type=Spec)
         handler = self._app.handlers[grant.handler]
         runner = Runner(handler, spec, self._config.max_result, request_id, self._reader)
-        known = Known(grant.created_ms, runner, Pace(self._config.quantum_ms / 1e3))
+        number = self._handler_numbers[grant.handler]
+        known = Known(grant.created_ms, number, runner, Pace(self._config.quantum_ms / 1e3))
         self._known[request_id] = known
         while len(self._known) > _KNOWN_REQUESTS:
             self._known.popitem(last=False)
@@ -234,7 +238,10 @@ class Process:
         for part in grant.parts:
             failure = Failure(error=type(error).__name__, message=str(error), part=part.number)
             self._tell_failure(
-                slot, request_id, holder, part, Trouble("abandon", 0, [failure], (0, -1))
+                slot,
+                (request_id, holder, self._handler_numbers[grant.handler]),
+                part,
+                Trouble("abandon", 0, [failure], (0, -1)),
             )
         self._release_holder(slot, request_id, holder)
         self._table.drop(slot)
@@ -260,8 +267,8 @@ class Process:
             while not self._is_stopping:
                 if self._free and not self._is_quiet and self._exclusive < 0:
                     return self._free.pop()
-                self._changed.wait(COUNT_EVERY_S)
-                self._count()
+                self._changed.wait(IDLE_EVERY_S)
+                self._say_idle()
         return None
 
     def _give_slot(self, slot: int) -> None:
@@ -322,7 +329,7 @@ class Process:
         self._table.drop(lease.slot)
         self._idle_since = time.monotonic()
         self._give_slot(lease.slot)
-        self._count()
+        self._say_idle()
 
     def _run_batch(self, lease: Lease, parts: list[Part]) -> int:
         """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
@@ -334,7 +341,7 @@ class Process:
             lease.part = part
             outcome = lease.runner.run(part, self._context(lease, part))
             self._check_fork()
-            self._table.end(lease.slot)
+            self._ended(lease)
             ran += 1
             self._settle(lease, part, outcome)
         return self._next_most(lease, begun, ran, len(parts))
@@ -347,7 +354,12 @@ class Process:
             return False
         if lease.runner.timeout_ms:
             self._table.expect(lease.slot, part.attempt, lease.runner.retry_ms(part))
+        lease.part_began = now
         return self._table.start(lease.slot, index, int(now * 1e3))
+
+    def _ended(self, lease: Lease) -> None:
+        self._table.end(lease.slot)
+        self._table.tally.ran(lease.slot, lease.handler, time.monotonic() - lease.part_began)
 
     def _next_most(self, lease: Lease, begun: float, ran: int, given: int) -> int:
         now = time.monotonic()
@@ -376,11 +388,13 @@ class Process:
             self._fail(lease, part, outcome)
 
     def _fail(self, lease: Lease, part: Part, trouble: Trouble) -> None:
-        self._tell_failure(lease.slot, lease.request_id, lease.holder, part, trouble)
+        whose = (lease.request_id, lease.holder, lease.handler)
+        self._tell_failure(lease.slot, whose, part, trouble)
 
     def _tell_failure(
-        self, slot: int, request_id: str, holder: str, part: Part, trouble: Trouble
+        self, slot: int, whose: tuple[str, str, int], part: Part, trouble: Trouble
     ) -> None:
+        request_id, holder, handler = whose
         call = self._table.next_call(slot)
         answer = self._insist(
             lambda: self._protocol.fail(
@@ -397,8 +411,20 @@ class Process:
             )
         )
         self._table.answered(slot)
-        self._counts[1 if answer.word == "failed" else 2] += 1
+        self._tally_trouble(slot, handler, part, trouble, answer.word)
         self._push(request_id, answer.tokens)
+
+    def _tally_trouble(
+        self, slot: int, handler: int, part: Part, trouble: Trouble, word: str
+    ) -> None:
+        count = self._table.tally.count
+        if word == "retry":
+            count(slot, handler, tally.RETRIED)
+        elif word in ("failed", "done"):  # the request may have ended with this part
+            done, failed = trouble.records
+            count(slot, handler, tally.FAILED)
+            count(slot, handler, tally.RECORDS_DONE, done)
+            count(slot, handler, tally.RECORDS_FAILED, failed if failed >= 0 else part.records or 1)
 
     def _finish(self, lease: Lease, most: int) -> Grant:
         call = self._table.next_call(lease.slot)
@@ -409,8 +435,8 @@ class Process:
             )
         )
         self._table.answered(lease.slot)
-        self._counts[0] += grant.counted
-        self._counts[3] += records
+        self._table.tally.count(lease.slot, lease.handler, tally.DONE, grant.counted)
+        self._table.tally.count(lease.slot, lease.handler, tally.RECORDS_DONE, records)
         lease.results, lease.records, lease.size, lease.part = [], 0, 0, None
         is_suspect = any(part.is_suspect for part in grant.parts)
         if grant.word == "late" or (is_suspect and self._is_shared(lease)):
@@ -489,7 +515,7 @@ class Process:
                 break
             lease.part = part
             outcome = await self._run_async(lease, part)
-            self._table.end(lease.slot)
+            self._ended(lease)
             ran += 1
             if isinstance(outcome, Done):
                 lease.record(part, outcome)
@@ -499,7 +525,7 @@ class Process:
 
     async def _run_async(self, lease: Lease, part: Part) -> Done | Trouble:
         run = lease.runner.run_async(part, self._context(lease, part))
-        lease.stop_reason, lease.part_began = "", time.monotonic()
+        lease.stop_reason = ""
         lease.task = asyncio.ensure_future(run)
         try:
             outcome: Done | Trouble = await lease.task
@@ -542,16 +568,13 @@ class Process:
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
-    def _count(self, *, force: bool = False) -> None:
+    def _say_idle(self, *, force: bool = False) -> None:
         now = time.monotonic()
-        if not force and now - self._counted < COUNT_EVERY_S:
+        if not force and now - self._said_idle < IDLE_EVERY_S:
             return
-        self._counted = now
-        done, failed, retried, records = self._counts
-        self._counts = [0, 0, 0, 0]
+        self._said_idle = now
         is_idle = len(self._free) + 1 >= self._config.slots
-        idle_s = now - self._idle_since if is_idle else 0.0
-        self._line.send(Count(done, failed, retried, records, idle_s))
+        self._line.send(Idle(now - self._idle_since if is_idle else 0.0))
 
     def _report_outage(self, error: StreamqError, times: int) -> None:
         if times == 1:

@@ -39,7 +39,7 @@ from streamq.model import (
     Tokens,
 )
 from streamq.protocol import Protocol
-from streamq.settings import Settings
+from streamq.settings import Settings, with_login
 from streamq.submission import CHUNK_PARTS, Submission, forget
 
 #: A waiter that is told nothing looks for itself this often.
@@ -55,16 +55,23 @@ class Client:
         *,
         prefix: str = PREFIX,
         max_part: str | int = MAX_PART,
+        insecure: bool | None = None,
     ) -> None:
-        """Connect to the server at the URL, or at the one that ``STREAMQ_URL`` names."""
-        url = url or Settings.from_env().url
+        """Connect to the server at the URL, or at the one that the settings name.
+
+        ``insecure`` lets it be one on another machine that asks for no password.
+        """
+        settings = Settings.from_env()
+        url = with_login(url or settings.url, settings)
         if not url:
             raise SettingsError("which server? Give a URL, or set STREAMQ_URL")
         self._max_part = units.size_bytes(max_part, "max_part")
         units.name(prefix, "prefix")
         self._protocol = Protocol(Connection(url), prefix)
         try:
-            self._protocol.connection.check()
+            self._protocol.connection.check(
+                is_insecure=settings.insecure if insecure is None else insecure
+            )
         except StreamqError:
             self.close()
             raise

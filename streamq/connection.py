@@ -125,12 +125,29 @@ class Connection:
         """Whether keys of different requests are on different servers."""
         return self._target.kind == "cluster"
 
-    def check(self) -> None:
+    def enter(self, *, is_insecure: bool = False) -> None:
+        """Make sure that somebody answers, and not to everybody.
+
+        Raises:
+            ServerError: nobody answers, it does not let us in, or it lets in anybody from
+                anywhere (unless that is fine).
+        """
+        if not is_insecure and self._target.is_open:
+            raise ServerUnsafe(
+                f"{self.where} is on another machine and the URL has neither a password nor a "
+                "client certificate: whoever reaches it could read and change everything. Give it "
+                "a user and a password (streamq acl), or say --insecure (STREAMQ_INSECURE=1)"
+            )
+        with translated(self.where):
+            self.redis.ping()
+
+    def check(self, *, is_insecure: bool = False) -> None:
         """Make sure somebody answers who keeps what it is given.
 
         Raises:
-            ServerError: nobody answers, it does not let us in, or it may drop keys.
+            ServerError: as of ``enter``, or the server may drop keys.
         """
+        self.enter(is_insecure=is_insecure)
         with translated(self.where):
             for info in self._asked():
                 policy = info.get("maxmemory_policy", "noeviction")
@@ -140,6 +157,16 @@ class Connection:
                         "Set it to noeviction: CONFIG SET maxmemory-policy noeviction, "
                         "and the same in its configuration file"
                     )
+
+    def load_script(self, text: str, key: str, *, everywhere: bool) -> None:
+        """Make a script known where the key is, or on every primary that answers."""
+        with translated(self.where):
+            if not self.is_cluster:
+                self.redis.execute_command("SCRIPT LOAD", text)
+                return
+            nodes = [self.redis.get_node_from_key(key)]
+            for node in self.redis.get_primaries() if everywhere else nodes:
+                self.redis.execute_command("SCRIPT LOAD", text, target_nodes=node)
 
     def blocking(self, block_s: float) -> Any:
         """A client for calls that block that long: it waits for the reply and never repeats one."""

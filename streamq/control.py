@@ -41,6 +41,11 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     handlers: list[str]
     files: list[str]
 
+    @property
+    def names(self) -> list[str]:
+        """The handlers' names."""
+        return [offer.split()[1] for offer in self.handlers]
+
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
     """A process cannot load what it was told to: in one line, and the user's own traceback."""
@@ -49,15 +54,10 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
     trace: str
 
 
-class Count(msgspec.Struct, frozen=True, tag=True):
-    """What a process has done since its last count."""
+class Idle(msgspec.Struct, frozen=True, tag=True):
+    """Seconds since a process's last part ended, 0 while one runs."""
 
-    done: int = 0
-    failed: int = 0
-    retried: int = 0
-    records: int = 0
-    #: Seconds since the last part ended, 0 while one runs.
-    idle_s: float = 0.0
+    idle_s: float
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
@@ -72,7 +72,7 @@ class Order(msgspec.Struct, frozen=True, tag=True):
     word: str
 
 
-Word = Hello | Unfit | Count | Look | Order
+Word = Hello | Unfit | Idle | Look | Order
 _decode = msgspec.json.Decoder(Word).decode
 
 

@@ -5,9 +5,11 @@ Every step is idempotent: any number of janitors may sweep one queue at once.
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
+from streamq.metrics import Samples
 from streamq.model import Tick, Tokens
 from streamq.protocol import Protocol
 
@@ -31,6 +33,9 @@ class Janitor:
         #: How far the server's clock is ahead of this process's monotonic one.
         self.ahead_ms = 0.0
         self._reported: set[str] = set()
+        #: Parts that were taken back so far, and when the last sweep ended (s since 1970).
+        self.reaped = 0
+        self.swept_at = 0.0
 
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
@@ -49,6 +54,7 @@ class Janitor:
                 log.warning("cannot look at %s: %s", look.args[0], error)
             except Damaged as error:
                 self._report(look.args[0], error)
+        self.swept_at = time.time()
         return tick.wait_ms
 
     def _tick(self) -> Tick:
@@ -79,6 +85,7 @@ class Janitor:
             audit = self._protocol.audit(request_id)
             while audit.expired:
                 reaped = self._protocol.reap(request_id)
+                self.reaped += reaped.parts
                 log.info("reaped %d parts of %s", reaped.parts, request_id)
                 audit = self._protocol.audit(request_id)
         except RequestUnknown:
@@ -105,3 +112,13 @@ class Janitor:
         self._protocol.close(self._queue, request_id, -1, purge_at)
         if not purge_at:
             log.info("purged %s", request_id)
+
+
+def totals(janitors: Sequence[Janitor]) -> Samples:
+    """What janitors of one process have taken back, and when each has swept at the latest."""
+    return {
+        "streamq_janitor_reaped_parts_total": [({}, sum(each.reaped for each in janitors))],
+        "streamq_janitor_last_success_timestamp_seconds": [
+            ({}, min(each.swept_at for each in janitors))
+        ],
+    }

@@ -113,11 +113,11 @@ class Job:
         if self._is_alone:
             self._take_over(protocols[0])
         opened = threading.Event()
-        self._pool, keeper = self._make_pool(protocols[3])
+        pool = self._pool = self._make_pool(protocols[3])
         threads = [
             self._thread(lambda: self._load(protocols[0], opened)),
             self._thread(lambda: self._collect(protocols[1], opened, force=force)),
-            self._thread(lambda: self._watch(protocols[2], opened, keeper, watch)),
+            self._thread(lambda: self._watch(protocols[2], opened, pool, watch)),
         ]
         try:
             self._pool.run()
@@ -213,17 +213,17 @@ class Job:
         self,
         protocol: Protocol,
         opened: threading.Event,
-        keeper: Keeper,
+        pool: Pool,
         watch: Callable[[Progress], None],
     ) -> None:
         if not _await(opened, self._is_stopping):
             return
-        meter = _Meter(protocol, self._plan, keeper)
+        meter = _Meter(protocol, self._plan, pool)
         while not self._is_stopping.wait(_WATCH_S):
             with suppress(ServerError, ProtocolError):
                 watch(meter.read())
 
-    def _make_pool(self, protocol: Protocol) -> tuple[Pool, Keeper]:
+    def _make_pool(self, protocol: Protocol) -> Pool:
         plan = self._plan
         config = Config(
             url=self._url,
@@ -251,7 +251,7 @@ class Job:
         )
         keeper.slots = plan.processes * plan.slots
         options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
-        return Pool(config, options, keeper), keeper
+        return Pool(config, options, keeper)
 
 
 class _Place(msgspec.Struct):
@@ -264,10 +264,10 @@ class _Place(msgspec.Struct):
 class _Meter:
     """Reads how far a job is."""
 
-    def __init__(self, protocol: Protocol, plan: Plan, keeper: Keeper) -> None:
+    def __init__(self, protocol: Protocol, plan: Plan, pool: Pool) -> None:
         self._protocol = protocol
         self._plan = plan
-        self._keeper = keeper
+        self._pool = pool
         self._seen: deque[tuple[float, int]] = deque(maxlen=round(_LATELY_S / _WATCH_S))
         #: Bytes of each file; none where it is not known how many records they hold.
         self._sizes = _sizes(plan.policy.spec.files)
@@ -287,9 +287,9 @@ class _Meter:
             done=finished / total if total else None,
             eta_s=left / rate if left is not None and rate > 0 else None,
             rate=rate,
-            busy=len(self._keeper.holdings),
+            busy=self._pool.busy,
             slots=self._plan.processes * self._plan.slots,
-            retried=self._keeper.retried,
+            retried=self._pool.retried,
         )
 
     def _total(self, status: Status, cursor: str) -> float | None:

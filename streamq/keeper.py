@@ -11,7 +11,7 @@ import platform
 import socket
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -19,7 +19,6 @@ from importlib.metadata import version
 import msgspec
 
 from streamq import backoff
-from streamq.control import Count
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, reading
 from streamq.janitor import Janitor
 from streamq.model import LAST_LEVEL, Failure, Running, Tokens, WorkerDetails
@@ -49,7 +48,7 @@ class Keeper:
         self._queue = queue_name
         self._lease_ms = lease_ms
         self._beat_s = beat_ms / 1e3
-        self._janitor = Janitor(protocol, queue_name, audit_ms)
+        self.janitor = Janitor(protocol, queue_name, audit_ms)
         self._host = socket.gethostname()[:64] or platform.node()
         self.name = f"{self._host}.{os.getpid()}"
         self.handlers: list[str] = []
@@ -65,7 +64,11 @@ class Keeper:
         self._is_over = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
-        self._totals = Count()
+        #: What the processes could not count themselves: handler, state, number.
+        self.counts: Counter[tuple[str, str]] = Counter()
+        #: Calls that the server did not answer, by kind of error.
+        self.errors: Counter[str] = Counter()
+        self.is_server_up = False
         self._is_empty = False
         self.wants_emptiness = False
         renew_s = min(RENEW_EVERY_S, lease_ms / 4e3)
@@ -88,24 +91,16 @@ class Keeper:
         self._wake.set()
         self._thread.join(timeout_s)
 
-    def count(self, count: Count) -> None:
-        """Add to what the pool has done."""
-        old = self._totals
-        self._totals = Count(
-            old.done + count.done,
-            old.failed + count.failed,
-            old.retried + count.retried,
-            old.records + count.records,
-        )
-
-    @property
-    def retried(self) -> int:
-        """Parts that are to run again, counted each time."""
-        return self._totals.retried
+    def announce(self, handlers: list[str]) -> None:
+        """The processes can run these: say so at once, for those who look for them."""
+        if handlers != self.handlers:
+            self.handlers = handlers
+            self._due[self._beat] = 0.0
+            self._wake.set()
 
     def expect(self, at_ms: int) -> None:
         """Something falls due then, by the server's clock: do not sleep over it."""
-        at = (at_ms - self._janitor.ahead_ms) / 1e3
+        at = (at_ms - self.janitor.ahead_ms) / 1e3
         if at < self._due[self._sweep]:
             self._due[self._sweep] = at
             self._wake.set()
@@ -126,6 +121,7 @@ class Keeper:
 
         def errand() -> None:
             answer = self._protocol.release(held.request_id, held.holder, call, crashed)
+            self.counts[held.handler, "crashed"] += crashed is not None
             self._push(held.request_id, answer.tokens)
 
         self._send(errand)
@@ -156,6 +152,7 @@ class Keeper:
                 delay_ms=held.retry_ms,
                 records=(0, -1),
             )
+            self.counts[held.handler, "retried" if answer.word == "retry" else "failed"] += 1
             self._push(held.request_id, answer.tokens)
 
         self._send(errand)
@@ -174,8 +171,10 @@ class Keeper:
                 if outages:
                     log.info("the server answers again")
                 outages = 0
+                self.is_server_up = True
             except ServerError as error:
                 outages += 1
+                self.is_server_up = False
                 if outages == 1:
                     log.warning("waiting for the server: %s", error)
                 if self._is_over.is_set() and outages > 3:
@@ -203,6 +202,7 @@ class Keeper:
                 said_s = chore()
                 self._due[chore] = time.monotonic() + (every_s if said_s is None else said_s)
             except ServerError as error:
+                self.errors[type(error).__name__] += 1
                 first_error = first_error or error
             except Damaged as error:
                 # The others are not to wait for it.
@@ -217,7 +217,7 @@ class Keeper:
             self._is_empty = self._look_for_work()
 
     def _sweep(self) -> float:
-        return max(0.01, min(self._janitor.sweep() / 1e3, SWEEP_EVERY_S))
+        return max(0.01, min(self.janitor.sweep() / 1e3, SWEEP_EVERY_S))
 
     def _do_errands(self) -> float:
         """Say what is to be said, each in its turn; what finds nobody is kept, in its order."""

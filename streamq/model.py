@@ -1,5 +1,6 @@
 """The nouns, as plain data. No I/O."""
 
+import re
 from enum import StrEnum
 
 import msgspec
@@ -16,6 +17,8 @@ POISON = 3
 LAST_LEVEL = 99
 #: Largest part, in bytes.
 MAX_PART = 2**20
+
+_LEADING_DIGITS = re.compile(rb"\d{1,15}")
 
 
 class State(StrEnum):
@@ -115,6 +118,12 @@ class Part(msgspec.Struct):
     is_suspect: bool = False
     #: Outcomes of records that already have one.
     partial: bytes = b""
+
+    @property
+    def records(self) -> int | None:
+        """How many records it holds, where that is said."""
+        digits = _LEADING_DIGITS.match(self.about)
+        return int(digits[0]) if digits else None
 
 
 class Grant(msgspec.Struct):

@@ -14,18 +14,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from streamq import backoff
-from streamq.control import Config, Count, Hello, Line, Look, Order, Unfit
+from streamq import backoff, janitor, tally
+from streamq.control import Config, Hello, Idle, Line, Look, Order, Unfit
 from streamq.errors import StreamqError
 from streamq.keeper import Keeper
+from streamq.metrics import Samples, Spread
+from streamq.notify import Notifier
 from streamq.table import CALL_STEP, Held, Table
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,9 @@ MOST_STILLBORN = 3
 #: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
+
+_PART_STATES = {"done": tally.DONE, "failed": tally.FAILED, "retried": tally.RETRIED}
+_RECORD_STATES = {"done": tally.RECORDS_DONE, "failed": tally.RECORDS_FAILED}
 
 
 class Unrunnable(StreamqError):
@@ -87,7 +93,6 @@ class Member:
         self.line.send(config)
         self.began = time.monotonic()
         self.hello: Hello | None = None
-        self.parts = 0
         self.idle_s = 0.0
         self.is_leaving = False
         self.why_killed = ""
@@ -101,6 +106,19 @@ class Member:
     def pid(self) -> int:
         """Its process id."""
         return self.popen.pid
+
+    def rows(self) -> dict[str, tally.Row]:
+        """What it has done, by handler."""
+        names = self.hello.names if self.hello else []
+        rows = self.table.tally.rows(len(names))
+        if len(names) > tally.MOST_HANDLERS:
+            names = [*names[: tally.MOST_HANDLERS - 1], "(others)"]
+        return dict(zip(names, rows, strict=True))
+
+    @property
+    def parts(self) -> int:
+        """Parts that it has brought to some end."""
+        return sum(map(tally.parts, self.rows().values()))
 
     def held(self, *, is_dead: bool = False) -> list[tuple[int, Held]]:
         """What its slots hold."""
@@ -145,10 +163,23 @@ class Member:
 class Pool:
     """A parent and its processes."""
 
-    def __init__(self, config: Config, options: PoolOptions, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        config: Config,
+        options: PoolOptions,
+        keeper: Keeper,
+        notifier: Notifier | None = None,
+    ) -> None:
         self._config = config
         self._options = options
         self._keeper = keeper
+        self._notifier = notifier or Notifier({})
+        #: When the pool last looked after its processes, by the clock that never jumps.
+        self.ticked_at = time.monotonic()
+        #: What processes have done that are gone, and how many died against our will.
+        self._past: dict[str, tally.Row] = {}
+        self._counting = threading.Lock()
+        self._deaths = 0
         self._members: list[Member] = []
         self._selector = selectors.DefaultSelector()
         self._bell, self._button = socket.socketpair()
@@ -181,10 +212,13 @@ class Pool:
                 self._bury()
                 self._keeper.holdings = self._look_after_all()
                 self._look_around()
+                self.ticked_at = time.monotonic()
+                self._notifier.alive()
         finally:
-            for member in self._members:
+            for member in list(self._members):
                 member.kill("the pool ends")
                 member.popen.wait()
+                self._forget(member)
                 self._take_back(member)
             self._keeper.stop()
             self._bell.close()
@@ -197,11 +231,75 @@ class Pool:
         """Ids of its processes."""
         return [member.pid for member in self._members]
 
+    @property
+    def busy(self) -> int:
+        """Slots that hold parts."""
+        return len(self._keeper.holdings)
+
+    @property
+    def retried(self) -> int:
+        """Parts that are to run again, counted each time."""
+        with self._counting:
+            rows = [*self._past.values()]
+            rows += [row for member in self._members for row in member.rows().values()]
+        told = sum(n for (_, state), n in self._keeper.counts.copy().items() if state == "retried")
+        return sum(row[tally.RETRIED] for row in rows) + told
+
     def end(self) -> None:
         """End now, from another thread: what its processes would still do is not wanted."""
         self._is_stopping = self._is_unwanted = True
         with suppress(OSError):
             self._button.send(b".")
+
+    def unready(self) -> str:
+        """Why no part would be run here now; empty when one would."""
+        if self._is_stopping:
+            return "stopping"
+        if self._quiet:
+            return "quiet: it takes nothing more"
+        if not any(member.hello for member in self._members):
+            return "no process is ready"
+        return "" if self._keeper.is_server_up else "the server does not answer"
+
+    def samples(self) -> Samples:
+        """What the pool has done, and how it is."""
+        with self._counting:
+            rows = dict(self._past)
+            for member in self._members:
+                _add_all(rows, member.rows())
+            ready = sum(member.hello is not None for member in self._members)
+        parts = {
+            (name, state): row[word]
+            for name, row in rows.items()
+            for state, word in _PART_STATES.items()
+        }
+        for key, number in self._keeper.counts.copy().items():
+            parts[key] = parts.get(key, 0) + number
+        keeper = self._keeper
+        return {
+            "streamq_parts_total": [
+                ({"handler": name, "state": state}, number)
+                for (name, state), number in sorted(parts.items())
+            ],
+            "streamq_records_total": [
+                ({"handler": name, "state": state}, row[word])
+                for name, row in sorted(rows.items())
+                for state, word in _RECORD_STATES.items()
+            ],
+            "streamq_part_duration_seconds": [
+                ({"handler": name}, Spread(tally.classes(row), row[tally.RAN_US] / 1e6))
+                for name, row in sorted(rows.items())
+            ],
+            "streamq_worker_slots": [({}, keeper.slots)],
+            "streamq_worker_slots_busy": [({}, self.busy)],
+            "streamq_worker_processes": [({}, ready)],
+            "streamq_process_deaths_total": [({}, self._deaths)],
+            "streamq_server_up": [({}, int(keeper.is_server_up))],
+            "streamq_server_errors_total": [
+                ({"kind": kind}, number) for kind, number in sorted(keeper.errors.copy().items())
+            ],
+            **janitor.totals([keeper.janitor]),
+        }
 
     # Processes
 
@@ -242,30 +340,31 @@ class Pool:
     def _heard(self, member: Member, word: object) -> None:
         if isinstance(word, Hello):
             member.hello = word
-            self._keeper.handlers = [offer.split()[1] for offer in word.handlers]
+            self._keeper.announce(word.names)
             self._files |= {file: _mtime(file) for file in word.files}
             if not self._was_ready:
                 self._was_ready = True
                 slots = self._options.processes * self._config.slots
                 names = ", ".join(self._keeper.handlers)
                 log.info("worker %s ready: %d slots, handlers %s", self._keeper.name, slots, names)
+                self._notifier.ready(f"{slots} slots")
         elif isinstance(word, Unfit):
             if not self._was_ready:
                 raise Unrunnable(word.message, word.trace)
             log.error("%s\n%s", word.message, word.trace)
         elif isinstance(word, Look):
             self._keeper.expect(word.at_ms)
-        elif isinstance(word, Count):
-            member.parts += word.done + word.failed + word.retried
+        elif isinstance(word, Idle):
             member.idle_s = word.idle_s
-            self._keeper.count(word)
 
     def _bury(self) -> None:
         """Replace processes that are gone, and take back at once what they held."""
         for member in [m for m in self._members if m.has_ended()]:
             code = member.popen.returncode
-            self._members.remove(member)
+            done = member.parts
+            self._forget(member)
             was_busy = self._take_back(member)
+            self._deaths += not member.is_leaving and not self._is_unwanted
             if self._is_unwanted:
                 log.debug("process %d ended", member.pid)
             elif member.why_killed:
@@ -282,8 +381,14 @@ class Pool:
                     raise Unrunnable(
                         f"{self._config.target}: its process {how} when loading it", ""
                     )
-            elif member.parts or was_busy:
+            elif done or was_busy:
                 self._pauses = 0
+
+    def _forget(self, member: Member) -> None:
+        """A process is gone; what it has done stays counted."""
+        with self._counting:
+            self._members.remove(member)
+            _add_all(self._past, member.rows())
 
     def _take_back(self, member: Member) -> bool:
         """Hand back what a dead process held. Returns whether a part was running.
@@ -447,11 +552,13 @@ class Pool:
         self._stop_at = time.monotonic() + self._options.grace_s
         busy = sum(len(member.held()) for member in self._members)
         log.info("%s: finishing %d parts, up to %g s", why, busy, self._options.grace_s)
+        self._notifier.stopping(why)
         for member in self._members:
             member.order("stop")
 
     def _stop_now(self) -> None:
         self._is_stopping = self._is_cold = True
+        self._notifier.stopping("stopped now")
         for member in self._members:
             member.kill("stopped now")
 
@@ -484,6 +591,11 @@ class Pool:
                 )
             if member.hello:
                 os.kill(member.pid, signal.SIGUSR2)
+
+
+def _add_all(rows: dict[str, tally.Row], more: Mapping[str, tally.Row]) -> None:
+    for name, row in more.items():
+        rows[name] = tally.add(rows.get(name, tally.NOTHING), row)
 
 
 def _mtime(file: str) -> float:

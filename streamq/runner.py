@@ -6,7 +6,6 @@ the value to call the handler with and is sent what came of it.
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
@@ -31,7 +30,6 @@ _TRACEBACK_CHARS = 4_000
 _COMPLAIN_EVERY_S = 1.0
 _MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
-_LEADING_DIGITS = re.compile(rb"\d{1,15}")
 
 
 class Done(msgspec.Struct):
@@ -359,8 +357,7 @@ class Runner:
         """Records behind outcomes: a map has one for each, a handler one for all of the part."""
         if self.handler.is_map or part.about == b"1":
             return outcomes
-        digits = _LEADING_DIGITS.match(part.about)
-        return int(digits[0]) if digits and outcomes else outcomes
+        return outcomes if part.records is None or not outcomes else part.records
 
     def _put_off(
         self,

@@ -2,7 +2,8 @@
 
 A script's header is its signature. The names after ``KEYS[n]`` and ``ARGV[n]``
 are read from it here, so a caller passes names and never counts positions.
-Scripts go by digest, so two versions may run side by side during a deploy.
+Scripts go by digest, so two versions may run side by side during a deploy, and a user of the
+server can be allowed these and no others.
 """
 
 import hashlib
@@ -103,10 +104,14 @@ class Scripts:
     ) -> Any:
         words = _words(name, keys, args)
         with _refusals(), translated(self._connection.where):
-            try:
-                return execute("EVALSHA", digest(name), *words)
-            except NoScriptError:
-                return execute("EVAL", source(name), *words)
+            for everywhere in (False, True):
+                try:
+                    return execute("EVALSHA", digest(name), *words)
+                except NoScriptError:
+                    # EVAL would do, but then everybody would have to have the right to it. While
+                    # slots move, a key is in two places.
+                    self._connection.load_script(source(name), words[1], everywhere=everywhere)
+            return execute("EVALSHA", digest(name), *words)
 
 
 class Ahead:

@@ -1,8 +1,18 @@
-"""Settings, read once at the edge and passed down as values."""
+"""Settings, gathered once at the edge and passed down as values.
 
+A value comes from the first of these that has one: an option of the command, a variable
+``STREAMQ_...``, the project's file, the user's file, a variable that others use too
+(of the URL only), the default. The project's file is the nearest ``streamq.toml``, or
+``pyproject.toml`` with its table ``[tool.streamq]``, from the working directory upwards.
+"""
+
+import difflib
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -10,62 +20,256 @@ from streamq import units
 from streamq.errors import InvalidValue, SettingsError
 from streamq.model import PREFIX
 
+#: Settings that hold a secret, and so may come from a file of their own: ``password_file``.
+SECRETS = ("url", "password")
+#: Variables that say other things than settings.
+_OTHER_VARIABLES = ("STREAMQ_CONFIG", "STREAMQ_SERVER_BIN", "STREAMQ_TEST_", "STREAMQ_BENCH_")
+_TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+def _says(text: str) -> Any:
+    return msgspec.Meta(description=text)
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every knob, with its default. ``STREAMQ_LEASE_MS`` sets ``lease_ms``."""
 
-    #: Where the server is; ``STREAMQ_URL_FILE`` names a file that holds it.
-    url: str = ""
-    #: What every key begins with.
-    prefix: str = PREFIX
-    queue: str = "default"
-    #: How long a lease stands without a heartbeat, and how often that comes.
-    lease_ms: int = 20_000
-    beat_ms: int = 5_000
-    #: How often each open request is looked at by a janitor.
-    audit_ms: int = 5_000
+    url: Annotated[str, _says("Where the server is.")] = ""
+    username: Annotated[str, _says("Who to be there, if the URL does not say.")] = ""
+    password: Annotated[str, _says("Their password, if the URL has none.")] = ""
+    tls_ca_file: Annotated[str, _says("Certificates that vouch for the server's.")] = ""
+    tls_cert_file: Annotated[str, _says("A certificate of one's own to show.")] = ""
+    tls_key_file: Annotated[str, _says("Its key.")] = ""
+    insecure: Annotated[
+        bool, _says("Use a server on another machine that asks for no password.")
+    ] = False
+    prefix: Annotated[str, _says("What every key begins with.")] = PREFIX
+    queue: Annotated[str, _says("The queue that is meant where none is named.")] = "default"
+    lease_ms: Annotated[int, _says("How long a lease stands without a heartbeat.")] = 20_000
+    beat_ms: Annotated[int, _says("How often a worker says that it lives.")] = 5_000
+    audit_ms: Annotated[int, _says("How often a janitor looks at each open request.")] = 5_000
+    processes: Annotated[int, _says("Processes of a worker pool.")] = 1
+    concurrency: Annotated[int, _says("Slots of each process.")] = 1
+    grace: Annotated[str, _says("Time for what runs to end when a pool is told to stop.")] = "25s"
+    health_port: Annotated[str, _says("Where health and metrics are told: [HOST:]PORT.")] = ""
+    log_level: Annotated[str, _says("What is logged: debug, info, warning or error.")] = "info"
+    log_format: Annotated[str, _says("How: text, json or auto.")] = "text"
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
-        """Read the environment. An empty variable counts as none.
+    def from_env(cls, env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> "Settings":
+        """The settings that hold here.
 
         Raises:
-            SettingsError: a value cannot be, or a file cannot be read.
+            SettingsError: a value or a key cannot be, or a file cannot be read.
         """
-        found: dict[str, str | int] = {}
-        for field in msgspec.structs.fields(cls):
-            variable = f"STREAMQ_{field.name.upper()}"
-            if env.get(variable):
-                found[field.name] = _value(variable, env[variable], field)
-        if "url" not in found:
-            found["url"] = _url_elsewhere(env)
-        settings = msgspec.convert(found, cls)
-        if settings.beat_ms >= settings.lease_ms:
+        return gather(env, cwd).settings
+
+    @property
+    def full_url(self) -> str:
+        """The URL, with the user, password and certificates that were set beside it."""
+        return with_login(self.url, self)
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """The settings, and where each came from."""
+
+    settings: Settings
+    #: By setting: ``STREAMQ_URL``, the path of a file, or ``default``.
+    origins: dict[str, str]
+    #: Variables that look like settings and are none.
+    unknown: list[str]
+
+
+FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+
+
+def variable_of(name: str) -> str:
+    """The environment's name of a setting."""
+    return f"STREAMQ_{name.upper()}"
+
+
+def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gathered:
+    """Every setting, from wherever it is set. An empty variable counts as none.
+
+    Raises:
+        SettingsError: a value or a key cannot be, or a file cannot be read.
+    """
+    sources = [
+        _from_variables(env),
+        *(_from_file(*file) for file in files(env, cwd)),
+        _from_others(env),
+        {name: (field.default, "default") for name, field in FIELDS.items()},
+    ]
+    merged: dict[str, tuple[Any, str]] = {}
+    for source in reversed(sources):
+        merged |= source
+    origins = {name: origin for name, (_, origin) in merged.items()}
+    settings = msgspec.convert({name: value for name, (value, _) in merged.items()}, Settings)
+    if settings.beat_ms >= settings.lease_ms:
+        raise SettingsError(
+            f"{_named('beat_ms', origins)} is {settings.beat_ms}: a lease of "
+            f"{settings.lease_ms} ms would be over before its heartbeat"
+        )
+    return Gathered(settings, origins, _unknown_variables(env))
+
+
+def files(env: Mapping[str, str], cwd: Path | None = None) -> list[tuple[Path, dict[str, Any]]]:
+    """The files that settings are read from, the strongest first, and what they say."""
+    found = []
+    if env.get("STREAMQ_CONFIG"):
+        path = Path(env["STREAMQ_CONFIG"])
+        found.append((path, _table(path, _parsed(path))))
+    elif project := _project_file(cwd or Path.cwd()):
+        found.append(project)
+    home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
+    if home and (path := Path(home, "streamq", "config.toml")).is_file():
+        found.append((path, _parsed(path)))
+    return found
+
+
+def with_login(url: str, settings: Settings) -> str:
+    """The URL with what it does not say itself: user, password, certificates."""
+    if not url or "://" not in url:
+        return url
+    scheme, _, rest = url.partition("://")
+    netloc, slash, path = rest.partition("/")
+    login, at, host = netloc.rpartition("@")
+    has_password = ":" in login or "password=" in url
+    if settings.password and not has_password and scheme != "local":
+        user = login if at else quote(settings.username, safe="")
+        netloc = f"{user}:{quote(settings.password, safe='')}@{host}"
+    options = {
+        "ssl_ca_certs": settings.tls_ca_file,
+        "ssl_certfile": settings.tls_cert_file,
+        "ssl_keyfile": settings.tls_key_file,
+    }
+    missing = {name: v for name, v in options.items() if v and f"{name}=" not in url}
+    added = urlencode(missing, safe="/")
+    whole = f"{scheme}://{netloc}{slash}{path}"
+    is_tls = scheme.partition("+")[0] in ("rediss", "valkeys")
+    if not added or not is_tls:
+        return whole
+    return f"{whole}{'&' if '?' in whole else '?'}{added}"
+
+
+def _from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    found: dict[str, tuple[Any, str]] = {}
+    for name in FIELDS:
+        variable = variable_of(name)
+        if env.get(variable):
+            found[name] = _value(name, env[variable], variable), variable
+        elif name in SECRETS and env.get(f"{variable}_FILE"):
+            origin = f"{variable}_FILE"
+            found[name] = _secret(Path(env[origin]), origin), origin
+    return found
+
+
+def _from_others(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """The URL from the variables that others use too."""
+    named = next((name for name in ("REDIS_URL", "VALKEY_URL") if env.get(name)), None)
+    return {"url": (env[named], named)} if named else {}
+
+
+def _from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+    found: dict[str, tuple[Any, str]] = {}
+    for key, value in table.items():
+        name = key.removesuffix("_file") if key.removesuffix("_file") in SECRETS else key
+        what = f"{key} in {path}"
+        if name not in FIELDS:
+            raise SettingsError(f"{path}: there is no setting {key!r}{_nearest(key)}")
+        if key == "password":
             raise SettingsError(
-                f"STREAMQ_BEAT_MS is {settings.beat_ms}: a lease of {settings.lease_ms} ms "
-                "would be over before its heartbeat"
+                f"{path}: no password in a file that others read; name one with password_file"
             )
-        return settings
+        if name != key:
+            found[name] = _secret(path.parent / str(value), what), str(path)
+        else:
+            found[name] = _value(name, value, what), str(path)
+    return found
 
 
-def _value(variable: str, text: str, field: msgspec.structs.FieldInfo) -> str | int:
+def _project_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
+    for folder in (start, *start.parents):
+        own, project = folder / "streamq.toml", folder / "pyproject.toml"
+        if own.is_file():
+            return own, _parsed(own)
+        if project.is_file():
+            table = _table(project, _parsed(project))
+            return (project, table) if table else None
+    return None
+
+
+def _table(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """The part of a file that is ours: all of it, but of ``pyproject.toml`` a table."""
+    if path.name != "pyproject.toml":
+        return document
+    table = document.get("tool", {}).get("streamq", {})
+    if not isinstance(table, dict):
+        raise SettingsError(f"{path}: tool.streamq is not a table")
+    return table
+
+
+def _parsed(path: Path) -> dict[str, Any]:
     try:
-        if field.type is int:
-            return units.whole(int(text), variable, 1)
-        return text if field.name == "url" else units.name(text, variable)
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from None
+
+
+def _nearest(key: str) -> str:
+    near = difflib.get_close_matches(key, [*FIELDS, *(f"{name}_file" for name in SECRETS)], 1)
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(FIELDS)}"
+
+
+def _unknown_variables(env: Mapping[str, str]) -> list[str]:
+    known = {variable_of(name) for name in FIELDS}
+    known |= {f"{variable_of(name)}_FILE" for name in SECRETS}
+    return sorted(
+        name
+        for name in env
+        if name.startswith("STREAMQ_")
+        and name not in known
+        and not name.startswith(_OTHER_VARIABLES)
+    )
+
+
+def _named(name: str, origins: Mapping[str, str]) -> str:
+    origin = origins[name]
+    return origin if origin.startswith("STREAMQ_") else f"{name} of {origin}"
+
+
+def _value(name: str, value: Any, what: str) -> str | int | bool:
+    """A value as its setting wants it, from text or from TOML."""
+    kind = type(FIELDS[name].default)
+    try:
+        if kind is bool:
+            return _truth(value, what)
+        if kind is int:
+            return units.whole(int(value) if isinstance(value, str) else value, what, 1)
+        if name == "health_port" and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            raise SettingsError(f"{what} is not text")
+        return units.name(value, what) if name in ("prefix", "queue") else value
     except InvalidValue as error:
         raise SettingsError(str(error)) from None
     except ValueError:
-        raise SettingsError(f"{variable} {text!r} is not a whole number") from None
+        raise SettingsError(f"{what} {value!r} is not a whole number") from None
 
 
-def _url_elsewhere(env: Mapping[str, str]) -> str:
-    """The URL from a file, or from the variables that others use."""
-    if not env.get("STREAMQ_URL_FILE"):
-        return env.get("REDIS_URL") or env.get("VALKEY_URL") or ""
+def _truth(value: Any, what: str) -> bool:
+    truth = value if isinstance(value, bool) else _TRUTHS.get(str(value).lower())
+    if truth is None:
+        raise SettingsError(f"{what} {value!r} is neither true nor false")
+    return truth
+
+
+def _secret(path: Path, what: str) -> str:
     try:
-        return Path(env["STREAMQ_URL_FILE"]).read_text("utf-8").strip()
+        return path.read_text("utf-8").strip()
     except OSError as error:
-        raise SettingsError(f"STREAMQ_URL_FILE cannot be read: {error}") from None
+        raise SettingsError(f"{what} cannot be read: {error}") from None
     except ValueError:
-        raise SettingsError("STREAMQ_URL_FILE names a file that is not text") from None
+        raise SettingsError(f"{what} names a file that is not text") from None

@@ -15,6 +15,8 @@ from threading import Lock
 
 import msgspec
 
+from streamq import tally
+
 #: Parts one holder is ever handed at once.
 MOST_PARTS = 500
 #: No part is struck.
@@ -93,19 +95,23 @@ class Table:
     """The slots of one process. The process and its parent map the same memory."""
 
     def __init__(self, fd: int, slots: int) -> None:
-        self._memory = mmap.mmap(fd, slots * _SLOT * 8)
+        self._memory = mmap.mmap(fd, _size(slots))
         self._words = memoryview(self._memory).cast("q")
         self.slots = slots
+        #: What the slots have done; behind what they hold.
+        self._counts = self._words[slots * _SLOT :]
+        self.tally = tally.Tally(self._counts, slots)
 
     @classmethod
     def create(cls, slots: int) -> "tuple[Table, int]":
         """A new table, and the file descriptor to hand to the process."""
         fd = os.memfd_create("streamq") if hasattr(os, "memfd_create") else _unlinked_file()
-        os.truncate(fd, slots * _SLOT * 8)
+        os.truncate(fd, _size(slots))
         return cls(fd, slots), fd
 
     def close(self) -> None:
         """Unmap it."""
+        self._counts.release()
         self._words.release()
         self._memory.close()
 
@@ -251,6 +257,10 @@ class Table:
         """Say that the lease is lost or the request cancelled."""
         if self._words[slot * _SLOT + VERSION] == held.version:
             self._words[slot * _SLOT + TOLD] = 1
+
+
+def _size(slots: int) -> int:
+    return slots * (_SLOT + tally.WORDS) * 8
 
 
 def _unlinked_file() -> int:

@@ -1,5 +1,6 @@
 """What the URL of a server says. No word of it that could be secret gets into an error."""
 
+import ipaddress
 import re
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,12 @@ class Target:
             self.hosts = _hosts(split.netloc, 26379 if self.kind == "sentinel" else 6379)
             self._read_path()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody could use the server who reaches it, from another machine too."""
+        is_known = "password" in self.options or "ssl_certfile" in self.options
+        return not is_known and not all(_is_here(host) for host, _ in self.hosts)
+
     def _read_path(self) -> None:
         """The service of a sentinel, and the number of the database."""
         database = self.path.strip("/")
@@ -119,6 +126,14 @@ class Target:
             self.options["db"] = _options(f"db={database}")["db"]
         if self.kind == "cluster" and self.options.pop("db", 0):
             raise ValueError("a cluster has no other database than 0")
+
+
+def _is_here(host: str) -> bool:
+    """Whether the name can only mean this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
 
 
 def _split(url: str) -> SplitResult:

@@ -1,7 +1,8 @@
 """A real server of each kind, a queue and a request id of one's own, a protocol, the command.
 
 ``STREAMQ_TEST_SERVERS=valkey,redis,cluster`` says which kinds must be there; without it
-those are used that are found. Nobody flushes: every test has names of its own.
+those are used that are found. The kind ``secure`` is used only when it is named: with TLS, and
+a user for each role, which commands come as. Nobody flushes: every test has names of its own.
 """
 
 import os
@@ -18,6 +19,7 @@ from streamq.local_cluster import LocalCluster
 from streamq.server import LocalServer
 from tests.driver import Driver
 from tests.fleet import Fleet
+from tests.secure import SecureServer, as_role
 
 _ASKED = os.environ.get("STREAMQ_TEST_SERVERS")
 KINDS = (
@@ -30,18 +32,22 @@ KINDS = (
     ]
 )
 
+Server = LocalServer | LocalCluster | SecureServer
 
-def start(kind: str) -> LocalServer | LocalCluster:
+
+def start(kind: str) -> Server:
     """A server of the kind; the caller stops it."""
     if kind == "cluster":
         return LocalCluster.start(primaries=3, replicas=1)
+    if kind == "secure":
+        return SecureServer()
     return LocalServer.start(binary=shutil.which("redis-server") if kind == "redis" else None)
 
 
 @pytest.fixture(scope="session")
 def urls() -> Generator[Callable[[str], str]]:
     """The URL of a server of a kind, started at the first use and shared by all tests."""
-    running: dict[str, LocalServer | LocalCluster] = {}
+    running: dict[str, Server] = {}
 
     def url(kind: str) -> str:
         if kind not in running:
@@ -86,7 +92,7 @@ def protocol(kind: str, connections: Callable[[str], Connection]) -> Protocol:
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
-    with Client(url) as client:
+    with Client(as_role(url, "load")) as client:
         yield client
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.secure import as_role
 from tests.waiting import wait_until
 
 APPS = Path(__file__).parent / "apps"
@@ -43,7 +44,7 @@ class Fleet:
         """A pool, from its command line."""
         errors = (self._folder / f"pool{len(self._pools)}.err").open("wb")
         environment = os.environ | {
-            "STREAMQ_URL": self.url,
+            "STREAMQ_URL": as_role(self.url, "worker"),
             "STREAMQ_QUEUE": self.queue,
             "STREAMQ_TEST_LOG": str(self.log),
             "STREAMQ_AUDIT_MS": str(audit_ms),
@@ -86,7 +87,8 @@ class Fleet:
         """What a command prints as JSON."""
         done = subprocess.run(
             [sys.executable, "-m", "streamq.cli", *words, "--json"],
-            env=os.environ | {"STREAMQ_URL": self.url, "STREAMQ_QUEUE": self.queue},
+            env=os.environ
+            | {"STREAMQ_URL": as_role(self.url, words[0]), "STREAMQ_QUEUE": self.queue},
             capture_output=True,
             check=True,
         )

@@ -23,6 +23,7 @@ from streamq.model import Failure, Running, Tokens, WorkerDetails
 from streamq.server import LocalServer
 from tests.conftest import KINDS
 from tests.driver import HANDLER, Driver
+from tests.secure import as_role
 from tests.waiting import wait_until
 
 _INSTALLED = Path(sys.executable).with_name("streamq")
@@ -66,7 +67,8 @@ def streamq(url: str, queue: str) -> Streamq:
     """Runs the command with the server and queue of the test in its environment."""
 
     def streamq(*words: str, **variables: str) -> Ran:
-        return run(*words, **{"STREAMQ_URL": url, "STREAMQ_QUEUE": queue, **variables})
+        own = as_role(url, words[0])
+        return run(*words, **{"STREAMQ_URL": own, "STREAMQ_QUEUE": queue, **variables})
 
     return streamq
 
@@ -77,7 +79,7 @@ def running(url: str, queue: str) -> Iterator[Callable[..., subprocess.Popen[str
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: str, **options: Any) -> subprocess.Popen[str]:
-        env = environment(STREAMQ_URL=url, STREAMQ_QUEUE=queue)
+        env = environment(STREAMQ_URL=as_role(url, words[0]), STREAMQ_QUEUE=queue)
         pipes = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE} | options
         started.append(subprocess.Popen([*COMMAND, *words], env=env, text=True, **pipes))
         return started[-1]
@@ -205,7 +207,7 @@ def test_help_of_a_command_begins_with_an_example(
     assert ended.value.code == 0
     assert usage.startswith(f"Usage: streamq {name} ")
     assert example.startswith(f"streamq {name}")
-    if name not in ("server", "demo"):
+    if name not in ("server", "demo", "acl", "config"):
         assert any("STREAMQ_URL" in line for line in rest)
 
 
@@ -294,7 +296,8 @@ def test_bad_values(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["streamq", *words.split(), "--url", url])
+    monkeypatch.setattr(sys, "argv", ["streamq", *words.split()])
+    monkeypatch.setenv("STREAMQ_URL", as_role(url, words.split()[0]))
     monkeypatch.setenv("COLUMNS", "200")
 
     with pytest.raises(SystemExit) as ended:
@@ -316,7 +319,8 @@ def test_an_unknown_request(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command, *options = words.split()
-    monkeypatch.setattr(sys, "argv", ["streamq", command, request_id, *options, "-u", url])
+    monkeypatch.setattr(sys, "argv", ["streamq", command, request_id, *options])
+    monkeypatch.setenv("STREAMQ_URL", as_role(url, command))
 
     with pytest.raises(SystemExit) as ended:
         main()
@@ -332,8 +336,8 @@ def test_a_reader_that_has_gone_gets_no_traceback(url: str) -> None:
 
     with os.fdopen(writer, "w") as gone:
         ran = subprocess.run(
-            [*COMMAND, "ls", "-u", url],
-            env=environment(),
+            [*COMMAND, "ls"],
+            env=environment(STREAMQ_URL=as_role(url, "ls")),
             stdout=gone,
             stderr=subprocess.PIPE,
             text=True,

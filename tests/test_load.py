@@ -21,6 +21,7 @@ from streamq.errors import RequestEnded, StreamqError
 from streamq.model import Policy, State, Terms
 from streamq.server import LocalServer
 from tests.fleet import Fleet
+from tests.secure import as_role
 from tests.waiting import kill_on_the_way, wait_until
 
 SAMPLES = Path(__file__).parents[1] / "samples"
@@ -31,7 +32,7 @@ Load = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def command(url: str, queue: str) -> tuple[list[str], dict[str, str]]:
     """The command's beginning, and its environment."""
-    environment = os.environ | {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
+    environment = os.environ | {"STREAMQ_URL": as_role(url, "load"), "STREAMQ_QUEUE": queue}
     return [sys.executable, "-m", "streamq.cli", "load"], environment
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from streamq import Client
 from tests.fleet import Fleet
+from tests.secure import as_role
 from tests.waiting import kill_on_the_way
 
 ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
@@ -20,7 +21,7 @@ Streamq = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 @pytest.fixture
 def environment(url: str, queue: str) -> dict[str, str]:
-    return os.environ | {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
+    return os.environ | {"STREAMQ_URL": as_role(url, "results"), "STREAMQ_QUEUE": queue}
 
 
 @pytest.fixture

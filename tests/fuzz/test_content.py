@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from streamq import codec, records
 from streamq.app import App, Context
 from streamq.collector import Writer
-from streamq.control import Count, Hello, Line, Look, Order
+from streamq.control import Hello, Idle, Line, Look, Order
 from streamq.errors import Damaged
 from streamq.inputs import BadInput, open_input
 from streamq.model import Part, Spec
@@ -184,7 +184,7 @@ class TestWords:
         self, lines: list[bytes]
     ) -> None:
         ours, theirs = map(Line, socket.socketpair())
-        said = [Hello(["a"], []), Count(1), Look(2), Order("stop")]
+        said = [Hello(["a"], []), Idle(1.0), Look(2), Order("stop")]
         for word in said:
             theirs.socket.sendall(b"".join(line + b"\n" for line in lines))
             theirs.send(word)

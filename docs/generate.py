@@ -1,0 +1,164 @@
+"""Writes docs/reference.md from the code: commands, settings, metrics, exit codes.
+
+``make docs`` writes it; with ``--print`` it is only shown, for the test that it is not stale.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from cli.app import COMMANDS, application
+from cli.context import EXIT_MEANINGS
+from streamq import acl
+from streamq.metrics import METRICS
+from streamq.settings import FIELDS, SECRETS, Settings, variable_of
+
+FILE = Path(__file__).with_name("reference.md")
+#: Options that every command with a server has; they are told once.
+COMMON = ("url", "prefix", "insecure", "config")
+HEAD = """# Reference
+
+This page is written by `make docs` from the code.
+"""
+
+
+SETTINGS = """## Settings
+
+The first that has a value counts: the option of a command; the variable; the nearest
+`streamq.toml`, or `pyproject.toml` with a table `[tool.streamq]`, from the working folder upwards
+(or the file that `--config` or `STREAMQ_CONFIG` names); `streamq/config.toml` in `XDG_CONFIG_HOME`;
+for the URL `REDIS_URL` and `VALKEY_URL`. A key that is not in this table is an error. `streamq
+config show --origin` shows what holds, and why.
+
+"""
+SETTINGS_END = """
+A file has no `password`, but `password_file` and `url_file`, relative to itself.
+"""
+METRICS_HEAD = """## Metrics
+
+At `/metrics` of `--health-port`. Those of queues are told by every pool and janitor alike: take
+one, or the maximum.
+
+"""
+
+
+def text() -> str:
+    """The page."""
+    group: Any = typer.main.get_command(application(COMMANDS))
+    sections = [HEAD, "## Commands\n", _common(group.commands["ls"])]
+    for name, (panel, _) in COMMANDS.items():
+        for words, command in _words(name, group.commands[name]):
+            sections.append(_command(words, panel, command))
+    sections += [_settings(), _exit_codes(), _metrics(), _roles()]
+    return "\n".join(sections)
+
+
+def _words(name: str, command: Any) -> list[tuple[str, Any]]:
+    """A command by its words; of one that has second words, each of these."""
+    seconds = getattr(command, "commands", {})
+    return [(f"{name} {word}", second) for word, second in seconds.items()] or [(name, command)]
+
+
+def _common(command: Any) -> str:
+    options = [each for each in command.params if each.name in COMMON]
+    return (
+        "Commands that speak to a server take these, before their name or behind it.\n\n"
+        + _table(("option", "does"), (_option(each) for each in options))
+    )
+
+
+def _command(name: str, panel: str, command: Any) -> str:
+    example, *paragraphs = command.help.split("\n\n")
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    options = [
+        each
+        for each in command.params
+        if each.param_type_name == "option" and each.name not in (*COMMON, "help")
+    ]
+    words = " ".join(_argument(each) for each in arguments)
+    lines = [
+        f"### streamq {name}\n",
+        f"`streamq {name} {words}`".replace(" `", "`") + f" · {panel}\n",
+    ]
+    lines += [f"{paragraph}\n" for paragraph in paragraphs]
+    lines += [f"```\n{example}\n```\n"]
+    if options:
+        lines.append(_table(("option", "does"), (_option(each) for each in options)))
+    return "\n".join(lines)
+
+
+def _argument(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
+    return name if argument.required else f"[{name}]"
+
+
+def _option(option: Any) -> tuple[str, str]:
+    names = ", ".join(f"`{name}`" for name in option.opts)
+    metavar = option.metavar or ""
+    says = option.help or ""
+    says = says if says.endswith("...") else says.rstrip(".")
+    default = option.default
+    if option.is_flag and option.secondary_opts:
+        names += "".join(f", `{name}`" for name in option.secondary_opts if name.strip())
+    elif default not in (None, "", False, ()) and not callable(default) and "[default" not in says:
+        shown = ", ".join(map(str, default)) if isinstance(default, list) else default
+        says += f" (default {getattr(shown, 'value', shown)})"
+    if option.envvar:
+        says += f" · `{option.envvar}`"
+    return f"{names} {metavar}".strip(), says.strip(" ·")
+
+
+def _settings() -> str:
+    rows = []
+    for name, field in FIELDS.items():
+        variable = f"`{variable_of(name)}`"
+        if name in SECRETS:
+            variable += f", `{variable_of(name)}_FILE`"
+        meta = msgspec.inspect.type_info(Settings).fields  # type: ignore[attr-defined]
+        says = next(each.type for each in meta if each.name == name).extra_json_schema[
+            "description"
+        ]
+        default = field.default
+        shown = f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        rows.append((f"`{name}`", variable, shown if default != "" else "", says.rstrip(".")))
+    return SETTINGS + _table(("key", "variable", "default", "says"), rows) + SETTINGS_END
+
+
+def _exit_codes() -> str:
+    rows = ((str(code), meaning) for code, meaning in EXIT_MEANINGS.items())
+    return "## Exit codes\n\n" + _table(("code", "means"), rows)
+
+
+def _metrics() -> str:
+    rows = (
+        (f"`{name}`", metric.kind, metric.labels, metric.says.rstrip("."))
+        for name, metric in METRICS.items()
+    )
+    return METRICS_HEAD + _table(("name", "kind", "labels", "says"), rows)
+
+
+def _roles() -> str:
+    rows = (
+        (f"`{name}`", role.says, " ".join(sorted(set(role.scripts))))
+        for name, role in acl.ROLES.items()
+    )
+    return "## Roles\n\nThe users of `streamq acl`.\n\n" + _table(
+        ("user", "does", "may run the scripts"), rows
+    )
+
+
+def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(headers), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    if "--print" in sys.argv:
+        sys.stdout.write(text())
+    else:
+        FILE.write_text(text())

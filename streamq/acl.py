@@ -1,0 +1,218 @@
+"""Users of the server by role, each with the rights its work needs and no others.
+
+What a role needs is worked out, not listed: it runs certain scripts; their headers name
+the keys, and their bodies the commands, for a server holds what a script does against
+the rights of whoever runs it. Scripts are allowed by digest, so a user can load what it
+likes and run only what we have written.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from streamq import scripts
+from streamq.keys import QueueKeys, RequestKeys
+from streamq.model import PREFIX
+
+#: What every connection needs: to be checked, and to find its way in a cluster.
+_EVERYBODY = (
+    "ping",
+    "info",
+    "select",
+    "client|setname",
+    "script|load",
+    "cluster|slots",
+    "command",
+    "readonly",
+    "asking",
+    "time",
+    "acl|whoami",
+)
+_FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
+_JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect")
+_LOADER = (
+    "open",
+    "append",
+    "seal",
+    "mint",
+    "inspect",
+    "collect",
+    "set",
+    "pause",
+    "resume",
+    "cancel",
+    "redrive",
+    "purge",
+    "close",
+)
+_WORKER = ("claim", "finish", "fail", "handback", "release", "renew", "beat", *_JANITOR)
+_CALL = re.compile(r'redis\.p?call\("([A-Z]+)"(?:,\s*"([A-Z]+)")?')
+_WITH_SUBCOMMANDS = ("XGROUP",)
+_DIGEST = re.compile(r"\+evalsha\|([0-9a-f]{40})")
+
+
+class Role(msgspec.Struct, frozen=True):
+    """What a kind of user does."""
+
+    says: str
+    scripts: tuple[str, ...]
+    commands: tuple[str, ...]
+    #: Keys that commands touch outside of scripts.
+    keys: tuple[str, ...] = ()
+
+
+ROLES: dict[str, Role] = {
+    "loader": Role(
+        "submits, steers and collects requests: load, results, set, pause, cancel, retry",
+        _LOADER,
+        (*_FOLLOW, "wait", "set"),
+        ("open", "closed", "workers", "worker", "failed", "results", "sync", "queue_sync"),
+    ),
+    "worker": Role(
+        "runs parts, and does a janitor's work: worker",
+        _WORKER,
+        ("brpop", "zrange", "hget"),
+        ("tokens", "open", "workers", "worker"),
+    ),
+    "janitor": Role(
+        "takes back what the dead left: janitor",
+        _JANITOR,
+        ("zrange", "hget"),
+        ("workers", "worker"),
+    ),
+    "reader": Role(
+        "looks, and changes nothing: status, ls, workers, wait, errors, doctor",
+        ("inspect",),
+        (
+            *_FOLLOW,
+            "role",
+            "cluster|info",
+            "cluster|nodes",
+            "script|exists",
+            "xinfo|groups",
+            "xinfo|consumers",
+            "xpending",
+            "xrange",
+            "xlen",
+            "zcard",
+            "zcount",
+            "zrangebyscore",
+            "llen",
+            "lpos",
+            "lrange",
+            "hlen",
+            "hgetall",
+            "get",
+            "exists",
+            "scan",
+        ),
+        (
+            "open",
+            "closed",
+            "due",
+            "tokens",
+            "workers",
+            "worker",
+            "failed",
+            "parts",
+            "holders",
+        ),
+    ),
+    "runner": Role(
+        "is loader and worker at once: run --url",
+        (*_LOADER, *_WORKER),
+        (*_FOLLOW, "wait", "set", "brpop"),
+        (
+            "tokens",
+            "open",
+            "closed",
+            "workers",
+            "worker",
+            "failed",
+            "results",
+            "sync",
+            "queue_sync",
+        ),
+    ),
+}
+#: Beside the roles: who may do everything, and the replicas of a primary.
+ADMIN, REPLICA = "admin", "replica"
+USERS = (*ROLES, ADMIN, REPLICA)
+
+
+def file_text(
+    passwords: Mapping[str, str],
+    prefix: str = PREFIX,
+    queues: Iterable[str] = (),
+    kept: str = "",
+) -> str:
+    """An ACL file with a user for each role that has a password.
+
+    ``kept`` is an earlier file: what it lets each role run stays allowed, for as long as
+    workers of two versions run side by side.
+    """
+    lines = ["user default off resetkeys resetchannels -@all"]
+    for user, password in passwords.items():
+        login = f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()}"
+        if user == ADMIN:
+            rights = "~* &* +@all"
+        elif user == REPLICA:
+            rights = "resetkeys resetchannels -@all +ping +psync +replconf"
+        else:
+            rights = " ".join(rights_of(user, prefix, queues, _kept_digests(kept, user)))
+        lines.append(f"{login} {rights}")
+    return "\n".join(lines) + "\n"
+
+
+def rights_of(
+    name: str, prefix: str = PREFIX, queues: Iterable[str] = (), digests: Iterable[str] = ()
+) -> list[str]:
+    """A role's rights, as the server reads them."""
+    role = ROLES[name]
+    allowed = sorted({*map(scripts.digest, role.scripts), *digests})
+    patterns, channels = _patterns(role, prefix, tuple(queues))
+    return [
+        "resetkeys",
+        "resetchannels",
+        "-@all",
+        *(f"~{pattern}" for pattern in patterns),
+        *(f"&{channel}" for channel in channels),
+        *(f"+{command}" for command in commands_of(role)),
+        *(f"+evalsha|{digest}" for digest in allowed),
+    ]
+
+
+def commands_of(role: Role) -> list[str]:
+    """The commands a role uses, in scripts and outside of them."""
+    used = {*_EVERYBODY, *role.commands}
+    for script in role.scripts:
+        for command, word in _CALL.findall(scripts.source(script)):
+            is_two = command in _WITH_SUBCOMMANDS
+            used.add((f"{command}|{word}" if is_two else command).lower())
+    return sorted(used)
+
+
+def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Patterns of the keys and of the channels that a role touches."""
+    names = {key for script in role.scripts for key in scripts.signature(script)[0]} | {*role.keys}
+    request = RequestKeys("ID", prefix)
+    found, channels = set(), set()
+    for name in names:
+        if name == "events" or "ssubscribe" in role.commands:
+            channels.add(request.events.replace("{r:ID}", "{r:*}"))
+        if hasattr(request, name):
+            found.add(getattr(request, name).replace("{r:ID}", "{r:*}"))
+        for queue in queues or ("ANY",):
+            keys = QueueKeys(queue, prefix, worker="WORKER")
+            if name != "sync" and hasattr(keys, name.removeprefix("queue_")):
+                key = getattr(keys, name.removeprefix("queue_"))
+                key = key.replace("tokens:00", "tokens:*").replace("worker:WORKER", "worker:*")
+                found.add(key if queues else key.replace("{q:ANY}", "{q:*}"))
+    return sorted(found), sorted(channels)
+
+
+def _kept_digests(text: str, user: str) -> list[str]:
+    lines = (line for line in text.splitlines() if line.startswith(f"user {user} "))
+    return [digest for line in lines for digest in _DIGEST.findall(line)]

@@ -1,0 +1,230 @@
+"""What to check of a server: its version, settings, replicas, slots and clock, and our rights."""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from streamq import acl, scripts
+from streamq.errors import ServerError
+from streamq.probe import Probe
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+#: A server's clock may be off by this much without a word, and by this much at all.
+SKEW_S, BAD_SKEW_S = 1.0, 30.0
+SLOTS = 16_384
+_FIRST_VERSION = (7, 0, 0)
+#: Of which server; from and before which version; what is wrong with them.
+_BAD_VERSIONS = (
+    ("redis", (7, 0, 0), (7, 2, 0), "is not maintained any more, unless by a distribution"),
+    ("redis", (7, 2, 0), (7, 2, 11), "has CVE-2025-49844 (scripts can break out): 7.2.11 or newer"),
+    ("redis", (7, 4, 0), (7, 4, 6), "has CVE-2025-49844 (scripts can break out): 7.4.6 or newer"),
+    ("redis", (8, 0, 0), (8, 0, 4), "has CVE-2025-49844 (scripts can break out): 8.0.4 or newer"),
+    ("redis", (8, 2, 0), (8, 2, 2), "has CVE-2025-49844 (scripts can break out): 8.2.2 or newer"),
+    (
+        "valkey",
+        (7, 2, 0),
+        (7, 2, 11),
+        "has CVE-2025-49844 (scripts can break out): 7.2.11 or newer",
+    ),
+    ("valkey", (8, 0, 0), (8, 0, 6), "has CVE-2025-49844 (scripts can break out): 8.0.6 or newer"),
+    ("valkey", (8, 1, 0), (8, 1, 4), "has CVE-2025-49844 (scripts can break out): 8.1.4 or newer"),
+)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of what was found."""
+
+    check: str
+    #: ok, warn or fail.
+    verdict: str
+    says: str
+    #: What to do about it.
+    remedy: str = ""
+    #: It was mended just now.
+    is_mended: bool = False
+
+
+class Examiner:
+    """Whoever looks at something, and mends it if that was asked for."""
+
+    def __init__(self, probe: Probe, *, is_mending: bool) -> None:
+        self._probe = probe
+        self._is_mending = is_mending
+
+    def mend(
+        self, check: str, says: str, remedy: str, mend: Callable[[], object], verdict: str = FAIL
+    ) -> Finding:
+        """What is wrong; mended, if that was asked for and can be done."""
+        if self._is_mending:
+            try:
+                mend()
+            except ServerError as error:
+                says = f"{says}; it cannot be mended: {error}"
+            else:
+                return Finding(check=check, verdict=OK, says=f"{says}: mended", is_mended=True)
+        return Finding(check=check, verdict=verdict, says=says, remedy=remedy)
+
+
+class ServerChecks(Examiner):
+    """Examines a server, or each primary of a cluster."""
+
+    def all(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
+        """Every check, with its name."""
+        yield "version", self._versions
+        yield "eviction", self._eviction
+        yield "persistence", self._persistence
+        yield "replicas", self._replicas
+        yield "slots", self._slots
+        yield "clock", self._clocks
+        yield "rights", self._rights
+        yield "scripts", self._scripts
+
+    def _versions(self) -> Iterator[Finding]:
+        for node in self._probe.primaries():
+            info = self._probe.info(node, "server")
+            kind = "valkey" if "valkey_version" in info else "redis"
+            text = str(info.get("valkey_version") or info["redis_version"])
+            version = tuple(int(word) for word in text.split(".")[:3] if word.isdecimal())
+            name = f"{self._probe.name(node)}: {kind} {text}"
+            if version < _FIRST_VERSION:
+                remedy = "use Redis 7 or newer, or Valkey"
+                yield Finding(
+                    check="version", verdict=FAIL, says=f"{name} is too old", remedy=remedy
+                )
+                continue
+            bad = [
+                why
+                for of, since, until, why in _BAD_VERSIONS
+                if of == kind and since <= version < until
+            ]
+            if bad:
+                yield Finding(
+                    check="version", verdict=WARN, says=f"{name} {bad[0]}", remedy="upgrade it"
+                )
+            else:
+                yield Finding(check="version", verdict=OK, says=name)
+
+    def _eviction(self) -> Iterator[Finding]:
+        for node in self._probe.primaries():
+            info, name = self._probe.info(node, "memory"), self._probe.name(node)
+            policy = info.get("maxmemory_policy", "noeviction")
+            if policy != "noeviction":
+                yield self.mend(
+                    "eviction",
+                    f"{name} may drop keys: maxmemory-policy is {policy}",
+                    "CONFIG SET maxmemory-policy noeviction, and so in its configuration file",
+                    lambda node=node: self._probe.ask(  # type: ignore[misc]
+                        node, "CONFIG", "SET", "maxmemory-policy", "noeviction"
+                    ),
+                )
+                continue
+            used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+            if most and used > 0.85 * most:
+                says = f"{name} uses {used / most:.0%} of its memory: at 100 % loaders are refused"
+                remedy = (
+                    "let workers drain it, collect results, load with --window, or raise maxmemory"
+                )
+                yield Finding(check="memory", verdict=WARN, says=says, remedy=remedy)
+            else:
+                yield Finding(check="eviction", verdict=OK, says=f"{name} drops no keys")
+
+    def _persistence(self) -> Iterator[Finding]:
+        for node in self._probe.primaries():
+            info, name = self._probe.info(node, "persistence"), self._probe.name(node)
+            if not int(info.get("aof_enabled", 0)):
+                says = f"{name} keeps no append-only file: a restart loses what it was given"
+                remedy = "CONFIG SET appendonly yes, and the same in its configuration file"
+                yield Finding(check="persistence", verdict=WARN, says=says, remedy=remedy)
+            elif info.get("aof_last_write_status", "ok") != "ok":
+                says = f"{name} cannot write its append-only file"
+                yield Finding(check="persistence", verdict=FAIL, says=says, remedy="free its disk")
+            else:
+                yield Finding(
+                    check="persistence", verdict=OK, says=f"{name} keeps an append-only file"
+                )
+
+    def _replicas(self) -> Iterator[Finding]:
+        nodes = self._probe.primaries()
+        for node in nodes:
+            info, name = self._probe.info(node, "replication"), self._probe.name(node)
+            count = int(info.get("connected_slaves", 0))
+            if info.get("role") != "master":
+                remedy = "name the primary, or a sentinel: redis+sentinel://"
+                yield Finding(
+                    check="replicas", verdict=FAIL, says=f"{name} is a replica", remedy=remedy
+                )
+            elif node is not None and not count:
+                says = f"{name} has no replica: when it fails, its slots are gone"
+                remedy = "add one: CLUSTER REPLICATE"
+                yield Finding(check="replicas", verdict=WARN, says=says, remedy=remedy)
+            else:
+                yield Finding(check="replicas", verdict=OK, says=f"{name} has {count}")
+
+    def _slots(self) -> Iterator[Finding]:
+        if self._probe.primaries() == [None]:
+            return
+        missing, upto = [], 0
+        for first, last in [*self._probe.slots(), (SLOTS, SLOTS)]:
+            if first > upto:
+                missing.append(f"{upto}-{first - 1}" if first - 1 > upto else f"{upto}")
+            upto = last + 1
+        if missing:
+            says = f"nobody serves the slots {', '.join(missing)}: requests there stand still"
+            remedy = "bring their node back, or give them to another: CLUSTER ADDSLOTS"
+            yield Finding(check="slots", verdict=FAIL, says=says, remedy=remedy)
+        else:
+            yield Finding(check="slots", verdict=OK, says="every slot is served")
+
+    def _clocks(self) -> Iterator[Finding]:
+        for node in self._probe.primaries():
+            clock, name = self._probe.clock(node), self._probe.name(node)
+            trip = f"answers in {clock.trip_s * 1e3:.1f} ms"
+            off = abs(clock.ahead_s)
+            if off <= SKEW_S + clock.trip_s:
+                yield Finding(check="clock", verdict=OK, says=f"{name} {trip}, its clock is ours")
+                continue
+            way = "ahead of" if clock.ahead_s > 0 else "behind"
+            yield Finding(
+                check="clock",
+                verdict=FAIL if off > BAD_SKEW_S else WARN,
+                says=f"{name}: its clock is {off:.1f} s {way} ours",
+                remedy="let NTP keep both; nodes of a cluster that differ end leases early or late",
+            )
+
+    def _rights(self) -> Iterator[Finding]:
+        missing: dict[str, list[str]] = {}
+        for name, role in acl.ROLES.items():
+            # Without keys a script ends at its first command: it can do nothing.
+            missing[name] = [
+                script
+                for script in role.scripts
+                if not self._probe.is_allowed("EVALSHA", scripts.digest(script), 0)
+            ]
+        user = self._whoami()
+        able = [name for name, lacks in missing.items() if not lacks]
+        if able:
+            says = f"user {user} may be {', '.join(able)}"
+            yield Finding(check="rights", verdict=OK, says=says)
+            return
+        nearest = min(missing, key=lambda name: len(missing[name]) / len(acl.ROLES[name].scripts))
+        yield Finding(
+            check="rights",
+            verdict=FAIL,
+            says=f"user {user} has no role; as {nearest} it may not {', '.join(missing[nearest])}",
+            remedy="write the ACL file of this version (streamq acl FOLDER --keep) and ACL LOAD it",
+        )
+
+    def _whoami(self) -> str:
+        try:
+            name = self._probe.ask(self._probe.primaries()[0], "ACL", "WHOAMI")
+        except ServerError:
+            return "unknown"
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def _scripts(self) -> Iterator[Finding]:
+        known = sorted({name for role in acl.ROLES.values() for name in role.scripts})
+        for node in self._probe.primaries():
+            digests = [scripts.digest(name) for name in known]
+            there = sum(map(bool, self._probe.ask(node, "SCRIPT EXISTS", *digests)))
+            says = f"{self._probe.name(node)} has {there} of {len(known)}; others come when needed"
+            yield Finding(check="scripts", verdict=OK, says=says)
