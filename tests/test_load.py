@@ -6,6 +6,7 @@ import gzip
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -546,6 +547,33 @@ class TestStdin:
         request = client.get(request_id)
         assert request.wait(30).records.total == 50_000
         assert lines_of(request) == data
+
+    @ONE_KIND
+    def test_closed_is_said(self, command: tuple[list[str], dict[str, str]]) -> None:
+        line = " ".join([*command[0], "- --handler echo <&-"])
+
+        done = subprocess.run(["sh", "-c", line], env=command[1], capture_output=True, text=True)
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "standard input is closed" in done.stderr
+
+    @ONE_KIND
+    def test_stopped_it_says_how_to_go_on(
+        self, client: Client, command: tuple[list[str], dict[str, str]], request_id: str
+    ) -> None:
+        line = [*command[0], "-", "--handler", "shout", "--lines", "1", "--id", request_id]
+        pipe = subprocess.PIPE
+        loading = subprocess.Popen(line, env=command[1], stdin=pipe, stderr=pipe, text=True)
+        assert loading.stdin
+        loading.stdin.write("one\n")
+        loading.stdin.flush()
+        wait_until(lambda: total_of(client, request_id) == 1, 30)
+
+        loading.send_signal(signal.SIGINT)
+
+        assert loading.wait(20) == 130
+        _, errors = loading.communicate()
+        assert errors == f"stopped; the same command goes on with --id {request_id}\n"
 
     @ONE_KIND
     def test_goes_alone(self, load: Load, tmp_path: Path) -> None:
