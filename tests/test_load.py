@@ -384,6 +384,30 @@ class TestFailures:
         assert client.list(queue) == []
 
     @ONE_KIND
+    def test_request_that_fails_while_it_is_loaded_stays_to_be_looked_at(
+        self,
+        command: tuple[list[str], dict[str, str]],
+        client: Client,
+        fleet: Fleet,
+        tmp_path: Path,
+        request_id: str,
+    ) -> None:
+        (tmp_path / "in.txt").write_bytes(b"no number\n" * 500_000)
+        words = [tmp_path / "in.txt", "--handler", "doubled", "--id", request_id]
+        words += ["--max-failures", "3", "--window", "1MiB"]
+        line = [*command[0], *map(str, words)]
+        running = subprocess.Popen(line, env=command[1], stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: total_of(client, request_id) > 3, 30)
+        fleet.ready()
+
+        _, errors = running.communicate(timeout=60)
+
+        assert running.returncode == 1
+        assert f"request {request_id} is failed" in errors
+        assert client.get(request_id).status().state is State.FAILED
+        assert len(client.get(request_id).errors()) > 3
+
+    @ONE_KIND
     def test_empty_file_is_done_at_once(self, load: Load, client: Client, tmp_path: Path) -> None:
         (tmp_path / "in.txt").touch()
 
