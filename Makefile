@@ -102,6 +102,7 @@ bench-protocol: .venv/ready ## Measure what the scripts alone cost, and how long
 	$(BIN)/python bench/protocol.py
 	$(BIN)/python bench/latency.py
 	$(BIN)/python bench/priority.py
+	$(BIN)/python bench/load.py
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info .venv-package .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -116,6 +116,21 @@ def test_identity_gives_the_input_back_and_leaves_nothing(
     assert "3,001 records in 31 parts, 0 failed" in done.stderr
 
 
+def test_too_many_failures_end_it_though_more_is_to_be_loaded(
+    streamq: Streamq, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_bytes(b"line 7\n" * 2_000_000)
+    words = ("--retries", 0, "--max-failures", 5, "--window", "1MiB", "--lines", 100)
+
+    done = streamq("run", "in.txt", "--map", "job:picky", "-o", "out.txt", "-p", 1, *words)
+
+    assert done.returncode == 1
+    assert "failed in " in done.stderr
+    assert "go on with" not in done.stderr
+    assert "seven" in (tmp_path / "out.errors.jsonl").read_text()
+    assert not (tmp_path / ".streamq").exists()
+
+
 def test_failures_are_written_beside_and_the_code_is_1(
     streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:
