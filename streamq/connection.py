@@ -139,7 +139,13 @@ class Connection:
                 "a user and a password (streamq acl), or say --insecure (STREAMQ_INSECURE=1)"
             )
         with translated(self.where):
-            self.redis.ping()
+            try:
+                self.redis.ping()
+            except driver.ResponseError as error:
+                # That it has no such database, for one.
+                raise _ours(error, self.where) or ServerRefused(
+                    f"{self.where} refuses: {error}"
+                ) from None
 
     def check(self, *, is_insecure: bool = False) -> None:
         """Make sure somebody answers who keeps what it is given.
@@ -149,7 +155,7 @@ class Connection:
         """
         self.enter(is_insecure=is_insecure)
         with translated(self.where):
-            for info in self._asked():
+            for info in self._infos():
                 policy = info.get("maxmemory_policy", "noeviction")
                 if policy != "noeviction":
                     raise ServerUnsafe(
@@ -215,15 +221,6 @@ class Connection:
             client.close()
         if self._local:
             self._local.stop()
-
-    def _asked(self) -> list[dict[str, Any]]:
-        """What the server says of itself; that it has no such database, for one."""
-        try:
-            return self._infos()
-        except driver.ResponseError as error:
-            if _ours(error, self.where):
-                raise
-            raise ServerRefused(f"{self.where} refuses: {error}") from None
 
     def _infos(self) -> list[dict[str, Any]]:
         if self.is_cluster:
