@@ -128,7 +128,8 @@ class Farm:
         self.url = url
         self.queue = "fuzzed"
         self.fleet = Fleet(url, self.queue, folder)
-        self.pool = self.fleet.ready("-c", "2", audit_ms=200)
+        self.pool = self.fleet.start("-c", "2", audit_ms=200)
+        wait_until(lambda: "ready" in self.said(), 60)
         self.client = Client(url)
         self.protocol = Protocol(Connection(url))
         self.redis = self.protocol.connection.redis
