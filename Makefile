@@ -68,7 +68,7 @@ faults-short: .venv/ready ## The faults that bite most, three minutes
 faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
 	$(BIN)/python -m tests.faults.peers
 
-FUZZ_EXAMPLES ?= 300
+FUZZ_EXAMPLES ?= 30
 fuzz: .venv/ready ## FUZZ_EXAMPLES pieces of garbage for everything that is read, others each time
 	STREAMQ_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -n auto --timeout 3600 tests/fuzz
 
