@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from streamq import Client
+from streamq.server import LocalServer
 from tests.waiting import wait_until
 
 SAMPLES = Path(__file__).parents[1] / "samples"
@@ -33,6 +35,10 @@ def talks(line: bytes) -> bytes:
     if line == b"line 0":
         print("hello from a handler", flush=True)
     return line
+def swollen(line: bytes) -> bytes:
+    while int(line) == 0 and not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    return line * 4
 def stuck_thrice(line: bytes) -> bytes:
     if line == b"line 0":
         times = len(list(pathlib.Path().glob("stuck*"))) + 1
@@ -114,6 +120,54 @@ def test_identity_gives_the_input_back_and_leaves_nothing(
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
     assert "3,001 records in 31 parts, 0 failed" in done.stderr
+
+
+def test_quoted_csv_comes_back_with_its_header(streamq: Streamq, tmp_path: Path) -> None:
+    rows = b"".join(b'%d,"say ""hi"",\r\nthen go"\r\n' % n for n in range(500))
+    (tmp_path / "in.csv").write_bytes(b"number,note\r\n" + rows)
+
+    done = streamq("run", "in.csv", "--map", "job:same", "-o", "out", "--lines", 7)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "in.csv").read_bytes()
+
+
+def test_window_holds_what_is_not_collected_too(
+    environment: dict[str, str], streamq: Streamq, tmp_path: Path
+) -> None:
+    """The first part keeps all others from being written: the load waits, not the memory grows."""
+    window = 4 * 2**20
+    (tmp_path / "in.txt").write_bytes(b"".join(b"%099d\n" % n for n in range(200_000)))
+    words = ["run", "in.txt", "--map", "job:swollen", "-o", "out", "-p", "2", "--lines", "100"]
+    with LocalServer.start() as server, Client(server.url) as client:
+        running = subprocess.Popen(
+            [*COMMAND, *words, "--window", str(window), "--url", server.url],
+            env=environment,
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+        )
+        (name,) = wait_until(lambda: list((tmp_path / ".streamq").glob("*/plan.json")), 20)
+        request = client.get(wait_until(lambda: client.list(), 20)[0].id)
+
+        totals: list[int] = []
+
+        def is_at_rest() -> bool:
+            """Everything but the first part is done, and nothing was loaded for fifty looks."""
+            parts = request.status().parts
+            totals.append(parts.total if parts.done == parts.total - 1 else -len(totals))
+            return parts.done > 0 and len(set(totals[-50:])) == 1 and len(totals) > 50
+
+        wait_until(is_at_rest, 60)
+        stalled = request.status()
+        (tmp_path / "go").touch()
+        _, said = running.communicate(timeout=60)
+
+    assert name.parent.name == stalled.id
+    assert running.returncode == 0, said
+    assert stalled.state == "loading"
+    assert stalled.parts.done * 40_000 < 3 * window
+    with (tmp_path / "out").open("rb") as out:
+        assert sum(len(line) == 397 for line in out) == 200_000
 
 
 def test_failures_are_written_beside_and_the_code_is_1(
