@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
-.PHONY: fuzz soak package docs peers bench bench-quick bench-protocol clean
+.PHONY: fuzz soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -103,6 +103,10 @@ bench-protocol: .venv/ready ## Measure what the scripts alone cost, and how long
 	$(BIN)/python bench/latency.py
 	$(BIN)/python bench/priority.py
 	$(BIN)/python bench/load.py
+
+bench-files: .venv/ready ## Measure files in, files out beside Pool.imap and GNU parallel, and the memory it takes
+	$(BIN)/python bench/files.py
+	$(BIN)/python bench/files.py --memory
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info .venv-package .pytest_cache .mypy_cache .ruff_cache .hypothesis
