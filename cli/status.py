@@ -70,10 +70,10 @@ def status(
 
 def _summary(protocol: Protocol, queue: str) -> Summary:
     found = backlog.look(protocol, queue)
-    for each in found.damaged:
-        render.warning(each)
     live = [status for status, _ in found.requests]
     states = Counter(status.state for status in live)
+    for request_id, error in found.damaged:
+        render.warning(f"{request_id}: {error}")
     return Summary(
         queue=queue,
         requests={

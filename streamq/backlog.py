@@ -34,9 +34,9 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     #: Its requests that are not finished, and the slots that each could use now.
     requests: list[tuple[Status, int]]
-    workers: list[WorkerDetails]
     #: Requests that cannot be read, and why.
-    damaged: list[str]
+    damaged: list[tuple[str, str]]
+    workers: list[WorkerDetails]
     #: The server's clock.
     now_ms: int
 
@@ -86,7 +86,7 @@ def look(protocol: Protocol, queue: str) -> Backlog:
         except RequestUnknown:  # about to be opened, or just purged
             continue
         except Damaged as error:
-            damaged.append(f"{request_id}: {error}")
+            damaged.append((request_id, str(error)))
             continue
         now_ms = int(found["now_ms"])
         if status.state.is_live:
@@ -96,8 +96,8 @@ def look(protocol: Protocol, queue: str) -> Backlog:
     return Backlog(
         queue=queue,
         requests=requests,
-        workers=live_workers(protocol, queue),
         damaged=damaged,
+        workers=live_workers(protocol, queue),
         now_ms=now_ms or round(time.time() * 1e3),
     )
 
@@ -165,7 +165,7 @@ class Lookout:
             for backlog in self.backlogs():
                 for name, more in backlog.samples().items():
                     found.setdefault(name, []).extend(more)
-        except ServerError as error:
+        except (ServerError, Damaged) as error:
             log.debug("no metrics of queues: %s", error)
         return found
 

@@ -1,6 +1,6 @@
 """What to check of a server: its version, settings, replicas, slots and clock, and our rights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -201,7 +201,7 @@ class ServerChecks(Examiner):
                 if not self._probe.is_allowed("EVALSHA", scripts.digest(script), 0)
             ]
         user = self._whoami()
-        able = [name for name, lacks in missing.items() if not lacks]
+        able = _largest(name for name, lacks in missing.items() if not lacks)
         if able:
             says = f"user {user} may be {', '.join(able)}"
             yield Finding(check="rights", verdict=OK, says=says)
@@ -228,3 +228,13 @@ class ServerChecks(Examiner):
             there = sum(map(bool, self._probe.ask(node, "SCRIPT EXISTS", *digests)))
             says = f"{self._probe.name(node)} has {there} of {len(known)}; others come when needed"
             yield Finding(check="scripts", verdict=OK, says=says)
+
+
+def _largest(names: Iterable[str]) -> list[str]:
+    """Of these roles those that no other one of them includes."""
+    scripts_of = {name: set(acl.ROLES[name].scripts) for name in names}
+    return [
+        name
+        for name, own in scripts_of.items()
+        if not any(own < each for each in scripts_of.values())
+    ]

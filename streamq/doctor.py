@@ -11,7 +11,7 @@ from functools import partial
 
 from streamq import backlog
 from streamq.checks import FAIL, OK, WARN, Examiner, Finding, ServerChecks
-from streamq.errors import RequestUnknown, ServerError
+from streamq.errors import Damaged, RequestUnknown, ServerError
 from streamq.janitor import Janitor
 from streamq.model import State, Tokens
 from streamq.probe import Books, Probe
@@ -50,6 +50,17 @@ class Doctor(Examiner):
 
     def _queue(self, queue: str) -> Iterator[Finding]:
         found = backlog.look(self._protocol, queue)
+        yield from self._care(queue, found)
+        wrong = 0
+        for finding in self._requests(queue, found):
+            wrong += 1
+            yield finding
+        if not wrong:
+            says = f"queue {queue}: {len(found.requests)} open, {len(found.workers)} live workers"
+            yield Finding(check="requests", verdict=OK, says=says)
+
+    def _care(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
+        """Who looks after the queue."""
         versions = Counter(worker.version for worker in found.workers)
         if len(versions) > 1:
             says = f"queue {queue}: workers of versions {', '.join(sorted(versions))}"
@@ -63,7 +74,13 @@ class Doctor(Examiner):
                 "run a worker or streamq janitor",
                 lambda: self._sweep(queue),
             )
-        for status in found.unserved():
+
+    def _requests(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
+        """What is wrong with the queue's requests."""
+        for request_id, error in found.damaged:
+            yield _damage(request_id, error)
+        unserved = found.unserved()
+        for status in unserved:
             yield Finding(
                 check="handler",
                 verdict=FAIL,
@@ -71,15 +88,12 @@ class Doctor(Examiner):
                 f"{status.handler}",
                 remedy="start a worker with it; if the name is wrong, cancel the request",
             )
-        wrong = len(found.unserved())
-        idle = {status.id for status in found.unserved()}
+        idle = {status.id for status in unserved}
         for status, _ in found.requests:
-            for finding in self._request(queue, status.id, is_served=status.id not in idle):
-                wrong += 1
-                yield finding
-        if not wrong:
-            says = f"queue {queue}: {len(found.requests)} open, {len(found.workers)} live workers"
-            yield Finding(check="requests", verdict=OK, says=says)
+            try:
+                yield from self._request(queue, status.id, is_served=status.id not in idle)
+            except Damaged as error:
+                yield _damage(status.id, str(error))
 
     def _sweep(self, queue: str) -> None:
         janitor = Janitor(self._protocol, queue)
@@ -130,7 +144,7 @@ class Doctor(Examiner):
         for request_id in self._probe.names("r", "meta"):
             try:
                 queue = self._protocol.inspect(request_id)["queue"]
-            except RequestUnknown:
+            except (RequestUnknown, Damaged):  # just purged; told of already
                 continue
             if not self._probe.indexed(queue, request_id):
                 lost.append((queue, request_id))
@@ -152,9 +166,20 @@ def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Find
     """A check that cannot be made says so, and does not stop the others."""
     try:
         yield from look()
+    except Damaged as error:
+        yield _damage(check, str(error))
     except ServerError as error:
         remedy = "ask as a user that may: admin, or reader of streamq acl"
         yield Finding(check=check, verdict=WARN, says=f"cannot look: {error}", remedy=remedy)
+
+
+def _damage(what: str, error: str) -> Finding:
+    return Finding(
+        check="damage",
+        verdict=FAIL,
+        says=f"{what} is damaged: {error}",
+        remedy="somebody else wrote to streamq's keys; janitors pass it over, cancel or purge it",
+    )
 
 
 def _complaints(books: Books) -> Iterator[tuple[str, str]]:

@@ -11,13 +11,13 @@ StreamqError
 │   └── Damaged            (any other reply)  what is in the server is not what was put there
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
-├── SettingsError          the environment cannot be read
+├── SettingsError          the environment or a file of settings cannot be read
 ├── ServerError            the server cannot be used
 │   ├── ServerUnreachable  nobody answers
 │   ├── ServerBusy         not now: it loads, fails over, moves slots or has no disk left
 │   ├── ServerRefused      it does not let us in
 │   ├── ServerFull         it is out of memory
-│   ├── ServerUnsafe       it may drop keys: its eviction policy is not noeviction
+│   ├── ServerUnsafe       it may drop keys, or anybody could use it
 │   ├── ServerBehind       fewer of its replicas have the request than were asked for
 │   └── ServerMissing      no server program was found to start
 └── WaitTimeout            the time given to wait is over
@@ -140,7 +140,7 @@ class ServerFull(ServerError):
 
 
 class ServerUnsafe(ServerError):
-    """The server may drop keys: its eviction policy is not ``noeviction``."""
+    """The server may drop keys, or anybody from anywhere could use it."""
 
 
 class ServerBehind(ServerError):

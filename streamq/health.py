@@ -16,7 +16,7 @@ from typing import ClassVar
 import msgspec
 
 from streamq import metrics, units
-from streamq.errors import InvalidValue, ServerError, SettingsError
+from streamq.errors import Damaged, InvalidValue, ServerError, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def _metrics(subject: Subject) -> Reply:
 def _scale(subject: Subject) -> Reply:
     try:
         value = subject.wanted()
-    except ServerError:
+    except (ServerError, Damaged):
         # Without its address: anybody may ask here.
         body = {"error": "the server does not answer"}
         return HTTPStatus.SERVICE_UNAVAILABLE, _JSON, msgspec.json.encode(body)

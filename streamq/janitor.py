@@ -32,10 +32,10 @@ class Janitor:
         self._every_ms = every_ms
         #: How far the server's clock is ahead of this process's monotonic one.
         self.ahead_ms = 0.0
-        self._reported: set[str] = set()
         #: Parts that were taken back so far, and when the last sweep ended (s since 1970).
         self.reaped = 0
         self.swept_at = 0.0
+        self._reported: set[str] = set()
 
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""

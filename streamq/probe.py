@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from streamq.connection import Connection, translated
-from streamq.errors import ServerRefused
+from streamq.errors import ServerRefused, reading
 from streamq.keys import QueueKeys
 from streamq.model import PREFIX
 from streamq.protocol import Protocol
@@ -55,7 +55,7 @@ class Probe:
 
     def name(self, node: Any) -> str:
         """What to call a node."""
-        return self._connection.where if node is None else str(node.name)
+        return self._connection.where.partition("?")[0] if node is None else str(node.name)
 
     def ask(self, node: Any, *words: Any) -> Any:
         """What a node answers."""
@@ -135,7 +135,12 @@ class Probe:
 
         Raises:
             RequestUnknown: there is no such request.
+            Damaged: it cannot be read.
         """
+        with reading(f"what the server has of {request_id}"):
+            return self._books(request_id)
+
+    def _books(self, request_id: str) -> Books:
         meta = self._protocol.inspect(request_id)
         now_ms = int(meta["now_ms"])
         own = self._protocol.keys(request_id)

@@ -184,7 +184,7 @@ class TestWords:
         self, lines: list[bytes]
     ) -> None:
         ours, theirs = map(Line, socket.socketpair())
-        said = [Hello(["a"], []), Idle(1.0), Look(2), Order("stop")]
+        said = [Hello(["a"], []), Idle(1.5), Look(2), Order("stop")]
         for word in said:
             theirs.socket.sendall(b"".join(line + b"\n" for line in lines))
             theirs.send(word)
