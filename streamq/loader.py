@@ -12,7 +12,13 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from streamq.errors import RequestExists, ServerBusy, ServerUnreachable, StreamqError
+from streamq.errors import (
+    RequestExists,
+    ServerBusy,
+    ServerFull,
+    ServerUnreachable,
+    StreamqError,
+)
 from streamq.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.model import MAX_PART, Opened, Policy, Spec, Tokens
 from streamq.protocol import Protocol
@@ -85,8 +91,8 @@ class Load:
             self._protocol.push(self._policy.queue, self._id, tokens)
         except _Stopped:
             return self._parts
-        except (ServerBusy, ServerUnreachable, KeyboardInterrupt):
-            raise
+        except (ServerBusy, ServerFull, ServerUnreachable, KeyboardInterrupt):
+            raise  # the same command goes on
         except Exception:
             if opened.is_new:
                 self._take_back()

@@ -17,6 +17,7 @@ from streamq import Client, Request
 from streamq.codec import decode_result
 from streamq.errors import StreamqError
 from streamq.model import State
+from streamq.server import LocalServer
 from tests.fleet import Fleet
 from tests.waiting import kill_on_the_way, wait_until
 
@@ -528,3 +529,27 @@ def done_of(client: Client, request_id: str) -> int:
         return client.get(request_id).status().parts.done
     except StreamqError:
         return 0
+
+
+def test_full_server_keeps_what_it_has_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_bytes(b"x" * 999 + b"\n")
+    source.write_bytes(source.read_bytes() * 20_000)
+    words = [sys.executable, "-m", "streamq.cli", "load", str(source), "--handler", "h"]
+    with LocalServer.start() as server, Client(server.url) as client:
+        redis = client._protocol.connection.redis
+        redis.config_set("maxmemory", redis.info("memory")["used_memory"] + 8 * 2**20)
+
+        def load() -> "subprocess.CompletedProcess[bytes]":
+            env = os.environ | {"STREAMQ_URL": server.url}
+            return subprocess.run([*words, "--id", "big"], env=env, capture_output=True)
+
+        full = load()
+        kept = client.get("big").status().records.total
+        redis.config_set("maxmemory", 0)
+        again = load()
+
+        assert b"out of memory" in full.stderr
+        assert 0 < kept < 20_000
+        assert again.returncode == 0, again.stderr
+        assert client.get("big").status().records.total == 20_000
