@@ -42,10 +42,11 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 test-kills: .venv/ready ## Kill workers for half a minute, and loader and collector 50 times, on each server
 	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
 
+FAULTS_N ?= 5000
 faults: .venv/ready ## Every fault on every server, half an hour; writes the tables of docs/faults.md
 	rm -rf build/faults && mkdir -p build/faults
-	$(BIN)/python -m tests.faults run --results build/faults/figures --keep build/faults
-	$(BIN)/python -m tests.faults report build/faults/figures docs/faults.md
+	$(BIN)/python -m tests.faults run --parts $(FAULTS_N) --results build/faults/figures --keep build/faults; \
+	  code=$$?; $(BIN)/python -m tests.faults report build/faults/figures docs/faults.md; exit $$code
 
 faults-short: .venv/ready ## The faults that bite most, three minutes
 	$(BIN)/python -m tests.faults short

@@ -1,6 +1,7 @@
 """The program: runs scenarios, writes down their figures, and makes the page of them."""
 
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -237,5 +238,6 @@ def _line(figures: Figures) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """The command line. Told to end, it ends what it has started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(app())
