@@ -399,7 +399,8 @@ class Seed(Subject):
         return True
 
     def kill_pool(self, chance: random.Random) -> bool:
-        return any([self.kill_process(chance) for _ in range(self.slots // 2)])
+        killed = [self.kill_process(chance) for _ in range(self.slots // 2)]
+        return any(killed)
 
     def pools(self) -> list[list[int]]:
         pids = [worker.pid for worker in self._workers]
