@@ -340,6 +340,9 @@ class Seed(Subject):
 
     def start(self) -> None:
         self._workers = [self._worker() for _ in range(self.slots)]
+        if self.parts:
+            wanted = min(self.slots, self.parts)
+            wait_until(lambda: len({note.pid for note in self.notes()}) >= wanted, 60)
 
     def _worker(self) -> "subprocess.Popen[bytes]":
         self._count += 1
