@@ -49,10 +49,11 @@ test-kills: .venv/ready ## Kill workers for half a minute, and loader and collec
 docs: .venv/ready ## Write docs/reference.md from the code
 	$(BIN)/python -m docs.generate
 
+FAULTS_N ?= 5000
 faults: .venv/ready ## Every fault on every server, half an hour; writes the tables of docs/faults.md
 	rm -rf build/faults && mkdir -p build/faults
-	$(BIN)/python -m tests.faults run --results build/faults/figures --keep build/faults
-	$(BIN)/python -m tests.faults report build/faults/figures docs/faults.md
+	$(BIN)/python -m tests.faults run --parts $(FAULTS_N) --results build/faults/figures --keep build/faults; \
+	  code=$$?; $(BIN)/python -m tests.faults report build/faults/figures docs/faults.md; exit $$code
 
 faults-short: .venv/ready ## The faults that bite most, three minutes
 	$(BIN)/python -m tests.faults.soak --seconds 60 & soak=$$!; \
