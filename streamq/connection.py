@@ -101,6 +101,16 @@ def translated(where: str) -> Generator[None]:
         raise ours from None
 
 
+def refuse_open(target: Target, where: str) -> None:
+    """Raise ServerUnsafe for a server that lets in anybody from anywhere."""
+    if target.is_open:
+        raise ServerUnsafe(
+            f"{where} is on another machine and the URL has neither a password nor a "
+            "client certificate: whoever reaches it could read and change everything. Give it "
+            "a user and a password (streamq acl), or say --insecure (STREAMQ_INSECURE=1)"
+        )
+
+
 class Connection:
     """The way to one server or cluster. Threads may share it; processes may not."""
 
@@ -132,12 +142,8 @@ class Connection:
             ServerError: nobody answers, it does not let us in, or it lets in anybody from
                 anywhere (unless that is fine).
         """
-        if not is_insecure and self._target.is_open:
-            raise ServerUnsafe(
-                f"{self.where} is on another machine and the URL has neither a password nor a "
-                "client certificate: whoever reaches it could read and change everything. Give it "
-                "a user and a password (streamq acl), or say --insecure (STREAMQ_INSECURE=1)"
-            )
+        if not is_insecure:
+            refuse_open(self._target, self.where)
         with translated(self.where):
             try:
                 self.redis.ping()

@@ -266,12 +266,20 @@ def test_servers_that_are_used_are_refused_and_left_alone(servers: Servers) -> N
             ("127.0.0.1:1", "does not answer"),
             ("no-such-host.invalid:1", "does not answer"),
         ):
-            refused = run("cluster", "create", *nodes, node, "--replicas", "0")
+            refused = run("cluster", "create", *nodes, node, "--replicas", "0", "--insecure")
 
             assert (refused.returncode, refused.stdout) == (3, "")
             assert node in refused.stderr
             assert reason in refused.stderr
     assert all(len(view(peer(node))) == 1 and not own(view(peer(node))).slots for node in nodes)
+
+
+def test_servers_elsewhere_without_a_password_are_not_even_asked() -> None:
+    nodes = ["192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1"]
+    for words in (["create", *nodes, "--replicas", "0", "--wait"], ["status", nodes[0]]):
+        refused = run("cluster", *words)
+
+        assert (refused.returncode, "or say --insecure" in refused.stderr) == (3, True)
 
 
 def test_a_server_under_two_names_is_seen(servers: Servers) -> None:
