@@ -5,7 +5,7 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 
 import math
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -176,9 +176,13 @@ class Connection:
             if not self.is_cluster:
                 self.redis.execute_command("SCRIPT LOAD", text)
                 return
-            nodes = [self.redis.get_node_from_key(key)]
-            for node in self.redis.get_primaries() if everywhere else nodes:
+            if not everywhere:
+                node = self.redis.get_node_from_key(key)
                 self.redis.execute_command("SCRIPT LOAD", text, target_nodes=node)
+                return
+            for node in self.redis.get_primaries():
+                with suppress(driver.RedisError, OSError):
+                    self.redis.execute_command("SCRIPT LOAD", text, target_nodes=node)
 
     def blocking(self, block_s: float) -> Any:
         """A client for calls that block that long: it waits for the reply and never repeats one."""

@@ -201,6 +201,16 @@ class TestRoles:
             assert client.submit([1], handler="h", queue=queue).status().parts.total == 1
 
 
+def test_scripts_come_back_on_every_server(client: Client, queue: str) -> None:
+    redis = client._protocol.connection.redis
+    client.submit([1], handler="h", queue=queue)
+
+    redis.script_flush()
+
+    request = client.submit([1] * 3, handler="h", queue=queue)
+    assert request.status().parts.total == 3
+
+
 def test_acl_file_of_an_upgrade_keeps_what_it_allowed(tmp_path: Path) -> None:
     old = "0" * 40
     assert run("acl", str(tmp_path), "--keep").returncode == 2
