@@ -8,14 +8,20 @@ BIN    := .venv/bin
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.venv/ready: pyproject.toml constraints.txt
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+
+.venv/works: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,zstd,remote,dev]'
+	$(PIP) -e '.[local,zstd]'
+	@touch $@
+
+.venv/ready: .venv/works
+	$(PIP) -e '.[local,remote,zstd,dev]'
 	@touch $@
 
 setup: .venv/ready ## Make .venv with everything the other targets need
 
-demo: .venv/ready ## Run the main job on an embedded server, and kill a worker on the way
+demo: .venv/works ## Run the main job on an embedded server, and kill a worker on the way
 	$(BIN)/streamq demo
 
 check: .venv/ready ## Format, lint, types, layers: everything but the tests
