@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers fuzz soak
-.PHONY: package docs peers bench bench-quick bench-protocol clean
+.PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
+.PHONY: fuzz soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -8,14 +8,20 @@ BIN    := .venv/bin
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.venv/ready: pyproject.toml constraints.txt
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+
+.venv/works: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,zstd,remote,dev]'
+	$(PIP) -e '.[local,zstd]'
+	@touch $@
+
+.venv/ready: .venv/works
+	$(PIP) -e '.[local,remote,zstd,dev]'
 	@touch $@
 
 setup: .venv/ready ## Make .venv with everything the other targets need
 
-demo: .venv/ready ## Run the main job on an embedded server, and kill a worker on the way
+demo: .venv/works ## Run the main job on an embedded server, and kill a worker on the way
 	$(BIN)/streamq demo
 
 check: .venv/ready ## Format, lint, types, layers: everything but the tests
@@ -49,10 +55,11 @@ test-kills: .venv/ready ## Kill workers for half a minute, and loader and collec
 docs: .venv/ready ## Write docs/reference.md from the code
 	$(BIN)/python -m docs.generate
 
+FAULTS_N ?= 5000
 faults: .venv/ready ## Every fault on every server, half an hour; writes the tables of docs/faults.md
 	rm -rf build/faults && mkdir -p build/faults
-	$(BIN)/python -m tests.faults run --results build/faults/figures --keep build/faults
-	$(BIN)/python -m tests.faults report build/faults/figures docs/faults.md
+	$(BIN)/python -m tests.faults run --parts $(FAULTS_N) --results build/faults/figures --keep build/faults; \
+	  code=$$?; $(BIN)/python -m tests.faults report build/faults/figures docs/faults.md; exit $$code
 
 faults-short: .venv/ready ## The faults that bite most, three minutes
 	$(BIN)/python -m tests.faults.soak --seconds 60 & soak=$$!; \
@@ -68,7 +75,7 @@ faults-short: .venv/ready ## The faults that bite most, three minutes
 faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
 	$(BIN)/python -m tests.faults.peers
 
-FUZZ_EXAMPLES ?= 300
+FUZZ_EXAMPLES ?= 30
 fuzz: .venv/ready ## FUZZ_EXAMPLES pieces of garbage for everything that is read, others each time
 	STREAMQ_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -n auto --timeout 3600 tests/fuzz
 
@@ -102,6 +109,11 @@ bench-protocol: .venv/ready ## Measure what the scripts alone cost, and how long
 	$(BIN)/python bench/protocol.py
 	$(BIN)/python bench/latency.py
 	$(BIN)/python bench/priority.py
+	$(BIN)/python bench/load.py
+
+bench-files: .venv/ready ## Measure files in, files out beside Pool.imap and GNU parallel, and the memory it takes
+	$(BIN)/python bench/files.py
+	$(BIN)/python bench/files.py --memory
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist *.egg-info .venv-package .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -102,6 +102,8 @@ def aims(found: Found) -> list[Aim]:
     ours = found.figures[OURS]
 
     def times(what: str, metric: str, other: str, least: float) -> Aim:
+        if metric not in found.figures.get(other, {}):
+            return Aim(what, f"≥ {least:g} ×", "not measured", False)
         ratio = ratios(found, metric, other)
         digits = ".2f" if least < 2 else ".1f"
         text = f"{ratio.median:{digits}} ({ratio.low:{digits}} – {ratio.high:{digits}})"
@@ -317,7 +319,9 @@ def _aims_text(found: Found) -> str:
     missed: dict[str, list[str]] = {}
     for aim in listed:
         if not aim.is_met:
-            missed.setdefault(_why(aim, found), []).append(aim.what)
+            is_there = aim.measured != "not measured"
+            why = _why(aim, found) if is_there else "it is not installed here, or did not run"
+            missed.setdefault(why, []).append(aim.what)
     lines = [f"* {'; '.join(what)}: {why}." for why, what in missed.items()]
     reasons = "\n".join(["Why, where it is not met:\n", *lines, ""]) if missed else ""
     return table(("what", "aim", "measured", ""), rows) + "\n" + reasons

@@ -8,7 +8,7 @@ import typer
 from streamq import cluster as clusters
 from streamq import units
 from streamq.cluster import ClusterStatus, NodeStatus
-from streamq.settings import Settings
+from streamq.settings import Settings, with_login
 from streamq.target import Target
 from streamq.topology import SLOTS
 
@@ -43,11 +43,12 @@ def create(
         streamq cluster create n1:6379 n2:6379 n3:6379 n4:6379 n5:6379 n6:6379
     """
     target = _target(url, nodes)
+    is_insecure = Settings.from_env().insecure
     timeout_s = units.duration_ms(timeout, "--timeout") / 1e3
-    if is_waiting:
-        clusters.wait(nodes, target, timeout_s)
-    is_new = clusters.create(nodes, target, replicas, timeout_s)
-    found = clusters.status([clusters.address(nodes[0])], target)
+    is_new = clusters.create(
+        target, replicas, timeout_s, is_waiting=is_waiting, is_insecure=is_insecure
+    )
+    found = clusters.status(target, is_insecure=is_insecure)
     _show(found)
     render.note("the cluster is made" if is_new else "the cluster stands already, as asked")
     for node in found.nodes:
@@ -71,9 +72,7 @@ def status(
         streamq cluster status
     """
     target = _target(url, nodes or [])
-    found = clusters.status(
-        [clusters.address(node) for node in nodes or []] or target.hosts, target
-    )
+    found = clusters.status(target, is_insecure=Settings.from_env().insecure)
     if is_json:
         render.as_json(found)
     else:
@@ -83,11 +82,14 @@ def status(
 
 
 def _target(url: str | None, nodes: Sequence[str]) -> Target:
-    """Login and TLS: of the URL, or none where nodes are given and no URL is."""
-    if nodes and not url and not Settings.from_env().url:
-        clusters.address(nodes[0])
-        return Target(f"redis://{nodes[0]}")
-    return Target(url_of(url))
+    """The nodes given, or those of the URL; with the login and TLS of the URL, if there is one."""
+    settings = Settings.from_env()
+    places = [clusters.address(node) for node in nodes]
+    is_named = bool(url or settings.url)
+    hosts = f"redis+cluster://{','.join(nodes)}"
+    target = Target(url_of(url) if is_named or not nodes else with_login(hosts, settings))
+    target.hosts = places or target.hosts
+    return target
 
 
 def _show(found: ClusterStatus) -> None:

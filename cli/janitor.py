@@ -11,7 +11,7 @@ import typer
 
 from streamq import backoff, units
 from streamq.backlog import Lookout, build
-from streamq.errors import InvalidValue, ServerError
+from streamq.errors import Damaged, InvalidValue, ServerError
 from streamq.health import HealthServer, Subject
 from streamq.janitor import Janitor, totals
 from streamq.metrics import Samples
@@ -148,7 +148,7 @@ class Round:
         """Sweep, and know when to do so again. An outage is logged once."""
         try:
             wait_ms = self.janitor.sweep()
-        except ServerError as error:
+        except (ServerError, Damaged) as error:
             self._failed += 1
             wait_ms = backoff.delay_ms(self._failed, REST_MS, LONGEST_REST_MS)
             if self._failed == 1:

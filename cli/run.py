@@ -323,10 +323,11 @@ class _Run:
             return 130
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
-        rate = render.rate((records.done + records.failed) / max(seconds, 1e-3))
+        rate = f", {render.rate((records.done + records.failed) / max(seconds, 1e-3))}"
         render.note(
             f"{status.state} in {seconds:.1f} s: {render.count(records.done, 'record')} in "
-            f"{render.count(status.parts.total, 'part')}, {records.failed:,} failed, {rate}{where}"
+            f"{render.count(status.parts.total, 'part')}, {records.failed:,} failed"
+            f"{'' if self._is_resumed else rate}{where}"
         )
         if plan.is_piped:
             _tell(job.failures)

@@ -61,14 +61,14 @@ class Pace:
     """How many parts to ask for: as many as take about a quantum."""
 
     def __init__(self, quantum_s: float) -> None:
-        self._quantum_s = quantum_s
+        self.quantum_s = quantum_s
         self._part_s = 0.0
 
     def most(self) -> int:
         """Parts that take about a quantum; one while nothing is known."""
         if self._part_s <= 0:
             return 1
-        return max(1, min(MOST_PARTS, int(self._quantum_s / self._part_s)))
+        return max(1, min(MOST_PARTS, int(self.quantum_s / self._part_s)))
 
     def saw(self, parts: int, seconds: float) -> None:
         """So many parts took so long. Slowing down is believed at once, speed by degrees."""
@@ -97,7 +97,9 @@ class Lease:
         self.handler = known.handler
         self.runner = known.runner
         self.pace = known.pace
-        self.began = self.part_began = time.monotonic()
+        self.part_began = time.monotonic()
+        #: After this no part is begun: others are to have a turn.
+        self.late_at = self.part_began + known.pace.quantum_s
         self.results: list[bytes | int] = []
         self.records = 0
         self.size = 0
@@ -333,38 +335,40 @@ class Process:
 
     def _run_batch(self, lease: Lease, parts: list[Part]) -> int:
         """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
-        begun = time.monotonic()
-        ran = 0
+        begun = now = time.monotonic()
+        slot, runner, end = lease.slot, lease.runner, self._table.end
+        took: list[float] = []
         for index, part in enumerate(parts):
-            if not self._may_start(lease, index, part):
+            if not self._may_start(lease, index, part, now):
                 break
             lease.part = part
-            outcome = lease.runner.run(part, self._context(lease, part))
-            self._check_fork()
-            self._ended(lease)
-            ran += 1
-            self._settle(lease, part, outcome)
-        return self._next_most(lease, begun, ran, len(parts))
+            outcome = runner.run(part, self._context(lease, part))
+            if os.getpid() != self._pid:
+                # A handler that forked and returned must not go on as a second worker.
+                os._exit(0)
+            end(slot)
+            started, now = now, time.monotonic()
+            took.append(now - started)
+            if isinstance(outcome, Done):
+                lease.record(part, outcome)
+            else:
+                self._fail(lease, part, outcome)
+                now = time.monotonic()
+        self._table.tally.ran(slot, lease.handler, took)
+        return self._next_most(lease, begun, len(took), len(parts))
 
-    def _may_start(self, lease: Lease, index: int, part: Part) -> bool:
-        now = time.monotonic()
-        is_late = now - lease.began > self._config.quantum_ms / 1e3 and index > 0
-        is_full = lease.size > _MOST_UNSENT
-        if is_late or is_full or self._is_stopping or self._table.is_told(lease.slot):
+    def _may_start(self, lease: Lease, index: int, part: Part, now: float) -> bool:
+        if (index and (now > lease.late_at or lease.size > _MOST_UNSENT)) or self._is_stopping:
             return False
         if lease.runner.timeout_ms:
             self._table.expect(lease.slot, part.attempt, lease.runner.retry_ms(part))
         lease.part_began = now
         return self._table.start(lease.slot, index, int(now * 1e3))
 
-    def _ended(self, lease: Lease) -> None:
-        self._table.end(lease.slot)
-        self._table.tally.ran(lease.slot, lease.handler, time.monotonic() - lease.part_began)
-
     def _next_most(self, lease: Lease, begun: float, ran: int, given: int) -> int:
         now = time.monotonic()
         lease.pace.saw(ran, now - begun)
-        if ran < given or self._is_stopping or now - lease.began > self._config.quantum_ms / 1e3:
+        if ran < given or self._is_stopping or now > lease.late_at:
             return 0
         return lease.pace.most()
 
@@ -380,12 +384,6 @@ class Process:
             should_stop=lambda: table.is_told(slot),
             progress=lambda percent: table.set_progress(slot, percent),
         )
-
-    def _settle(self, lease: Lease, part: Part, outcome: Done | Trouble) -> None:
-        if isinstance(outcome, Done):
-            lease.record(part, outcome)
-        else:
-            self._fail(lease, part, outcome)
 
     def _fail(self, lease: Lease, part: Part, trouble: Trouble) -> None:
         whose = (lease.request_id, lease.holder, lease.handler)
@@ -509,19 +507,20 @@ class Process:
     async def _run_batch_async(self, lease: Lease, parts: list[Part]) -> int:
         loop = asyncio.get_running_loop()
         begun = time.monotonic()
-        ran = 0
+        took: list[float] = []
         for index, part in enumerate(parts):
-            if not self._may_start(lease, index, part):
+            if not self._may_start(lease, index, part, time.monotonic()):
                 break
             lease.part = part
             outcome = await self._run_async(lease, part)
-            self._ended(lease)
-            ran += 1
+            self._table.end(lease.slot)
+            took.append(time.monotonic() - lease.part_began)
             if isinstance(outcome, Done):
                 lease.record(part, outcome)
             else:
-                await loop.run_in_executor(self._callers, self._settle, lease, part, outcome)
-        return self._next_most(lease, begun, ran, len(parts))
+                await loop.run_in_executor(self._callers, self._fail, lease, part, outcome)
+        self._table.tally.ran(lease.slot, lease.handler, took)
+        return self._next_most(lease, begun, len(took), len(parts))
 
     async def _run_async(self, lease: Lease, part: Part) -> Done | Trouble:
         run = lease.runner.run_async(part, self._context(lease, part))
@@ -580,11 +579,6 @@ class Process:
         if times == 1:
             what = "passed over" if isinstance(error, Damaged) else "waiting for the server"
             log.warning("%s: %s", what, error)
-
-    def _check_fork(self) -> None:
-        """A handler that forked and returned in the child must not go on as a second worker."""
-        if os.getpid() != self._pid:
-            os._exit(0)
 
 
 def main() -> None:

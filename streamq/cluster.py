@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from streamq import topology
-from streamq.connection import Line
+from streamq.connection import Line, refuse_open
 from streamq.errors import InvalidValue, ServerBusy, ServerRefused, ServerUnreachable
 from streamq.target import Target
 from streamq.topology import SLOTS, Member, Peer, View
@@ -63,18 +63,24 @@ def address(text: str) -> tuple[str, int]:
     return host, port
 
 
-def create(nodes: Sequence[str], target: Target, replicas: int, timeout_s: float) -> bool:
-    """Make a cluster of the nodes; False when they are one already, as asked.
+def create(
+    target: Target, replicas: int, timeout_s: float, *, is_waiting: bool, is_insecure: bool
+) -> bool:
+    """Make a cluster of the target's hosts; False when they are one already, as asked.
 
-    Login and TLS are those of the target. It returns when all nodes see the same, whole
+    Servers that do not answer yet may be waited for. It returns when all nodes see the same, whole
     cluster. Cut short and called again, it goes on.
 
     Raises:
         InvalidValue: so many nodes make no such cluster.
         ServerError: a node cannot be used, has data, or belongs to another cluster.
     """
-    places = [address(node) for node in nodes]
+    places = target.hosts
     primaries = _primaries(len(set(places)), len(places), replicas)
+    if not is_insecure:
+        refuse_open(target, ", ".join(_text(*place) for place in places))
+    if is_waiting:
+        _wait(target, timeout_s)
     with _peers(places, target) as peers:
         views = {peer.name: topology.view(peer) for peer in peers}
         _refuse_twins(peers, views)
@@ -91,14 +97,10 @@ def create(nodes: Sequence[str], target: Target, replicas: int, timeout_s: float
     return True
 
 
-def wait(nodes: Sequence[str], target: Target, timeout_s: float) -> None:
-    """Wait until every node answers.
-
-    Raises:
-        ServerError: one does not in time, or does not let us in.
-    """
+def _wait(target: Target, timeout_s: float) -> None:
+    """Wait until every node answers."""
     deadline = time.monotonic() + timeout_s
-    for place in map(address, nodes):
+    for place in target.hosts:
         while True:
             try:
                 Line(target, *place).close()
@@ -123,14 +125,17 @@ def arrange(peers: Sequence[Peer], replicas: int) -> Groups:
     return groups
 
 
-def status(places: Sequence[tuple[str, int]], target: Target) -> ClusterStatus:
-    """The cluster that the first node that answers is in, as all its nodes see it.
+def status(target: Target, *, is_insecure: bool) -> ClusterStatus:
+    """The cluster of the target's first host that answers, as all its nodes see it.
 
     Raises:
         ServerError: none answers, or it is no node of a cluster.
     """
+    places = target.hosts
     if not places:
         raise InvalidValue("a cluster is reached by host and port, not by a socket")
+    if not is_insecure:
+        refuse_open(target, ", ".join(_text(*place) for place in places))
     with ExitStack() as stack:
         first = stack.enter_context(_first(places, target))
         _refuse_single(first)

@@ -101,6 +101,16 @@ def translated(where: str) -> Generator[None]:
         raise ours from None
 
 
+def refuse_open(target: Target, where: str) -> None:
+    """Raise ServerUnsafe for a server that lets in anybody from anywhere."""
+    if target.is_open:
+        raise ServerUnsafe(
+            f"{where} is on another machine and the URL has neither a password nor a "
+            "client certificate: whoever reaches it could read and change everything. Give it "
+            "a user and a password (streamq acl), or say --insecure (STREAMQ_INSECURE=1)"
+        )
+
+
 class Connection:
     """The way to one server or cluster. Threads may share it; processes may not."""
 
@@ -132,14 +142,16 @@ class Connection:
             ServerError: nobody answers, it does not let us in, or it lets in anybody from
                 anywhere (unless that is fine).
         """
-        if not is_insecure and self._target.is_open:
-            raise ServerUnsafe(
-                f"{self.where} is on another machine and the URL has neither a password nor a "
-                "client certificate: whoever reaches it could read and change everything. Give it "
-                "a user and a password (streamq acl), or say --insecure (STREAMQ_INSECURE=1)"
-            )
+        if not is_insecure:
+            refuse_open(self._target, self.where)
         with translated(self.where):
-            self.redis.ping()
+            try:
+                self.redis.ping()
+            except driver.ResponseError as error:
+                # That it has no such database, for one.
+                raise _ours(error, self.where) or ServerRefused(
+                    f"{self.where} refuses: {error}"
+                ) from None
 
     def check(self, *, is_insecure: bool = False) -> None:
         """Make sure somebody answers who keeps what it is given.
@@ -149,7 +161,7 @@ class Connection:
         """
         self.enter(is_insecure=is_insecure)
         with translated(self.where):
-            for info in self._asked():
+            for info in self._infos():
                 policy = info.get("maxmemory_policy", "noeviction")
                 if policy != "noeviction":
                     raise ServerUnsafe(
@@ -219,15 +231,6 @@ class Connection:
             client.close()
         if self._local:
             self._local.stop()
-
-    def _asked(self) -> list[dict[str, Any]]:
-        """What the server says of itself; that it has no such database, for one."""
-        try:
-            return self._infos()
-        except driver.ResponseError as error:
-            if _ours(error, self.where):
-                raise
-            raise ServerRefused(f"{self.where} refuses: {error}") from None
 
     def _infos(self) -> list[dict[str, Any]]:
         if self.is_cluster:

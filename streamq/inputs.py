@@ -16,6 +16,7 @@ import os
 import re
 import select
 import stat
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -81,6 +82,9 @@ class Identity(msgspec.Struct, frozen=True):
             BadInput: it is not there, is no regular file, or cannot be read.
         """
         if path == STDIN:
+            if sys.stdin is None:
+                # Its number may be another file's by now.
+                raise BadInput("standard input is closed")
             return cls(path)
         if is_remote(path):
             found = head(path)

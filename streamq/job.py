@@ -18,7 +18,7 @@ from streamq.client import Request, status_of
 from streamq.collector import Collector
 from streamq.connection import Connection
 from streamq.control import Config
-from streamq.errors import ProtocolError, RequestUnknown, ServerError, StreamqError
+from streamq.errors import ProtocolError, RequestEnded, RequestUnknown, ServerError, StreamqError
 from streamq.keeper import Keeper
 from streamq.loader import Load
 from streamq.model import Failure, Policy, Status
@@ -179,7 +179,7 @@ class Job:
 
     def _load(self, protocol: Protocol, opened: threading.Event) -> None:
         plan = self._plan
-        Load(
+        load = Load(
             protocol,
             plan.id,
             plan.policy,
@@ -188,7 +188,10 @@ class Job:
             counts_results=True,
             checks_complete=False,
             should_stop=self._is_stopping.is_set,
-        ).run(opened.set)
+        )
+        # With too many failures it ends before all is loaded: the collector sees that.
+        with suppress(RequestEnded):
+            load.run(opened.set)
 
     def _collect(self, protocol: Protocol, opened: threading.Event, *, force: bool) -> None:
         plan = self._plan

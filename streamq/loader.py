@@ -13,6 +13,8 @@ from contextlib import closing, suppress
 import msgspec
 
 from streamq.errors import (
+    LoadGap,
+    RequestEnded,
     RequestExists,
     ServerBusy,
     ServerFull,
@@ -33,6 +35,10 @@ from streamq.submission import forget, unregister
 _WINDOW_S = 0.05
 #: How often it looks while it fills the window, where results fill it too.
 _LOOKS = 8
+
+
+#: After these what is loaded stays: the same command goes on, or whoever looks finds it.
+_STAYS = (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, RequestEnded, LoadGap)
 
 
 class _Stopped(Exception):
@@ -91,16 +97,11 @@ class Load:
         on_open()
         try:
             self._load(opened)
-            for old in now:
-                if changed := Identity.of(old.name).difference(old):
-                    raise BadInput(f"the input changed while it was loaded: {changed}")
-            cursor = _encode(self._cursor)
-            _, tokens = self._protocol.seal(self._id, self._parts, cursor)
-            self._push(tokens)
+            self._seal(now)
         except _Stopped:
-            return self._parts
-        except (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, KeyboardInterrupt):
-            raise  # the same command goes on
+            pass
+        except _STAYS as error:
+            raise self._named(error) from None
         except Exception:
             if opened.is_new:
                 self._take_back()
@@ -108,6 +109,22 @@ class Load:
         finally:
             self._appending.close()
         return self._parts
+
+    def _seal(self, begun: list[Identity]) -> None:
+        for old in begun:
+            if changed := Identity.of(old.name).difference(old):
+                raise BadInput(f"the input changed while it was loaded: {changed}")
+        _, tokens = self._protocol.seal(self._id, self._parts, _encode(self._cursor))
+        self._push(tokens)
+
+    def _named(self, error: Exception) -> Exception:
+        """The error, with what it means for the request where that is not plain."""
+        if isinstance(error, RequestEnded):
+            state = self._protocol.inspect(self._id)["state"]
+            return RequestEnded(f"request {self._id} is {state}: the rest is not loaded")
+        if isinstance(error, LoadGap):
+            return LoadGap(f"request {self._id} is being loaded by somebody else too")
+        return error
 
     def _open(self, now: list[Identity]) -> Opened:
         lasting = msgspec.structs.replace(self._policy, delay_ms=0)

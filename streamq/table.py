@@ -162,13 +162,13 @@ class Table:
         self._words[slot * _SLOT + RETRY_MS] = retry_ms * _ATTEMPTS + min(attempt, _ATTEMPTS - 1)
 
     def start(self, slot: int, index: int, now_ms: int) -> bool:
-        """Start a part of the batch, unless it was struck."""
+        """Start a part of the batch, unless it was struck or the lease is not wanted any more."""
         at = slot * _SLOT
         words = self._words
         words[at + SINCE_MS] = now_ms
         words[at + CURRENT] = index
         _fence()
-        return index < words[at + CUT]
+        return index < words[at + CUT] and not words[at + TOLD]
 
     def end(self, slot: int) -> None:
         """The current part has ended: it runs no more, though it is not finished yet."""

@@ -34,11 +34,15 @@ class Tally:
         """Add to one of a handler's counts."""
         self._words[self._row(slot, handler) + what] += number
 
-    def ran(self, slot: int, handler: int, seconds: float) -> None:
-        """A part was run for so long."""
+    def ran(self, slot: int, handler: int, took: Sequence[float]) -> None:
+        """Parts were run, each for so many seconds."""
         row = self._row(slot, handler)
-        self._words[row + RAN_US] += int(seconds * 1e6)
-        self._words[row + _FIRST + bisect_left(BOUNDS_S, seconds)] += 1
+        self._words[row + RAN_US] += int(sum(took) * 1e6)
+        if took and max(took) <= BOUNDS_S[0]:
+            self._words[row + _FIRST] += len(took)
+            return
+        for seconds in took:
+            self._words[row + _FIRST + bisect_left(BOUNDS_S, seconds)] += 1
 
     def rows(self, handlers: int) -> list[Row]:
         """Of each handler what all slots have done."""

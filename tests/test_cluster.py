@@ -56,7 +56,12 @@ class Servers:
         self, machines: list[str], password: str = "", masterauth: str = "", binary: str = ""
     ) -> list[str]:
         """One on each address given, as HOST:PORT."""
-        return [self._start(host, password, masterauth, binary) for host in machines]
+        nodes = []
+        for host in machines:
+            folder = self._folder / f"node{len(self._pids)}"
+            folder.mkdir()
+            nodes.append(self._start(host, folder, password, masterauth, binary))
+        return nodes
 
     def kill(self, node: str) -> None:
         self._launcher.end(self._pids[node], signal.SIGKILL)
@@ -68,9 +73,15 @@ class Servers:
     def stop(self) -> None:
         self._launcher.stop()
 
-    def _start(self, host: str, password: str, masterauth: str, binary: str) -> str:
-        folder = self._folder / f"node{len(self._pids)}"
-        folder.mkdir()
+    def move(self, node: str, host: str) -> str:
+        """End a node, and start it with what it knows at another address."""
+        self.kill(node)
+        _, folder, _ = self._started[node]
+        return self._start(host, folder)
+
+    def _start(
+        self, host: str, folder: Path, password: str = "", masterauth: str = "", binary: str = ""
+    ) -> str:
         place = (("bind", *dict.fromkeys((LOOPBACK, host))), ("cluster-announce-ip", host))
 
         def run_at(port: int) -> int:
@@ -215,6 +226,19 @@ def test_cut_short_and_run_again_it_goes_on(servers: Servers) -> None:
         assert "ok: 3 primaries, 3 replicas, 16384 of 16384 slots" in made.stdout
 
 
+@pytest.mark.parametrize("binary", ["", pytest.param("redis-server", marks=has_redis)])
+def test_nodes_that_moved_are_introduced_again(servers: Servers, binary: str) -> None:
+    nodes = servers.start(["127.0.0.1"] * 3, binary=binary)
+    assert run("cluster", "create", *nodes, "--replicas", "0").returncode == 0
+
+    moved = [servers.move(node, "127.0.0.2") for node in nodes]
+    made = run("cluster", "create", *moved, "--replicas", "0")
+
+    assert (made.returncode, "stands already" in made.stderr) == (0, True), made.stderr
+    shown = json.loads(run("cluster", "status", moved[0], "--json").stdout)
+    assert {node["address"] for node in shown["nodes"]} == set(moved)
+
+
 def test_servers_that_start_late_are_waited_for(servers: Servers) -> None:
     nodes = servers.start(["127.0.0.1"] * 3)
     servers.kill(nodes[2])
@@ -242,12 +266,20 @@ def test_servers_that_are_used_are_refused_and_left_alone(servers: Servers) -> N
             ("127.0.0.1:1", "does not answer"),
             ("no-such-host.invalid:1", "does not answer"),
         ):
-            refused = run("cluster", "create", *nodes, node, "--replicas", "0")
+            refused = run("cluster", "create", *nodes, node, "--replicas", "0", "--insecure")
 
             assert (refused.returncode, refused.stdout) == (3, "")
             assert node in refused.stderr
             assert reason in refused.stderr
     assert all(len(view(peer(node))) == 1 and not own(view(peer(node))).slots for node in nodes)
+
+
+def test_servers_elsewhere_without_a_password_are_not_even_asked() -> None:
+    nodes = ["192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1"]
+    for words in (["create", *nodes, "--replicas", "0", "--wait"], ["status", nodes[0]]):
+        refused = run("cluster", *words)
+
+        assert (refused.returncode, "or say --insecure" in refused.stderr) == (3, True)
 
 
 def test_a_server_under_two_names_is_seen(servers: Servers) -> None:

@@ -477,8 +477,8 @@ class TestErrors:
         assert str(error) in str(failure.value)
 
     def test_an_error_nobody_can_act_on_stays_as_it_is(self) -> None:
-        with pytest.raises(driver.ResponseError, match="WRONGTYPE"), translated("redis://h"):
-            raise driver.ResponseError("WRONGTYPE Operation against a key")
+        with pytest.raises(driver.ResponseError, match="ERR unknown"), translated("redis://h"):
+            raise driver.ResponseError("ERR unknown command")
 
 
 def _unblock_all(redis: Any) -> bool:

@@ -231,7 +231,6 @@ def test_units_hear_from_what_they_start(
     path: Path, urls: Callable[[str], str], queue: str, tmp_path: Path
 ) -> None:
     """Their ExecStart, with a socket as systemd gives one."""
-    pytest.importorskip("streamq.notify")
     heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     heard.bind(str(tmp_path / "notify"))
     heard.settimeout(30)

@@ -1,11 +1,11 @@
 """``streamq load`` through its command: what is in the files reaches the handlers, once."""
 
-import bz2
 import csv
 import gzip
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,41 +139,48 @@ class TestRoundTrip:
         assert [result for _, result in request.results()] == contents
 
 
+#: The text of a CSV, how it is to be read, and what its only item is then called.
+CSVS = [
+    ("item;count\n'a;\nb';2\n", ("--delimiter", ";", "--quote", "'"), "a;\nb"),
+    ("a|2\n", ("--delimiter", "|", "--header", "item|count"), "a"),
+    ('item,count\n"a\\",b",2\n', ("--escape", "\\"), 'a",b'),
+    ('item\tcount\n5" a\t2\n', ("--delimiter", r"\t", "--quote", ""), '5" a'),
+    ("\ufeffitem,count\r\na,2\r\n", (), "a"),
+]
+
+
 class TestDialects:
     @ONE_KIND
-    @pytest.mark.parametrize(
-        ("text", "words", "handler", "expected"),
-        [
-            ("item;count\n'a;\nb';2\n", ("--delimiter", ";", "--quote", "'"), "priced", "a;\nb"),
-            ("a|2\n", ("--delimiter", "|", "--header", "item|count"), "priced", "a"),
-            ('item,count\n"a\\",b",2\n', ("--escape", "\\"), "priced", 'a",b'),
-            ('item\tcount\n5" a\t2\n', ("--delimiter", r"\t", "--quote", ""), "priced", '5" a'),
-            ("\ufeffitem,count\r\na,2\r\n", (), "priced", "a"),
-            ("a,2\nb\n", ("--no-header",), "fields", [["a", "2"], ["b"]]),
-        ],
-    )
     def test_is_read_as_it_is_written(
-        self,
-        fleet: Fleet,
-        load: Load,
-        client: Client,
-        tmp_path: Path,
-        text: str,
-        words: tuple[str, ...],
-        handler: str,
-        expected: Any,
+        self, fleet: Fleet, load: Load, client: Client, tmp_path: Path
     ) -> None:
-        (tmp_path / "in.csv").write_bytes(text.encode())
+        fleet.ready()
+        for text, words, item in CSVS:
+            (tmp_path / "in.csv").write_bytes(text.encode())
+            done = load(tmp_path / "in.csv", "--handler", "priced", *words)
+            assert done.returncode == 0, done.stderr
+
+            request = client.get(done.stdout.strip())
+            request.wait(20)
+            assert request.errors() == []
+            assert [result for _, result in request.results()] == [{item: 6}]
+
+    @ONE_KIND
+    def test_rows_without_names_come_as_lists(
+        self, fleet: Fleet, load: Load, client: Client, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.csv").write_text("a,2\nb\n")
         fleet.ready()
 
-        done = load(tmp_path / "in.csv", "--handler", handler, *words)
+        lists = load(tmp_path / "in.csv", "--handler", "fields", "--no-header")
+        structs = load(tmp_path / "in.csv", "--handler", "priced", "--no-header")
 
-        assert done.returncode == 0, done.stderr
-        request = client.get(done.stdout.strip())
+        request = client.get(lists.stdout.strip())
         request.wait(20)
-        assert request.errors() == []
-        ((_, found),) = request.results()
-        assert found == (expected if handler == "fields" else {expected: 6})
+        assert [result for _, result in request.results()] == [[["a", "2"], ["b"]]]
+        request = client.get(structs.stdout.strip())
+        assert request.wait(20).records.failed == 2
+        assert "have no names" in request.errors()[0].message
 
     @ONE_KIND
     @pytest.mark.parametrize(
@@ -260,7 +267,7 @@ class TestFailures:
             (("open.csv", "--handler", "echo"), 2, "open.csv: record 2: a quote is not closed"),
             (("cut.gz", "--handler", "echo"), 2, "cut.gz: after record"),
             (("crc.gz", "--handler", "echo"), 2, "crc.gz: after record"),
-            (("bomb.bz2", "--handler", "echo"), 2, "more than 1000 times its size"),
+            (("bomb.gz", "--handler", "echo"), 2, "more than 1000 times its size"),
             (("latin.csv", "--handler", "echo"), 2, "latin.csv: record 1: the header is not UTF-8"),
             (("/proc/self/mem", "--handler", "echo"), 2, "/proc/self/mem: Input/output error"),
             (("/dev/null", "--handler", "echo"), 2, "/dev/null is no regular file"),
@@ -283,8 +290,8 @@ class TestFailures:
         packed = gzip.compress(b"".join(b"line %d\n" % n for n in range(99_999)))
         (tmp_path / "cut.gz").write_bytes(packed[:-50])
         (tmp_path / "crc.gz").write_bytes(packed[:-6] + b"oops" + packed[-2:])
-        if words[0] == "bomb.bz2":
-            (tmp_path / "bomb.bz2").write_bytes(bz2.compress(b"\n" * 120_000_000))
+        if words[0] == "bomb.gz":
+            (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\n" * 120_000_000))
         (tmp_path / "latin.csv").write_bytes(b"caf\xe9,b\n1,2\n")
         (tmp_path / "whole.bin").write_bytes(b"x" * (2**20 + 1))
         name, *rest = words
@@ -382,6 +389,30 @@ class TestFailures:
         assert running.returncode == 2
         assert f"the input changed while it was loaded: {file} ha" in errors
         assert client.list(queue) == []
+
+    @ONE_KIND
+    def test_request_that_fails_while_it_is_loaded_stays_to_be_looked_at(
+        self,
+        command: tuple[list[str], dict[str, str]],
+        client: Client,
+        fleet: Fleet,
+        tmp_path: Path,
+        request_id: str,
+    ) -> None:
+        (tmp_path / "in.txt").write_bytes(b"no number\n" * 500_000)
+        words = [tmp_path / "in.txt", "--handler", "doubled", "--id", request_id]
+        words += ["--max-failures", "3", "--window", "1MiB"]
+        line = [*command[0], *map(str, words)]
+        running = subprocess.Popen(line, env=command[1], stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: total_of(client, request_id) > 3, 30)
+        fleet.ready()
+
+        _, errors = running.communicate(timeout=60)
+
+        assert running.returncode == 1
+        assert f"request {request_id} is failed" in errors
+        assert client.get(request_id).status().state is State.FAILED
+        assert len(client.get(request_id).errors()) > 3
 
     @ONE_KIND
     def test_empty_file_is_done_at_once(self, load: Load, client: Client, tmp_path: Path) -> None:
@@ -547,6 +578,33 @@ class TestStdin:
         request = client.get(request_id)
         assert request.wait(30).records.total == 50_000
         assert lines_of(request) == data
+
+    @ONE_KIND
+    def test_closed_is_said(self, command: tuple[list[str], dict[str, str]]) -> None:
+        line = " ".join([*command[0], "- --handler echo <&-"])
+
+        done = subprocess.run(["sh", "-c", line], env=command[1], capture_output=True, text=True)
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "standard input is closed" in done.stderr
+
+    @ONE_KIND
+    def test_stopped_it_says_how_to_go_on(
+        self, client: Client, command: tuple[list[str], dict[str, str]], request_id: str
+    ) -> None:
+        line = [*command[0], "-", "--handler", "shout", "--lines", "1", "--id", request_id]
+        pipe = subprocess.PIPE
+        loading = subprocess.Popen(line, env=command[1], stdin=pipe, stderr=pipe, text=True)
+        assert loading.stdin
+        loading.stdin.write("one\n")
+        loading.stdin.flush()
+        wait_until(lambda: total_of(client, request_id) == 1, 30)
+
+        loading.send_signal(signal.SIGINT)
+
+        assert loading.wait(20) == 130
+        _, errors = loading.communicate()
+        assert errors == f"stopped; the same command goes on with --id {request_id}\n"
 
     @ONE_KIND
     def test_goes_alone(self, load: Load, tmp_path: Path) -> None:

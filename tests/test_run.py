@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from streamq import Client
+from streamq.server import LocalServer
 from tests.waiting import wait_until
 
 SAMPLES = Path(__file__).parents[1] / "samples"
@@ -33,6 +35,10 @@ def talks(line: bytes) -> bytes:
     if line == b"line 0":
         print("hello from a handler", flush=True)
     return line
+def swollen(line: bytes) -> bytes:
+    while int(line) == 0 and not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    return line * 4
 def stuck_thrice(line: bytes) -> bytes:
     if line == b"line 0":
         times = len(list(pathlib.Path().glob("stuck*"))) + 1
@@ -114,6 +120,69 @@ def test_identity_gives_the_input_back_and_leaves_nothing(
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
     assert "3,001 records in 31 parts, 0 failed" in done.stderr
+
+
+def test_too_many_failures_end_it_though_more_is_to_be_loaded(
+    streamq: Streamq, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_bytes(b"line 7\n" * 2_000_000)
+    words = ("--retries", 0, "--max-failures", 5, "--window", "1MiB", "--lines", 100)
+
+    done = streamq("run", "in.txt", "--map", "job:picky", "-o", "out.txt", "-p", 1, *words)
+
+    assert done.returncode == 1
+    assert "failed in " in done.stderr
+    assert "go on with" not in done.stderr
+    assert "seven" in (tmp_path / "out.errors.jsonl").read_text()
+    assert not (tmp_path / ".streamq").exists()
+
+
+def test_quoted_csv_comes_back_with_its_header(streamq: Streamq, tmp_path: Path) -> None:
+    rows = b"".join(b'%d,"say ""hi"",\r\nthen go"\r\n' % n for n in range(500))
+    (tmp_path / "in.csv").write_bytes(b"number,note\r\n" + rows)
+
+    done = streamq("run", "in.csv", "--map", "job:same", "-o", "out", "--lines", 7)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "in.csv").read_bytes()
+
+
+def test_window_holds_what_is_not_collected_too(
+    environment: dict[str, str], streamq: Streamq, tmp_path: Path
+) -> None:
+    """The first part keeps all others from being written: the load waits, not the memory grows."""
+    window = 4 * 2**20
+    (tmp_path / "in.txt").write_bytes(b"".join(b"%099d\n" % n for n in range(200_000)))
+    words = ["run", "in.txt", "--map", "job:swollen", "-o", "out", "-p", "2", "--lines", "100"]
+    with LocalServer.start() as server, Client(server.url) as client:
+        running = subprocess.Popen(
+            [*COMMAND, *words, "--window", str(window), "--url", server.url],
+            env=environment,
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+        )
+        (name,) = wait_until(lambda: list((tmp_path / ".streamq").glob("*/plan.json")), 60)
+        request = client.get(wait_until(lambda: client.list(), 60)[0].id)
+
+        totals: list[int] = []
+
+        def is_at_rest() -> bool:
+            """Everything but the first part is done, and nothing was loaded for fifty looks."""
+            parts = request.status().parts
+            totals.append(parts.total if parts.done == parts.total - 1 else -len(totals))
+            return parts.done > 0 and len(set(totals[-50:])) == 1 and len(totals) > 50
+
+        wait_until(is_at_rest, 60)
+        stalled = request.status()
+        (tmp_path / "go").touch()
+        _, said = running.communicate(timeout=60)
+
+    assert name.parent.name == stalled.id
+    assert running.returncode == 0, said
+    assert stalled.state == "loading"
+    assert stalled.parts.done * 40_000 < 3 * window
+    with (tmp_path / "out").open("rb") as out:
+        assert sum(len(line) == 397 for line in out) == 200_000
 
 
 def test_failures_are_written_beside_and_the_code_is_1(
@@ -280,7 +349,7 @@ class TestPrograms:
         words = ["run", "in.txt", "--exec", "./hangs", "-o", "out.txt"]
         running = subprocess.Popen([*COMMAND, *words], env=environment, cwd=tmp_path)
         pids = tmp_path / "pids"
-        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 20)
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
         below = descendants(running.pid)
 
         running.kill()
@@ -298,11 +367,11 @@ class TestOutputs:
             [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
         )
         output = tmp_path / "out.txt"
-        wait_until(lambda: output.exists() and output.stat().st_size > 100, 20)
+        wait_until(lambda: output.exists() and output.stat().st_size > 100, 60)
         # A disk of the collector's own: no file that it writes may grow beyond this.
         resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (3_000, resource.RLIM_INFINITY))
 
-        _, said = running.communicate(timeout=40)
+        _, said = running.communicate(timeout=100)
 
         assert running.returncode == 1, said
         assert f"cannot write {output}: File too large" in said
@@ -327,10 +396,10 @@ class TestOutputs:
             [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
         )
         output = tmp_path / "out.txt"
-        wait_until(lambda: output.exists() and output.stat().st_size > 100, 20)
+        wait_until(lambda: output.exists() and output.stat().st_size > 100, 60)
         output.rename(tmp_path / "moved.txt")
 
-        _, said = running.communicate(timeout=40)
+        _, said = running.communicate(timeout=100)
 
         assert running.returncode == 1, said
         assert "was moved or removed while it was written" in said
@@ -355,38 +424,35 @@ class TestOutputs:
         assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_stopped_or_killed_it_goes_on(
-    streamq: Streamq,
-    environment: dict[str, str],
-    source: Path,
-    tmp_path: Path,
-    number: signal.Signals,
+def test_stopped_it_goes_on(
+    streamq: Streamq, environment: dict[str, str], source: Path, tmp_path: Path
 ) -> None:
     words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
     running = subprocess.Popen(
-        [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL
+        [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     output = tmp_path / "out.txt"
-    wait_until(lambda: output.exists() and output.stat().st_size > 1_000, 20)
+    wait_until(lambda: output.exists() and output.stat().st_size > 1_000, 60)
 
-    running.send_signal(number)
-    code = running.wait(40)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=100)
 
-    assert code == (130 if number == signal.SIGINT else -9)
+    assert running.returncode == 130
     (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+    assert f"go on with: streamq run --resume {request_id}" in said
     done = streamq("run", "--resume", request_id)
     assert done.returncode == 0, done.stderr
     assert output.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
 
 
+@pytest.mark.timeout(600)
 def test_run_killed_at_random_moments_gives_the_input_back(
     environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:
     """Nothing is lost or doubled, no part is blamed, and nothing is left running."""
-    chance = random.Random(int(os.environ.get("STREAMQ_TEST_KILLS", "4")))
-    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "4"))
+    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "3"))
+    chance = random.Random(kills)
     output = tmp_path / "out.txt"
     marks = sorted(chance.randrange(source.stat().st_size) for _ in range(kills))
     words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]

@@ -1,5 +1,6 @@
 """arq: 1,000 jobs at once, uvloop, no results. It polls. It has no batches."""
 
+import asyncio
 import sys
 
 import common
@@ -18,8 +19,9 @@ async def job(_context: dict, _: str) -> None:
 async def enqueue(n: int) -> None:
     global pool
     pool = pool or await create_pool(settings)
-    for _ in range(n):
-        await pool.enqueue_job("job", common.PAYLOAD)
+    for start in range(0, n, 100):
+        many = range(min(100, n - start))
+        await asyncio.gather(*(pool.enqueue_job("job", common.PAYLOAD) for _ in many))
 
 
 async def one() -> None:

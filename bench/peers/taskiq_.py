@@ -1,5 +1,6 @@
 """taskiq on Redis Streams: 100 coroutines, prefetch 100, no parsing. It has no batches."""
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -23,8 +24,9 @@ async def enqueue(n: int) -> None:
     if not _is_started:
         await broker.startup()
         _is_started = True
-    for _ in range(n):
-        await job.kiq(common.PAYLOAD)
+    for start in range(0, n, 100):
+        many = range(min(100, n - start))
+        await asyncio.gather(*(job.kiq(common.PAYLOAD) for _ in many))
 
 
 async def one() -> None:

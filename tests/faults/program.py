@@ -1,9 +1,11 @@
 """The program: runs scenarios, writes down their figures, and makes the page of them."""
 
 import shutil
+import signal
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -48,7 +50,12 @@ def run(
         for server, seed, subject in _plan(scenario, servers.split(","), seeds, first):
             if subject not in subjects.split(","):
                 continue
-            figures = _execute(scenario, server, seed, subject, parts, told_within, keep)
+            try:
+                figures = _execute(scenario, server, seed, subject, parts, told_within, keep)
+            except Exception:  # noqa: BLE001  the others are still to be run
+                traceback.print_exc()
+                is_whole = False
+                continue
             print(_line(figures), flush=True)
             if results:
                 with results.open("ab") as file:
@@ -74,7 +81,9 @@ def report(results: Path, output: Path) -> None:
     """Make the page from figures written down."""
     lines = results.read_bytes().splitlines()
     figures = [msgspec.json.decode(line, type=Figures) for line in lines]
-    output.write_text(renewed(output.read_text(), figures))
+    # A run that was made again counts in the place of the first.
+    latest = {(f.scenario, f.subject, f.server, f.seed): f for f in figures}
+    output.write_text(renewed(output.read_text(), list(latest.values())))
 
 
 def _plan(
@@ -229,5 +238,6 @@ def _line(figures: Figures) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """The command line. Told to end, it ends what it has started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(app())

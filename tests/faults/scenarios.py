@@ -18,8 +18,8 @@ from tests.faults.subjects import LEASE_S, Command, Streamq, Subject
 
 #: Faults are injected for so long at most; then it must come to its end.
 WINDOW_S = 8.0
-#: Handlers take so long on average, between half of it and one and a half.
-HANDLER_MS = 8.0
+#: All parts together take so long at best. Each takes between half and one and a half of its share.
+WORK_S = 5.0
 NAP_MS = 5_000
 #: A slot whose process dies may have run so many parts that it had not told of: a batch.
 BATCH = 13
@@ -88,8 +88,9 @@ class Scenario(NamedTuple):
         """What its parts are told: how many milliseconds to take, or to die."""
         if self.naps:
             return [f"{NAP_MS}"] * self.naps
+        each_ms = WORK_S * 1e3 * self.limit / usual
         count = round(usual * self.share)
-        found = [f"{HANDLER_MS * (0.5 + chance.random()):.2f}" for _ in range(count)]
+        found = [f"{each_ms * (0.5 + chance.random()):.2f}" for _ in range(count)]
         for number in chance.sample(range(count), self.deadly):
             found[number] = "die"
         return found

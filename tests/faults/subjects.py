@@ -61,7 +61,8 @@ class Command:
             code = self.process.wait()
             self.codes.append(code)
             if code in self._good:
-                self.ended = time.time()
+                # Its last words; what Python does between them and its exit is not looked at.
+                self.ended = self._log.stat().st_mtime
             else:
                 time.sleep(0.2)
 
@@ -180,7 +181,7 @@ class Streamq(Subject):
         self.loader = self._command("load", words, {0})
         wait_until(self._is_there, 60)
         self.waiters = [
-            self._command(f"wait{n}", ["wait", self.id, "-q"], {0, 1}) for n in range(WAITERS)
+            self._command(f"wait{n}", ["wait", self.id], {0, 1}) for n in range(WAITERS)
         ]
         out = str(self.folder / "out.txt")
         self.collector = self._command("results", ["results", self.id, "-o", out, "-f"], {0})
@@ -339,6 +340,9 @@ class Seed(Subject):
 
     def start(self) -> None:
         self._workers = [self._worker() for _ in range(self.slots)]
+        if self.parts:
+            wanted = min(self.slots, self.parts)
+            wait_until(lambda: len({note.pid for note in self.notes()}) >= wanted, 60)
 
     def _worker(self) -> "subprocess.Popen[bytes]":
         self._count += 1
@@ -385,7 +389,11 @@ class Seed(Subject):
         return bool(self._direct(lambda redis: redis.exists(key) == 0, key))
 
     def kill_process(self, chance: random.Random) -> bool:
-        index = chance.randrange(len(self._workers))
+        working = {note.pid for note in self.notes()}
+        found = [n for n, worker in enumerate(self._workers) if worker.pid in working]
+        if not found:
+            return False
+        index = chance.choice(found)
         worker = self._workers[index]
         worker.kill()
         worker.wait()
@@ -394,9 +402,8 @@ class Seed(Subject):
         return True
 
     def kill_pool(self, chance: random.Random) -> bool:
-        for _ in range(self.slots // 2):
-            self.kill_process(chance)
-        return True
+        killed = [self.kill_process(chance) for _ in range(self.slots // 2)]
+        return any(killed)
 
     def pools(self) -> list[list[int]]:
         pids = [worker.pid for worker in self._workers]

@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -127,7 +128,8 @@ class Farm:
         self.url = url
         self.queue = "fuzzed"
         self.fleet = Fleet(url, self.queue, folder)
-        self.pool = self.fleet.ready("-c", "2", audit_ms=200)
+        self.pool = self.fleet.start("-c", "2", audit_ms=200)
+        wait_until(lambda: "ready" in self.said(), 60)
         self.client = Client(url)
         self.protocol = Protocol(Connection(url))
         self.redis = self.protocol.connection.redis
@@ -309,6 +311,32 @@ def test_client_says_what_is_damaged(
             code, said = command(urls("valkey"), queue, *words)
             assert code in (0, 1, 2, 3, 5, 124), (words, said)
             assert code == 0 or "streamq: " in said, (words, said)
+
+
+def test_janitor_command_takes_everything_in_its_stride(urls: Callable[[str], str]) -> None:
+    name = f"q{secrets.token_hex(6)}"
+    queue = QueueKeys(name)
+    with Client(urls("valkey")) as client:
+        redis = client._protocol.connection.redis
+        damaged = client.submit([b"x"], handler="h", queue=name)
+        other = client.submit([b"x"], handler="h", queue=name)
+        redis.hset(RequestKeys(damaged.id).meta, "state", b"\xff")
+        redis.delete(queue.closed)
+        redis.set(queue.closed, "not ours")
+        _register(redis, RequestKeys(damaged.id), queue, b"\xff not ours")
+        for _ in range(2):
+            make_due(client._protocol, name)
+            done = subprocess.run(
+                [sys.executable, "-m", "streamq.cli", "janitor", "--once", "--queue", name],
+                env=os.environ | {"STREAMQ_URL": urls("valkey")},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            assert "Traceback" not in done.stderr
+        assert f"request {damaged.id} is damaged" in done.stderr
+        assert client._protocol.ids(name) == [damaged.id, other.id]
 
 
 OPTIONS = (

@@ -52,7 +52,7 @@ URLS = texts | st.builds(
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-@fuzz(150)
+@fuzz(60)
 @given(value=anything | AMOUNTS)
 def test_value_is_understood_or_refused(parser: str, value: Any) -> None:
     with suppress(InvalidValue):
@@ -61,27 +61,27 @@ def test_value_is_understood_or_refused(parser: str, value: Any) -> None:
             assert isinstance(each, str) or math.isfinite(each)
 
 
-@fuzz(100)
+@fuzz(40)
 @given(ms=st.integers(0, 10**12))
 def test_duration_that_was_written_is_read_back(ms: int) -> None:
     assert units.duration_ms(f"{ms}ms") == ms
     assert units.duration_ms(f" {ms // 1_000} s ") == ms // 1_000 * 1_000
 
 
-@fuzz(100)
+@fuzz(40)
 @given(size=st.integers(1, 2**50))
 def test_size_that_was_written_is_read_back(size: int) -> None:
     assert units.size_bytes(str(size)) == units.size_bytes(f"{size}B") == units.size_bytes(size)
 
 
-@fuzz(300)
+@fuzz(120)
 @given(url=URLS)
 def test_url_is_understood_or_refused(url: str) -> None:
     with suppress(InvalidValue):
         Target(url)
 
 
-@fuzz(100)
+@fuzz(40)
 @given(secret=st.text(min_size=4, max_size=20), scheme=SCHEMES, rest=texts)
 def test_password_is_never_shown(secret: str, scheme: str, rest: str) -> None:
     hidden = f"<{secret}>"
@@ -95,7 +95,7 @@ def test_password_is_never_shown(secret: str, scheme: str, rest: str) -> None:
             assert hidden not in shown
 
 
-@fuzz(200)
+@fuzz(60)
 @given(
     env=st.dictionaries(
         st.sampled_from(

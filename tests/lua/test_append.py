@@ -19,6 +19,15 @@ def test_number_of_a_part_is_the_id_of_its_entry(driver: Driver) -> None:
     assert [id_ for id_, _ in entries] == [b"1-0", b"2-0", b"3-0"]
 
 
+def test_large_numbers_are_ids_too(driver: Driver) -> None:
+    driver.open()
+    driver.set_meta(total=12_345_678_901)
+
+    driver.append(2, first=12_345_678_902)
+
+    assert driver.entries() == [12_345_678_902, 12_345_678_903]
+
+
 def test_parts_counts_and_cursor_move_in_one_step(driver: Driver) -> None:
     driver.open()
 
