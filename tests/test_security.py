@@ -144,11 +144,16 @@ class TestTls:
 @SECURE
 class TestRoles:
     def test_whole_job_with_each_command_as_its_own_user(
-        self, secure: SecureServer, queue: str, tmp_path: Path
+        self,
+        secure: SecureServer,
+        queue: str,
+        tmp_path: Path,
+        request: pytest.FixtureRequest,
     ) -> None:
         source, output = tmp_path / "in.txt", tmp_path / "out.txt"
         source.write_text("".join(f"line {n}\n" for n in range(2_000)))
         fleet = Fleet(secure.url, queue, tmp_path)
+        request.addfinalizer(fleet.end)
         pool = fleet.ready("-p", "2")
 
         def streamq(*words: str) -> str:
@@ -170,7 +175,6 @@ class TestRoles:
         assert output.read_text() == source.read_text().upper()
         assert (tmp_path / "two").read_text() == source.read_text().upper()
         assert "let us" not in fleet.errors(pool)
-        fleet.end()
 
     @pytest.mark.parametrize("user", acl.ROLES)
     def test_what_a_role_must_not_do(self, secure: SecureServer, user: str) -> None:
