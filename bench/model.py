@@ -9,6 +9,7 @@ real pool. A server works on one core, and is called full at seven tenths of it.
 
 import argparse
 import json
+import os
 import secrets
 import statistics
 import time
@@ -133,7 +134,7 @@ def measure() -> Costs:
         part = (many - few) / (BATCH - 1)
         costs = {"lease": few - part, "part": part, **meter.tokens()}
         costs |= meter.requests() | meter.parts() | connections(server.url)
-        costs |= {"checked_us": check(server.url)}
+        costs |= {"checked_us": check(server.url), "load": os.getloadavg()[0]}
     return costs
 
 
@@ -231,6 +232,7 @@ def _blocks(costs: Costs) -> dict[str, str]:
         "expected": f"{expected:.0f}",
         "checked": f"{costs['checked_us']:.0f}",
         "times": f"{costs['checked_us'] / expected:.1f}",
+        "load": f"{costs['load']:.1f}",
         "turns": f"{turns_us(costs):.0f}",
         "leases": f"{FULL_US / turns_us(costs):,.0f}",
         "per_slot": f"{leases_per_s(1, 1, 50):.0f}",
