@@ -300,8 +300,8 @@ def _why(aim: Aim, found: Found) -> str:
         )
     if aim.what.startswith("latency"):
         return (
-            "a submission registers, opens, appends, and pushes a token before a worker can take "
-            "it, and the worker claims it: each a round trip"
+            "a submission registers, opens, appends and seals in one round trip and pushes a token "
+            "in the next, and the worker that takes it claims in a third: six scripts in all"
         )
     if aim.what.startswith("a node"):
         return (
@@ -355,7 +355,10 @@ def _intro(found: Found) -> str:
         else ""
     )
     failed = {name: why for each in found.rounds for name, why in each["failed"].items()}
-    missing = "".join(f"\nNot measured: {name}: {why}\n" for name, why in failed.items())
+    # What a contestant printed before it failed is in the log of the run.
+    missing = "".join(
+        f"\nNot measured: {name}: {why.strip().splitlines()[-1]}\n" for name, why in failed.items()
+    )
     return f"""# Performance
 
 Written by `make bench`: do not edit it. `make bench-quick` prints a short form in three minutes.
