@@ -132,6 +132,7 @@ def test_both_packages_work_on_requests_of_both(old: Path, fleet: Fleet, request
     fleet.load(old, of_old)
     fleet.pool(NEW)
     fleet.load(NEW, of_new)
+    both: Counter[str] = Counter()
     for reader, request in ((NEW, of_old), (old, of_new)):
         fleet.run(reader, "wait", request, "--timeout", "90s")
         lines = [line.split() for line in fleet.run(reader, "results", request).splitlines()]
@@ -140,8 +141,10 @@ def test_both_packages_work_on_requests_of_both(old: Path, fleet: Fleet, request
             (request, number) for number in range(PARTS)
         ]
         ran = Counter(where for _, _, where in lines)
-        assert ran.keys() == {str(old.parents[1]), sys.prefix}
         print(f"{request}: {dict(ran)}")
+        both += ran
+    # Who runs how much of which request is chance; that both run some is not.
+    assert both.keys() == {str(old.parents[1]), sys.prefix}
 
     # The earlier pool is stopped, as an upgrade does, and the newer goes on alone.
     earlier.send_signal(signal.SIGTERM)
