@@ -22,7 +22,8 @@
 -- Returns  ok, empty, limit, held, paused, handler, level or the state of an ended request;
 --          tokens to push; their level; when to look again; handler; spec, or "" when known;
 --          creation time;
---          troubles (number, tries, partial, ...); lists of stream entries
+--          troubles (number, tries, partial, ...); and of the parts, if there are any: their ids,
+--          a line about each, the sizes of their payloads (I4), payloads, some of them joined
 -- Errors   UNKNOWN   no such request
 -- Cost     O(parts handed out)
 -- Flags    allow-oom
@@ -49,16 +50,16 @@ if not r then
 end
 local now = now_ms()
 
-local function answer(word, mint, look, troubles, lists)
+local function answer(word, mint, look, troubles, basket)
   save(k.meta, r)
   -- The id alone does not tell: it may have been purged and submitted anew.
   local created = redis.call("HGET", k.meta, "created_ms")
   local spec = known == created and "" or redis.call("HGET", k.meta, "spec")
-  local told = { word, mint, r.level, look, r.handler, spec, tonumber(created) or 0, troubles or {} }
-  for _, list in ipairs(lists or {}) do
-    told[#told + 1] = list
+  created = tonumber(created) or 0
+  if not basket then
+    return { word, mint, r.level, look, r.handler, spec, created, {} }
   end
-  return told
+  return { word, mint, r.level, look, r.handler, spec, created, troubles, contents(basket) }
 end
 
 -- A refused token is dropped, not replaced: it comes back when there is something to run.
@@ -85,9 +86,9 @@ end
 if redis.call("ZSCORE", k.leases, holder) then
   -- Whoever is told to go on must not be reaped for the time the lost reply took.
   redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
-  local lists, troubles = hand_again(k, holder)
+  local basket, troubles = hand_again(k, holder)
   local mint, look = invite(k, r, now)
-  return answer("ok", mint, look, troubles, lists)
+  return answer("ok", mint, look, troubles, basket)
 end
 if not is_live(r) then
   return answer(r.state, 0, 0)
@@ -118,8 +119,8 @@ if r.unit == "" then
 end
 
 local is_first = r.delivered == 0
-local lists, troubles, got = hand(k, r, now, holder, most, max_bytes)
-if got == 0 then
+local basket, troubles = hand(k, r, now, holder, most, max_bytes)
+if #basket.ids == 0 then
   redis.call("XGROUP", "DELCONSUMER", k.parts, "w", holder)
   return refuse("empty")
 end
@@ -129,4 +130,4 @@ if is_first then
   put(r, "started_ms", now)
 end
 local mint, look = invite(k, r, now)
-return answer("ok", mint, look, troubles, lists)
+return answer("ok", mint, look, troubles, basket)

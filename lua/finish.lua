@@ -22,10 +22,13 @@
 -- ARGV[4]  max_bytes stop handing over new parts beyond this
 -- ARGV[5]  lease_ms  how long the lease stands without a renewal
 -- ARGV[6]  records   in all parts given
--- ARGV[7+] results   part number, result, part number, result
+-- ARGV[7]  numbers   of the parts (I8)
+-- ARGV[8]  sizes     of their results (I4)
+-- ARGV[9]  results   joined
 --
 -- Returns  ok, over (the lease is), lost, late or the state of an ended request; tokens to
---          push; their level; when to look again; parts counted; troubles; lists of entries
+--          push; their level; when to look again; parts counted; and of the parts handed over
+--          what claim tells of them
 -- Errors   UNKNOWN   no such request
 -- Cost     O(parts given + parts handed over)
 -- Flags    allow-oom
@@ -46,7 +49,13 @@ local k = {
 }
 local holder, call, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, lease_ms, records = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local results = { unpack(ARGV, 7) }
+local numbers, sizes, results = ARGV[7], ARGV[8], ARGV[9]
+
+local given = #sizes / 4
+numbers = { struct.unpack("<" .. string.rep("I8", given), numbers) }
+-- What unpack says last is where it stopped.
+numbers[given + 1] = nil
+sizes = { struct.unpack("<" .. string.rep("I4", given), sizes) }
 
 local r = load_request(k.meta)
 if not r then
@@ -60,66 +69,73 @@ local counted = 0
 
 -- Bookkeeping of parts that had trouble. What a redrive yields stands beside what the part
 -- yielded before, which may not be collected yet.
-local function settle_troubles(pairs_given, numbers)
-  local texts = redis.call("HMGET", k.tries, unpack(numbers))
-  for i, number in ipairs(numbers) do
+local function settle_troubles(fields, parts)
+  local texts = redis.call("HMGET", k.tries, unpack(parts))
+  for i, number in ipairs(parts) do
     local run = read_tries(texts[i]).run
     if run > 0 then
-      pairs_given[2 * i - 1] = number .. "." .. run
+      fields[2 * i - 1] = string.format("%d.%d", number, run)
     end
   end
-  redis.call("HDEL", k.tries, unpack(numbers))
-  redis.call("HDEL", k.partial, unpack(numbers))
-  redis.call("ZREM", k.retry, unpack(numbers))
+  redis.call("HDEL", k.tries, unpack(parts))
+  redis.call("HDEL", k.partial, unpack(parts))
+  redis.call("ZREM", k.retry, unpack(parts))
 end
 
--- Record parts whose XACK answered, so that each is counted by exactly one call.
-local function record(pairs_given, number_of_records)
-  local numbers = {}
-  for i = 1, #pairs_given, 2 do
-    numbers[#numbers + 1] = pairs_given[i]
-  end
+-- Record parts whose XACK answered, so that each is counted by exactly one call. `fields` are
+-- numbers and results in turn.
+local function record(fields, parts, number_of_records)
   if redis.call("EXISTS", k.tries, k.partial, k.retry) > 0 then
-    settle_troubles(pairs_given, numbers)
+    settle_troubles(fields, parts)
   end
-  redis.call("HSET", k.results, unpack(pairs_given))
-  redis.call("XDEL", k.parts, unpack(numbers))
-  counted = #numbers
+  redis.call("HSET", k.results, unpack(fields))
+  redis.call("XDEL", k.parts, unpack(parts))
+  counted = #parts
   put(r, "done", r.done + counted)
   put(r, "records_done", r.records_done + number_of_records)
 end
 
+-- Numbers and results in turn, of all parts or of those that pass.
+local function fields_of(passes)
+  local fields, n, at = {}, 0, 1
+  for i = 1, given do
+    local after = at + sizes[i]
+    if not passes or passes(numbers[i]) then
+      fields[n + 1], fields[n + 2] = numbers[i], string.sub(results, at, after - 1)
+      n = n + 2
+    end
+    at = after
+  end
+  return fields
+end
+
 -- Record those of the results that pass, looked at one by one.
 local function record_those(passes)
-  local chosen, sum = {}, 0
-  for i = 1, #results, 2 do
-    local number = results[i]
-    if passes(number) then
-      local own = read_tries(redis.call("HGET", k.tries, number)).records
-      sum = sum + (own > 0 and own or records_of(k.parts, number))
-      chosen[#chosen + 1] = number
-      chosen[#chosen + 1] = results[i + 1]
+  local parts, sum = {}, 0
+  local fields = fields_of(function(number)
+    if not passes(number) then
+      return false
     end
-  end
-  if #chosen > 0 then
-    record(chosen, sum)
+    local own = read_tries(redis.call("HGET", k.tries, number)).records
+    sum = sum + (own > 0 and own or records_of(k.parts, number))
+    parts[#parts + 1] = number
+    return true
+  end)
+  if #parts > 0 then
+    record(fields, parts, sum)
   end
 end
 
 -- With the lease, the whole batch at once: XACK answers all of it, or 0 for a repeated call.
 local function record_batch()
-  local numbers = {}
-  for i = 1, #results, 2 do
-    numbers[#numbers + 1] = results[i]
-  end
   local acked = redis.call("XACK", k.parts, "w", unpack(numbers))
-  if acked == #numbers then
-    record(results, records)
+  if acked == given then
+    record(fields_of(), numbers, records)
   elseif acked > 0 then
     -- Only a server that lost its last moments knows some and not others. The ones just
     -- acknowledged were delivered, and are neither deleted (that is done) nor given up.
     record_those(function(number)
-      return tonumber(number) <= r.delivered
+      return number <= r.delivered
         and redis.call("HEXISTS", k.failed, number) == 0
         and #redis.call("XRANGE", k.parts, number, number) == 1
     end)
@@ -137,37 +153,37 @@ end
 local function go_on()
   local room = redis.call("ZCARD", k.leases) <= r.limit
   if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r) <= now then
-    local lists, troubles, got = hand(k, r, now, holder, most, max_bytes)
-    if got > 0 then
+    local basket, troubles = hand(k, r, now, holder, most, max_bytes)
+    if #basket.ids > 0 then
       redis.call("ZADD", k.leases, now + lease_ms, holder)
-      return "ok", troubles, lists
+      return "ok", basket, troubles
     end
   end
   end_lease(k, holder)
-  return "over", {}, {}
+  return "over"
 end
 
 local lease = redis.call("ZSCORE", k.leases, holder)
-if #results > 0 and lease then
+if given > 0 and lease then
   record_batch()
-elseif #results > 0 then
+elseif given > 0 then
   record_mercifully()
 end
 if counted > 0 and count_down(k, r, now, counted) then
   return { r.state, 0, r.level, 0, counted, {} }
 end
 
-local word, troubles, lists = "lost", {}, {}
+local word, basket, troubles = "lost", nil, nil
 if lease then
   local stored = tonumber(redis.call("HGET", k.holders, holder)) or 0
   if call > stored then
     redis.call("HSET", k.holders, holder, call)
     redis.call("HDEL", k.holders, holder .. "#")
-    word, troubles, lists = go_on()
+    word, basket, troubles = go_on()
   elseif call == stored then
     word = "ok"
     redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
-    lists, troubles = hand_again(k, holder)
+    basket, troubles = hand_again(k, holder)
   else
     word = "late"
   end
@@ -177,4 +193,7 @@ if not is_live(r) then
 end
 local mint, look = invite(k, r, now)
 save(k.meta, r)
-return { word, mint, r.level, look, counted, troubles, unpack(lists) }
+if not basket then
+  return { word, mint, r.level, look, counted, {} }
+end
+return { word, mint, r.level, look, counted, troubles, contents(basket) }

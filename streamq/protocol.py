@@ -5,6 +5,7 @@ decides nothing: every rule is in the Lua.
 """
 
 import re
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
@@ -249,7 +250,7 @@ class Protocol:
         It is never sent again: a copy that came late would grant a lease under a name that is
         over. A caller that gets no answer releases the holder and takes another name.
         """
-        word, count, at, look, handler, spec, created, troubles, *lists = self._run_once(
+        word, count, at, look, handler, spec, created, troubles, *told = self._run_once(
             "claim",
             self.keys(request_id),
             holder=holder,
@@ -260,7 +261,7 @@ class Protocol:
             known=known,
             handlers=handlers,
         )
-        parts = _parts(lists, troubles)
+        parts = _parts(told, troubles)
         return Grant(
             word.decode(), Tokens(count, at, look), parts, handler.decode(), spec or b"", created
         )
@@ -279,7 +280,10 @@ class Protocol:
 
         With ``terms.most`` 0 the lease ends, and what is still pending under it goes back.
         """
-        word, count, at, look, counted, troubles, *lists = self._run(
+        given = len(results) // 2
+        numbers: Any = results[::2]
+        values: Any = results[1::2]
+        word, count, at, look, counted, troubles, *told = self._run(
             "finish",
             self.keys(request_id),
             holder=holder,
@@ -288,9 +292,11 @@ class Protocol:
             max_bytes=terms.max_bytes,
             lease_ms=terms.lease_ms,
             records=records,
-            results=results,
+            numbers=struct.pack(f"<{given}Q", *numbers),
+            sizes=struct.pack(f"<{given}I", *map(len, values)),
+            results=b"".join(values),
         )
-        parts = _parts(lists, troubles)
+        parts = _parts(told, troubles)
         return Grant(word.decode(), Tokens(count, at, look), parts, counted=counted)
 
     @_typed
@@ -666,17 +672,30 @@ def _outcome(reply: Sequence[Any]) -> Outcome:
     return Outcome(word.decode(), Tokens(*tokens))
 
 
-def _parts(lists: Sequence[Any], troubles: Sequence[Any]) -> list[Part]:
-    """Stream entries ``[id, [about, payload]]`` as parts; an id ends in ``-0``."""
-    parts = [
-        Part(int(id_[:-2]), fields[1], fields[0]) for entries in lists for id_, fields in entries
-    ]
+def _parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:
+    """Parts, from what ``lua/lib/hand.lua`` packed; an id ends in ``-0``."""
+    if not told:
+        return []
+    ids, abouts, sizes, *chunks = told
+    parts = []
+    chunks = [chunk for chunk in reversed(chunks) if chunk]
+    chunk, at = b"", 0
+    sized = struct.unpack(f"<{len(sizes) // 4}I", sizes)
+    for id_, about, size in zip(ids.split(), abouts.split(b"\n"), sized, strict=True):
+        if size and at == len(chunk):
+            chunk, at = chunks.pop(), 0
+        parts.append(Part(int(id_[:-2]), chunk[at : at + size], about))
+        at += size
     if troubles:
-        by_number = {part.number: part for part in parts}
-        for number, tries, partial in zip(*[iter(troubles)] * 3, strict=True):
-            part = by_number[int(number)]
-            errors, crashes, alone, *_ = map(int, tries.split())
-            part.attempt = errors + 1
-            part.is_suspect = crashes > 0 or alone > 0
-            part.partial = partial
+        _add_troubles(parts, troubles)
     return parts
+
+
+def _add_troubles(parts: Sequence[Part], troubles: Sequence[Any]) -> None:
+    by_number = {part.number: part for part in parts}
+    for number, tries, partial in zip(*[iter(troubles)] * 3, strict=True):
+        part = by_number[int(number)]
+        errors, crashes, alone, *_ = map(int, tries.split())
+        part.attempt = errors + 1
+        part.is_suspect = crashes > 0 or alone > 0
+        part.partial = partial

@@ -1,11 +1,50 @@
 -- Handing parts to a holder: due retries first, then new parts.
 local READ_AT_ONCE = 32
+-- Payloads that are read together are told in one string, unless they are so large that
+-- the copy would cost more.
+local MOST_SHARED = 65536
+
+-- What is handed out, as few strings: a table in a reply costs more than all else about a part.
+local function new_basket()
+  return { ids = {}, abouts = {}, sizes = {}, chunks = {}, bytes = 0 }
+end
+
+local function fill(basket, entries)
+  local ids, abouts, sizes = basket.ids, basket.abouts, basket.sizes
+  local n, payloads, bytes = #ids, {}, 0
+  for i = 1, #entries do
+    local fields = entries[i][2]
+    local payload = fields[2]
+    ids[n + i], abouts[n + i], sizes[n + i] = entries[i][1], fields[1], #payload
+    payloads[i] = payload
+    bytes = bytes + #payload
+  end
+  basket.bytes = basket.bytes + bytes
+  local chunks = basket.chunks
+  if bytes <= MOST_SHARED then
+    chunks[#chunks + 1] = table.concat(payloads)
+  else
+    for i = 1, #payloads do
+      chunks[#chunks + 1] = payloads[i]
+    end
+  end
+end
+
+-- The end of a reply: ids, a line about each part, the sizes of the payloads, the payloads.
+local function contents(basket)
+  local count = #basket.ids
+  if count == 0 then
+    return
+  end
+  local sizes = struct.pack("<" .. string.rep("I4", count), unpack(basket.sizes))
+  return table.concat(basket.ids, " "), table.concat(basket.abouts, "\n"), sizes, unpack(basket.chunks)
+end
 
 -- Spend the request's rate on one part.
-local function spend(r, now, entry)
+local function spend(r, now, about)
   local units = 1
   if r.unit == "records" then
-    units = tonumber(string.match(entry[2][1], "^%d+")) or 1
+    units = tonumber(string.match(about, "^%d+")) or 1
   end
   put(r, "rate_at_ms", math.max(r.rate_at_ms, now) + units * r.rate_ms)
 end
@@ -91,9 +130,9 @@ local function only_ours(k, r, entries)
   return ours
 end
 
--- New parts, in reads of a few so that large parts stop at max_bytes. Returns lists of entries.
-local function hand_new(k, r, holder, n, max_bytes)
-  local lists, got, bytes, reads = {}, 0, 0, 0
+-- New parts, in reads of a few so that large parts stop at max_bytes.
+local function hand_new(k, r, holder, n, max_bytes, basket)
+  local before, got, bytes, reads = basket.bytes, 0, 0, 0
   while got < n and bytes < max_bytes and r.delivered < r.total and reads < MOST_HELD do
     reads = reads + 1
     local count = math.min(n - got, READ_AT_ONCE)
@@ -107,56 +146,53 @@ local function hand_new(k, r, holder, n, max_bytes)
       break
     end
     local entries = only_ours(k, r, reply[1][2])
-    for _, entry in ipairs(entries) do
-      bytes = bytes + #entry[2][2]
-    end
-    lists[#lists + 1] = entries
-    got = got + #entries
+    fill(basket, entries)
+    got, bytes = got + #entries, basket.bytes - before
     put(r, "delivered", r.delivered + #entries)
   end
-  return lists, got
 end
 
 -- Under a rate parts are handed out one by one, while the rate allows.
-local function hand_by_rate(k, r, now, holder, n)
-  local lists, retried, got, stop = {}, {}, 0, false
-  while got < n and not stop and blocked_until(r) <= now do
-    local entries
-    entries, stop = hand_retries(k, now, holder, 1, got)
+local function hand_by_rate(k, r, now, holder, n, basket)
+  local retried, stop = {}, false
+  while #basket.ids < n and not stop and blocked_until(r) <= now do
+    local before, entries = #basket.ids, nil
+    entries, stop = hand_retries(k, now, holder, 1, before)
     if entries[1] then
       retried[#retried + 1] = entries[1]
+      fill(basket, entries)
     elseif not stop then
-      entries = hand_new(k, r, holder, 1, 1)[1] or {}
+      hand_new(k, r, holder, 1, 1, basket)
     end
-    if not entries[1] then
+    if #basket.ids == before then
       break
     end
-    spend(r, now, entries[1])
-    lists[#lists + 1] = entries
-    got = got + 1
+    spend(r, now, basket.abouts[before + 1])
   end
-  return lists, troubles_of(k, retried), got
+  return basket, troubles_of(k, retried)
 end
 
--- Returns lists of stream entries, the troubles of those that had any, and how many there are.
+-- Returns a basket, and the troubles of the parts in it that had any.
 local function hand(k, r, now, holder, n, max_bytes)
+  local basket = new_basket()
   n = math.min(n, MOST_HELD)
   if r.rate_ms > 0 then
-    return hand_by_rate(k, r, now, holder, n)
+    return hand_by_rate(k, r, now, holder, n, basket)
   end
   local entries, stop = hand_retries(k, now, holder, n, 0)
-  local lists, got = {}, 0
-  if not stop then
-    lists, got = hand_new(k, r, holder, n - #entries, max_bytes)
-  end
   if #entries > 0 then
-    table.insert(lists, 1, entries)
+    fill(basket, entries)
   end
-  return lists, troubles_of(k, entries), got + #entries
+  if not stop then
+    hand_new(k, r, holder, n - #entries, max_bytes, basket)
+  end
+  return basket, troubles_of(k, entries)
 end
 
 -- Everything pending under a holder, for a call that is repeated because its reply was lost.
 local function hand_again(k, holder)
   local reply = redis.call("XREADGROUP", "GROUP", "w", holder, "COUNT", MOST_HELD, "STREAMS", k.parts, 0)
-  return { reply[1][2] }, troubles_of(k, reply[1][2])
+  local basket = new_basket()
+  fill(basket, reply[1][2])
+  return basket, troubles_of(k, reply[1][2])
 end

@@ -21,7 +21,7 @@ def words(text: str) -> frozenset[str]:
 
 _KNOWN = words(
     "and break do else elseif end false for function if in local nil not or repeat return then "
-    "true until while ARGV KEYS ipairs math pairs redis string table tonumber unpack"
+    "true until while ARGV KEYS ipairs math pairs redis string struct table tonumber unpack"
 )
 
 
