@@ -122,20 +122,26 @@ class Protocol:
     def submit(
         self, request_id: str, digest: str, policy: Policy, cursor: str, entries: Sequence[bytes]
     ) -> list[Tokens]:
-        """Register, open, append and seal at once. Returns tokens to push."""
+        """Register, open, append, seal and wake a worker at once. Returns tokens to push."""
         keys = self.keys(request_id)
         parts = len(entries) // 2
         register = _mint_args(request_id, Tokens(), "push", "again")
         append = {"first": 1, "cursor": cursor, "records": parts, "entries": entries}
-        _, _, appended, sealed = self._run_all(
+        # One token is asked for surely, unless the request is to wait: it need not come back first.
+        first = Tokens(0 if policy.delay_ms else 1, policy.level)
+        wake = _mint_args(request_id, first, "push", "no")
+        _, _, appended, sealed, _ = self._run_all(
             [
                 ("mint", self._queue_keys(policy.queue, 0), register),
                 ("open", keys, _open_args(digest, policy, b"")),
                 ("append", keys, append),
                 ("seal", keys, {"total": parts, "cursor": cursor}),
+                ("mint", self._queue_keys(policy.queue, policy.level), wake),
             ]
         )
-        return [Tokens(*appended[2:]), _state_and_tokens(sealed)[1]]
+        count, level, look_ms = appended[2:]
+        rest = Tokens(max(0, count - first.count), level, look_ms)
+        return [rest, _state_and_tokens(sealed)[1]]
 
     @_typed
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
