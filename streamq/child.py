@@ -53,6 +53,18 @@ _KNOWN_REQUESTS = 1_000
 _MOST_UNSENT = 2**20
 
 
+# Whether this is a copy of the process that a handler made.
+_is_copy = False
+
+
+def _know_copy() -> None:
+    global _is_copy
+    _is_copy = True
+
+
+os.register_at_fork(after_in_child=_know_copy)
+
+
 class Gone(Exception):
     """The lease is over or the process is to stop now: whatever was at hand is dropped."""
 
@@ -96,6 +108,7 @@ class Lease:
         self.holder = holder
         self.handler = known.handler
         self.runner = known.runner
+        self.takes_context = known.runner.handler.context_name is not None
         self.pace = known.pace
         self.part_began = time.monotonic()
         #: After this no part is begun: others are to have a turn.
@@ -335,26 +348,27 @@ class Process:
 
     def _run_batch(self, lease: Lease, parts: list[Part]) -> int:
         """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
-        begun = now = time.monotonic()
-        slot, runner, end = lease.slot, lease.runner, self._table.end
+        slot, table, run = lease.slot, self._table, lease.runner.run
+        clock = time.monotonic
+        begun = now = clock()
         took: list[float] = []
         for index, part in enumerate(parts):
             if not self._may_start(lease, index, part, now):
                 break
             lease.part = part
-            outcome = runner.run(part, self._context(lease, part))
-            if os.getpid() != self._pid:
+            outcome = run(part, self._context(lease, part) if lease.takes_context else None)
+            if _is_copy:
                 # A handler that forked and returned must not go on as a second worker.
                 os._exit(0)
-            end(slot)
-            started, now = now, time.monotonic()
+            table.end(slot, index)
+            started, now = now, clock()
             took.append(now - started)
             if isinstance(outcome, Done):
                 lease.record(part, outcome)
             else:
                 self._fail(lease, part, outcome)
-                now = time.monotonic()
-        self._table.tally.ran(slot, lease.handler, took)
+                now = clock()
+        table.tally.ran(slot, lease.handler, took)
         return self._next_most(lease, begun, len(took), len(parts))
 
     def _may_start(self, lease: Lease, index: int, part: Part, now: float) -> bool:
@@ -372,9 +386,7 @@ class Process:
             return 0
         return lease.pace.most()
 
-    def _context(self, lease: Lease, part: Part) -> Context | None:
-        if lease.runner.handler.context_name is None:
-            return None
+    def _context(self, lease: Lease, part: Part) -> Context:
         slot, table = lease.slot, self._table
         return Context(
             lease.request_id,
@@ -513,7 +525,7 @@ class Process:
                 break
             lease.part = part
             outcome = await self._run_async(lease, part)
-            self._table.end(lease.slot)
+            self._table.end(lease.slot, index)
             took.append(time.monotonic() - lease.part_began)
             if isinstance(outcome, Done):
                 lease.record(part, outcome)
@@ -523,7 +535,8 @@ class Process:
         return self._next_most(lease, begun, len(took), len(parts))
 
     async def _run_async(self, lease: Lease, part: Part) -> Done | Trouble:
-        run = lease.runner.run_async(part, self._context(lease, part))
+        context = self._context(lease, part) if lease.takes_context else None
+        run = lease.runner.run_async(part, context)
         lease.stop_reason = ""
         lease.task = asyncio.ensure_future(run)
         try:

@@ -50,13 +50,17 @@ _SLOT = _NUMBERS + MOST_PARTS
     RETRY_MS,
 ) = range(12)
 
-# A store, two locks taken and left, and a load cannot change places on any processor.
+# A store, two locks taken and left, and a load cannot change places on any processor. On
+# these, whatever takes a lock is a fence already.
 _first, _second = Lock(), Lock()
+_IS_ORDERED = os.uname().machine in ("x86_64", "i686")
 
 
 def _fence() -> None:
     with _first:
         pass
+    if _IS_ORDERED:
+        return
     with _second:
         pass
 
@@ -97,6 +101,7 @@ class Table:
     def __init__(self, fd: int, slots: int) -> None:
         self._memory = mmap.mmap(fd, _size(slots))
         self._words = memoryview(self._memory).cast("q")
+        self._rows = [self._words[slot * _SLOT :][:_WORDS] for slot in range(slots)]
         self.slots = slots
         #: What the slots have done; behind what they hold.
         self._counts = self._words[slots * _SLOT :]
@@ -111,7 +116,8 @@ class Table:
 
     def close(self) -> None:
         """Unmap it."""
-        self._counts.release()
+        for view in (*self._rows, self._counts):
+            view.release()
         self._words.release()
         self._memory.close()
 
@@ -163,17 +169,15 @@ class Table:
 
     def start(self, slot: int, index: int, now_ms: int) -> bool:
         """Start a part of the batch, unless it was struck or the lease is not wanted any more."""
-        at = slot * _SLOT
-        words = self._words
-        words[at + SINCE_MS] = now_ms
-        words[at + CURRENT] = index
+        row = self._rows[slot]
+        row[SINCE_MS] = now_ms
+        row[CURRENT] = index
         _fence()
-        return index < words[at + CUT] and not words[at + TOLD]
+        return index < row[CUT] and not row[TOLD]
 
-    def end(self, slot: int) -> None:
-        """The current part has ended: it runs no more, though it is not finished yet."""
-        at = slot * _SLOT
-        self._words[at + ENDED] = self._words[at + CURRENT]
+    def end(self, slot: int, index: int) -> None:
+        """The part that was started has ended: it runs no more, though it is not finished yet."""
+        self._rows[slot][ENDED] = index
 
     def next_call(self, slot: int) -> int:
         """The number of the slot's next call under its lease.
