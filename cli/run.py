@@ -2,8 +2,8 @@
 
 import fcntl
 import os
+import re
 import secrets
-import shlex
 import shutil
 import sys
 import time
@@ -20,7 +20,6 @@ from streamq import program, units
 from streamq.collector import form_of
 from streamq.errors import InvalidValue, StreamqError
 from streamq.job import STANDARD, Job, Plan
-from streamq.load_app import map_name
 from streamq.model import LEVEL, Failure, State, Status
 from streamq.pool import Unrunnable
 from streamq.server import LocalServer
@@ -125,11 +124,12 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     if resume:
         plan = _kept(resume)
     else:
-        argv = _words(command)
+        argv = program.words_of(command)
+        run_id = secrets.token_hex(8)
         processes = processes or os.cpu_count() or 1
         wishes = Wishes(
             files=files or [],
-            handler=program.NAME if argv else map_name(target),
+            handler=_handler(target, argv, run_id),
             queue=queue,
             form=form,
             part_bytes=part_bytes,
@@ -152,7 +152,7 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
                 "give FILE... and either --map MODULE:FUNCTION or --exec 'PROGRAM', or --resume ID"
             )
         plan = Plan(
-            id=secrets.token_hex(8),
+            id=run_id,
             target=target,
             argv=argv,
             output=_place(output),
@@ -187,14 +187,11 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     raise typer.Exit(run_.sum_up(job, status, is_json=is_json))
 
 
-def _words(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise InvalidValue(f"--exec {command!r}: {error}") from None
-    if command and not words:
-        raise InvalidValue("--exec names no program")
-    return words
+def _handler(target: str, argv: tuple[str, ...], run_id: str) -> str:
+    """A name that no other run has: its code may be another's under the same name."""
+    what = argv[0] if argv else target.rpartition(":")[2].rpartition(".")[2]
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(what).name)
+    return f"{readable[:40]}-{run_id}"
 
 
 def _place(output: str) -> str:

@@ -16,6 +16,7 @@ from streamq.keeper import Keeper
 from streamq.model import LAST_LEVEL
 from streamq.notify import Notifier
 from streamq.pool import Pool, PoolOptions, Unrunnable
+from streamq.program import words_of
 from streamq.protocol import Protocol
 from streamq.remote import is_remote
 from streamq.runner import MAX_RESULT
@@ -37,7 +38,18 @@ from .context import (
 def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
     target: Annotated[
         str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")
-    ],
+    ] = "",
+    command: Annotated[
+        str,
+        typer.Option(
+            "--exec",
+            metavar="'PROGRAM ARGS'",
+            help="Instead of an app: the records of a part on its stdin, results on stdout.",
+        ),
+    ] = "",
+    handler: Annotated[
+        str, typer.Option(metavar="NAME", help="With --exec: what requests call the program.")
+    ] = "",
     processes: Annotated[
         int, typer.Option("-p", "--processes", min=1, envvar="STREAMQ_PROCESSES")
     ] = 1,
@@ -110,8 +122,13 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
     nothing is lost either. HUP restarts the processes, USR1 takes nothing more, USR2 shows
     what runs.
 
+    With --exec a program is the handler, under the name that --handler gives it.
+
         streamq worker shop.tasks:app -p 4 -c 8
     """
+    argv = words_of(command)
+    if bool(target) == bool(argv) or bool(argv) != bool(handler):
+        raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
     settings = Settings.from_env()
     lease_ms = units.duration_ms(lease, "--lease") if lease else settings.lease_ms
     if lease_ms < 500:
@@ -121,6 +138,8 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         prefix=prefix or settings.prefix,
         queue=units.name(queue, "queue"),
         target=target,
+        argv=argv,
+        handler=units.name(handler, "--handler") if handler else "",
         allow_read=tuple(map(_allowed, allow_read)),
         slots=slots,
         levels=_levels(levels),

@@ -593,9 +593,9 @@ def main() -> None:
     logs.configure(config.log_level, config.log_format)
     try:
         if config.argv:
-            app = program.app_of(config.argv, config.max_result)
+            app = program.app_of(config.handler, config.argv, config.max_result)
         else:
-            app = load_app(config.target, as_map=config.is_map)
+            app = load_app(config.target, config.handler)
     except StreamqError as error:
         line.send(Unfit(str(error), ""))
         _leave(4)

@@ -18,8 +18,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     queue: str
     target: str
-    #: The target is a function to be called with each record, not an app.
-    is_map: bool = False
+    #: Under this name a function or a program serves; without one the target is an app.
+    handler: str = ""
     #: A program to be run with each part, instead of a target.
     argv: tuple[str, ...] = ()
     #: Whether what handlers print goes to the pool's own stdout, or to stderr.

@@ -233,7 +233,7 @@ class Job:
             prefix=self._prefix,
             queue=plan.policy.queue,
             target=plan.target,
-            is_map=True,
+            handler=plan.policy.handler,
             argv=plan.argv,
             keeps_stdout=not plan.is_piped,
             allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),

@@ -18,7 +18,7 @@ import pytest
 
 from streamq import Client
 from streamq.server import LocalServer
-from tests.waiting import wait_until
+from tests.waiting import is_alive, wait_until
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 Streamq = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -82,14 +82,6 @@ def descendants(pid: int) -> list[int]:
     """Ids of the processes below one."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [each for child in map(int, children) for each in (child, *descendants(child))]
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs, and is not only waiting to be buried."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def wait_for_the_end_of(pids: list[int]) -> None:
@@ -356,6 +348,34 @@ class TestPrograms:
         running.wait()
 
         wait_until(lambda: not any(is_alive(pid) for pid in below), 10)
+
+    def test_two_runs_on_one_server_do_not_run_each_others_parts(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        for name in ("one", "two"):
+            program(
+                tmp_path / name,
+                f"cat >/dev/null; touch {name}.runs; until test -e go; do sleep 0.05; done; "
+                f"echo {name}",
+            )
+        with LocalServer.start() as server:
+            words = ["run", "in.txt", "-p", "1", "--lines", "10", "--limit", "4"]
+            words += ["--url", server.url]
+            running = [
+                subprocess.Popen(
+                    [*COMMAND, *words, "--exec", f"./{name}", "-o", f"{name}.txt"],
+                    env=environment,
+                    cwd=tmp_path,
+                )
+                for name in ("one", "two")
+            ]
+            wait_until(lambda: len(list(tmp_path.glob("*.runs"))) == 2, 60)
+            (tmp_path / "go").touch()
+
+            assert [each.wait(60) for each in running] == [0, 0]
+
+        for name in ("one", "two"):
+            assert (tmp_path / f"{name}.txt").read_text() == f"{name}\n" * 301
 
 
 class TestOutputs:
