@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded
+from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded, heed_term
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
@@ -44,6 +44,7 @@ GROUPS = {"cluster": ("create", "status")}
 
 def main() -> None:
     """Run the command that was typed."""
+    heed_term()
     # A word that only looks like a command costs an import and does no harm.
     application(sys.argv[1:])(prog_name="streamq")
 

@@ -134,7 +134,12 @@ def _load_requests(
     policy, files = wishes.policy_of_each(), wishes.names()
     with connected(url, prefix) as protocol:
         _warn_of_no_worker(protocol, policy.queue, policy.handler)
-        count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
+        try:
+            count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
+        except KeyboardInterrupt:
+            if can_go_on:
+                render.note("stopped; the same command goes on")
+            raise
     render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
 
 

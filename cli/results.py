@@ -62,7 +62,12 @@ def results(
             sys.stdout.buffer.flush()
             return
         collector = Collector(protocol, request_id, FileOutput(Path(output), request_id), form)
-        if collector.run(is_ordered=is_ordered, follow=follow, force=force):
+        try:
+            is_complete = collector.run(is_ordered=is_ordered, follow=follow, force=force)
+        except KeyboardInterrupt:
+            render.note("stopped; the same command goes on")
+            raise
+        if is_complete:
             write_errors(Request(protocol, request_id).errors(), Path(output))
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")

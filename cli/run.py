@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Generator
@@ -245,11 +246,15 @@ class _Run:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InvalidValue(f"run {self._plan.id} goes on in another process") from None
-            text = self._home / "plan.new"
-            text.write_bytes(msgspec.json.encode(self._plan))
-            text.rename(self._home / "plan.json")
             try:
+                text = self._home / "plan.new"
+                text.write_bytes(msgspec.json.encode(self._plan))
+                text.rename(self._home / "plan.json")
                 yield
+            except KeyboardInterrupt:
+                if self._is_kept:
+                    render.note(f"stopped{self._hope()}")
+                raise
             finally:
                 if not self._is_kept:
                     shutil.rmtree(self._home, ignore_errors=True)
@@ -317,7 +322,7 @@ class _Run:
         if not job.is_complete:
             done = status.parts.done + status.parts.failed
             render.note(f"stopped at {done} of {status.parts.total} parts{self._hope()}")
-            return 130
+            return 128 + (job.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
         rate = f", {render.rate((records.done + records.failed) / max(seconds, 1e-3))}"

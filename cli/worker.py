@@ -1,5 +1,6 @@
 """``streamq worker``."""
 
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,6 +161,8 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         is_reloading=is_reloading,
     )
     logs.configure(log_level, log_format)
+    # Until the pool heeds it TERM is what it is to any program: nothing has begun yet.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with connected(url, prefix) as protocol:
         keeper = Keeper(
             protocol,

@@ -140,6 +140,11 @@ class Job:
             request.cancel()
             request.purge()
 
+    @property
+    def stopped_by(self) -> int:
+        """The signal that stopped it before its end, if one did."""
+        return self._pool.stopped_by if self._pool else 0
+
     def processes(self) -> list[int]:
         """Ids of the processes that run the function."""
         return self._pool.processes() if self._pool else []

@@ -187,9 +187,13 @@ class Pool:
         self._pauses = 0
         self._start_at = 0.0
         self._stop_at = 0.0
-        self._is_stopping = self._is_cold = self._was_ready = self._is_unwanted = False
+        self._is_stopping = self._was_ready = self._is_unwanted = False
+        #: The signal that ended it without waiting for what ran, if one did.
+        self._cold = 0
         self._signals: deque[int] = deque()
         self._interrupts = 0
+        #: The first signal that told it to stop, if one did.
+        self.stopped_by = 0
         self._files: dict[str, float] = {}
         self._looked = time.monotonic()
         self._quiet = False
@@ -225,7 +229,7 @@ class Pool:
             self._button.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return 130 if self._is_cold else 0
+        return 128 + self._cold if self._cold else 0
 
     def processes(self) -> list[int]:
         """Ids of its processes."""
@@ -533,11 +537,11 @@ class Pool:
         while self._signals:
             number = self._signals.popleft()
             if number == signal.SIGTERM:
-                self._stop("told to stop")
+                self._stop("told to stop", number)
             elif number == signal.SIGINT:
                 self._on_int()
             elif number == signal.SIGQUIT:
-                self._stop_now()
+                self._stop_now(number)
             elif number == signal.SIGHUP:
                 self._replace_all()
             elif number == signal.SIGUSR1:
@@ -545,9 +549,10 @@ class Pool:
             elif number == signal.SIGUSR2:
                 self._dump()
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, why: str, number: int = 0) -> None:
         if self._is_stopping:
             return
+        self.stopped_by = number
         self._is_stopping = True
         self._stop_at = time.monotonic() + self._options.grace_s
         busy = sum(len(member.held()) for member in self._members)
@@ -556,8 +561,10 @@ class Pool:
         for member in self._members:
             member.order("stop")
 
-    def _stop_now(self) -> None:
-        self._is_stopping = self._is_cold = True
+    def _stop_now(self, number: int) -> None:
+        self._is_stopping = True
+        self._cold = number
+        self.stopped_by = self.stopped_by or number
         self._notifier.stopping("stopped now")
         for member in self._members:
             member.kill("stopped now")
@@ -565,9 +572,9 @@ class Pool:
     def _on_int(self) -> None:
         self._interrupts += 1
         if self._interrupts > 1:
-            self._stop_now()
+            self._stop_now(signal.SIGINT)
         else:
-            self._stop("interrupted (again to stop now; nothing is lost)")
+            self._stop("interrupted (again to stop now; nothing is lost)", signal.SIGINT)
 
     def _be_quiet(self) -> None:
         self._quiet = True

@@ -444,8 +444,14 @@ class TestOutputs:
         assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_it_goes_on(
-    streamq: Streamq, environment: dict[str, str], source: Path, tmp_path: Path
+    streamq: Streamq,
+    environment: dict[str, str],
+    source: Path,
+    tmp_path: Path,
+    number: int,
+    code: int,
 ) -> None:
     words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
     running = subprocess.Popen(
@@ -454,16 +460,43 @@ def test_stopped_it_goes_on(
     output = tmp_path / "out.txt"
     wait_until(lambda: output.exists() and output.stat().st_size > 1_000, 60)
 
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     _, said = running.communicate(timeout=100)
 
-    assert running.returncode == 130
+    assert running.returncode == code
     (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
     assert f"go on with: streamq run --resume {request_id}" in said
     done = streamq("run", "--resume", request_id)
     assert done.returncode == 0, done.stderr
     assert output.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_before_it_works_it_goes_on(
+    streamq: Streamq,
+    environment: dict[str, str],
+    source: Path,
+    tmp_path: Path,
+    number: int,
+    code: int,
+) -> None:
+    words = ["run", "in.txt", "--map", "job:same", "-o", "out.txt", "-p", "1"]
+    running = subprocess.Popen(
+        [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: list((tmp_path / ".streamq").glob("*/server")), 60)
+
+    running.send_signal(number)
+    _, said = running.communicate(timeout=60)
+
+    assert running.returncode == code
+    assert "Traceback" not in said
+    (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+    assert f"go on with: streamq run --resume {request_id}" in said
+    done = streamq("run", "--resume", request_id)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
 @pytest.mark.timeout(600)
