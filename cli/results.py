@@ -11,12 +11,10 @@ from streamq.client import Request
 from streamq.collector import Collector, form_of, show
 from streamq.errors import InvalidValue
 from streamq.model import Failure
-from streamq.output import FileOutput, is_stream
+from streamq.output import FORMS, FileOutput, is_stream
 
 from . import render
 from .context import PrefixOption, UrlOption, connected, naming
-
-FORMS = ("jsonl", "csv", "raw")
 
 
 def results(

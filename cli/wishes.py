@@ -10,12 +10,11 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.inputs import STDIN
-from streamq.loader import header_of
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
 from streamq.references import MOST_REFERRED
 from streamq.remote import is_remote
 from streamq.rows import fields_of
-from streamq.source import Size
+from streamq.source import Size, header_of
 
 FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}

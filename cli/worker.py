@@ -1,29 +1,20 @@
 """``streamq worker``."""
 
-import signal
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from streamq import units
-from streamq.backlog import Lookout, build
-from streamq.control import Config
+from streamq.control import Config, PoolOptions
 from streamq.errors import InvalidValue
-from streamq.health import HealthServer, Subject
-from streamq.keeper import Keeper
-from streamq.model import LAST_LEVEL
-from streamq.notify import Notifier
-from streamq.pool import Pool, PoolOptions, Unrunnable
+from streamq.model import LAST_LEVEL, MAX_RESULT
+from streamq.nursery import Nursery
 from streamq.program import words_of
-from streamq.protocol import Protocol
 from streamq.remote import is_remote
-from streamq.runner import MAX_RESULT
 from streamq.settings import Settings
 
-from . import logs, render
+from . import logs
 from .context import (
     HealthPortOption,
     LogFormatOption,
@@ -161,52 +152,16 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         is_reloading=is_reloading,
     )
     logs.configure(log_level, log_format)
-    # Until the pool heeds it TERM is what it is to any program: nothing has begun yet.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with connected(url, prefix) as protocol:
-        keeper = Keeper(
-            protocol,
-            config.queue,
-            lease_ms=lease_ms,
-            beat_ms=min(settings.beat_ms, lease_ms // 4),
-            audit_ms=settings.audit_ms,
-        )
-        keeper.slots, keeper.levels = processes * slots, levels
-        keeper.taken = config.levels
-        pool = Pool(config, options, keeper, notifier=Notifier())
-        with _health(health_port, pool, protocol, keeper, config):
-            try:
-                code = pool.run()
-            except Unrunnable as error:
-                typer.echo(error.trace, err=True, nl=False)
-                render.error(str(error))
-                raise typer.Exit(4) from None
-    raise typer.Exit(code)
-
-
-@contextmanager
-def _health(
-    address: str, pool: Pool, protocol: Protocol, keeper: Keeper, config: Config
-) -> Generator[None]:
-    """Let those know how the pool is who ask at the address, if there is one."""
-    if not address:
-        yield
-        return
-    lookout = Lookout(protocol, [config.queue])
-    server = HealthServer(
-        address,
-        Subject(
-            ticked_at=lambda: pool.ticked_at,
-            unready=pool.unready,
-            samples=lambda: pool.samples() | lookout.samples() | build(),
-            wanted=lambda: lookout.backlogs()[0].wanted(keeper.handlers or None, config.levels),
-        ),
-    )
     try:
-        yield
-    finally:
-        server.close()
-        lookout.close()
+        with Nursery(slots, processes) as nursery:
+            # The driver takes a while to import: as long as the processes take to start.
+            from .serving import serve
+
+            with connected(url, prefix) as protocol:
+                code = serve(protocol, config, options, nursery, levels, health_port)
+    except KeyboardInterrupt:
+        code = 0  # told to stop before there was anything to finish
+    raise typer.Exit(code)
 
 
 def _allowed(place: str) -> str:

@@ -589,6 +589,11 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     line = Line(socket.socket(fileno=int(sys.argv[1])))
     config = line.read_config()
+    if config is None:
+        _leave(0)
+        return
+    if not config.keeps_stdout:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     table = Table(int(sys.argv[2]), config.slots)
     logs.configure(config.log_level, config.log_format)
     try:

@@ -1,4 +1,4 @@
-"""Words between a pool and its processes: one JSON object a line, over a socket pair."""
+"""How a pool behaves, and words between it and its processes: JSON lines over a socket pair."""
 
 import logging
 import socket
@@ -9,6 +9,19 @@ from typing import Any
 import msgspec
 
 log = logging.getLogger(__name__)
+
+
+class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pool behaves."""
+
+    processes: int = 1
+    grace_s: float = 25.0
+    cancel_grace_s: float = 10.0
+    is_burst: bool = False
+    max_idle_s: float = 0.0
+    max_parts: int = 0
+    max_memory: int = 0
+    is_reloading: bool = False
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +115,10 @@ class Line:
                 return False
         return True
 
-    def read_config(self) -> Config:
-        """The first line a process gets."""
-        return msgspec.json.decode(next(self._lines()), type=Config)
+    def read_config(self) -> Config | None:
+        """The first line a process gets; None when its parent has no use for it."""
+        line = next(self._lines(), None)
+        return msgspec.json.decode(line, type=Config) if line else None
 
     def words(self) -> Iterator[Word]:
         """Every word until the other end is gone."""

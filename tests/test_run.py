@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,16 @@ def descendants(pid: int) -> list[int]:
     """Ids of the processes below one."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [each for child in map(int, children) for each in (child, *descendants(child))]
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Ids of the processes whose current folder it is."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if link.readlink() == folder:
+                found.append(int(link.parent.name))
+    return found
 
 
 def wait_for_the_end_of(pids: list[int]) -> None:
@@ -225,6 +236,20 @@ def test_mistakes_are_named_and_leave_nothing(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / ".streamq").exists()
+    assert processes_in(tmp_path) == []
+
+
+def test_killed_while_it_starts_it_leaves_no_process(
+    environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+) -> None:
+    words = ["run", "in.txt", "--map", "job:same", "-o", "out.txt", "-p", "2"]
+    running = subprocess.Popen([*COMMAND, *words], env=environment, cwd=tmp_path)
+    wait_until(lambda: len(processes_in(tmp_path)) == 3, 30)
+
+    running.kill()
+    running.wait()
+
+    wait_until(lambda: not processes_in(tmp_path), 15)
 
 
 class TestPipes:
