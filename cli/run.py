@@ -11,37 +11,17 @@ import typer
 from streamq import output as outputs
 from streamq import program, units
 from streamq.errors import InvalidValue
-from streamq.model import LEVEL
 from streamq.nursery import Nursery
 from streamq.settings import Settings, with_login
 
 from . import logs
 from .context import LogLevelOption, PrefixOption, QueueOption, UrlOption, connected
-from .wishes import (
-    ByReferenceOption,
-    BytesOption,
-    DelimiterOption,
-    EscapeOption,
-    FormatOption,
-    HeaderOption,
-    LevelOption,
-    LinesOption,
-    MaxFailuresOption,
-    NoHeaderOption,
-    QuoteOption,
-    RateOption,
-    RetriesOption,
-    TimeoutOption,
-    Wishes,
-)
-
-#: Folder of the jobs that are not finished, in the current one.
-HOME = Path(".streamq")
-#: So many failures are told where there is no file to write them to.
-_MOST_TOLD = 10
+from .wishes import Wishes, with_wishes
 
 
+@with_wishes
 def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
+    wishes: Wishes,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
     ] = None,
@@ -68,27 +48,13 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     slots: Annotated[
         int, typer.Option("-c", "--concurrency", min=1, help="Parts at once in each.")
     ] = 1,
-    form: FormatOption = "auto",
-    part_bytes: BytesOption = "256KiB",
-    lines: LinesOption = 0,
-    delimiter: DelimiterOption = "",
-    quote: QuoteOption = '"',
-    escape: EscapeOption = "",
-    header: HeaderOption = "",
-    has_no_header: NoHeaderOption = False,
-    by_reference: ByReferenceOption = False,
     output_form: Annotated[
         str, typer.Option("--output-format", metavar="|".join(outputs.FORMS))
     ] = "",
     is_ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
     ] = True,
-    level: LevelOption = LEVEL,
     limit: Annotated[int, typer.Option(min=0, help="Parts at once; 0: all slots.")] = 0,
-    rate: RateOption = "",
-    retries: RetriesOption = None,
-    timeout: TimeoutOption = "",
-    max_failures: MaxFailuresOption = "",
     window: Annotated[
         str, typer.Option(metavar="SIZE", help="Bytes in the server at most.")
     ] = "256MiB",
@@ -114,26 +80,8 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
     argv = program.words_of(command)
     processes = processes or os.cpu_count() or 1
     run_id = secrets.token_hex(8)
-    wishes = Wishes(
-        files=files or [],
-        handler=_handler(target, argv, run_id),
-        queue=queue,
-        form=form,
-        part_bytes=part_bytes,
-        lines=lines,
-        delimiter=delimiter,
-        quote=quote,
-        escape=escape,
-        header=header,
-        has_no_header=has_no_header,
-        by_reference=by_reference,
-        level=level,
-        limit=limit or processes * slots,
-        rate=rate,
-        retries=retries,
-        timeout=timeout,
-        max_failures=max_failures,
-    )
+    wishes.files, wishes.handler, wishes.queue = files or [], _handler(target, argv, run_id), queue
+    wishes.limit = limit or processes * slots
     if not resume and (not wishes.files or bool(target) == bool(argv)):
         raise InvalidValue(
             "give FILE... and either --map MODULE:FUNCTION or --exec 'PROGRAM', or --resume ID"
@@ -178,7 +126,7 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
                 prefix or settings.prefix,
                 log_level=log_level.value,
                 is_alone=not given,
-                nursery=nursery,
+                nursery=None if resume else nursery,
             )
             status = run_.work(job, force=force or bool(resume))
     raise typer.Exit(run_.sum_up(job, status, is_json=is_json))
