@@ -7,7 +7,6 @@ every other command stay quick.
 import sys
 from collections.abc import Callable, Container
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -105,6 +104,8 @@ def _help(command: Callable[..., Any]) -> str:
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
+        from importlib.metadata import version  # slow to import, and seldom asked for
+
         typer.echo(f"streamq {version('streamq')}")
         raise typer.Exit
 
