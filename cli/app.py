@@ -5,7 +5,7 @@ every other command stay quick.
 """
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -44,11 +44,14 @@ GROUPS = {"cluster": ("create", "status")}
 def main() -> None:
     """Run the command that was typed."""
     heed_term()
-    # A word that only looks like a command costs an import and does no harm.
-    application(sys.argv[1:])(prog_name="streamq")
+    words = sys.argv[1:]
+    # When it is clear which command is meant, the others need not even be shown. Else a word
+    # that only looks like a command costs an import and does no harm.
+    shown = words[:1] if COMMANDS.keys() & words[:1] else COMMANDS
+    application(words, shown)(prog_name="streamq")
 
 
-def application(wanted: Container[str]) -> typer.Typer:
+def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> typer.Typer:
     """The commands; only those that are wanted can be run, of the others no more than a line."""
     app = typer.Typer(
         name="streamq",
@@ -59,7 +62,8 @@ def application(wanted: Container[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name, (panel, summary) in COMMANDS.items():
+    for name in shown:
+        panel, summary = COMMANDS[name]
         command = _load(name) if name in wanted else _stub(summary)
         options: dict[str, Any] = {"rich_help_panel": panel, "short_help": summary}
         options["help"] = _help(command)

@@ -107,7 +107,7 @@ def _use_config(context: typer.Context, path: str | None) -> None:
     said = {name for name, origin in gathered.origins.items() if origin != "default"}
     by_variable = {variable_of(name): values[name] for name in said}
     context.default_map = {
-        parameter.name: [value] if parameter.multiple else value
+        str(parameter.name): [value] if parameter.multiple else value
         for parameter in context.command.params
         if (value := by_variable.get(str(getattr(parameter, "envvar", "")))) is not None
     }
