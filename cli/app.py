@@ -4,6 +4,7 @@ A command's module is imported only when that command is typed, so that ``--help
 every other command stay quick.
 """
 
+import os
 import sys
 from collections.abc import Callable, Container, Iterable
 from importlib import import_module
@@ -43,12 +44,20 @@ GROUPS = {"cluster": ("create", "status")}
 
 def main() -> None:
     """Run the command that was typed."""
+    _keep_standard_numbers()
     heed_term()
     words = sys.argv[1:]
     # When it is clear which command is meant, the others need not even be shown. Else a word
     # that only looks like a command costs an import and does no harm.
     shown = words[:1] if COMMANDS.keys() & words[:1] else COMMANDS
     application(words, shown)(prog_name="streamq")
+
+
+def _keep_standard_numbers() -> None:
+    """Where a standard stream is closed, see that no other file gets its number by chance."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> typer.Typer:

@@ -38,6 +38,8 @@ _MOST_TOLD = 10
 
 def place_of(output: str) -> str:
     """Where results go: a file, or standard output when that is a pipe or is asked for."""
+    if output in ("", STANDARD) and sys.stdout is None:
+        raise InvalidValue("where to? Standard output is closed: give -o FILE")
     if output == STANDARD or (not output and not render.is_terminal(sys.stdout)):
         return STANDARD
     if not output:

@@ -593,7 +593,8 @@ def main() -> None:
         _leave(0)
         return
     if not config.keeps_stdout:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        with suppress(OSError):  # nobody may have given us a stderr
+            os.dup2(2, 1)
     table = Table(int(sys.argv[2]), config.slots)
     logs.configure(config.log_level, config.log_format)
     try:

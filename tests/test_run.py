@@ -279,6 +279,25 @@ def test_killed_while_it_starts_it_leaves_no_process(
 
 
 class TestPipes:
+    @pytest.mark.parametrize(("closed", "code"), [("1", 2), ("2", 0), ("0", 0)])
+    def test_closed_stream_is_no_other_file(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, closed: str, code: int
+    ) -> None:
+        line = [*COMMAND, "run", "in.txt", "--map", "job:talks", "-o", "-", "-p", "1"]
+        done = subprocess.run(
+            ["sh", "-c", f'"$@" {closed}>&-', "sh", *line],
+            env=environment,
+            cwd=source.parent,
+            capture_output=True,
+            timeout=60,
+        )
+
+        assert done.returncode == code, done.stderr
+        if code:
+            assert b"Standard output is closed: give -o FILE" in done.stderr
+        else:
+            assert done.stdout == source.read_bytes()
+
     def test_results_go_to_the_pipe_and_words_to_stderr(
         self, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
