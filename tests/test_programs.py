@@ -103,10 +103,18 @@ def test_files_go_through_it(
 
 
 @TWO_KINDS
+@pytest.mark.parametrize(
+    ("text", "grace"),
+    [
+        pytest.param(FAMILY, "60s", id="as programs are"),
+        pytest.param("exec >/dev/null 2>&1\n" + FAMILY, "60s", id="with its output closed"),
+        pytest.param("trap '' TERM\n" + FAMILY, "1s", id="that do not care, after the grace time"),
+    ],
+)
 def test_cancelled_they_end_with_all_they_started(
-    serve: Any, submit: Any, program: Any, tmp_path: Path
+    serve: Any, submit: Any, program: Any, tmp_path: Path, text: str, grace: str
 ) -> None:
-    pool = serve(program(FAMILY), "-c", "2", "--cancel-grace", "60s")
+    pool = serve(program(text), "-c", "2", "--cancel-grace", grace)
     request = submit(b"", b"")
     running = pids(tmp_path, 6)
 
@@ -114,32 +122,6 @@ def test_cancelled_they_end_with_all_they_started(
 
     wait_until(lambda: not any(map(is_alive, running)), 20)
     assert pool.poll() is None
-
-
-@TWO_KINDS
-def test_one_that_does_not_care_ends_after_the_grace_time(
-    serve: Any, submit: Any, program: Any, tmp_path: Path
-) -> None:
-    serve(program("trap '' TERM\n" + FAMILY), "--cancel-grace", "1s")
-    request = submit(b"")
-    running = pids(tmp_path, 3)
-
-    request.cancel()
-
-    wait_until(lambda: not any(map(is_alive, running)), 20)
-
-
-@ONE_KIND
-def test_one_that_closed_its_output_is_cancelled_too(
-    serve: Any, submit: Any, program: Any, tmp_path: Path
-) -> None:
-    serve(program("exec >/dev/null 2>&1\n" + FAMILY), "--cancel-grace", "60s")
-    request = submit(b"")
-    running = pids(tmp_path, 3)
-
-    request.cancel()
-
-    wait_until(lambda: not any(map(is_alive, running)), 20)
 
 
 @TWO_KINDS
