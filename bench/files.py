@@ -4,8 +4,9 @@
     python bench/files.py --memory [--lines 1000000 5000000]             memory, and the round trip
 
 Speed: the same function on the same lines in the same parts and processes, results in input
-order into a file, by ``streamq run``, by ``multiprocessing.Pool.imap`` and, where it is
-installed, by GNU parallel ``--pipepart``. Every output is compared with that of a plain loop.
+order into a file, by ``streamq run``, by the same ``--by-reference``, by
+``multiprocessing.Pool.imap`` and, where it is installed, by GNU parallel ``--pipepart``.
+Every output is compared with that of a plain loop.
 Times are from start to end of the whole command, with everything it starts.
 
 Memory: the highest resident memory of the run's parent (loader and collector), of a worker
@@ -96,9 +97,10 @@ def command_of(
     way: str, source: Path, target: Path, function: str, size: str, processes: int
 ) -> list[str] | None:
     """How to start one of the ways, or None where it cannot be."""
-    if way == "streamq":
+    if way in ("streamq", "reference"):
         words = [sys.executable, "-m", "streamq.cli", "run", str(source), "-p", str(processes)]
         words += ["--map", f"{HERE}:{function}", "-o", str(target), "--output-format", "raw"]
+        words += ["--by-reference"] if way == "reference" else []
         return [*words, *(["--bytes", "1MiB"] if size == "1MiB" else ["--lines", "100"])]
     if way == "Pool.imap":
         words = [sys.executable, str(HERE), "--pool", str(source), str(target)]
@@ -192,7 +194,7 @@ def compare_speed(folder: Path, lines: int, processes: int, rounds: int) -> list
             for chunk in chunks(source, "1MiB"):
                 out.write(run_chunk(function, chunk))
         for size in ("1MiB", "100 lines"):
-            for way in ("streamq", "Pool.imap", "parallel"):
+            for way in ("streamq", "reference", "Pool.imap", "parallel"):
                 target = folder / "out"
                 command = command_of(way, source, target, function, size, processes)
                 if command is None:

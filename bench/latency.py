@@ -1,9 +1,10 @@
-"""How long one part waits on an idle pool: from ``submit`` to the handler's first line.
+"""How long a pool takes to start, and one part waits on it: from ``submit`` to its handler.
 
     python bench/latency.py [--times 300] [--processes 1]
 
 A real pool, started by its command on an embedded server; requests of one part, one after
-another. Both ends read the same monotonic clock of the machine.
+another. Both ends read the same monotonic clock of the machine. A pool has started when it
+says that it is ready.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from streamq import App, Client
 from streamq.server import LocalServer
+
+STARTS = 5
 
 app = App()
 
@@ -40,26 +43,47 @@ def measure(client: Client, times: int) -> list[float]:
     return sorted(waits)
 
 
+def start(url: str, processes: int) -> "tuple[subprocess.Popen[str], float]":
+    """A pool that is ready, and how many seconds that took."""
+    here = Path(__file__)
+    command = [sys.executable, "-m", "streamq.cli", "worker", f"{here.name}:app"]
+    command += ["-p", str(processes), "--url", url]
+    begun = time.monotonic()
+    pool = subprocess.Popen(command, cwd=here.parent, stderr=subprocess.PIPE, text=True)
+    assert pool.stderr
+    while " ready: " not in pool.stderr.readline():
+        if pool.poll() is not None:
+            raise SystemExit("the pool does not start")
+    return pool, time.monotonic() - begun
+
+
+def stop(pool: "subprocess.Popen[str]") -> None:
+    """Let a pool end."""
+    pool.send_signal(signal.SIGTERM)
+    pool.communicate()
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=300)
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
-    here = Path(__file__)
+    starts = []
     with LocalServer.start() as server, Client(server.url) as client:
-        command = [sys.executable, "-m", "streamq.cli", "worker", f"{here.name}:app"]
-        command += ["-p", str(args.processes), "--log-level", "warning"]
-        environment = os.environ | {"STREAMQ_URL": server.url}
-        pool = subprocess.Popen(command, env=environment, cwd=here.parent)
+        for _ in range(STARTS):
+            pool, seconds = start(server.url, args.processes)
+            starts.append(seconds)
+            stop(pool)
+        pool, _ = start(server.url, args.processes)
         try:
             measure(client, 20)
             waits = measure(client, args.times)
         finally:
-            pool.send_signal(signal.SIGTERM)
-            pool.wait()
+            stop(pool)
     p99 = waits[int(len(waits) * 0.99)]
     print(f"load average {os.getloadavg()[0]:.2f}, {args.times} tries")
+    print(f"start to ready: median {statistics.median(starts):.2f} s of {STARTS}")
     print(f"submit to handler: p50 {statistics.median(waits):.2f} ms, p99 {p99:.2f} ms")
 
 

@@ -4,15 +4,15 @@ A command's module is imported only when that command is typed, so that ``--help
 every other command stay quick.
 """
 
+import os
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
-from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded
+from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded, heed_term
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
@@ -44,11 +44,23 @@ GROUPS = {"cluster": ("create", "status")}
 
 def main() -> None:
     """Run the command that was typed."""
-    # A word that only looks like a command costs an import and does no harm.
-    application(sys.argv[1:])(prog_name="streamq")
+    _keep_standard_numbers()
+    heed_term()
+    words = sys.argv[1:]
+    # When it is clear which command is meant, the others need not even be shown. Else a word
+    # that only looks like a command costs an import and does no harm.
+    shown = words[:1] if COMMANDS.keys() & words[:1] else COMMANDS
+    application(words, shown)(prog_name="streamq")
 
 
-def application(wanted: Container[str]) -> typer.Typer:
+def _keep_standard_numbers() -> None:
+    """Where a standard stream is closed, see that no other file gets its number by chance."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> typer.Typer:
     """The commands; only those that are wanted can be run, of the others no more than a line."""
     app = typer.Typer(
         name="streamq",
@@ -59,7 +71,8 @@ def application(wanted: Container[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name, (panel, summary) in COMMANDS.items():
+    for name in shown:
+        panel, summary = COMMANDS[name]
         command = _load(name) if name in wanted else _stub(summary)
         options: dict[str, Any] = {"rich_help_panel": panel, "short_help": summary}
         options["help"] = _help(command)
@@ -104,6 +117,8 @@ def _help(command: Callable[..., Any]) -> str:
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
+        from importlib.metadata import version  # slow to import, and seldom asked for
+
         typer.echo(f"streamq {version('streamq')}")
         raise typer.Exit
 

@@ -6,10 +6,12 @@ The driver is imported by those functions that use it: ``--help`` does not wait 
 import functools
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -59,8 +61,24 @@ EXIT_MEANINGS = {
     5: "no such request, or it was cancelled",
     124: "the time given to `wait` is over",
     130: "cut short by Ctrl-C",
+    131: "cut short by QUIT (`worker`)",
     141: "whoever read the output has gone",
+    143: "cut short by TERM",
 }
+
+
+class Terminated(KeyboardInterrupt):
+    """TERM came: everything ends as with Ctrl-C, but for the exit code."""
+
+
+def heed_term() -> None:
+    """Let TERM be an exception, as INT is: what was begun is ended properly, and told."""
+
+    def terminate(number: int, _: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # supervisors repeat it
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def _inherited(
@@ -89,7 +107,7 @@ def _use_config(context: typer.Context, path: str | None) -> None:
     said = {name for name, origin in gathered.origins.items() if origin != "default"}
     by_variable = {variable_of(name): values[name] for name in said}
     context.default_map = {
-        parameter.name: [value] if parameter.multiple else value
+        str(parameter.name): [value] if parameter.multiple else value
         for parameter in context.command.params
         if (value := by_variable.get(str(getattr(parameter, "envvar", "")))) is not None
     }
@@ -269,8 +287,8 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         except OSError as error:
             render.error(str(error))
             raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as error:
+            raise typer.Exit(143 if isinstance(error, Terminated) else 130) from None
 
     signature = inspect.signature(command)
     if "url" in signature.parameters:

@@ -43,6 +43,9 @@ def demo(
             begun = time.monotonic()
             status = job.run(killer, force=True)
             seconds = time.monotonic() - begun
+        if not job.is_complete:
+            typer.echo("stopped")
+            raise typer.Exit(128 + job.stopped_by)
         is_right = _is_right(source, output)
     records = status.records
     typer.echo(f"done      in {seconds:.1f} s: {records.done:,} records, {records.failed} failed")

@@ -9,57 +9,30 @@ from streamq import units
 from streamq.backlog import live_workers
 from streamq.errors import ServerError
 from streamq.loader import Load
-from streamq.model import LEVEL, LIMIT
+from streamq.model import LIMIT
 from streamq.protocol import Protocol
 from streamq.remote import RemoteUnreachable
 from streamq.request_lines import submit_lines
 
 from . import render
 from .context import PrefixOption, QueueOption, UrlOption, connected
-from .wishes import (
-    ByReferenceOption,
-    BytesOption,
-    DelimiterOption,
-    EscapeOption,
-    FormatOption,
-    HeaderOption,
-    KeepOption,
-    LevelOption,
-    LinesOption,
-    MaxFailuresOption,
-    NoHeaderOption,
-    QuoteOption,
-    RateOption,
-    RetriesOption,
-    TimeoutOption,
-    Wishes,
-)
+from .wishes import Wishes, with_wishes
 
 
-def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
+@with_wishes
+def load(
+    wishes: Wishes,
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
     ],
     handler: Annotated[str, typer.Option(metavar="NAME", help="Which handler is to run.")],
-    form: FormatOption = "auto",
-    part_bytes: BytesOption = "256KiB",
-    lines: LinesOption = 0,
-    delimiter: DelimiterOption = "",
-    quote: QuoteOption = '"',
-    escape: EscapeOption = "",
-    header: HeaderOption = "",
-    has_no_header: NoHeaderOption = False,
-    by_reference: ByReferenceOption = False,
     request_id: Annotated[
         str, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
     ] = "",
-    level: LevelOption = LEVEL,
     limit: Annotated[int, typer.Option(help="Parts that run at once, at most.")] = LIMIT,
-    rate: RateOption = "",
-    retries: RetriesOption = None,
-    timeout: TimeoutOption = "",
-    max_failures: MaxFailuresOption = "",
-    keep: KeepOption = "7d",
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="TIME", help="How long it is kept after its end.")
+    ] = "7d",
     window: Annotated[
         str, typer.Option(metavar="SIZE", help="Bytes that wait in the server, at most.")
     ] = "",
@@ -78,29 +51,10 @@ def load(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
 
         streamq load big.csv --handler clean --limit 20
     """
-    wishes = Wishes(
-        files=files,
-        handler=handler,
-        queue=queue,
-        form=form,
-        part_bytes=part_bytes,
-        lines=lines,
-        delimiter=delimiter,
-        quote=quote,
-        escape=escape,
-        header=header,
-        has_no_header=has_no_header,
-        by_reference=by_reference,
-        level=level,
-        limit=limit,
-        rate=rate,
-        retries=retries,
-        timeout=timeout,
-        max_failures=max_failures,
-        keep=keep,
-    )
+    wishes.files, wishes.handler, wishes.queue = files, handler, queue
+    wishes.limit, wishes.keep = limit, keep
     name = units.name(request_id, "--id") if request_id else secrets.token_hex(8)
-    if form == "requests":
+    if wishes.form == "requests":
         _load_requests(wishes, name, url, prefix, can_go_on=bool(request_id))
         return
     policy, size = wishes.policy(), wishes.size()
@@ -134,7 +88,12 @@ def _load_requests(
     policy, files = wishes.policy_of_each(), wishes.names()
     with connected(url, prefix) as protocol:
         _warn_of_no_worker(protocol, policy.queue, policy.handler)
-        count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
+        try:
+            count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
+        except KeyboardInterrupt:
+            if can_go_on:
+                render.note("stopped; the same command goes on")
+            raise
     render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
 
 

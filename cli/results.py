@@ -11,12 +11,10 @@ from streamq.client import Request
 from streamq.collector import Collector, form_of, show
 from streamq.errors import InvalidValue
 from streamq.model import Failure
-from streamq.output import FileOutput, is_stream
+from streamq.output import FORMS, FileOutput, is_stream
 
 from . import render
 from .context import PrefixOption, UrlOption, connected, naming
-
-FORMS = ("jsonl", "csv", "raw")
 
 
 def results(
@@ -62,7 +60,12 @@ def results(
             sys.stdout.buffer.flush()
             return
         collector = Collector(protocol, request_id, FileOutput(Path(output), request_id), form)
-        if collector.run(is_ordered=is_ordered, follow=follow, force=force):
+        try:
+            is_complete = collector.run(is_ordered=is_ordered, follow=follow, force=force)
+        except KeyboardInterrupt:
+            render.note("stopped; the same command goes on")
+            raise
+        if is_complete:
             write_errors(Request(protocol, request_id).errors(), Path(output))
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")

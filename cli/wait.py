@@ -42,7 +42,12 @@ def wait(
         for request in requests:
             with naming(request.id):
                 request.status()
-        codes = [_follow(request, deadline, is_quiet=is_quiet) for request in requests]
+        try:
+            codes = [_follow(request, deadline, is_quiet=is_quiet) for request in requests]
+        except KeyboardInterrupt:
+            if not is_quiet:
+                render.note("stopped waiting; the same command waits again")
+            raise
     raise typer.Exit(max(codes))
 
 

@@ -1,8 +1,11 @@
 """What ``load`` and ``run`` are told about a request: the same options, read the same way."""
 
+import functools
 import glob
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import msgspec
 import typer
@@ -10,83 +13,69 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.inputs import STDIN
-from streamq.loader import header_of
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
 from streamq.references import MOST_REFERRED
 from streamq.remote import is_remote
 from streamq.rows import fields_of
-from streamq.source import Size
+from streamq.source import Size, header_of
 
 FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
-FormatOption = Annotated[
-    str, typer.Option("--format", metavar="|".join(FORMATS), help="auto goes by the name.")
-]
-BytesOption = Annotated[
-    str, typer.Option("--bytes", metavar="SIZE", help="Whole records up to this in a part.")
-]
-LinesOption = Annotated[
-    int, typer.Option("--lines", min=0, help="So many records in a part, instead of --bytes.")
-]
-DelimiterOption = Annotated[
-    str, typer.Option("--delimiter", metavar="CHAR", help="Between the fields of a CSV.")
-]
-QuoteOption = Annotated[
-    str, typer.Option("--quote", metavar="CHAR", help="Around fields of a CSV; '' for none.")
-]
-EscapeOption = Annotated[
-    str, typer.Option("--escape", metavar="CHAR", help="Before a character meant as it is.")
-]
-HeaderOption = Annotated[
-    str, typer.Option("--header", metavar="A,B,C", help="Names for a CSV that begins with data.")
-]
-NoHeaderOption = Annotated[
-    bool, typer.Option("--no-header", help="The CSV begins with data: rows come as lists.")
-]
-ByReferenceOption = Annotated[
-    bool,
-    typer.Option(
-        "--by-reference", help="Parts say where their bytes are, and workers read them there."
-    ),
-]
-LevelOption = Annotated[int, typer.Option("--level", "--priority", help="0 goes first, 99 last.")]
-RateOption = Annotated[
-    str, typer.Option("--rate", metavar="N/s", help="Records (of a map) or parts in a time.")
-]
-RetriesOption = Annotated[int | None, typer.Option("--retries", help="Attempts after the first.")]
-TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="For each part.")]
-MaxFailuresOption = Annotated[
-    str, typer.Option("--max-failures", metavar="N|P%", help="More than this ends the request.")
-]
-KeepOption = Annotated[
-    str, typer.Option("--keep", metavar="TIME", help="How long it is kept after its end.")
-]
-
 
 class Wishes(msgspec.Struct, kw_only=True):
-    """The options as they were typed."""
+    """The options as they were typed. Those with a help text are options of every such command."""
 
-    files: list[str]
-    handler: str
+    files: list[str] = []
+    handler: str = ""
     queue: str = "default"
-    form: str = "auto"
-    part_bytes: str = "256KiB"
-    lines: int = 0
-    delimiter: str = ""
-    quote: str = '"'
-    escape: str = ""
-    header: str = ""
-    has_no_header: bool = False
-    by_reference: bool = False
-    level: int = LEVEL
     limit: int = 1
-    rate: str = ""
-    retries: int | None = None
-    timeout: str = ""
-    max_failures: str = ""
     keep: str = "7d"
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="auto goes by the name.")
+    ] = "auto"
+    part_bytes: Annotated[
+        str, typer.Option("--bytes", metavar="SIZE", help="Whole records up to this in a part.")
+    ] = "256KiB"
+    lines: Annotated[
+        int, typer.Option("--lines", min=0, help="So many records in a part, instead of --bytes.")
+    ] = 0
+    delimiter: Annotated[
+        str, typer.Option("--delimiter", metavar="CHAR", help="Between the fields of a CSV.")
+    ] = ""
+    quote: Annotated[
+        str, typer.Option("--quote", metavar="CHAR", help="Around fields of a CSV; '' for none.")
+    ] = '"'
+    escape: Annotated[
+        str, typer.Option("--escape", metavar="CHAR", help="Before a character meant as it is.")
+    ] = ""
+    header: Annotated[
+        str,
+        typer.Option("--header", metavar="A,B,C", help="Names for a CSV that begins with data."),
+    ] = ""
+    has_no_header: Annotated[
+        bool, typer.Option("--no-header", help="The CSV begins with data: rows come as lists.")
+    ] = False
+    by_reference: Annotated[
+        bool,
+        typer.Option(
+            "--by-reference", help="Parts say where their bytes are, and workers read them there."
+        ),
+    ] = False
+    level: Annotated[int, typer.Option("--level", "--priority", help="0 goes first, 99 last.")] = (
+        LEVEL
+    )
+    rate: Annotated[
+        str, typer.Option("--rate", metavar="N/s", help="Records (of a map) or parts in a time.")
+    ] = ""
+    retries: Annotated[int | None, typer.Option("--retries", help="Attempts after the first.")] = (
+        None
+    )
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="For each part.")] = ""
+    max_failures: Annotated[
+        str, typer.Option("--max-failures", metavar="N|P%", help="More than this ends the request.")
+    ] = ""
 
     def policy(self) -> Policy:
         """The request that is meant.
@@ -177,6 +166,35 @@ class Wishes(msgspec.Struct, kw_only=True):
             )
         is_file = self.form == "file" and self.by_reference
         return Size(part_bytes, self.lines, most if is_file else max(part_bytes, MAX_PART))
+
+
+def with_wishes(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of a request, which it is given as its first argument."""
+    hints = get_type_hints(Wishes, include_extras=True)
+    options = {
+        field.name: inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in msgspec.structs.fields(Wishes)
+        if get_origin(hints[field.name]) is Annotated
+    }
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(Wishes(**{name: given.pop(name) for name in options}), **given)
+
+    _, *own = inspect.signature(command).parameters.values()
+    # Those of all commands come last.
+    common = [each.name for each in own].index("queue")
+    both = [*own[:common], *options.values(), *own[common:]]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in both]
+    )
+    run.__annotations__ = {each.name: each.annotation for each in both}
+    return run
 
 
 def _header_of(name: str, spec: Spec) -> str:

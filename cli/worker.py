@@ -1,27 +1,20 @@
 """``streamq worker``."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from streamq import units
-from streamq.backlog import Lookout, build
-from streamq.control import Config
+from streamq.control import Config, PoolOptions
 from streamq.errors import InvalidValue
-from streamq.health import HealthServer, Subject
-from streamq.keeper import Keeper
-from streamq.model import LAST_LEVEL
-from streamq.notify import Notifier
-from streamq.pool import Pool, PoolOptions, Unrunnable
-from streamq.protocol import Protocol
+from streamq.model import LAST_LEVEL, MAX_RESULT
+from streamq.nursery import Nursery
+from streamq.program import words_of
 from streamq.remote import is_remote
-from streamq.runner import MAX_RESULT
 from streamq.settings import Settings
 
-from . import logs, render
+from . import logs
 from .context import (
     HealthPortOption,
     LogFormatOption,
@@ -37,7 +30,18 @@ from .context import (
 def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
     target: Annotated[
         str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")
-    ],
+    ] = "",
+    command: Annotated[
+        str,
+        typer.Option(
+            "--exec",
+            metavar="'PROGRAM ARGS'",
+            help="Instead of an app: the records of a part on its stdin, results on stdout.",
+        ),
+    ] = "",
+    handler: Annotated[
+        str, typer.Option(metavar="NAME", help="With --exec: what requests call the program.")
+    ] = "",
     processes: Annotated[
         int, typer.Option("-p", "--processes", min=1, envvar="STREAMQ_PROCESSES")
     ] = 1,
@@ -110,8 +114,13 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
     nothing is lost either. HUP restarts the processes, USR1 takes nothing more, USR2 shows
     what runs.
 
+    With --exec a program is the handler, under the name that --handler gives it.
+
         streamq worker shop.tasks:app -p 4 -c 8
     """
+    argv = words_of(command)
+    if bool(target) == bool(argv) or bool(argv) != bool(handler):
+        raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
     settings = Settings.from_env()
     lease_ms = units.duration_ms(lease, "--lease") if lease else settings.lease_ms
     if lease_ms < 500:
@@ -121,6 +130,8 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         prefix=prefix or settings.prefix,
         queue=units.name(queue, "queue"),
         target=target,
+        argv=argv,
+        handler=units.name(handler, "--handler") if handler else "",
         allow_read=tuple(map(_allowed, allow_read)),
         slots=slots,
         levels=_levels(levels),
@@ -141,50 +152,16 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
         is_reloading=is_reloading,
     )
     logs.configure(log_level, log_format)
-    with connected(url, prefix) as protocol:
-        keeper = Keeper(
-            protocol,
-            config.queue,
-            lease_ms=lease_ms,
-            beat_ms=min(settings.beat_ms, lease_ms // 4),
-            audit_ms=settings.audit_ms,
-        )
-        keeper.slots, keeper.levels = processes * slots, levels
-        keeper.taken = config.levels
-        pool = Pool(config, options, keeper, notifier=Notifier())
-        with _health(health_port, pool, protocol, keeper, config):
-            try:
-                code = pool.run()
-            except Unrunnable as error:
-                typer.echo(error.trace, err=True, nl=False)
-                render.error(str(error))
-                raise typer.Exit(4) from None
-    raise typer.Exit(code)
-
-
-@contextmanager
-def _health(
-    address: str, pool: Pool, protocol: Protocol, keeper: Keeper, config: Config
-) -> Generator[None]:
-    """Let those know how the pool is who ask at the address, if there is one."""
-    if not address:
-        yield
-        return
-    lookout = Lookout(protocol, [config.queue])
-    server = HealthServer(
-        address,
-        Subject(
-            ticked_at=lambda: pool.ticked_at,
-            unready=pool.unready,
-            samples=lambda: pool.samples() | lookout.samples() | build(),
-            wanted=lambda: lookout.backlogs()[0].wanted(keeper.handlers or None, config.levels),
-        ),
-    )
     try:
-        yield
-    finally:
-        server.close()
-        lookout.close()
+        with Nursery(slots, processes) as nursery:
+            # The driver takes a while to import: as long as the processes take to start.
+            from .serving import serve
+
+            with connected(url, prefix) as protocol:
+                code = serve(protocol, config, options, nursery, levels, health_port)
+    except KeyboardInterrupt:
+        code = 0  # told to stop before there was anything to finish
+    raise typer.Exit(code)
 
 
 def _allowed(place: str) -> str:

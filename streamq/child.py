@@ -602,13 +602,19 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     line = Line(socket.socket(fileno=int(sys.argv[1])))
     config = line.read_config()
+    if config is None:
+        _leave(0)
+        return
+    if not config.keeps_stdout:
+        with suppress(OSError):  # nobody may have given us a stderr
+            os.dup2(2, 1)
     table = Table(int(sys.argv[2]), config.slots)
     logs.configure(config.log_level, config.log_format)
     try:
         if config.argv:
-            app = program.app_of(config.argv, config.max_result)
+            app = program.app_of(config.handler, config.argv, config.max_result)
         else:
-            app = load_app(config.target, as_map=config.is_map)
+            app = load_app(config.target, config.handler)
     except StreamqError as error:
         line.send(Unfit(str(error), ""))
         _leave(4)

@@ -26,6 +26,8 @@ _ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
 _BATCH = 500
 _BATCH_BYTES = 2**22
 _LOOK_S = 0.05
+#: The first look after there was something comes soon: then there may well be more.
+_SOON_S = 0.003
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -186,9 +188,11 @@ class Collector:
             self._output.close()
 
     def _collect(self, is_ordered: bool, follow: bool) -> bool:
+        pause_s = _SOON_S
         while True:
             state, has_more = self._ordered() if is_ordered else self._unordered()
             if has_more:
+                pause_s = _SOON_S
                 continue
             if not state.is_live and self._is_settled():
                 self._late()
@@ -196,7 +200,8 @@ class Collector:
             if not follow or self._should_stop():
                 return False
             self._output.look()
-            time.sleep(_LOOK_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S)
 
     def _ordered(self) -> tuple[State, bool]:
         found = self._protocol.collect(

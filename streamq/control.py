@@ -1,4 +1,4 @@
-"""Words between a pool and its processes: one JSON object a line, over a socket pair."""
+"""How a pool behaves, and words between it and its processes: JSON lines over a socket pair."""
 
 import logging
 import socket
@@ -11,6 +11,19 @@ import msgspec
 log = logging.getLogger(__name__)
 
 
+class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pool behaves."""
+
+    processes: int = 1
+    grace_s: float = 25.0
+    cancel_grace_s: float = 10.0
+    is_burst: bool = False
+    max_idle_s: float = 0.0
+    max_parts: int = 0
+    max_memory: int = 0
+    is_reloading: bool = False
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What a process is told at its start. The URL may hold a password, so no argument has it."""
 
@@ -18,8 +31,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     queue: str
     target: str
-    #: The target is a function to be called with each record, not an app.
-    is_map: bool = False
+    #: Under this name a function or a program serves; without one the target is an app.
+    handler: str = ""
     #: A program to be run with each part, instead of a target.
     argv: tuple[str, ...] = ()
     #: Whether what handlers print goes to the pool's own stdout, or to stderr.
@@ -102,9 +115,10 @@ class Line:
                 return False
         return True
 
-    def read_config(self) -> Config:
-        """The first line a process gets."""
-        return msgspec.json.decode(next(self._lines()), type=Config)
+    def read_config(self) -> Config | None:
+        """The first line a process gets; None when its parent has no use for it."""
+        line = next(self._lines(), None)
+        return msgspec.json.decode(line, type=Config) if line else None
 
     def words(self) -> Iterator[Word]:
         """Every word until the other end is gone."""

@@ -17,15 +17,15 @@ import msgspec
 from streamq.client import Request, status_of
 from streamq.collector import Collector
 from streamq.connection import Connection
-from streamq.control import Config
+from streamq.control import Config, PoolOptions
 from streamq.errors import ProtocolError, RequestEnded, RequestUnknown, ServerError, StreamqError
 from streamq.keeper import Keeper
 from streamq.loader import Load
-from streamq.model import Failure, Policy, Status
+from streamq.model import MAX_RESULT, Failure, Policy, Status
+from streamq.nursery import Nursery
 from streamq.output import FileOutput, Output, StreamOutput, is_stream
-from streamq.pool import LAST_CALL, Pool, PoolOptions
+from streamq.pool import LAST_CALL, Pool
 from streamq.protocol import Protocol
-from streamq.runner import MAX_RESULT
 from streamq.source import Size
 
 #: The output or input that is the standard one.
@@ -86,9 +86,17 @@ class Job:
     """One run of a plan on one server."""
 
     def __init__(
-        self, plan: Plan, url: str, prefix: str, *, log_level: str, is_alone: bool = False
+        self,
+        plan: Plan,
+        url: str,
+        prefix: str,
+        *,
+        log_level: str,
+        is_alone: bool = False,
+        nursery: Nursery | None = None,
     ) -> None:
         """With ``is_alone`` nobody else works on the server."""
+        self._nursery = nursery
         self._plan = plan
         self._url = url
         self._prefix = prefix
@@ -139,6 +147,11 @@ class Job:
             request = Request(Protocol(connection, self._prefix), self._plan.id)
             request.cancel()
             request.purge()
+
+    @property
+    def stopped_by(self) -> int:
+        """The signal that stopped it before its end, if one did."""
+        return self._pool.stopped_by if self._pool else 0
 
     def processes(self) -> list[int]:
         """Ids of the processes that run the function."""
@@ -233,7 +246,7 @@ class Job:
             prefix=self._prefix,
             queue=plan.policy.queue,
             target=plan.target,
-            is_map=True,
+            handler=plan.policy.handler,
             argv=plan.argv,
             keeps_stdout=not plan.is_piped,
             allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),
@@ -254,7 +267,7 @@ class Job:
         )
         keeper.slots = plan.processes * plan.slots
         options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
-        return Pool(config, options, keeper)
+        return Pool(config, options, keeper, nursery=self._nursery)
 
 
 class _Place(msgspec.Struct):

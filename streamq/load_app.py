@@ -17,8 +17,8 @@ class TargetError(StreamqError):
     """The module or the name in it is not there, or is nothing that can be run."""
 
 
-def load_app(target: str, *, as_map: bool = False) -> App:
-    """The app that a target names. With ``as_map`` a plain function is one, too.
+def load_app(target: str, handler: str = "") -> App:
+    """The app that a target names. With a handler's name a plain function is one, too.
 
     Whatever the user's module raises passes through.
 
@@ -34,18 +34,13 @@ def load_app(target: str, *, as_map: bool = False) -> App:
         if not hasattr(found, attribute):
             raise TargetError(f"{module_name} has no {name!r}{_apps_of(found)}")
         found = getattr(found, attribute)
-    if as_map and callable(found):
-        return _app_of(module, found, map_name(target))
+    if handler and callable(found):
+        return _app_of(module, found, handler)
     if not isinstance(found, App):
         raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.App")
     if not found.handlers:
         raise TargetError(f"{target} has no handlers: decorate one with @{name}.map")
     return found
-
-
-def map_name(target: str) -> str:
-    """Under which name a function is called that was given by its place."""
-    return target.rpartition(":")[2].rpartition(".")[2]
 
 
 def _app_of(module: ModuleType, function: Any, name: str) -> App:

@@ -23,7 +23,7 @@ from streamq.errors import (
     reading,
 )
 from streamq.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
-from streamq.model import MAX_PART, Opened, Policy, Spec, Tokens
+from streamq.model import MAX_PART, Opened, Policy, Tokens
 from streamq.protocol import Protocol
 from streamq.references import Reference
 from streamq.remote import RemoteUnreachable
@@ -319,15 +319,6 @@ class Load:
         with suppress(StreamqError):
             self._protocol.cancel(self._id)
             forget(self._protocol, self._policy.queue, self._id)
-
-
-def header_of(name: str, spec: Spec) -> bytes:
-    """The first row of a CSV, with its line ending."""
-    source = open_input(name)
-    try:
-        return first_record(source, mask_of(spec), MAX_PART)
-    finally:
-        source.close()
 
 
 def _encode(cursor: Cursor) -> str:

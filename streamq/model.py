@@ -17,6 +17,8 @@ POISON = 3
 LAST_LEVEL = 99
 #: Largest part, in bytes.
 MAX_PART = 2**20
+#: Largest result of a part, in bytes, unless set otherwise.
+MAX_RESULT = 2**22
 
 _LEADING_DIGITS = re.compile(rb"\d{1,15}")
 

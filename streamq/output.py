@@ -13,6 +13,8 @@ from typing import BinaryIO, Protocol
 
 from streamq.errors import InvalidValue, StreamqError
 
+#: How results are written.
+FORMS = ("jsonl", "csv", "raw")
 #: What a pipe takes without blocking once it has room (POSIX: at least 512, Linux: 4096).
 _PIPE_BYTES = select.PIPE_BUF
 _WAIT_MS = 100

@@ -12,8 +12,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -21,21 +19,22 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from streamq import backoff, janitor, tally
-from streamq.control import Config, Hello, Idle, Line, Look, Order, Unfit
+from streamq.control import Config, Hello, Idle, Look, Order, PoolOptions, Unfit
 from streamq.errors import StreamqError
 from streamq.keeper import Keeper
 from streamq.metrics import Samples, Spread
 from streamq.notify import Notifier
-from streamq.table import CALL_STEP, Held, Table
+from streamq.nursery import Newborn, Nursery
+from streamq.table import CALL_STEP, Held
 
 log = logging.getLogger(__name__)
 
 #: How often the parent looks at what runs; and while nothing does.
 TICK_S = 0.04
 IDLE_TICK_S = 0.2
+#: And while a process is about to end: its line is closed a moment before it is gone.
+END_TICK_S = 0.002
 #: A call of the parent's under a lease whose process is dead comes after all others.
 LAST_CALL = 2**53 - 1
 #: A process that lived this long is replaced at once, a younger one after a pause.
@@ -59,42 +58,19 @@ class Unrunnable(StreamqError):
         self.trace = trace
 
 
-class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pool behaves."""
-
-    processes: int = 1
-    grace_s: float = 25.0
-    cancel_grace_s: float = 10.0
-    is_burst: bool = False
-    max_idle_s: float = 0.0
-    max_parts: int = 0
-    max_memory: int = 0
-    is_reloading: bool = False
-
-
 class Member:
     """One process, as its parent sees it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, newborn: Newborn) -> None:
         self.config = config
-        self.table, fd = Table.create(config.slots)
-        ours, theirs = socket.socketpair()
-        self.line = Line(ours)
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "streamq.child", str(theirs.fileno()), str(fd)],
-            stdin=subprocess.DEVNULL,
-            stdout=None if config.keeps_stdout else sys.stderr,
-            # Ctrl-C in the terminal is for the parent, which lets its processes finish.
-            process_group=0,
-            pass_fds=(theirs.fileno(), fd),
-        )
-        theirs.close()
-        os.close(fd)
+        self.popen, self.line, self.table = newborn
         self.line.send(config)
         self.began = time.monotonic()
         self.hello: Hello | None = None
         self.idle_s = 0.0
         self.is_leaving = False
+        #: Whether its end of the line is closed: it ends.
+        self.is_ending = False
         self.why_killed = ""
         #: By slot: the batch whose part took too long, the one whose rest was struck, and
         #: since when a batch is told to stop.
@@ -169,8 +145,10 @@ class Pool:
         options: PoolOptions,
         keeper: Keeper,
         notifier: Notifier | None = None,
+        nursery: Nursery | None = None,
     ) -> None:
         self._config = config
+        self._nursery = nursery or Nursery(config.slots)
         self._options = options
         self._keeper = keeper
         self._notifier = notifier or Notifier({})
@@ -187,9 +165,13 @@ class Pool:
         self._pauses = 0
         self._start_at = 0.0
         self._stop_at = 0.0
-        self._is_stopping = self._is_cold = self._was_ready = self._is_unwanted = False
+        self._is_stopping = self._was_ready = self._is_unwanted = False
+        #: The signal that ended it without waiting for what ran, if one did.
+        self._cold = 0
         self._signals: deque[int] = deque()
         self._interrupts = 0
+        #: The first signal that told it to stop, if one did.
+        self.stopped_by = 0
         self._files: dict[str, float] = {}
         self._looked = time.monotonic()
         self._quiet = False
@@ -208,7 +190,7 @@ class Pool:
             while not self._is_stopping or self._members:
                 self._obey_signals()
                 self._fill()
-                self._hear(self._tick_s if self._keeper.holdings else IDLE_TICK_S)
+                self._hear(self._pause_s())
                 self._bury()
                 self._keeper.holdings = self._look_after_all()
                 self._look_around()
@@ -225,7 +207,7 @@ class Pool:
             self._button.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return 130 if self._is_cold else 0
+        return 128 + self._cold if self._cold else 0
 
     def processes(self) -> list[int]:
         """Ids of its processes."""
@@ -309,7 +291,7 @@ class Pool:
             return
         for _ in range(self._options.processes - staying):
             try:
-                member = Member(self._config)
+                member = Member(self._config, self._nursery.take())
             except OSError as error:
                 log.error("no process can be started: %s", error)
                 self._start_later()
@@ -324,6 +306,12 @@ class Pool:
         pause_ms = backoff.delay_ms(self._pauses, 200, LONGEST_PAUSE_MS)
         self._start_at = time.monotonic() + pause_ms / 1e3
 
+    def _pause_s(self) -> float:
+        """How long nothing need be looked at."""
+        if any(member.is_ending for member in self._members):
+            return END_TICK_S
+        return self._tick_s if self._keeper.holdings else IDLE_TICK_S
+
     def _hear(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._bell:
@@ -334,6 +322,7 @@ class Pool:
             for word in words:
                 self._heard(member, word)
             if is_gone:
+                member.is_ending = True
                 self._selector.unregister(key.fileobj)
                 member.line.socket.close()
 
@@ -533,11 +522,11 @@ class Pool:
         while self._signals:
             number = self._signals.popleft()
             if number == signal.SIGTERM:
-                self._stop("told to stop")
+                self._stop("told to stop", number)
             elif number == signal.SIGINT:
                 self._on_int()
             elif number == signal.SIGQUIT:
-                self._stop_now()
+                self._stop_now(number)
             elif number == signal.SIGHUP:
                 self._replace_all()
             elif number == signal.SIGUSR1:
@@ -545,9 +534,10 @@ class Pool:
             elif number == signal.SIGUSR2:
                 self._dump()
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, why: str, number: int = 0) -> None:
         if self._is_stopping:
             return
+        self.stopped_by = number
         self._is_stopping = True
         self._stop_at = time.monotonic() + self._options.grace_s
         busy = sum(len(member.held()) for member in self._members)
@@ -556,8 +546,10 @@ class Pool:
         for member in self._members:
             member.order("stop")
 
-    def _stop_now(self) -> None:
-        self._is_stopping = self._is_cold = True
+    def _stop_now(self, number: int) -> None:
+        self._is_stopping = True
+        self._cold = number
+        self.stopped_by = self.stopped_by or number
         self._notifier.stopping("stopped now")
         for member in self._members:
             member.kill("stopped now")
@@ -565,9 +557,9 @@ class Pool:
     def _on_int(self) -> None:
         self._interrupts += 1
         if self._interrupts > 1:
-            self._stop_now()
+            self._stop_now(signal.SIGINT)
         else:
-            self._stop("interrupted (again to stop now; nothing is lost)")
+            self._stop("interrupted (again to stop now; nothing is lost)", signal.SIGINT)
 
     def _be_quiet(self) -> None:
         self._quiet = True

@@ -7,23 +7,26 @@ with everything they started themselves.
 
 import os
 import selectors
+import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from streamq.app import Abandon, App, Context
 from streamq.codec import Verbatim
-from streamq.errors import StreamqError
+from streamq.errors import InvalidValue, StreamqError
 
-#: The name of the handler.
-NAME = "exec"
 #: So much of what a program says on stderr is kept with its failure.
 _TAIL_BYTES = 2_000
 _BLOCK = 2**16
 #: How often a program that runs is asked whether it is still wanted.
 _LOOK_S = 0.1
+#: How often it is looked at for its end where the system does not tell.
+_NAP_S = 0.002
 
 
 class ProgramMissing(StreamqError):
@@ -34,8 +37,23 @@ class ProgramFailed(Exception):
     """A program ended with an exit code or by a signal. The text ends with what it said."""
 
 
-def app_of(argv: Sequence[str], max_result: int) -> App:
-    """An app whose one handler runs the program with each part.
+def words_of(command: str) -> tuple[str, ...]:
+    """The words of a command, as a shell splits them: the program and its arguments.
+
+    Raises:
+        InvalidValue: it has no end, or no words.
+    """
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidValue(f"--exec {command!r}: {error}") from None
+    if command and not words:
+        raise InvalidValue("--exec names no program")
+    return words
+
+
+def app_of(name: str, argv: Sequence[str], max_result: int) -> App:
+    """An app whose one handler, of that name, runs the program with each part.
 
     Raises:
         ProgramMissing: there is no such program.
@@ -45,7 +63,7 @@ def app_of(argv: Sequence[str], max_result: int) -> App:
         raise ProgramMissing(f"--exec: there is no program {argv[0]!r} that can be run")
     app = App()
 
-    @app.handler(name=NAME)
+    @app.handler(name=name)
     def run(part: bytes, context: Context) -> Verbatim:
         return Verbatim(_Run([path, *argv[1:]], context, max_result).result(part))
 
@@ -63,7 +81,8 @@ class _Run:
         self._errors = b""
         self._rest = memoryview(b"")
         self._looked = time.monotonic()
-        environment = {
+        self._is_unwanted = False
+        self._marks = {
             "STREAMQ_REQUEST_ID": context.request,
             "STREAMQ_PART": str(context.part),
             "STREAMQ_ATTEMPT": str(context.attempt),
@@ -74,7 +93,7 @@ class _Run:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | environment,
+            env=os.environ | self._marks,
         )
 
     def result(self, part: bytes) -> bytes:
@@ -82,10 +101,12 @@ class _Run:
         with self._popen:
             try:
                 self._talk(part)
-                code = self._popen.wait()
+                code = self._await_end()
             except BaseException:
-                self._popen.kill()
+                self._signal(signal.SIGKILL)
                 raise
+            if self._is_unwanted:
+                self._signal(signal.SIGKILL)
         if code:
             how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
             said = self._errors.decode(errors="replace").strip()
@@ -142,6 +163,35 @@ class _Run:
         """End it when its result is not wanted any more."""
         if time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
-            if self._context.should_stop():
-                # If it or its children do not care, the pool ends them all after a while.
-                self._popen.terminate()
+            if self._context.should_stop() and not self._is_unwanted:
+                self._is_unwanted = True
+                # If it does not care, the pool ends everything in its group after a while.
+                self._signal(signal.SIGTERM)
+
+    def _await_end(self) -> int:
+        """Its exit code: it may close what it prints to long before it ends."""
+        while (code := self._popen.poll()) is None:
+            _sleep_beside(self._popen.pid)
+            self._look()
+        return code
+
+    def _signal(self, number: int) -> None:
+        """Signal the program and, where the system tells, everything that it started."""
+        self._popen.send_signal(number)
+        marks = {f"{name}={value}".encode() for name, value in self._marks.items()}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            pid = int(path.parent.name)
+            with suppress(OSError):  # it has gone, or is not ours
+                is_ours = pid != self._popen.pid and os.getpgid(pid) == os.getpgrp()
+                if is_ours and marks <= set(path.read_bytes().split(b"\0")):
+                    os.kill(pid, number)
+
+
+def _sleep_beside(pid: int) -> None:
+    """Sleep until a child ends, or for a moment."""
+    if not hasattr(os, "pidfd_open"):
+        time.sleep(_NAP_S)
+        return
+    with open(os.pidfd_open(pid)) as child, selectors.DefaultSelector() as selector:  # noqa: PTH123
+        selector.register(child, selectors.EVENT_READ)
+        selector.select(_LOOK_S)

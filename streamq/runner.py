@@ -16,14 +16,12 @@ from streamq import backoff, codec, records
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.codec import Item
 from streamq.errors import Damaged, reading
-from streamq.model import RETRIES, Failure, Part, Spec
+from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.references import Reader
 from streamq.traces import safe_text, users_traceback
 
 log = logging.getLogger(__name__)
 
-#: Largest result of a part, in bytes, unless set otherwise.
-MAX_RESULT = 2**22
 #: So much of a traceback is kept with a failure.
 _TRACEBACK_CHARS = 4_000
 #: An error is logged in full at most so often: less and less while there are more of them.

@@ -6,12 +6,14 @@ back byte for byte. The cursor after a part says where to go on: file, byte, rec
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import accumulate
 
 import msgspec
 
-from streamq.inputs import BadInput, Input
-from streamq.rows import Mask
+from streamq.inputs import BadInput, Input, open_input
+from streamq.model import MAX_PART, Spec
+from streamq.rows import Mask, mask_of
 
 #: How much is read at once, at least.
 BLOCK = 2**20
@@ -211,3 +213,9 @@ def first_record(source: Input, mask: Mask, most: int) -> bytes:
     if len(data) > most or len(mask(data)) < len(data):
         raise _stuck(source.name, Cursor(), Size(most=most), is_open=len(data) <= most)
     return data
+
+
+def header_of(name: str, spec: Spec) -> bytes:
+    """The first row of a CSV, with its line ending."""
+    with closing(open_input(name)) as source:
+        return first_record(source, mask_of(spec), MAX_PART)

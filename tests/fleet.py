@@ -49,7 +49,7 @@ class Fleet:
             "STREAMQ_TEST_LOG": str(self.log),
             "STREAMQ_AUDIT_MS": str(audit_ms),
         }
-        command = [sys.executable, "-m", "streamq.cli", "worker", target, *options]
+        command = [sys.executable, "-m", "streamq.cli", "worker", *filter(None, [target]), *options]
         pool = subprocess.Popen(
             command, env=environment, cwd=cwd, stderr=errors, stdout=subprocess.PIPE
         )

@@ -581,17 +581,19 @@ def test_wait_no_longer_than_asked(streamq: Streamq, submitted: Driver) -> None:
     assert ran.stderr == f"streamq: request {submitted.id} is not finished\n"
 
 
-def test_wait_shows_progress_on_a_terminal_and_ends_with_ctrl_c(
-    running: Callable[..., subprocess.Popen[str]], submitted: Driver
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_wait_shows_progress_on_a_terminal_and_can_be_stopped(
+    running: Callable[..., subprocess.Popen[str]], submitted: Driver, number: int, code: int
 ) -> None:
     with Terminal() as terminal:
         files = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.file)
         waiting = running("wait", submitted.id, **files)
         wait_until(lambda: "0/3 parts" in terminal.seen(), timeout=30)
 
-        waiting.send_signal(signal.SIGINT)
+        waiting.send_signal(number)
 
-        assert waiting.wait(timeout=30) == 130
+        assert waiting.wait(timeout=30) == code
+        wait_until(lambda: "the same command waits again" in terminal.seen())
         assert "Traceback" not in terminal.seen()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,21 +51,13 @@ def test_reference_is_of_this_code() -> None:
     assert made == (ROOT / "docs" / "reference.md").read_text(), "stale: make docs"
 
 
-def test_commands_of_the_tutorial_run(tmp_path: Path) -> None:
-    script = ["set -eu", "trap 'kill $(jobs -p)' EXIT"]
-    for language, body in _BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text()):
-        named = re.match(r"# (\w+\.py)\n", body)
-        if language == "python":
-            assert named, "a file of the tutorial begins with its name"
-            (tmp_path / named[1]).write_text(body)
-        elif language == "sh":
-            script.append(body)
+def _run(script: list[str], folder: Path) -> str:
+    """What a script says that a shell runs to its end, as a user has it who just installed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMQ_")}
     programs = f"{Path(sys.executable).parent}:{kept['PATH']}"
-
     shell = subprocess.Popen(
-        ["bash", "-c", "\n".join(script)],
-        cwd=tmp_path,
+        ["bash", "-c", "\n".join(["set -eu -o pipefail", "trap 'kill $(jobs -p)' EXIT", *script])],
+        cwd=folder,
         env=kept | {"PATH": programs},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -77,10 +70,85 @@ def test_commands_of_the_tutorial_run(tmp_path: Path) -> None:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGKILL)
             shell.communicate()
-
     assert shell.returncode == 0, said
+    return said
+
+
+def _blocks(page: Path, folder: Path) -> list[tuple[str, str]]:
+    """Blocks of a page, after those that are files have been written."""
+    blocks = _BLOCK.findall(page.read_text())
+    for language, body in blocks:
+        named = re.match(r"# (\w+\.py)\n", body)
+        if language == "python" and named:
+            (folder / named[1]).write_text(body)
+    return blocks
+
+
+def test_commands_of_the_tutorial_run(tmp_path: Path) -> None:
+    blocks = _blocks(ROOT / "docs" / "tutorial.md", tmp_path)
+
+    said = _run([body for language, body in blocks if language == "sh"], tmp_path)
+
     assert "LINE NUMBER 20000" in said
     assert "exit code 1" in said
     assert "thirteen" in said
     assert "nothing was lost" in said
     assert "killed by SIGKILL" in said
+
+
+#: What stands in the README for something that only the reader knows, or stays in the foreground.
+_MEANT = (
+    (r"^(streamq server)\b.*", r"\1 >url & until test -s url; do sleep 0.1; done"),
+    (r"STREAMQ_URL=\.\.\..*", r"STREAMQ_URL=$(cat url)"),
+    (r"^(streamq worker [^#]*).*", r"\1 &"),
+    (r"^(streamq load [^#]*).*", r"ID=$(\1)"),
+    (r"\bID\b", r"$ID"),
+    (r"^\$ID=", r"ID="),
+    (r"/shared/", r"$PWD/"),
+    (r"\bFOLDER\b", r"users"),
+    (r"[][]", r""),
+)
+
+
+def _commands(body: str) -> list[str]:
+    """The commands of a block, as a reader would type them; ``a|b`` is one, then the other."""
+    commands = []
+    for line in body.splitlines():
+        # Where several stand in a line there is much room between them.
+        for command in re.split(r"  +(?=streamq )", line):
+            for pattern, meant in _MEANT:
+                command = re.sub(pattern, meant, command)
+            choice = re.search(r"\w+(\|\w+)+", command)
+            words = choice[0].split("|") if choice else [""]
+            commands += [command.replace(choice[0], word) if choice else command for word in words]
+    return commands
+
+
+def test_commands_of_the_readme_run(tmp_path: Path) -> None:
+    (tmp_path / "big.csv").write_text("item,count\n Pear ,3\nPLUM,4\n")
+    (tmp_path / "words.txt").write_text("pear\nplum\napple\n")
+    (tmp_path / "big.txt").write_text("pear\nplum\n")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").write_bytes(b"\xff\xd8")
+    shutil.copy(ROOT / "samples" / "checksums.py", tmp_path)
+    script: list[str] = []
+    for language, body in _blocks(ROOT / "README.md", tmp_path):
+        if language == "python" and "client" in body:
+            (tmp_path / "submit.py").write_text(body.replace("...", "print(part, result)"))
+            script.append("python submit.py")
+        elif not language and body.startswith(("streamq status", "streamq set")):
+            # Of a request that has ended some are refused; none is misunderstood.
+            script += [f"{{ {line}; }} || test $? = 1" for line in _commands(body)]
+        elif not language and body.startswith(("streamq", "cat")):
+            script += [f"{line}\nrm -f out.jsonl" for line in _commands(body)]
+
+    said = _run(script, tmp_path)
+
+    assert "streamq run big.csv --map shop:clean -o out.jsonl\nrm -f out.jsonl" in script
+    assert "APPLE\nPEAR\nPLUM\n" in said
+    assert (tmp_path / "out.txt").read_text() == "PEAR\nPLUM\n"
+    assert '"file":"photos/one.jpg"' in (tmp_path / "sums.jsonl").read_text()
+    assert "1000 LINE 999" in said
+    assert {"streamq ls", "streamq cancel $ID", "streamq doctor --fix"} <= {
+        line.partition("; }")[0].removeprefix("{ ") for line in script
+    }

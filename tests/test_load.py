@@ -589,8 +589,14 @@ class TestStdin:
         assert "standard input is closed" in done.stderr
 
     @ONE_KIND
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_stopped_it_says_how_to_go_on(
-        self, client: Client, command: tuple[list[str], dict[str, str]], request_id: str
+        self,
+        client: Client,
+        command: tuple[list[str], dict[str, str]],
+        request_id: str,
+        number: int,
+        code: int,
     ) -> None:
         line = [*command[0], "-", "--handler", "shout", "--lines", "1", "--id", request_id]
         pipe = subprocess.PIPE
@@ -600,9 +606,9 @@ class TestStdin:
         loading.stdin.flush()
         wait_until(lambda: total_of(client, request_id) == 1, 30)
 
-        loading.send_signal(signal.SIGINT)
+        loading.send_signal(number)
 
-        assert loading.wait(20) == 130
+        assert loading.wait(20) == code
         _, errors = loading.communicate()
         assert errors == f"stopped; the same command goes on with --id {request_id}\n"
 

@@ -14,7 +14,7 @@ from streamq import Client, Protocol
 from streamq.model import State
 from tests.fleet import Fleet
 from tests.test_load import ONE_KIND, lines_of
-from tests.web import serve
+from tests.web import Login, serve
 
 DATA = b"".join(b"line %d\r\n" % n for n in range(20_000)) + b"last"
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -23,12 +23,12 @@ Load = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def load(url: str, queue: str, tmp_path: Path) -> Load:
     """Runs ``streamq load`` to its end, in the test's folder."""
-    environment = os.environ | {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
+    environment = {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
 
     def load(*words: Any, **more: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", "streamq.cli", "load", *map(str, words)],
-            env=environment | more,
+            env=os.environ | environment | more,
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -195,6 +195,46 @@ def test_url_by_reference(fleet: Fleet, load: Load, client: Client) -> None:
     assert {e.message for e in requests[2].errors()} == {
         f"{names[3]} has changed since it was loaded"
     }
+
+
+@ONE_KIND
+def test_objects_of_an_s3(
+    fleet: Fleet, load: Load, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore")
+    login = Login("tester", "so secret")
+    files = {"stock/2026/in.txt": DATA, "stock/2026/in.gz": gzip.compress(DATA)}
+    files |= {"stock/2025/in.txt": DATA}
+    with serve(files, login) as s3:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        monkeypatch.setenv("AWS_REGION", "eu-central-1")
+        keys = {"AWS_ACCESS_KEY_ID": login.key, "AWS_SECRET_ACCESS_KEY": login.secret}
+        names = [f"s3://{name}" for name in files]
+        words = ("--handler", "echo", "--bytes", "64KiB", "--retries", 0)
+        loaded = [
+            load(names[0], *words, **keys),
+            load(names[1], *words, **keys),
+            load(names[0], *words, "--by-reference", **keys),
+            load(names[2], *words, "--by-reference", **keys),
+        ]
+        missing = load("s3://stock/2026/none.txt", *words, **keys)
+        refused = load(names[0], *words, **keys | {"AWS_SECRET_ACCESS_KEY": "guessed"})
+        for name, value in keys.items():
+            monkeypatch.setenv(name, value)
+        fleet.ready("--allow-read", "s3://stock/2026")
+        requests = [client.get(done.stdout.strip()) for done in loaded]
+        states = [request.wait(60).state for request in requests]
+
+    assert states == [State.DONE] * 4
+    assert [lines_of(request) for request in requests[:3]] == [DATA] * 3
+    assert {e.message for e in requests[3].errors()} == {
+        f"this worker may not read {names[2]}: --allow-read does not cover it"
+    }
+    assert (missing.returncode, refused.returncode) == (2, 2)
+    assert "s3://stock/2026/none.txt: No such object" in missing.stderr
+    assert f"{names[0]}: " in refused.stderr
+    assert "403" in refused.stderr
 
 
 @ONE_KIND

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from streamq import Client
 from tests.fleet import Fleet
 from tests.secure import as_role
-from tests.waiting import kill_on_the_way
+from tests.waiting import kill_on_the_way, wait_until
 
 ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Streamq = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -171,3 +172,30 @@ def test_collector_killed_at_random_moments_writes_every_line_once(
     assert done.returncode == 0, done.stderr
     assert kills > 0
     assert target.read_bytes() == source.read_bytes()
+
+
+@ONE_KIND
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_it_goes_on(
+    fleet: Fleet,
+    streamq: Streamq,
+    environment: dict[str, str],
+    client: Client,
+    tmp_path: Path,
+    number: int,
+    code: int,
+) -> None:
+    request = client.submit(["a", "b"], handler="shout", queue=fleet.queue)
+    target = tmp_path / "out.txt"
+    line = [sys.executable, "-m", "streamq.cli", "results", request.id, "-o", str(target), "-f"]
+    running = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_until(target.exists, 30)
+
+    running.send_signal(number)
+    _, said = running.communicate(timeout=30)
+
+    assert (running.returncode, said) == (code, "stopped; the same command goes on\n")
+    fleet.ready()
+    done = streamq("results", request.id, "-o", target, "--follow")
+    assert done.returncode == 0, done.stderr
+    assert target.read_bytes() == b"A\nB\n"

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import pytest
 
 from streamq import Client
 from streamq.server import LocalServer
-from tests.waiting import wait_until
+from tests.waiting import is_alive, wait_until
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 Streamq = Callable[..., "subprocess.CompletedProcess[str]"]
+Begin = Callable[..., "subprocess.Popen[str]"]
 COMMAND = [sys.executable, "-m", "streamq.cli"]
 CODE = """
 import pathlib
@@ -78,18 +80,50 @@ def streamq(tmp_path: Path, environment: dict[str, str]) -> Streamq:
     return streamq
 
 
+@pytest.fixture
+def begin(environment: dict[str, str], streamq: Streamq, tmp_path: Path) -> Iterator[Begin]:
+    """Starts ``streamq run``, and goes on while it runs."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(*words: Any) -> "subprocess.Popen[str]":
+        begun.append(
+            subprocess.Popen(
+                [*COMMAND, "run", *map(str, words)],
+                env=environment,
+                cwd=tmp_path,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.kill()
+        if each.stderr and not each.stderr.closed:
+            each.communicate()
+
+
+def run_left_in(folder: Path) -> str:
+    """The id of the run that can be gone on with there."""
+    (home,) = (folder / ".streamq").iterdir()
+    return home.name
+
+
 def descendants(pid: int) -> list[int]:
     """Ids of the processes below one."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [each for child in map(int, children) for each in (child, *descendants(child))]
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs, and is not only waiting to be buried."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def processes_in(folder: Path) -> list[int]:
+    """Ids of the processes whose current folder it is."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if link.readlink() == folder:
+                found.append(int(link.parent.name))
+    return found
 
 
 def wait_for_the_end_of(pids: list[int]) -> None:
@@ -148,19 +182,14 @@ def test_quoted_csv_comes_back_with_its_header(streamq: Streamq, tmp_path: Path)
 
 
 def test_window_holds_what_is_not_collected_too(
-    environment: dict[str, str], streamq: Streamq, tmp_path: Path
+    begin: Begin, streamq: Streamq, tmp_path: Path
 ) -> None:
     """The first part keeps all others from being written: the load waits, not the memory grows."""
     window = 4 * 2**20
     (tmp_path / "in.txt").write_bytes(b"".join(b"%099d\n" % n for n in range(200_000)))
-    words = ["run", "in.txt", "--map", "job:swollen", "-o", "out", "-p", "2", "--lines", "100"]
+    words = ["in.txt", "--map", "job:swollen", "-o", "out", "-p", "2", "--lines", "100"]
     with LocalServer.start() as server, Client(server.url) as client:
-        running = subprocess.Popen(
-            [*COMMAND, *words, "--window", str(window), "--url", server.url],
-            env=environment,
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-        )
+        running = begin(*words, "--window", window, "--url", server.url)
         (name,) = wait_until(lambda: list((tmp_path / ".streamq").glob("*/plan.json")), 60)
         request = client.get(wait_until(lambda: client.list(), 60)[0].id)
 
@@ -233,9 +262,42 @@ def test_mistakes_are_named_and_leave_nothing(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / ".streamq").exists()
+    assert processes_in(tmp_path) == []
+
+
+def test_killed_while_it_starts_it_leaves_no_process(
+    begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
+) -> None:
+    words = ["in.txt", "--map", "job:same", "-o", "out.txt", "-p", "2"]
+    running = begin(*words)
+    wait_until(lambda: len(processes_in(tmp_path)) == 3, 30)
+
+    running.kill()
+    running.wait()
+
+    wait_until(lambda: not processes_in(tmp_path), 15)
 
 
 class TestPipes:
+    @pytest.mark.parametrize(("closed", "code"), [("1", 2), ("2", 0), ("0", 0)])
+    def test_closed_stream_is_no_other_file(
+        self, environment: dict[str, str], streamq: Streamq, source: Path, closed: str, code: int
+    ) -> None:
+        line = [*COMMAND, "run", "in.txt", "--map", "job:talks", "-o", "-", "-p", "1"]
+        done = subprocess.run(
+            ["sh", "-c", f'"$@" {closed}>&-', "sh", *line],
+            env=environment,
+            cwd=source.parent,
+            capture_output=True,
+            timeout=60,
+        )
+
+        assert done.returncode == code, done.stderr
+        if code:
+            assert b"Standard output is closed: give -o FILE" in done.stderr
+        else:
+            assert done.stdout == source.read_bytes()
+
     def test_results_go_to_the_pipe_and_words_to_stderr(
         self, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
@@ -343,11 +405,11 @@ class TestPrograms:
         assert "it took longer than 1 s" in (tmp_path / "out.errors.jsonl").read_text()
 
     def test_killed_run_leaves_no_program(
-        self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+        self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
         program(tmp_path / "hangs", "sleep 1000 & echo $! >>pids; echo $$ >>pids; wait")
-        words = ["run", "in.txt", "--exec", "./hangs", "-o", "out.txt"]
-        running = subprocess.Popen([*COMMAND, *words], env=environment, cwd=tmp_path)
+        words = ["in.txt", "--exec", "./hangs", "-o", "out.txt"]
+        running = begin(*words)
         pids = tmp_path / "pids"
         wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
         below = descendants(running.pid)
@@ -357,15 +419,36 @@ class TestPrograms:
 
         wait_until(lambda: not any(is_alive(pid) for pid in below), 10)
 
+    def test_two_runs_on_one_server_do_not_run_each_others_parts(
+        self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        for name in ("one", "two"):
+            program(
+                tmp_path / name,
+                f"cat >/dev/null; touch {name}.runs; until test -e go; do sleep 0.05; done; "
+                f"echo {name}",
+            )
+        with LocalServer.start() as server:
+            words = ["in.txt", "-p", "1", "--lines", "10", "--limit", "4"]
+            words += ["--url", server.url]
+            running = [
+                begin(*words, "--exec", f"./{name}", "-o", f"{name}.txt") for name in ("one", "two")
+            ]
+            wait_until(lambda: len(list(tmp_path.glob("*.runs"))) == 2, 60)
+            (tmp_path / "go").touch()
+
+            assert [each.wait(60) for each in running] == [0, 0]
+
+        for name in ("one", "two"):
+            assert (tmp_path / f"{name}.txt").read_text() == f"{name}\n" * 301
+
 
 class TestOutputs:
     def test_full_disk_is_named_and_the_run_goes_on_later(
-        self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+        self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
-        words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
-        running = subprocess.Popen(
-            [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
-        )
+        words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+        running = begin(*words)
         output = tmp_path / "out.txt"
         wait_until(lambda: output.exists() and output.stat().st_size > 100, 60)
         # A disk of the collector's own: no file that it writes may grow beyond this.
@@ -375,7 +458,7 @@ class TestOutputs:
 
         assert running.returncode == 1, said
         assert f"cannot write {output}: File too large" in said
-        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+        request_id = run_left_in(tmp_path)
         assert f"go on with: streamq run --resume {request_id}" in said
         done = streamq("run", "--resume", request_id)
         assert done.returncode == 0, done.stderr
@@ -389,12 +472,10 @@ class TestOutputs:
         assert "Traceback" not in done.stderr
 
     def test_file_moved_on_the_way_is_missed_and_goes_on_when_it_is_back(
-        self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+        self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
-        words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
-        running = subprocess.Popen(
-            [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
-        )
+        words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+        running = begin(*words)
         output = tmp_path / "out.txt"
         wait_until(lambda: output.exists() and output.stat().st_size > 100, 60)
         output.rename(tmp_path / "moved.txt")
@@ -403,7 +484,7 @@ class TestOutputs:
 
         assert running.returncode == 1, said
         assert "was moved or removed while it was written" in said
-        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+        request_id = run_left_in(tmp_path)
         missed = streamq("run", "--resume", request_id)
         (tmp_path / "moved.txt").rename(output)
         done = streamq("run", "--resume", request_id)
@@ -424,21 +505,25 @@ class TestOutputs:
         assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_it_goes_on(
-    streamq: Streamq, environment: dict[str, str], source: Path, tmp_path: Path
+    streamq: Streamq,
+    begin: Begin,
+    source: Path,
+    tmp_path: Path,
+    number: int,
+    code: int,
 ) -> None:
-    words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
-    running = subprocess.Popen(
-        [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
+    words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-c", "2", "--lines", "10"]
+    running = begin(*words)
     output = tmp_path / "out.txt"
     wait_until(lambda: output.exists() and output.stat().st_size > 1_000, 60)
 
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     _, said = running.communicate(timeout=100)
 
-    assert running.returncode == 130
-    (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
+    assert running.returncode == code
+    request_id = run_left_in(tmp_path)
     assert f"go on with: streamq run --resume {request_id}" in said
     done = streamq("run", "--resume", request_id)
     assert done.returncode == 0, done.stderr
@@ -446,20 +531,43 @@ def test_stopped_it_goes_on(
     assert not (tmp_path / ".streamq").exists()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_before_it_works_it_goes_on(
+    streamq: Streamq,
+    begin: Begin,
+    source: Path,
+    tmp_path: Path,
+    number: int,
+    code: int,
+) -> None:
+    words = ["in.txt", "--map", "job:same", "-o", "out.txt", "-p", "1"]
+    running = begin(*words)
+    wait_until(lambda: list((tmp_path / ".streamq").glob("*/server")), 60)
+
+    running.send_signal(number)
+    _, said = running.communicate(timeout=60)
+
+    assert running.returncode == code
+    assert "Traceback" not in said
+    request_id = run_left_in(tmp_path)
+    assert f"go on with: streamq run --resume {request_id}" in said
+    done = streamq("run", "--resume", request_id)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+
+
 @pytest.mark.timeout(600)
 def test_run_killed_at_random_moments_gives_the_input_back(
-    environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+    begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:
     """Nothing is lost or doubled, no part is blamed, and nothing is left running."""
     kills = int(os.environ.get("STREAMQ_TEST_KILLS", "3"))
     chance = random.Random(kills)
     output = tmp_path / "out.txt"
     marks = sorted(chance.randrange(source.stat().st_size) for _ in range(kills))
-    words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+    words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
     for mark in [0, *marks]:
-        running = subprocess.Popen(
-            [*COMMAND, *words], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
-        )
+        running = begin(*words)
         while running.poll() is None and mark >= (output.stat().st_size if output.exists() else 0):
             time.sleep(0.001)
         time.sleep(chance.random() / 20)
@@ -468,10 +576,10 @@ def test_run_killed_at_random_moments_gives_the_input_back(
         _, said = running.communicate()
         assert running.returncode == -9, said
         wait_for_the_end_of(below)
-        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
-        words = ["run", "--resume", request_id]
+        request_id = run_left_in(tmp_path)
+        words = ["--resume", request_id]
 
-    done = streamq(*words)
+    done = streamq("run", *words)
 
     assert done.returncode == 0, done.stderr
     assert output.read_bytes() == source.read_bytes()
@@ -479,19 +587,19 @@ def test_run_killed_at_random_moments_gives_the_input_back(
 
 
 def test_no_part_is_blamed_for_the_death_of_the_whole_run(
-    environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
+    begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:
     """What ran when everything was killed is taken over, not found expired: that would count."""
-    words = ["run", "in.txt", "--map", "job:stuck_thrice", "-o", "out.txt", "-p", "1"]
+    words = ["in.txt", "--map", "job:stuck_thrice", "-o", "out.txt", "-p", "1"]
     for times in (1, 2, 3):
-        running = subprocess.Popen([*COMMAND, *words], env=environment, cwd=tmp_path)
+        running = begin(*words)
         wait_until((tmp_path / f"stuck{times}").exists, 30)
         running.kill()
         running.wait()
-        (request_id,) = [path.name for path in (tmp_path / ".streamq").iterdir()]
-        words = ["run", "--resume", request_id]
+        request_id = run_left_in(tmp_path)
+        words = ["--resume", request_id]
 
-    done = streamq(*words)
+    done = streamq("run", *words)
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()

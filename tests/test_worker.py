@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from streamq.model import State
 from streamq.server import LocalServer
 from tests.conftest import KINDS
 from tests.fleet import APPS, Fleet, most_at_once
-from tests.waiting import wait_until
+from tests.waiting import is_alive, wait_until
 
 #: Where the server matters little; but routing to nodes must do what one server does.
 TWO_KINDS = pytest.mark.parametrize(
@@ -189,7 +188,7 @@ class TestBadHandlers:
         assert values(request) == ["parent", "fine"]
         wait_until(lambda: fleet.notes("F"))
         forked = fleet.notes("F")[0].pid
-        wait_until(lambda: not _is_running(forked))
+        wait_until(lambda: not is_alive(forked))
         assert len(fleet.children(pool)) == 1
 
     @TWO_KINDS
@@ -316,7 +315,7 @@ class TestCancel:
 
         request.cancel()
 
-        wait_until(lambda: not _is_running(note.pid))
+        wait_until(lambda: not is_alive(note.pid))
         assert submit([0.0], "nap").wait(10).parts.done == 1
 
 
@@ -392,7 +391,7 @@ class TestStop:
 
         pool.kill()
 
-        wait_until(lambda: not any(_is_running(pid) for pid in children))
+        wait_until(lambda: not any(is_alive(pid) for pid in children))
 
 
 class TestCapacity:
@@ -575,10 +574,3 @@ class TestTrouble:
         after = redis.info("commandstats")["cmdstat_brpop"]["calls"]
         assert after - before < 80
         assert request.status().parts.waiting == 10
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

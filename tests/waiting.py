@@ -5,6 +5,7 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,6 +18,14 @@ def wait_until(condition: Callable[[], T], timeout: float = 5.0) -> T:
         assert time.monotonic() < deadline, f"still {value!r} after {timeout} s"
         time.sleep(0.005)
     return value
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, and is not only waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def kill_on_the_way(

@@ -1,50 +1,69 @@
 """A web server of files, as much of one as readers of objects ask for."""
 
+import hmac
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import md5
+from hashlib import md5, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+_AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=(?P<key>[^/]+)/(?P<scope>\S+), ?"
+    r"SignedHeaders=(?P<headers>\S+), ?Signature=(?P<signature>\w+)"
+)
+
+
+class Login(NamedTuple):
+    """Who is let in, as S3 does it: requests are signed with the secret."""
+
+    key: str
+    secret: str
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    files: dict[str, bytes]
+    login: Login | None
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(has_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(has_body=True)
+
+    def _answer(self, *, has_body: bool) -> None:
+        if self.login and not _is_signed(self, self.login):
+            self.send_error(403)
+            return
+        data = self.files.get(self.path.removeprefix("/"))
+        if data is None:
+            self.send_error(404)
+            return
+        asked = self.headers.get("Range", "")
+        first, end = _range(asked, len(data))
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(data)}")
+        self.send_header("ETag", f'"{md5(data, usedforsecurity=False).hexdigest()}"')
+        self.send_header("Content-Length", str(end - first))
+        self.end_headers()
+        if has_body:
+            self.wfile.write(data[first:end])
 
 
 @contextmanager
-def serve(files: dict[str, bytes]) -> Iterator[str]:
-    """The URL under which the files are, also those that change meanwhile."""
+def serve(files: dict[str, bytes], login: Login | None = None) -> Iterator[str]:
+    """The URL under which the files are, also those that change meanwhile.
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self._answer(has_body=False)
-
-        def do_GET(self) -> None:
-            self._answer(has_body=True)
-
-        def _answer(self, *, has_body: bool) -> None:
-            data = files.get(self.path.removeprefix("/"))
-            if data is None:
-                self.send_error(404)
-                return
-            asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            body = data
-            if asked:
-                last = min(len(data), int(asked[2]) + 1) if asked[2] else len(data)
-                body = data[int(asked[1]) : last]
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {asked[1]}-{last - 1}/{len(data)}")
-            else:
-                self.send_response(200)
-            self.send_header("ETag", f'"{md5(data, usedforsecurity=False).hexdigest()}"')
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if has_body:
-                self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    With a login it is an S3: files are named ``bucket/key``, and only who has the secret gets them.
+    """
+    handler = type("Handler", (_Handler,), {"files": files, "login": login})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -53,3 +72,30 @@ def serve(files: dict[str, bytes]) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _range(asked: str, size: int) -> tuple[int, int]:
+    """Where what is asked for begins and ends: everything if nothing is said."""
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
+    if not found:
+        return 0, size
+    return int(found[1]), min(size, int(found[2]) + 1) if found[2] else size
+
+
+def _is_signed(request: BaseHTTPRequestHandler, login: Login) -> bool:
+    """Whether a request has the signature that only the secret gives (AWS Signature Version 4)."""
+    said = _AUTHORIZATION.fullmatch(request.headers.get("Authorization", ""))
+    if not said or said["key"] != login.key:
+        return False
+    path, _, query = request.path.partition("?")
+    names = said["headers"].split(";")
+    lines = [f"{name}:{request.headers.get(name, '').strip()}\n" for name in names]
+    content = request.headers.get("x-amz-content-sha256", "")
+    parts = [request.command or "", path, query, "".join(lines), said["headers"], content]
+    digest = sha256("\n".join(parts).encode()).hexdigest()
+    moment = request.headers.get("x-amz-date", "")
+    text = "\n".join(["AWS4-HMAC-SHA256", moment, said["scope"], digest])
+    key = f"AWS4{login.secret}".encode()
+    for word in [*said["scope"].split("/"), text]:
+        key = hmac.digest(key, word.encode(), "sha256")
+    return hmac.compare_digest(key.hex(), said["signature"])

@@ -1,0 +1,80 @@
+"""Processes of a pool that are started before it is known what they are to do.
+
+A new interpreter is busy for a while before it can be told anything. Who starts them first
+and then looks for a server, for files and for its own modules does not wait for them.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from streamq.control import Line
+from streamq.table import Table
+
+
+class Newborn(NamedTuple):
+    """A process that waits for its first word, the line to it, and the table it shares."""
+
+    popen: subprocess.Popen[bytes]
+    line: Line
+    table: Table
+
+
+class Nursery:
+    """Starts processes, some of them ahead of time. At its end those are killed nobody took."""
+
+    def __init__(self, slots: int, ahead: int = 0) -> None:
+        self._slots = slots
+        self._waiting: list[Newborn] = []
+        with suppress(OSError):  # whoever takes one is told
+            self._waiting += [self._start() for _ in range(ahead)]
+
+    def take(self) -> Newborn:
+        """A process to be told what to do.
+
+        Raises:
+            OSError: none can be started.
+        """
+        return self._waiting.pop(0) if self._waiting else self._start()
+
+    def _start(self) -> Newborn:
+        table, fd = Table.create(self._slots)
+        ours, theirs = socket.socketpair()
+        try:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "streamq.child", str(theirs.fileno()), str(fd)],
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C in the terminal is for the parent, which lets its processes finish.
+                process_group=0,
+                pass_fds=(theirs.fileno(), fd),
+            )
+        except OSError:
+            ours.close()
+            table.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(fd)
+        return Newborn(popen, Line(ours), table)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for popen, line, table in self._waiting:
+            with suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
+            popen.wait()
+            line.close()
+            table.close()
+        self._waiting.clear()
