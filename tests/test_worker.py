@@ -513,6 +513,38 @@ class TestTrouble:
         assert request.wait(8).parts.done == 1, "it did not wait for the lease"
         assert "killed by SIGKILL" in fleet.errors(pool)
 
+    @ONE_KIND
+    def test_process_killed_again_and_again_while_it_starts_is_started_again(
+        self, fleet: Fleet, submit: Any, tmp_path: Path
+    ) -> None:
+        gate = tmp_path / "gate"
+        module = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists():\n"
+        module += "    time.sleep(0.01)\nfrom tasks import app\n"
+        (tmp_path / "gated.py").write_text(module)
+        pool = fleet.start(target=f"{tmp_path / 'gated.py'}:app")
+        killed: set[int] = set()
+
+        for _ in range(4):
+            (pid,) = wait_until(lambda: set(fleet.children(pool)) - killed, 15)
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        gate.touch()
+
+        assert values(submit(["a"], "shout")) == ["A"]
+        assert fleet.errors(pool).count("was killed by SIGKILL; it is replaced") == 4
+
+    @ONE_KIND
+    @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+    def test_module_that_ends_its_process_ends_the_pool(
+        self, fleet: Fleet, tmp_path: Path, end: str
+    ) -> None:
+        (tmp_path / "deadly.py").write_text(f"import os, signal\n{end}\n")
+
+        pool = fleet.start(target=f"{tmp_path / 'deadly.py'}:app")
+
+        assert pool.wait(30) == 4
+        assert "when loading it" in fleet.errors(pool)
+
     def test_server_goes_away_comes_back_and_comes_back_empty(
         self, tmp_path: Any, queue: str
     ) -> None:
