@@ -16,7 +16,7 @@ import typer
 
 from tests.faults.report import renewed
 from tests.faults.scenarios import SCENARIOS, Run, Scenario, small_disk
-from tests.faults.sites import Cluster, Single, Site
+from tests.faults.sites import Cluster, Single, Site, has_movable_clock
 from tests.faults.subjects import WAITERS, Seed, Streamq, Subject
 from tests.faults.verdict import Figures, missing, overlap, repeated, silence
 
@@ -95,6 +95,9 @@ def _plan(
         site = "cluster" if server == "cluster" else "single"
         if site not in scenario.sites:
             continue
+        if scenario.own_clock and not has_movable_clock(server):
+            print(f"{scenario.name} {server}: not run, its clock cannot be moved here", flush=True)
+            continue
         count = seeds if server == "valkey" else 1
         found += [(server, first + n, "streamq") for n in range(count)]
         if scenario.has_baseline and server != "redis":
@@ -120,7 +123,10 @@ def _execute(
         stack.callback(site.stop)
         kind = Streamq if name == "streamq" else Seed
         subject = kind(site, folder, scenario.limit)
+        subject.level = scenario.level
         subject.may_die = bool(scenario.deadly)
+        if scenario.old_recovers and isinstance(subject, Seed):
+            subject.recover()
         subject.told_within_s = told_within
         figures = _drive(scenario, server, seed, site, subject, folder, parts)
         if keep and figures.broken:
@@ -133,7 +139,7 @@ def _site(scenario: Scenario, server: str, folder: Path, seed: int) -> Site:
     if server == "cluster":
         return Cluster(seed)
     home = folder / "disk" if scenario.name == "disk-full" else folder
-    return Single(server, home, seed, scenario.fsync)
+    return Single(server, home, seed, scenario.fsync, own_clock=scenario.own_clock)
 
 
 def _drive(
@@ -167,6 +173,8 @@ def _drive(
     finally:
         subject.stop()
     notes = subject.notes()
+    # A call that is repeated may come to another door.
+    given = {call: number for proxy in site.proxies for call, number in proxy.given.items()}
     figures = Figures(
         scenario=scenario.name,
         subject=subject.name,
@@ -188,6 +196,9 @@ def _drive(
         waiters=WAITERS,
         pops=sum(proxy.pops for proxy in site.proxies),
         claims=sum(proxy.granted for proxy in site.proxies) or len(notes) // 2,
+        counted=sum(proxy.counted for proxy in site.proxies),
+        refused=sum(given.values()) - sum(proxy.counted for proxy in site.proxies),
+        ends=sum(note.word == "E" for note in notes),
         broken=subject.broken,
     )
     figures.broken += _broken(figures, scenario)
@@ -221,6 +232,20 @@ def _broken(figures: Figures, scenario: Scenario) -> "list[str]":
         found.append(f"A5 {figures.overlap} ran at once, the limit is {figures.limit}")
     if figures.subject == "streamq" and figures.pops > 1.1 * figures.claims + figures.faults + 8:
         found.append(f"A9 {figures.pops} tokens popped for {figures.claims} claims")
+    if figures.subject == "streamq" and scenario.is_seen and figures.is_ended:
+        found += _uncounted(figures)
+    return found
+
+
+def _uncounted(figures: Figures) -> "list[str]":
+    """Every result that came was counted once, and what ran twice came twice and was refused."""
+    found = []
+    if figures.counted != figures.parts:
+        found.append(f"A10 {figures.counted} results counted for {figures.parts} parts")
+    if figures.refused != figures.ends - figures.parts:
+        found.append(
+            f"A10 {figures.refused} results refused, {figures.ends} ends of {figures.parts} parts"
+        )
     return found
 
 

@@ -1,28 +1,32 @@
-"""The tables of ``docs/faults.md``, made from figures. The words around them are not touched."""
+"""The tables of the pages, made from figures. The words around them are not touched."""
 
-import re
 from collections.abc import Iterable
 
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.verdict import Figures
 
-_TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COUNTS = ("lost", "run again", "counted wrong", "at once / limit")
 _OWN = ("runs", "parts", "faults", *_COUNTS, "pops per claim", "silence s", "told after s")
 _OLD = tuple(f"old: {word}" for word in (*_COUNTS, "pops per part", "told"))
 
 
+def replaced(text: str, name: str, figures: str) -> str:
+    """The page with new figures between the marks of this name."""
+    first, last = f"<!-- figures: {name} -->\n", "<!-- end -->"
+    if first not in text:
+        raise ValueError(f"the page has no {first.strip()}")
+    before, _, rest = text.partition(first)
+    return before + first + figures + last + rest.partition(last)[2]
+
+
 def renewed(text: str, figures: list[Figures]) -> str:
-    """The page with new tables."""
-
-    def table(match: re.Match[str]) -> str:
-        servers = {"cluster"} if match[2] == "cluster" else {"valkey", "redis"}
-        chosen = [each for each in figures if each.server in servers]
-        rows = (_row(scenario, chosen) for scenario in SCENARIOS)
+    """The page with new tables. A table stays as it is when there are no figures for it."""
+    for name, servers in (("single", {"valkey", "redis"}), ("cluster", {"cluster"})):
+        rows = [_row(each, [f for f in figures if f.server in servers]) for each in SCENARIOS]
         head = f"| fault | {' | '.join(_OWN + _OLD)} |\n|---{'|--:' * len(_OWN + _OLD)}|\n"
-        return match[1] + head + "".join(rows) + match[3]
-
-    return _TABLE.sub(table, text)
+        if any(rows):
+            text = replaced(text, name, head + "".join(rows))
+    return text
 
 
 def _row(scenario: Scenario, figures: list[Figures]) -> str:
