@@ -6,7 +6,8 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -23,6 +24,8 @@ from tests.faults.verdict import Figures, missing, overlap, repeated, silence
 #: The scenarios that bite most, for every day.
 SHORT = ("kill-process", "lost-replies", "black-hole", "server-kill")
 SHORT_CLUSTER = ("cluster-failover", "slot-move")
+#: A run that takes longer hangs.
+LONGEST_S = 240
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,11 +54,11 @@ def run(
             if subject not in subjects.split(","):
                 continue
             try:
-                figures = _execute(scenario, server, seed, subject, parts, told_within, keep)
-            except Exception:  # noqa: BLE001  the others are still to be run
+                with _at_most(LONGEST_S):
+                    figures = _execute(scenario, server, seed, subject, parts, told_within, keep)
+            except Exception as error:  # noqa: BLE001  the others are still to be run
                 traceback.print_exc()
-                is_whole = False
-                continue
+                figures = _nothing(scenario, server, seed, subject, repr(error))
             print(_line(figures), flush=True)
             if results:
                 with results.open("ab") as file:
@@ -79,11 +82,41 @@ def short() -> None:
 @app.command()
 def report(results: Path, output: Path) -> None:
     """Make the page from figures written down."""
-    lines = results.read_bytes().splitlines()
-    figures = [msgspec.json.decode(line, type=Figures) for line in lines]
+    figures = []
+    for line in results.read_bytes().splitlines():
+        with suppress(msgspec.DecodeError):  # the last may be cut short
+            figures.append(msgspec.json.decode(line, type=Figures))
     # A run that was made again counts in the place of the first.
     latest = {(f.scenario, f.subject, f.server, f.seed): f for f in figures}
     output.write_text(renewed(output.read_text(), list(latest.values())))
+
+
+@contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    """What hangs is given up, so that the others can be run."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"it took more than {seconds} s")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def _nothing(scenario: Scenario, server: str, seed: int, subject: str, why: str) -> Figures:
+    """Of a run that could not be made there is only this to say."""
+    return Figures(
+        scenario=scenario.name,
+        subject=subject,
+        server=server,
+        seed=seed,
+        parts=0,
+        limit=scenario.limit,
+        broken=[f"it could not be run: {why}"],
+    )
 
 
 def _plan(

@@ -25,13 +25,24 @@ def renewed(text: str, figures: list[Figures]) -> str:
         rows = [_row(each, [f for f in figures if f.server in servers]) for each in SCENARIOS]
         head = f"| fault | {' | '.join(_OWN + _OLD)} |\n|---{'|--:' * len(_OWN + _OLD)}|\n"
         if any(rows):
-            text = replaced(text, name, head + "".join(rows))
+            text = replaced(text, name, head + "".join(rows) + _promises(figures, servers))
     return text
 
 
+def _promises(figures: list[Figures], servers: set[str]) -> str:
+    """How many runs kept every promise, and what the others did not keep."""
+    own = [f for f in figures if f.server in servers and f.subject == "streamq"]
+    broken = [
+        f"* {f.scenario} on {f.server}, seed {f.seed}: {each}\n" for f in own for each in f.broken
+    ]
+    kept = sum(not f.broken for f in own)
+    return f"\nOf {len(own)} runs of streamq {kept} kept every promise.\n" + "".join(broken)
+
+
 def _row(scenario: Scenario, figures: list[Figures]) -> str:
-    own = [f for f in figures if f.scenario == scenario.name and f.subject == "streamq"]
-    old = [f for f in figures if f.scenario == scenario.name and f.subject == "seed"]
+    made = [f for f in figures if f.scenario == scenario.name and f.parts]
+    own = [f for f in made if f.subject == "streamq"]
+    old = [f for f in made if f.subject == "seed"]
     if not own:
         return ""
     cells = [
@@ -41,7 +52,7 @@ def _row(scenario: Scenario, figures: list[Figures]) -> str:
         _most(f.faults for f in own),
         *_counts(own),
         f"{max(f.silence_s for f in own):.1f}",
-        f"{max(f.told_s for f in own):.1f}",
+        f"{max(0.0, *(f.told_s for f in own)):.1f}",
     ]
     if old:
         cells += [*_counts(old), f"{min(f.told for f in old)} of {old[0].waiters}"]
