@@ -34,8 +34,10 @@ fmt: .venv/ready ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Tests wait more than they work.
+TEST_JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
 
 test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role
 	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto tests/test_cli.py tests/test_worker.py tests/test_load.py tests/test_results.py
@@ -81,7 +83,7 @@ fuzz: .venv/ready ## FUZZ_EXAMPLES pieces of garbage for everything that is read
 
 SOAK_S ?= 3600
 soak: .venv/ready ## Let requests come and go for SOAK_S seconds (an hour): nothing may grow or remain
-	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_S) $(if $(filter 3600,$(SOAK_S)),--report docs/soak.md)
+	$(BIN)/python -m tests.faults.soak --seconds $(SOAK_S) $(if $(filter 3600,$(SOAK_S)),--report docs/soak.md --summary docs/faults.md)
 
 test-upgrade: .venv/ready ## Run workers of the commit before and of this one on the same requests
 	$(BIN)/pytest -rsP tests/upgrade

@@ -143,10 +143,12 @@ class Doctor(Examiner):
         lost = []
         for request_id in self._probe.names("r", "meta"):
             try:
-                queue = self._protocol.inspect(request_id)["queue"]
+                queue = self._protocol.inspect(request_id).get("queue", "")
             except (RequestUnknown, Damaged):  # just purged; told of already
                 continue
-            if not self._probe.indexed(queue, request_id):
+            if not queue:
+                yield _damage(request_id, "it does not say which queue it is of")
+            elif not self._probe.indexed(queue, request_id):
                 lost.append((queue, request_id))
         for queue, request_id in lost:
             yield self.mend(

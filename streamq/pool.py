@@ -40,8 +40,13 @@ LAST_CALL = 2**53 - 1
 #: A process that lived this long is replaced at once, a younger one after a pause.
 SETTLED_S = 5.0
 LONGEST_PAUSE_MS = 5_000
-#: When so many processes end before the first is ready, none will be.
+#: When so many processes end by themselves before the first is ready, none will be.
 MOST_STILLBORN = 3
+#: Signals that a process brings upon itself. Any other is sent by somebody: a person, the system
+#: that is out of memory. It says nothing about the next process.
+OWN_SIGNALS = frozenset(
+    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS}
+)
 #: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
@@ -162,7 +167,7 @@ class Pool:
         self._selector = selectors.DefaultSelector()
         self._bell, self._button = socket.socketpair()
         self._selector.register(self._bell, selectors.EVENT_READ)
-        self._pauses = 0
+        self._pauses = self._stillborn = 0
         self._start_at = 0.0
         self._stop_at = 0.0
         self._is_stopping = self._was_ready = self._is_unwanted = False
@@ -365,7 +370,8 @@ class Pool:
             # live without one is given a pause.
             if is_young and not (was_busy or member.why_killed or member.is_leaving):
                 self._start_later()
-                if not self._was_ready and self._pauses >= MOST_STILLBORN:
+                self._stillborn += code >= 0 or -code in OWN_SIGNALS
+                if not self._was_ready and self._stillborn >= MOST_STILLBORN:
                     how = _how_it_ended(code)
                     raise Unrunnable(
                         f"{self._config.target}: its process {how} when loading it", ""

@@ -32,6 +32,9 @@ KINDS = (
     ]
 )
 
+#: For tests of what the kind of server has no part in: they run on one, that asks most of clients.
+ANY_KIND = pytest.mark.parametrize("kind", KINDS[-1:], indirect=True)
+
 Server = LocalServer | LocalCluster | SecureServer
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,19 @@ def words_of_pods() -> Iterator[tuple[str, list[str]]]:
 TYPED = dict([*words_of_units(), *words_of_compositions(), *words_of_pods()])
 
 
+@cache
+def said_of(*words: str) -> str:
+    """What a command says of its options."""
+    return run(*words, "--help").stdout
+
+
 @pytest.mark.parametrize("name", TYPED)
 def test_every_option_is_one_of_the_command(name: str) -> None:
     command, *rest = TYPED[name]
     assert command in COMMANDS
     words = [command, *rest[:1]] if command in GROUPS else [command]
 
-    known = run(*words, "--help").stdout
+    known = said_of(*words)
 
     for word in rest:
         if word.startswith("-"):

@@ -204,6 +204,17 @@ def test_request_in_no_index(server: LocalServer) -> None:
         assert found(doctor(server.url)[1], "orphans")[0] == "ok"
 
 
+def test_request_that_does_not_say_its_queue(server: LocalServer) -> None:
+    with Client(server.url) as client:
+        request = client.submit([1], handler="h", queue="q")
+        client._protocol.connection.redis.hdel(RequestKeys(request.id).meta, "queue")
+
+        findings = doctor(server.url)[1]
+
+        assert found(findings, "damage")[0] == "fail"
+        assert request.id in found(findings, "damage")[1]
+
+
 def test_books_that_do_not_add_up(url: str, submitted: Driver, client: Client) -> None:
     client._protocol.connection.redis.set(RequestKeys(submitted.id).left, 7)
 

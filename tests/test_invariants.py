@@ -19,7 +19,7 @@ from tests.driver import Driver
 from tests.stateful.machine import Machine
 
 TIMES = int(os.environ.get("STREAMQ_TEST_EXAMPLES", "1"))
-EXAMPLES = {"valkey": 120, "redis": 60, "cluster": 40}
+EXAMPLES = {"valkey": 80, "redis": 30, "cluster": 25}
 STEPS = 100
 # The longest run has to meet all of these: one that does not has tested less than it says.
 MET = (

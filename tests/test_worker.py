@@ -12,7 +12,7 @@ import pytest
 from streamq import Client, Request
 from streamq.model import State
 from streamq.server import LocalServer
-from tests.conftest import KINDS
+from tests.conftest import ANY_KIND, KINDS
 from tests.fleet import APPS, Fleet, most_at_once
 from tests.waiting import is_alive, wait_until
 
@@ -62,7 +62,7 @@ class TestHandlers:
         assert values(priced) == [{"a": 6}]
         assert values(doubled) == [2 * n for n in range(50)]
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_handler_without_annotation_gets_values_as_submitted(
         self, fleet: Fleet, submit: Any
     ) -> None:
@@ -77,7 +77,7 @@ class TestHandlers:
             ["dict", {"a": 1}],
         ]
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_record_that_does_not_decode_fails_at_once_with_its_place(
         self, fleet: Fleet, submit: Any
     ) -> None:
@@ -107,7 +107,7 @@ class TestHandlers:
         abandoned.wait(10)
         assert [failure.error for failure in abandoned.errors()] == ["Abandon"]
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_short_delays_are_short(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready(audit_ms=5_000)
         submit(["fine"], "tells").wait(10)
@@ -119,7 +119,7 @@ class TestHandlers:
 
         assert time.monotonic() - begun < 3, "nobody slept over what was due"
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_error_is_retried_with_backoff_then_given_up_with_its_traceback(
         self, fleet: Fleet, submit: Any
     ) -> None:
@@ -141,7 +141,7 @@ class TestHandlers:
 
 
 class TestBadHandlers:
-    @TWO_KINDS
+    @ANY_KIND
     @pytest.mark.parametrize(
         ("what", "error"),
         [
@@ -169,7 +169,7 @@ class TestBadHandlers:
         assert values(request) == ["fine"]
         assert pool.poll() is None
 
-    @TWO_KINDS
+    @ANY_KIND
     @pytest.mark.parametrize("what", ["close_stdin", "print"])
     def test_part_succeeds_all_the_same(self, fleet: Fleet, submit: Any, what: str) -> None:
         fleet.ready()
@@ -178,7 +178,7 @@ class TestBadHandlers:
 
         assert request.wait(10).parts.done == 2
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_handler_that_forks_makes_no_second_worker(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready()
 
@@ -191,7 +191,7 @@ class TestBadHandlers:
         wait_until(lambda: not is_alive(forked))
         assert len(fleet.children(pool)) == 1
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_coroutine_cannot_end_its_loop(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready("-c", "4")
         before = fleet.children(pool)
@@ -202,7 +202,7 @@ class TestBadHandlers:
         assert values(request) == ["fine"]
         assert fleet.children(pool) == before
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_results_that_take_long_to_send_leak_no_lease(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready("--lease", "60s")
 
@@ -210,7 +210,7 @@ class TestBadHandlers:
 
         assert request.wait(40).parts.done == 30
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_programs_of_handlers_can_be_stopped(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready()
 
@@ -218,7 +218,7 @@ class TestBadHandlers:
 
         assert took < 2
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_id_used_again_for_another_handler_runs_that(
         self, fleet: Fleet, submit: Any, request_id: str
     ) -> None:
@@ -233,7 +233,7 @@ class TestBadHandlers:
 
 
 class TestTime:
-    @TWO_KINDS
+    @ANY_KIND
     def test_sync_part_over_its_time_is_stopped_and_its_neighbours_lose_no_attempt(
         self, fleet: Fleet, submit: Any
     ) -> None:
@@ -248,7 +248,7 @@ class TestTime:
         assert len(fleet.notes("S", request.id)) == 2, "it was tried again once"
         assert beside.wait(20).parts.done == 2
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_coroutine_over_its_time_is_cancelled_alone(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready("-c", "3")
         before = fleet.children(pool)
@@ -267,12 +267,12 @@ class TestTime:
         fleet.ready("--lease", "1s")
         fleet.ready("--lease", "1s")
 
-        request = submit([4.0], handler)
+        request = submit([2.5], handler)
 
         assert request.wait(20).parts.done == 1
         assert len(fleet.notes("S")) == 1
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_parts_behind_one_that_turns_slow_are_handed_to_others(
         self, fleet: Fleet, submit: Any
     ) -> None:
@@ -297,7 +297,7 @@ class TestCancel:
         wait_until(lambda: len(fleet.notes("C")) == 2)
         assert len(fleet.notes("S")) == 2
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_function_sees_should_stop(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready()
         request = submit([1], "until_told")
@@ -307,7 +307,7 @@ class TestCancel:
 
         wait_until(lambda: fleet.notes("C"))
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_function_that_does_not_listen_is_stopped(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready("--cancel-grace", "300ms")
         request = submit([60.0], "deaf")
@@ -320,7 +320,7 @@ class TestCancel:
 
 
 class TestStop:
-    @TWO_KINDS
+    @ANY_KIND
     def test_term_while_processes_start_does_not_wait_for_the_grace(self, fleet: Fleet) -> None:
         pool = fleet.start("-p", "6", "--grace", "20s")
         wait_until(lambda: pool.poll() is None and fleet.children(pool))
@@ -330,7 +330,7 @@ class TestStop:
         assert stop(pool) == 0
         assert time.monotonic() - begun < 10
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_flood_of_signals_does_no_harm(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready("-p", "2")
 
@@ -355,7 +355,7 @@ class TestStop:
         fleet.ready("-c", "4")
         assert request.wait(5).parts.done == 8, "no lease had to expire first"
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_what_does_not_end_in_the_grace_time_is_handed_back_unharmed(
         self, fleet: Fleet, submit: Any
     ) -> None:
@@ -369,7 +369,7 @@ class TestStop:
         fleet.ready()
         assert request.wait(8).parts.done == 1, "no lease had to expire first"
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_second_int_stops_now_and_hands_back(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready()
         request = submit([30.0, 0.0], "nap", retries=0, limit=1)
@@ -382,7 +382,7 @@ class TestStop:
         status = request.status()
         assert (status.parts.running, status.parts.failed) == (0, 0)
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_processes_end_with_their_parent(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready("-p", "3")
         children = fleet.children(pool)
@@ -395,7 +395,7 @@ class TestStop:
 
 
 class TestCapacity:
-    @TWO_KINDS
+    @ANY_KIND
     def test_levels_keep_capacity_for_the_better_ones(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready("--levels", "0-19")
 
@@ -413,13 +413,13 @@ class TestCapacity:
         assert pool.wait(20) == 0
         assert request.status().state is State.DONE
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_max_idle_ends_the_pool(self, fleet: Fleet) -> None:
         pool = fleet.ready("--max-idle", "1s")
 
         assert pool.wait(10) == 0
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_max_parts_replaces_the_process(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready("--max-parts", "5")
 
@@ -442,6 +442,7 @@ class TestCapacity:
         assert most_at_once(fleet.notes()) == 1000
         assert connections < 60
 
+    @TWO_KINDS
     def test_limit_holds_over_processes_and_is_reached(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready("-p", "3", "-c", "8")
         fleet.ready("-p", "1", "-c", "8")
@@ -457,7 +458,7 @@ class TestCapacity:
 
 
 class TestTrouble:
-    @TWO_KINDS
+    @ANY_KIND
     @pytest.mark.parametrize(
         ("target", "code", "says"),
         [
@@ -476,7 +477,7 @@ class TestTrouble:
         assert says in fleet.errors(pool)
         assert "child.py" not in fleet.errors(pool), "no traceback of ours"
 
-    @TWO_KINDS
+    @ANY_KIND
     def test_file_as_target(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready(target=str(APPS / "tasks.py") + ":app")
 
@@ -511,6 +512,38 @@ class TestTrouble:
 
         assert request.wait(8).parts.done == 1, "it did not wait for the lease"
         assert "killed by SIGKILL" in fleet.errors(pool)
+
+    @ONE_KIND
+    def test_process_killed_again_and_again_while_it_starts_is_started_again(
+        self, fleet: Fleet, submit: Any, tmp_path: Path
+    ) -> None:
+        gate = tmp_path / "gate"
+        module = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists():\n"
+        module += "    time.sleep(0.01)\nfrom tasks import app\n"
+        (tmp_path / "gated.py").write_text(module)
+        pool = fleet.start(target=f"{tmp_path / 'gated.py'}:app")
+        killed: set[int] = set()
+
+        for _ in range(4):
+            (pid,) = wait_until(lambda: set(fleet.children(pool)) - killed, 15)
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        gate.touch()
+
+        assert values(submit(["a"], "shout")) == ["A"]
+        assert fleet.errors(pool).count("was killed by SIGKILL; it is replaced") == 4
+
+    @ONE_KIND
+    @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+    def test_module_that_ends_its_process_ends_the_pool(
+        self, fleet: Fleet, tmp_path: Path, end: str
+    ) -> None:
+        (tmp_path / "deadly.py").write_text(f"import os, signal\n{end}\n")
+
+        pool = fleet.start(target=f"{tmp_path / 'deadly.py'}:app")
+
+        assert pool.wait(30) == 4
+        assert "when loading it" in fleet.errors(pool)
 
     def test_server_goes_away_comes_back_and_comes_back_empty(
         self, tmp_path: Any, queue: str

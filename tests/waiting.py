@@ -32,13 +32,13 @@ def kill_on_the_way(
     command: list[str], environment: Mapping[str, str], how_far: Callable[[], int], total: int
 ) -> int:
     """How often the command, started again and again, was killed at a random point of its way."""
-    wanted = int(os.environ.get("STREAMQ_TEST_KILLS", "6"))
+    wanted = int(os.environ.get("STREAMQ_TEST_KILLS", "4"))
     chance = random.Random(wanted)
     kills = 0
     for mark in sorted(chance.randrange(total) for _ in range(wanted)):
         running = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         while running.poll() is None and how_far() <= mark:
-            time.sleep(0.0005)
+            time.sleep(0.002)
         running.kill()
         kills += running.wait() != 0
     print(f"{kills} kills")

@@ -63,6 +63,22 @@ def submit(redis: Any, name: str, payloads: list[str], limit: int) -> None:
     redis.eval(PUSH, 1, LISTS[LEVEL], name, limit)
 
 
+def recover(redis: Any, name: str, silent_s: float) -> None:
+    """What the text proposes for workers that are gone: put their parts into the stream again.
+
+    The text forgets the token that such a worker holds; it is put back, too, or each would be
+    one less for ever.
+    """
+    stream = f"sub:{{{name}}}"
+    idle_ms = int(silent_s * 1e3)
+    for pending in redis.xpending_range(stream, stream, "-", "+", 100, idle=idle_ms):
+        entry = pending["message_id"]
+        for _, fields in redis.xclaim(stream, stream, "recovery", idle_ms, [entry]):
+            redis.xadd(stream, fields)
+            redis.xack(stream, stream, entry)
+            redis.lpush(LISTS[LEVEL], name)
+
+
 def work(redis: Any, worker: str) -> None:
     """Take a token, read a part, run it, count it, give the token back; for ever."""
     while True:

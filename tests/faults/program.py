@@ -6,7 +6,8 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -16,13 +17,15 @@ import typer
 
 from tests.faults.report import renewed
 from tests.faults.scenarios import SCENARIOS, Run, Scenario, small_disk
-from tests.faults.sites import Cluster, Single, Site
+from tests.faults.sites import Cluster, Single, Site, has_movable_clock
 from tests.faults.subjects import WAITERS, Seed, Streamq, Subject
 from tests.faults.verdict import Figures, missing, overlap, repeated, silence
 
 #: The scenarios that bite most, for every day.
 SHORT = ("kill-process", "lost-replies", "black-hole", "server-kill")
 SHORT_CLUSTER = ("cluster-failover", "slot-move")
+#: A run that takes longer hangs.
+LONGEST_S = 240
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,11 +54,11 @@ def run(
             if subject not in subjects.split(","):
                 continue
             try:
-                figures = _execute(scenario, server, seed, subject, parts, told_within, keep)
-            except Exception:  # noqa: BLE001  the others are still to be run
+                with _at_most(LONGEST_S):
+                    figures = _execute(scenario, server, seed, subject, parts, told_within, keep)
+            except Exception as error:  # noqa: BLE001  the others are still to be run
                 traceback.print_exc()
-                is_whole = False
-                continue
+                figures = _nothing(scenario, server, seed, subject, repr(error))
             print(_line(figures), flush=True)
             if results:
                 with results.open("ab") as file:
@@ -79,11 +82,41 @@ def short() -> None:
 @app.command()
 def report(results: Path, output: Path) -> None:
     """Make the page from figures written down."""
-    lines = results.read_bytes().splitlines()
-    figures = [msgspec.json.decode(line, type=Figures) for line in lines]
+    figures = []
+    for line in results.read_bytes().splitlines():
+        with suppress(msgspec.DecodeError):  # the last may be cut short
+            figures.append(msgspec.json.decode(line, type=Figures))
     # A run that was made again counts in the place of the first.
     latest = {(f.scenario, f.subject, f.server, f.seed): f for f in figures}
     output.write_text(renewed(output.read_text(), list(latest.values())))
+
+
+@contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    """What hangs is given up, so that the others can be run."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"it took more than {seconds} s")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def _nothing(scenario: Scenario, server: str, seed: int, subject: str, why: str) -> Figures:
+    """Of a run that could not be made there is only this to say."""
+    return Figures(
+        scenario=scenario.name,
+        subject=subject,
+        server=server,
+        seed=seed,
+        parts=0,
+        limit=scenario.limit,
+        broken=[f"it could not be run: {why}"],
+    )
 
 
 def _plan(
@@ -94,6 +127,9 @@ def _plan(
     for server in servers:
         site = "cluster" if server == "cluster" else "single"
         if site not in scenario.sites:
+            continue
+        if scenario.own_clock and not has_movable_clock(server):
+            print(f"{scenario.name} {server}: not run, its clock cannot be moved here", flush=True)
             continue
         count = seeds if server == "valkey" else 1
         found += [(server, first + n, "streamq") for n in range(count)]
@@ -120,7 +156,10 @@ def _execute(
         stack.callback(site.stop)
         kind = Streamq if name == "streamq" else Seed
         subject = kind(site, folder, scenario.limit)
+        subject.level = scenario.level
         subject.may_die = bool(scenario.deadly)
+        if scenario.old_recovers and isinstance(subject, Seed):
+            subject.recover()
         subject.told_within_s = told_within
         figures = _drive(scenario, server, seed, site, subject, folder, parts)
         if keep and figures.broken:
@@ -133,7 +172,7 @@ def _site(scenario: Scenario, server: str, folder: Path, seed: int) -> Site:
     if server == "cluster":
         return Cluster(seed)
     home = folder / "disk" if scenario.name == "disk-full" else folder
-    return Single(server, home, seed, scenario.fsync)
+    return Single(server, home, seed, scenario.fsync, own_clock=scenario.own_clock)
 
 
 def _drive(
@@ -167,6 +206,8 @@ def _drive(
     finally:
         subject.stop()
     notes = subject.notes()
+    # A call that is repeated may come to another door.
+    given = {call: number for proxy in site.proxies for call, number in proxy.given.items()}
     figures = Figures(
         scenario=scenario.name,
         subject=subject.name,
@@ -188,6 +229,9 @@ def _drive(
         waiters=WAITERS,
         pops=sum(proxy.pops for proxy in site.proxies),
         claims=sum(proxy.granted for proxy in site.proxies) or len(notes) // 2,
+        counted=sum(proxy.counted for proxy in site.proxies),
+        refused=sum(given.values()) - sum(proxy.counted for proxy in site.proxies),
+        ends=sum(note.word == "E" for note in notes),
         broken=subject.broken,
     )
     figures.broken += _broken(figures, scenario)
@@ -221,6 +265,20 @@ def _broken(figures: Figures, scenario: Scenario) -> "list[str]":
         found.append(f"A5 {figures.overlap} ran at once, the limit is {figures.limit}")
     if figures.subject == "streamq" and figures.pops > 1.1 * figures.claims + figures.faults + 8:
         found.append(f"A9 {figures.pops} tokens popped for {figures.claims} claims")
+    if figures.subject == "streamq" and scenario.is_seen and figures.is_ended:
+        found += _uncounted(figures)
+    return found
+
+
+def _uncounted(figures: Figures) -> "list[str]":
+    """Every result that came was counted once, and what ran twice came twice and was refused."""
+    found = []
+    if figures.counted != figures.parts:
+        found.append(f"A10 {figures.counted} results counted for {figures.parts} parts")
+    if figures.refused != figures.ends - figures.parts:
+        found.append(
+            f"A10 {figures.refused} results refused, {figures.ends} ends of {figures.parts} parts"
+        )
     return found
 
 

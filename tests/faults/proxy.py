@@ -13,11 +13,15 @@ from collections.abc import Callable
 from functools import cache
 
 from streamq.launcher import LOOPBACK
-from streamq.scripts import digest
+from streamq.scripts import digest, signature
 
 #: Linger for no time at all: closing sends a reset.
 _AT_ONCE = struct.pack("ii", 1, 0)
 _CLAIM = digest("claim").encode()
+_FINISH = digest("finish").encode()
+#: In a finish: the place of its first key, of its first argument, and of its first result.
+_KEYS, _ARGUMENTS = 3, 3 + len(signature("finish")[0])
+_RESULTS = _ARGUMENTS + len(signature("finish")[1]) - 1
 _GRANTED = b"$2\r\nok\r\n"
 
 
@@ -36,6 +40,10 @@ class Proxy:
         self.lost = 0
         #: Tokens popped, pops that found none, claims that were granted parts.
         self.pops = self.idle = self.granted = 0
+        #: Results that came with calls of finish that were answered, by lease and call; a call
+        #: that is repeated counts once. And how many of them the server counted.
+        self.given: dict[tuple[bytes, ...], int] = {}
+        self.counted = 0
         self._is_hole = False
         self._chance = random.Random(seed)
         self._links: set[_Link] = set()
@@ -111,6 +119,7 @@ class _Link:
         self.is_swallowed = self.is_replication = False
         self._early = b""
         self._asked = ""
+        self._results: tuple[tuple[bytes, ...], int] = ((), 0)
 
     def made(self, side: "_Side") -> None:
         if side is self.server:
@@ -160,6 +169,9 @@ class _Link:
             self._asked = "pop"
         elif _CLAIM in head:
             self._asked = "claim"
+        elif _FINISH in head:
+            self._asked = "finish"
+            self._results = _results(data)
         elif b"REPLCONF" in head or b"PSYNC" in head:
             self.is_replication = True
             if self.proxy.is_cut:
@@ -171,6 +183,11 @@ class _Link:
             self.proxy.idle += not data.startswith(b"*2")
         elif self._asked == "claim":
             self.proxy.granted += _GRANTED in data[:24]
+        elif self._asked == "finish" and data.startswith(b"*"):
+            call, number = self._results
+            self.proxy.given[call] = number
+            # word, tokens, level, when to look again, counted, ...
+            self.proxy.counted += int(_scalars(data, 5)[4])
         self._asked = ""
 
     def reset(self) -> None:
@@ -214,6 +231,29 @@ class _Side(asyncio.Protocol):
             sock = transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         transport.abort()
+
+
+def _results(call: bytes) -> tuple[tuple[bytes, ...], int]:
+    """Whose a finish is (request, lease, number), and how many results come with it."""
+    words = _scalars(call, _ARGUMENTS + 2)
+    total = int(call[1 : call.index(b"\r\n")])
+    return (words[_KEYS], *words[_ARGUMENTS:]), (total - _RESULTS) // 2
+
+
+def _scalars(array: bytes, count: int) -> list[bytes]:
+    """The first elements of an array, as long as they are numbers and strings."""
+    found = []
+    at = array.index(b"\r\n") + 2
+    for _ in range(count):
+        end = array.index(b"\r\n", at)
+        head, at = array[at:end], end + 2
+        if head.startswith(b"$"):
+            size = int(head[1:])
+            found.append(array[at : at + size])
+            at += size + 2
+        else:
+            found.append(head[1:])
+    return found
 
 
 @cache

@@ -1,33 +1,48 @@
-"""The tables of ``docs/faults.md``, made from figures. The words around them are not touched."""
+"""The tables of the pages, made from figures. The words around them are not touched."""
 
-import re
 from collections.abc import Iterable
 
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.verdict import Figures
 
-_TABLE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COUNTS = ("lost", "run again", "counted wrong", "at once / limit")
 _OWN = ("runs", "parts", "faults", *_COUNTS, "pops per claim", "silence s", "told after s")
 _OLD = tuple(f"old: {word}" for word in (*_COUNTS, "pops per part", "told"))
 
 
+def replaced(text: str, name: str, figures: str) -> str:
+    """The page with new figures between the marks of this name."""
+    first, last = f"<!-- figures: {name} -->\n", "<!-- end -->"
+    if first not in text:
+        raise ValueError(f"the page has no {first.strip()}")
+    before, _, rest = text.partition(first)
+    return before + first + figures + last + rest.partition(last)[2]
+
+
 def renewed(text: str, figures: list[Figures]) -> str:
-    """The page with new tables."""
-
-    def table(match: re.Match[str]) -> str:
-        servers = {"cluster"} if match[2] == "cluster" else {"valkey", "redis"}
-        chosen = [each for each in figures if each.server in servers]
-        rows = (_row(scenario, chosen) for scenario in SCENARIOS)
+    """The page with new tables. A table stays as it is when there are no figures for it."""
+    for name, servers in (("single", {"valkey", "redis"}), ("cluster", {"cluster"})):
+        rows = [_row(each, [f for f in figures if f.server in servers]) for each in SCENARIOS]
         head = f"| fault | {' | '.join(_OWN + _OLD)} |\n|---{'|--:' * len(_OWN + _OLD)}|\n"
-        return match[1] + head + "".join(rows) + match[3]
+        if any(rows):
+            text = replaced(text, name, head + "".join(rows) + _promises(figures, servers))
+    return text
 
-    return _TABLE.sub(table, text)
+
+def _promises(figures: list[Figures], servers: set[str]) -> str:
+    """How many runs kept every promise, and what the others did not keep."""
+    own = [f for f in figures if f.server in servers and f.subject == "streamq"]
+    broken = [
+        f"* {f.scenario} on {f.server}, seed {f.seed}: {each}\n" for f in own for each in f.broken
+    ]
+    kept = sum(not f.broken for f in own)
+    return f"\nOf {len(own)} runs of streamq {kept} kept every promise.\n" + "".join(broken)
 
 
 def _row(scenario: Scenario, figures: list[Figures]) -> str:
-    own = [f for f in figures if f.scenario == scenario.name and f.subject == "streamq"]
-    old = [f for f in figures if f.scenario == scenario.name and f.subject == "seed"]
+    made = [f for f in figures if f.scenario == scenario.name and f.parts]
+    own = [f for f in made if f.subject == "streamq"]
+    old = [f for f in made if f.subject == "seed"]
     if not own:
         return ""
     cells = [
@@ -37,7 +52,7 @@ def _row(scenario: Scenario, figures: list[Figures]) -> str:
         _most(f.faults for f in own),
         *_counts(own),
         f"{max(f.silence_s for f in own):.1f}",
-        f"{max(f.told_s for f in own):.1f}",
+        f"{max(0.0, *(f.told_s for f in own)):.1f}",
     ]
     if old:
         cells += [*_counts(old), f"{min(f.told for f in old)} of {old[0].waiters}"]

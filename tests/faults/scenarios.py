@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
+from streamq import Client
 from streamq.keys import QueueKeys, RequestKeys
 from tests.faults.sites import Cluster, Single, Site
 from tests.faults.subjects import LEASE_S, Command, Streamq, Subject
+from tests.waiting import wait_until
 
 #: Faults are injected for so long at most; then it must come to its end.
 WINDOW_S = 8.0
@@ -23,6 +25,8 @@ WORK_S = 5.0
 NAP_MS = 5_000
 #: A slot whose process dies may have run so many parts that it had not told of: a batch.
 BATCH = 13
+#: How long a server that died is away, in turn. Drivers repeat a call for some 4 s by themselves.
+AWAY_S = (0.5, 5.0)
 
 
 class Run:
@@ -77,10 +81,18 @@ class Scenario(NamedTuple):
     has_baseline: bool = True
     #: Whether it begins while parts are still being loaded.
     is_early: bool = False
-    limit: int = 8
+    #: Half of the slots, so that there is somebody to break it.
+    limit: int = 4
+    level: int = 50
+    #: Whether the server has a clock of its own, that jumps.
+    own_clock: bool = False
+    #: Whether the old design gets the recovery that its text proposes: else nobody takes over.
+    old_recovers: bool = False
     #: A share of the usual number of parts, and how many of them kill their process.
     share: float = 1.0
     deadly: int = 0
+    #: Whether every result reaches the server, and every answer its door: then they can be counted.
+    is_seen: bool = False
     #: Instead so many parts that take long.
     naps: int = 0
 
@@ -190,9 +202,9 @@ def fill_memory(run: Run) -> None:
 
 
 def kill_server(run: Run) -> None:
-    while run.goes_on(2.0):
+    while run.goes_on(1.5):
         run.single.kill()
-        time.sleep(0.5)
+        time.sleep(AWAY_S[run.faults % 2])
         run.single.start_again()
         run.faults += 1
 
@@ -209,7 +221,7 @@ def lose_power(run: Run) -> None:
 
 def fail_over(run: Run) -> None:
     if run.goes_on(1.0):
-        run.single.fail_over(behind_s=1.0)
+        run.single.fail_over(behind_s=1.0, away_s=AWAY_S[1])
         run.faults += 1
         run.stalled = run.subject.slots
 
@@ -240,14 +252,10 @@ def kill_collector(run: Run) -> None:
 
 
 def expire_all(run: Run) -> None:
-    """Every lease is over at once, as when the server's clock jumps; three janitors look on."""
-    assert isinstance(run.subject, Streamq)
-    words = ["janitor", "--queue", run.subject.queue]
-    env = {"STREAMQ_URL": run.site.url, "STREAMQ_AUDIT_MS": "500"}
-    janitors = [Command(words, env, run.folder / f"janitor{n}.log", {0}) for n in range(3)]
+    """Every lease is over at once; three janitors look on."""
     leases, due = RequestKeys(run.subject.id).leases, QueueKeys(run.subject.queue).due
     run.stalled = run.subject.slots
-    try:
+    with _janitors(run, 3):
         while run.goes_on(1.0):
             with run.site.admin(leases) as redis:
                 for holder in redis.zrange(leases, 0, -1):
@@ -255,9 +263,46 @@ def expire_all(run: Run) -> None:
             with run.site.admin(due) as redis:
                 redis.zadd(due, {run.subject.id: 1})
             run.faults += 1
+
+
+def jump(run: Run) -> None:
+    """The server's clock jumps an hour ahead, and back; three janitors look on."""
+    run.stalled = run.subject.slots
+    with _janitors(run, 3):
+        for hours in (1, 0):
+            if run.goes_on(1.5):
+                run.single.set_clock(hours * 3600.0)
+                run.faults += 1
+
+
+@contextmanager
+def _janitors(run: Run, count: int) -> Iterator[None]:
+    assert isinstance(run.subject, Streamq)
+    words = ["janitor", "--queue", run.subject.queue]
+    env = {"STREAMQ_URL": run.site.url, "STREAMQ_AUDIT_MS": "500"}
+    janitors = [Command(words, env, run.folder / f"janitor{n}.log", {0}) for n in range(count)]
+    try:
+        yield
     finally:
         for janitor in janitors:
             janitor.stop()
+
+
+def crowd(run: Run) -> None:
+    """A steady stream of level 0: first it could fill every slot, then half of them."""
+    for limit in (run.subject.slots, run.subject.slots // 2):
+        end = time.monotonic() + WINDOW_S / 2
+        while time.monotonic() < end and run.goes_on(0.0):
+            _be_better(run, limit)
+
+
+def _be_better(run: Run, limit: int) -> None:
+    """A request of level 0, nearly to its end."""
+    parts, queue = [b"20"] * 8 * limit, run.subject.queue
+    with Client(run.site.url) as client:
+        request = client.submit(parts, handler="work", queue=queue, limit=limit, level=0)
+        run.faults += 1
+        wait_until(lambda: request.status().parts.waiting < 2 * limit, 60)
 
 
 def fail_over_each(run: Run) -> None:
@@ -301,7 +346,7 @@ def move_slots(run: Run) -> None:
 ANYWHERE = ("single", "cluster")
 CLUSTER = ("cluster",)
 SCENARIOS = [
-    Scenario("none", "nothing at all", nothing, sites=ANYWHERE),
+    Scenario("none", "nothing at all", nothing, sites=ANYWHERE, is_seen=True),
     Scenario(
         "kill-process",
         "kill -9 of a process every 200 ms",
@@ -320,9 +365,17 @@ SCENARIOS = [
         f"a pool stopped for {LEASE_S * 1.5:g} s, leases stand {LEASE_S:g} s",
         stall,
         lambda n: n * 4 * BATCH,
+        is_seen=True,
+        old_recovers=True,
     ),
     Scenario("client-kill", "CLIENT KILL of a client every 200 ms", kill_client, sites=ANYWHERE),
-    Scenario("lost-replies", "1 % of replies lost after execution", lose_replies, sites=ANYWHERE),
+    Scenario(
+        "lost-replies",
+        "1 % of replies lost after execution",
+        lose_replies,
+        sites=ANYWHERE,
+        is_seen=True,
+    ),
     Scenario("reset", "every connection reset every 500 ms", reset, sites=ANYWHERE),
     Scenario(
         "black-hole",
@@ -331,10 +384,10 @@ SCENARIOS = [
         lambda n: n * 8 * BATCH,
         sites=ANYWHERE,
     ),
-    Scenario("delay", "everything 50 to 400 ms late, 1 s in 1.5", delay),
+    Scenario("delay", "everything 50 to 400 ms late, 1 s in 1.5", delay, is_seen=True),
     Scenario(
         "server-kill",
-        "kill -9 of the server every 2.5 s, AOF synced every second",
+        "kill -9 of the server, away 0.5 s and 5 s in turn, AOF synced every second",
         kill_server,
         lambda n: n * 8 * BATCH,
         fsync="everysec",
@@ -355,7 +408,7 @@ SCENARIOS = [
     ),
     Scenario(
         "failover-tail",
-        "a replica takes over that misses the last second",
+        "after 5 s a replica takes over that misses the last second",
         fail_over,
         lambda n: n * 2_000,
     ),
@@ -365,6 +418,7 @@ SCENARIOS = [
         fill_memory,
         sites=ANYWHERE,
         is_early=True,
+        is_seen=True,
     ),
     Scenario(
         "disk-full",
@@ -379,19 +433,38 @@ SCENARIOS = [
         kill_loader,
         has_baseline=False,
         is_early=True,
+        is_seen=True,
     ),
     Scenario(
         "collector-kill",
         "kill -9 of the collector, again and again",
         kill_collector,
         has_baseline=False,
+        is_seen=True,
     ),
     Scenario(
-        "clock-jump",
+        "leases-over",
         "every lease over at once, every second; 3 janitors more",
         expire_all,
         lambda n: n * 8 * BATCH,
         has_baseline=False,
+        is_seen=True,
+    ),
+    Scenario(
+        "clock-jump",
+        "the server's clock jumps an hour ahead, and back; 3 janitors more",
+        jump,
+        lambda n: n * 8 * BATCH,
+        has_baseline=False,
+        is_seen=True,
+        own_clock=True,
+    ),
+    Scenario(
+        "crowd",
+        "level 99 beside a steady stream of level 0",
+        crowd,
+        has_baseline=False,
+        level=99,
     ),
     Scenario(
         "poison",
@@ -402,7 +475,14 @@ SCENARIOS = [
         share=0.2,
         deadly=10,
     ),
-    Scenario("spin", "4 parts of 5 s, a limit of 50: who is idle", nothing, limit=50, naps=4),
+    Scenario(
+        "spin",
+        "4 parts of 5 s, a limit of 50: who is idle",
+        nothing,
+        limit=50,
+        naps=4,
+        is_seen=True,
+    ),
     Scenario(
         "cluster-failover",
         "CLUSTER FAILOVER, FORCE, TAKEOVER, of queue and request",

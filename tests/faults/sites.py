@@ -14,12 +14,19 @@ from redis.exceptions import RedisError
 from streamq.errors import ServerError
 from streamq.launcher import LOOPBACK, ask
 from streamq.local_cluster import ClusterNode, LocalCluster
-from streamq.server import LocalServer
+from streamq.server import LocalServer, find_server
 from tests.faults.proxy import Proxy
 from tests.waiting import wait_until
 
 #: A reply that does not come is given up after this: half a lease, as it is by default.
 IMPATIENCE = "socket_timeout=1&socket_connect_timeout=1"
+#: Debian's package libfaketime; under it Valkey starts, Debian's Redis does not.
+_CLOCKS = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+
+
+def has_movable_clock(kind: str) -> bool:
+    """Whether a server of this kind can be given a clock of its own here."""
+    return kind == "valkey" and bool(_CLOCKS)
 
 
 class Site:
@@ -27,6 +34,8 @@ class Site:
 
     url: str
     proxies: list[Proxy]
+    #: How far the servers' clock is ahead of the others'.
+    ahead_s = 0.0
 
     def admin(self, key: str) -> Redis:
         """A way to the server that has the key, past the door."""
@@ -50,9 +59,13 @@ class Site:
 class Single(Site):
     """One server. It keeps an append-only file if it is told how often to sync it."""
 
-    def __init__(self, kind: str, folder: Path, seed: int, fsync: str = "") -> None:
-        self._binary = shutil.which("redis-server") if kind == "redis" else None
+    def __init__(
+        self, kind: str, folder: Path, seed: int, fsync: str = "", *, own_clock: bool = False
+    ) -> None:
+        binary = shutil.which("redis-server") if kind == "redis" else None
         self._folder = folder
+        self._clock = folder / "clock"
+        self._binary = self._under_clock(find_server(binary)) if own_clock else binary
         self._fsync = fsync
         self._started = 0
         self._servers: list[LocalServer] = []
@@ -83,6 +96,23 @@ class Single(Site):
         self.server = self._start(self.server.directory)
         self.proxy.switch(self.port)
 
+    def _under_clock(self, binary: Path) -> Path:
+        """A server whose time of day is what ``_clock`` says; intervals it measures as ever."""
+        self._clock.write_text("+0\n")
+        settings = f"LD_PRELOAD={_CLOCKS[0]} FAKETIME_TIMESTAMP_FILE={self._clock}"
+        settings += " FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1"
+        program = self._folder / "server"
+        program.write_text(f'#!/bin/sh\nexport {settings}\nexec {binary} "$@"\n')
+        program.chmod(0o755)
+        return program
+
+    def set_clock(self, ahead_s: float) -> None:
+        """Let the server's clock jump."""
+        temporary = self._clock.with_suffix(".new")
+        temporary.write_text(f"{ahead_s:+g}\n")
+        temporary.rename(self._clock)
+        self.ahead_s = ahead_s
+
     def saved_at(self, moment: Path) -> None:
         """Keep what is on the disk now."""
         shutil.copytree(self.server.directory / "appendonlydir", moment)
@@ -94,8 +124,8 @@ class Single(Site):
         shutil.copytree(moment, self.server.directory / "appendonlydir")
         self.start_again()
 
-    def fail_over(self, behind_s: float) -> None:
-        """Let a replica take over that has missed the last moments."""
+    def fail_over(self, behind_s: float, away_s: float) -> None:
+        """Let a replica take over that has missed the last moments, after a while with nobody."""
         replica = self._start(self._folder / "replica")
         port = int(replica.url.rpartition(":")[2])
         with Redis(host=LOOPBACK, port=port) as redis:
@@ -104,6 +134,7 @@ class Single(Site):
             redis.execute_command("REPLICAOF", "NO", "ONE")
             time.sleep(behind_s)
         self.kill()
+        time.sleep(away_s)
         self.server = replica
         self.proxy.switch(port)
 
@@ -224,7 +255,7 @@ class Cluster(Site):
         with self.direct(source) as old, self.direct(target) as new:
             new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source.port])
             old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target.port])
-            self._migrate(old, target, slot, most=2)
+            self._migrate(old, target, slot, most=1)
             yield
             self._migrate(old, target, slot)
             for node in (new, old):

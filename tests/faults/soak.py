@@ -43,6 +43,7 @@ from tests.faults.gauges import (
     peak_mebibytes,
     threads,
 )
+from tests.faults.report import replaced
 from tests.fleet import Fleet
 from tests.waiting import wait_until
 
@@ -420,32 +421,33 @@ def report(soak: Soak, seconds: float, rows: list[Row]) -> str:
         f"{info.get('server_name', 'redis')} {info.get('valkey_version', info['redis_version'])}"
     )
     done = "\n".join(f"* {name}: {number:,}" for name, number in sorted(soak.counts.items()))
-    standing = "`sq:{q:Q}:workers` (pools that were killed are known there for a day) and, while \
-a pool lives, its `sq:{q:Q}:worker:NAME`"
     wrong = "\n".join(f"* {each}" for each in soak.problems[:20]) or "Nothing was wrong."
-    return f"""# The soak
-
-`make soak` lets requests of every kind come and go for {seconds:,.0f} seconds, within \
-{soak.throttle.share():.2f} of one core
-({server}, Python {platform.python_version()}). Two pools of 2 processes with 2 slots work: one is \
-measured, the other is
-killed, stopped and restarted all the time. Every result and every failure is compared with what \
-it must be.
+    return f"""{seconds:,.0f} seconds, within {soak.throttle.share():.2f} of one core \
+({server}, Python {platform.python_version()}).
 
 {done}
 
 {wrong}
 
-A gauge is flat when the median of its last quarter is at most that of its second quarter plus \
-10 % and 4 MiB (memory), or plus
-4 (open files and threads; for the server's connections also 50 %, for keys 100 and 100 %, \
-since they follow the load).
-
 {table(rows)}
 
-At the end the server's used_memory was {soak.grown:+.2f} MiB against the start, and no key was \
-left but the standing ones:
-{standing}.
+At the end the server's used_memory was {soak.grown:+.2f} MiB against the start.
+"""
+
+
+def summary(soak: Soak, seconds: float, rows: list[Row]) -> str:
+    """The same in three lines."""
+    counts = soak.counts
+    deaths = sum(
+        counts[f"{name} killed"] for name in ("pools", "processes", "loaders", "collectors")
+    )
+    flat = sum(row.is_flat for row in rows)
+    return f"""In {seconds:,.0f} seconds {counts["requests"]:,} requests of \
+{counts["parts"]:,} parts came and went, and {counts["files loaded and collected"]:,} files; \
+{deaths:,} kills.
+{counts["results checked"]:,} results were compared with what they must be. Wrong: \
+{len(soak.problems)}. Flat: {flat} of {len(rows)} gauges. Keys left: \
+{"none but the standing ones" if not soak.problems else "see there"}.
 """
 
 
@@ -454,7 +456,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3_600.0)
     parser.add_argument("--share", type=float, default=0.25, help="of one core, at most")
-    parser.add_argument("--report", type=Path, help="write the figures to this file")
+    parser.add_argument("--report", type=Path, help="write the figures into this page")
+    parser.add_argument("--summary", type=Path, help="write three lines of them into this page")
     options = parser.parse_args()
     os.environ |= ENVIRONMENT
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, LocalServer.start() as server:
@@ -465,11 +468,14 @@ def main() -> int:
             rows = soak.gauges.rows(options.seconds)
             soak.problems += [f"not flat: {row}" for row in rows if not row.is_flat]
             text = report(soak, options.seconds, rows)
+            short = summary(soak, options.seconds, rows)
         finally:
             soak.fleet.end()
     print(text)
     if options.report:
-        options.report.write_text(text)
+        options.report.write_text(replaced(options.report.read_text(), "soak", text))
+    if options.summary:
+        options.summary.write_text(replaced(options.summary.read_text(), "soak", short))
     return 1 if soak.problems else 0
 
 

@@ -101,6 +101,7 @@ class Subject:
         self.may_die = False
         #: How soon after the end a waiter must have been told.
         self.told_within_s = 3.0
+        self.level = 50
         self.parts = 0
         self.broken: list[str] = []
 
@@ -147,7 +148,8 @@ class Subject:
         """What the handlers noted."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         words = (line.split() for line in lines)
-        return [Note(w, float(t), int(pid), request, int(n)) for w, t, pid, request, n in words]
+        notes = [Note(w, float(t), int(pid), request, int(n)) for w, t, pid, request, n in words]
+        return [note for note in notes if note.request == self.id]
 
 
 class Streamq(Subject):
@@ -178,6 +180,7 @@ class Streamq(Subject):
         self.parts = len(payloads)
         words = ["load", str(source), "--handler", "work", "--lines", "1"]
         words += ["--id", self.id, "--limit", str(self.limit), "--queue", self.queue]
+        words += ["--level", str(self.level)]
         self.loader = self._command("load", words, {0})
         wait_until(self._is_there, 60)
         self.waiters = [
@@ -249,7 +252,7 @@ class Streamq(Subject):
         self._check_workers()
         if not self.is_ended():
             return 0, []
-        end_s = int(self._meta("finished_ms")) / 1e3
+        end_s = int(self._meta("finished_ms")) / 1e3 - self.site.ahead_s
         told = self._told(end_s)
         with suppress(AssertionError):
             wait_until(lambda: self.collector.is_done, 30)
@@ -324,7 +327,7 @@ class Streamq(Subject):
 
 
 class Seed(Subject):
-    """Eight workers of the old design."""
+    """Workers of the old design, one part each at a time."""
 
     name = "seed"
     patience_s = 10.0
@@ -338,10 +341,20 @@ class Seed(Subject):
         self._told: list[float] = []
         self._is_over = False
 
+    def recover(self) -> None:
+        """Let somebody take over from workers that are silent; with many of them."""
+        self.slots = 16
+        threading.Thread(target=self._recover, daemon=True).start()
+
+    def _recover(self) -> None:
+        while not self._is_over:
+            time.sleep(0.5)
+            self._direct(lambda redis: baseline.recover(redis, self.id, LEASE_S), self.id)
+
     def start(self) -> None:
         self._workers = [self._worker() for _ in range(self.slots)]
         if self.parts:
-            wanted = min(self.slots, self.parts)
+            wanted = min(self.limit, self.parts)
             wait_until(lambda: len({note.pid for note in self.notes()}) >= wanted, 60)
 
     def _worker(self) -> "subprocess.Popen[bytes]":

@@ -36,6 +36,11 @@ class Figures(msgspec.Struct, kw_only=True):
     #: Tokens popped, and claims that were given parts; for the old design, parts that were run.
     pops: int = 0
     claims: int = 0
+    #: Results that the server counted and those it did not take, as seen at its door; and parts
+    #: that handlers ended.
+    counted: int = 0
+    refused: int = 0
+    ends: int = 0
     #: Assertions that do not hold.
     broken: list[str] = []
 

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 _ASKED = os.environ.get("STREAMQ_FUZZ_EXAMPLES", "")
+#: Whether it is for the garbage alone that this is run.
+IS_ASKED = bool(_ASKED)
 
 
 def fuzz(few: int = 60) -> settings:

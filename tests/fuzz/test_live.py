@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from streamq import Client, Janitor, Protocol, Request, StreamqError, units
 from streamq.connection import Connection
 from streamq.keys import QueueKeys, RequestKeys
+from tests.conftest import KINDS
 from tests.fleet import Fleet
-from tests.fuzz.profile import anything, fuzz, garbage
+from tests.fuzz.profile import IS_ASKED, anything, fuzz, garbage
 from tests.simulated import make_due
 from tests.waiting import wait_until
 
@@ -191,9 +192,15 @@ class Farm:
         return f".{self.pool.pid}".encode()
 
 
+@pytest.fixture(scope="module", params=KINDS if IS_ASKED else KINDS[:1])
+def server_url(request: pytest.FixtureRequest, urls: Callable[[str], str]) -> str:
+    """In CI one kind of server must do."""
+    return urls(request.param)
+
+
 @pytest.fixture(scope="module")
-def farm(urls: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    farm = Farm(urls("valkey"), tmp_path_factory.mktemp("farm"))
+def farm(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    farm = Farm(server_url, tmp_path_factory.mktemp("farm"))
     yield farm
     farm.fleet.end()
     farm.client.close()
@@ -262,17 +269,17 @@ def test_pool_and_commands_outlive(farm: Farm, name: str, junk: bytes) -> None:
 @example(junk=b"\xff not ours\n")
 @given(junk=garbage)
 def test_client_says_what_is_damaged(
-    urls: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory, name: str, junk: bytes
+    server_url: str, tmp_path_factory: pytest.TempPathFactory, name: str, junk: bytes
 ) -> None:
     folder = tmp_path_factory.mktemp("client")
     source = folder / "in.txt"
     source.write_bytes(b"a\nb\n")
     queue = f"q{secrets.token_hex(6)}"
-    with Client(urls("valkey")) as client:
+    with Client(server_url) as client:
         redis = client._protocol.connection.redis
         load = ("load", str(source), "--handler", "echo", "--queue", queue)
         for id_ in ("load-a", "load-b"):
-            done, said = command(urls("valkey"), queue, *load, "--id", f"{queue}-{id_}")
+            done, said = command(server_url, queue, *load, "--id", f"{queue}-{id_}")
             assert done == 0, said
         for id_ in ("load-a", "load-b"):
             keys = RequestKeys(f"{queue}-{id_}")
@@ -308,15 +315,15 @@ def test_client_says_what_is_damaged(
             ("cancel", other),
             ("retry", other),
         ):
-            code, said = command(urls("valkey"), queue, *words)
+            code, said = command(server_url, queue, *words)
             assert code in (0, 1, 2, 3, 5, 124), (words, said)
             assert code == 0 or "streamq: " in said, (words, said)
 
 
-def test_janitor_command_takes_everything_in_its_stride(urls: Callable[[str], str]) -> None:
+def test_janitor_command_takes_everything_in_its_stride(server_url: str) -> None:
     name = f"q{secrets.token_hex(6)}"
     queue = QueueKeys(name)
-    with Client(urls("valkey")) as client:
+    with Client(server_url) as client:
         redis = client._protocol.connection.redis
         damaged = client.submit([b"x"], handler="h", queue=name)
         other = client.submit([b"x"], handler="h", queue=name)
@@ -328,7 +335,7 @@ def test_janitor_command_takes_everything_in_its_stride(urls: Callable[[str], st
             make_due(client._protocol, name)
             done = subprocess.run(
                 [sys.executable, "-m", "streamq.cli", "janitor", "--once", "--queue", name],
-                env=os.environ | {"STREAMQ_URL": urls("valkey")},
+                env=os.environ | {"STREAMQ_URL": server_url},
                 capture_output=True,
                 text=True,
                 check=False,
@@ -348,9 +355,9 @@ OPTIONS = (
 @fuzz(60)
 @given(options=st.dictionaries(st.sampled_from(OPTIONS), anything, max_size=3))
 def test_option_of_a_request_is_understood_or_refused(
-    urls: Callable[[str], str], options: dict[str, Any]
+    server_url: str, options: dict[str, Any]
 ) -> None:
-    with Client(urls("valkey")) as client, suppress(StreamqError):
+    with Client(server_url) as client, suppress(StreamqError):
         given_ = {"handler": "h", "queue": "options"} | options
         if options.get("durable"):
             given_ |= {"durable": 0}  # nobody is to wait for replicas
