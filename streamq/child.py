@@ -29,7 +29,7 @@ from streamq.connection import Connection
 from streamq.control import Config, Hello, Idle, Line, Look, Order, Unfit
 from streamq.errors import Damaged, ProtocolError, ServerError, StreamqError
 from streamq.load_app import load_app, own_files
-from streamq.model import Failure, Grant, Part, Spec, Terms, Tokens
+from streamq.model import Failure, Grant, Part, Spec, State, Terms, Tokens
 from streamq.protocol import Protocol
 from streamq.references import Reader
 from streamq.runner import Done, Runner, Trouble
@@ -48,6 +48,10 @@ ASYNC_CALLERS = 8
 #: How often coroutines are looked at that take too long or are not wanted any more.
 WATCH_S = 0.1
 IDLE_EVERY_S = 1.0
+#: A token that comes so soon after the end of its request is left over. Should it be one of a
+#: redrive already, the janitor's next look replaces it.
+LEFT_OVER_S = 0.2
+_ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 _KNOWN_REQUESTS = 1_000
 #: Results of a batch beyond this are sent before more parts are run.
 _MOST_UNSENT = 2**20
@@ -140,6 +144,8 @@ class Process:
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
         self._known: OrderedDict[str, Known] = OrderedDict()
+        #: Requests that have ended, and until when their tokens are left over from before.
+        self._ended: dict[str, float] = {}
         self._name = secrets.token_hex(8)
         self._leases = 0
         self._changed = Condition()
@@ -188,12 +194,15 @@ class Process:
         if token is None:
             return None, None
         request_id, level = token
+        if self._ended.get(request_id, 0.0) > time.monotonic():
+            return None, None
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
         grant = self._claim(slot, request_id, holder, level)
         if grant is None or not grant.parts:
             self._table.drop(slot)
             if grant:
+                self._note_end(request_id, grant)
                 self._push(request_id, grant.tokens)
             return None, None
         try:
@@ -455,8 +464,16 @@ class Process:
             grant = msgspec.structs.replace(grant, parts=[])
         elif grant.parts:
             self._deal(lease.slot, grant)
+        self._note_end(lease.request_id, grant)
         self._push(lease.request_id, grant.tokens)
         return grant
+
+    def _note_end(self, request_id: str, grant: Grant) -> None:
+        """Its last tokens are just behind, and there is nothing to claim with them."""
+        if grant.word in _ENDS:
+            if len(self._ended) >= _KNOWN_REQUESTS:
+                self._ended.clear()
+            self._ended[request_id] = time.monotonic() + LEFT_OVER_S
 
     def _is_shared(self, lease: Lease) -> bool:
         return self._config.slots > 1 and self._exclusive != lease.slot

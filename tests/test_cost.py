@@ -217,6 +217,21 @@ class TestPool:
         assert spent.received <= 180, spent  # 123 bytes
         assert spent.sent <= 200, spent  # 136 bytes
 
+    def test_many_small_requests(
+        self, client: Client, protocol: Protocol, fleet: Fleet, queue: str
+    ) -> None:
+        """Tokens that are left when their request has ended are not claimed with."""
+        requests = [client.submit([PAYLOAD] * 10, handler="echo", queue=queue) for _ in range(100)]
+        fleet.ready(audit_ms=60_000)
+        requests[0].wait(30)
+        spent = Spent(protocol.connection)
+
+        requests[-1].wait(60)
+
+        spent.stop(99)
+        assert spent.of("brpop") <= 12, spent  # 8.0: the tokens of a request
+        assert spent.of("evalsha") <= 8, spent  # 5.2; 12 with a claim for every token
+
     def test_nothing_to_do(
         self, client: Client, protocol: Protocol, fleet: Fleet, queue: str
     ) -> None:
