@@ -48,6 +48,18 @@ class TestTokens:
         assert pushed == 3
         assert driver.tokens(7).count(driver.id) == 5
 
+    def test_long_list_is_read_through_now_and_then(
+        self, driver: Driver, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.lpush(queue_keys.tokens, *["other"] * 40_000)
+
+        times = 0
+        for _ in range(300):
+            times += driver.protocol.mint(driver.queue, driver.id, Tokens(3), mode="ensure") == 3
+            driver.redis.lrem(queue_keys.tokens, 3, driver.id)
+
+        assert 0 < times < 150
+
     def test_more_than_ensured_are_left(self, driver: Driver) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(4, 7))
 
