@@ -75,7 +75,7 @@ class Protocol:
         self.keys = lru_cache(1024)(lambda request_id: RequestKeys(request_id, prefix))
         self._queue_keys = lru_cache(1024)(lambda queue, level=0: QueueKeys(queue, prefix, level))
         self._token_lists = lru_cache(64)(
-            lambda queue, levels: [QueueKeys(queue, prefix, level).tokens for level in levels]
+            lambda queue, levels: tuple(QueueKeys(queue, prefix, level).tokens for level in levels)
         )
 
     # Requests
@@ -467,7 +467,7 @@ class Protocol:
         lists = self._token_lists(queue, tuple(levels))
         try:
             with translated(self.connection.where):
-                reply = self.connection.blocking(block_s).execute_command("BRPOP", *lists, block_s)
+                reply = self.connection.pop(lists, block_s)
         except Damaged as error:
             raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
         if reply is None:

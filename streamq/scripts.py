@@ -14,7 +14,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    ConnectionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 from streamq.connection import Connection, Lane, translated
 from streamq.errors import BY_CODE, Damaged, StreamqError
@@ -68,11 +74,11 @@ class Scripts:
 
     def run(self, name: str, keys: RequestKeys | QueueKeys, /, **args: Any) -> Any:
         """Run one script with the arguments its header names; sent again if no answer comes."""
-        return self._execute(self._connection.redis.execute_command, name, keys, args)
+        return self._execute(self._connection.call, name, keys, args)
 
     def run_once(self, name: str, keys: RequestKeys | QueueKeys, /, **args: Any) -> Any:
         """The same, but never sent again."""
-        return self._execute(self._connection.blocking(1).execute_command, name, keys, args)
+        return self._execute(self._connection.call_once, name, keys, args)
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts in their order: in one round trip where there is one server.
@@ -80,20 +86,23 @@ class Scripts:
         For scripts that refuse by themselves when one before them has failed.
         """
         if self._connection.is_cluster:
-            return [self.run(name, keys, **args) for name, keys, args in calls]
-        with translated(self._connection.where):
-            pipe = self._connection.redis.pipeline(transaction=False)
-            for name, keys, args in calls:
-                pipe.execute_command("EVALSHA", digest(name), *_words(name, keys, args))
-            replies: list[Any] = pipe.execute(raise_on_error=False)
+            return self._run_each(calls)
+        try:
+            replies = self._connection.call_all(
+                [("EVALSHA", digest(name), *_words(name, keys, args)) for name, keys, args in calls]
+            )
+        except (ConnectionError, TimeoutError, OSError):
+            return self._run_each(calls)
         for index, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
-                rest = [self.run(name, keys, **args) for name, keys, args in calls[index:]]
-                return replies[:index] + rest
+                return replies[:index] + self._run_each(calls[index:])
             if isinstance(reply, Exception):
                 with _refusals(), translated(self._connection.where):
                     raise reply
         return replies
+
+    def _run_each(self, calls: Sequence[Call]) -> list[Any]:
+        return [self.run(name, keys, **args) for name, keys, args in calls]
 
     def _execute(
         self,
