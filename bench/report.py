@@ -300,8 +300,8 @@ def _why(aim: Aim, found: Found) -> str:
         )
     if aim.what.startswith("latency"):
         return (
-            "a submission registers, opens, appends and seals in one round trip and pushes a token "
-            "in the next, and the worker that takes it claims in a third: six scripts in all"
+            "a submission registers, opens, appends, seals and pushes a token in one round trip, and "
+            "the worker that takes the token claims in another: six scripts in all"
         )
     if aim.what.startswith("a node"):
         return (
