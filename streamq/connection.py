@@ -362,11 +362,7 @@ class Lane:
 
     def send_packed(self, packed: Sequence[bytes]) -> None:
         """Send what ``pack`` made."""
-        try:
-            self._connection.send_packed_command(packed, check_health=False)
-        except driver.ConnectionError:
-            # The server has left, and not heard it all: so it can be said again to one who is back.
-            self._connection.send_packed_command(packed, check_health=False)
+        self._connection.send_packed_command(packed, check_health=False)
 
     def close(self) -> None:
         """Drop the connection: answers may be on their way that nobody wants."""
@@ -391,7 +387,7 @@ class Lanes:
                 packed = lane.pack(*words)
                 if is_kept:
                     self._packed[words] = packed
-            lane.send_packed(packed)
+            self._send(lane, packed)
             answer = lane.receive()
         except driver.ResponseError:
             self._give(lane)
@@ -406,7 +402,8 @@ class Lanes:
         """The answers to commands that are sent at once."""
         lane = self._take()
         try:
-            lane.send_packed([b"".join(piece for words in calls for piece in lane.pack(*words))])
+            packed = b"".join(piece for words in calls for piece in lane.pack(*words))
+            self._send(lane, [packed])
             answers = [self._answer(lane) for _ in calls]
         except BaseException:
             lane.close()
@@ -432,6 +429,14 @@ class Lanes:
     def _give(self, lane: Lane) -> None:
         lane.used_at = time.monotonic()
         self._free.append(lane)
+
+    @staticmethod
+    def _send(lane: Lane, packed: Sequence[bytes]) -> None:
+        try:
+            lane.send_packed(packed)
+        except driver.ConnectionError:
+            # The server has left, and not heard it all: so it can be said again to one who is back.
+            lane.send_packed(packed)
 
     @staticmethod
     def _answer(lane: Lane) -> Any:

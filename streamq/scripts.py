@@ -17,6 +17,7 @@ from typing import Any
 from redis.exceptions import (
     ConnectionError,
     NoScriptError,
+    RedisClusterException,
     RedisError,
     ResponseError,
     TimeoutError,
@@ -112,15 +113,21 @@ class Scripts:
         args: dict[str, Any],
     ) -> Any:
         words = _words(name, keys, args)
-        with _refusals(), translated(self._connection.where):
-            for everywhere in (False, True):
-                try:
-                    return execute("EVALSHA", digest(name), *words)
-                except NoScriptError:
-                    # EVAL would do, but then everybody would have to have the right to it. While
-                    # slots move, a key is in two places.
-                    self._connection.load_script(source(name), words[1], everywhere=everywhere)
-            return execute("EVALSHA", digest(name), *words)
+        sha = digest(name)
+        try:
+            return execute("EVALSHA", sha, *words)
+        except (RedisError, RedisClusterException, OSError) as error:
+            # Here and not around it: most calls are spared a context that does nothing for them.
+            with _refusals(), translated(self._connection.where):
+                if not isinstance(error, NoScriptError):
+                    raise
+                # EVAL would do, but then everybody would have to have the right to it.
+                self._connection.load_script(source(name), words[1], everywhere=False)
+                with suppress(NoScriptError):
+                    return execute("EVALSHA", sha, *words)
+                # While slots move, a key is in two places.
+                self._connection.load_script(source(name), words[1], everywhere=True)
+                return execute("EVALSHA", sha, *words)
 
 
 class Ahead:
