@@ -293,6 +293,77 @@ class TestServers:
         assert len(clients) == 1
 
 
+class HurryError(BaseException):
+    """Somebody is in a hurry."""
+
+
+class TestLanes:
+    """Calls on connections that are kept: each gets its own answer, or an error."""
+
+    def test_call_that_is_interrupted_leaves_no_answer_behind(self, server: LocalServer) -> None:
+        def interrupt(*_: Any) -> None:
+            raise HurryError
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            with connected(server.url) as connection:
+                connection.call_once("ECHO", "a")
+                with pytest.raises(HurryError):
+                    signal.setitimer(signal.ITIMER_REAL, 0.2)
+                    connection.pop(("never",), 1)
+
+                assert connection.call_once("ECHO", "b") == b"b"
+                assert connection.pop(("never",), 0.01) is None
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+    def test_refusal_is_the_answer_to_its_own_call(self, server: LocalServer) -> None:
+        with connected(server.url) as connection:
+            answers = connection.call_all([("ECHO", "a"), ("NONSENSE",), ("ECHO", "b")])
+
+            assert [answers[0], answers[2]] == [b"a", b"b"]
+            assert isinstance(answers[1], driver.ResponseError)
+            with pytest.raises(driver.ResponseError):
+                connection.call("NONSENSE")
+            assert connection.call("ECHO", "c") == b"c"
+
+    @pytest.mark.parametrize("method", ["call", "call_once"])
+    def test_server_that_was_left_for_a_while(
+        self, server: LocalServer, admin: Any, method: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("streamq.connection.FRESH_S", 0.0)
+        with connected(server.url) as connection:
+            call = getattr(connection, method)
+            call("ECHO", "a")
+            admin.client_kill_filter(_type="normal", skipme=True)
+
+            assert call("ECHO", "b") == b"b"
+
+    def test_call_that_may_be_repeated_is(self, server: LocalServer, admin: Any) -> None:
+        with connected(server.url) as connection:
+            connection.call("ECHO", "a")
+            admin.client_kill_filter(_type="normal", skipme=True)
+
+            assert connection.call("ECHO", "b") == b"b"
+
+    def test_threads_have_lanes_of_their_own(self, server: LocalServer) -> None:
+        found = []
+
+        def echo(word: str) -> None:
+            for _ in range(100):
+                found.append((word, connection.call("ECHO", word)))
+
+        with connected(server.url) as connection:
+            threads = [threading.Thread(target=echo, args=(str(n),)) for n in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        assert len(found) == 800
+        assert all(word.encode() == answer for word, answer in found)
+
+
 @contextmanager
 def sentinel_for(server: LocalServer, service: str) -> Generator[str]:
     """A sentinel that watches a server, and its address."""
