@@ -7,6 +7,7 @@ process may be busy, stuck or gone without anything being lost.
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import os
 import secrets
@@ -36,8 +37,7 @@ from streamq.runner import Done, Runner, Trouble
 from streamq.table import MOST_PARTS, Table
 from streamq.traces import users_traceback
 
-# Not by its own name: it is run as a program, and then that is no name of ours.
-log = logging.getLogger("streamq.child")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -612,7 +612,7 @@ class Process:
 
 
 def main() -> None:
-    """Run as ``python -m streamq.child CONTROL_FD TABLE_FD``."""
+    """Run by a ``Nursery``, with CONTROL_FD and TABLE_FD as arguments."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         # Not SIG_IGN: programs that a handler starts would inherit that.
         signal.signal(number, lambda *_: None)
@@ -639,6 +639,8 @@ def main() -> None:
         line.send(Unfit(f"{config.target} cannot be imported: {error!r}", users_traceback(error)))
         _leave(4)
     line.send(Hello([handler.offer for handler in app.handlers.values()], own_files()))
+    gc.freeze()
+    gc.enable()
     try:
         Process(config, app, table, line).run()
     except BaseException:
@@ -652,7 +654,3 @@ def _leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

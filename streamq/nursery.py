@@ -16,6 +16,9 @@ from typing import NamedTuple, Self
 from streamq.control import Line
 from streamq.table import Table
 
+#: Nothing that is imported is garbage: who looks for it meanwhile is only in the way.
+_BEGIN = "import gc; gc.disable(); from streamq.child import main; main()"
+
 
 class Newborn(NamedTuple):
     """A process that waits for its first word, the line to it, and the table it shares."""
@@ -47,7 +50,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         try:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "streamq.child", str(theirs.fileno()), str(fd)],
+                [sys.executable, "-c", _BEGIN, str(theirs.fileno()), str(fd)],
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C in the terminal is for the parent, which lets its processes finish.
                 process_group=0,
