@@ -5,6 +5,7 @@ counts for everything that passes from then on. All proxies share one thread.
 """
 
 import asyncio
+import itertools
 import random
 import socket
 import struct
@@ -19,9 +20,10 @@ from streamq.scripts import digest, signature
 _AT_ONCE = struct.pack("ii", 1, 0)
 _CLAIM = digest("claim").encode()
 _FINISH = digest("finish").encode()
-#: In a finish: the place of its first key, of its first argument, and of its first result.
-_KEYS, _ARGUMENTS = 3, 3 + len(signature("finish")[0])
-_RESULTS = _ARGUMENTS + len(signature("finish")[1]) - 1
+#: Where the words of a finish are: EVALSHA, digest and number of keys come first.
+_FINISH_WORDS = {
+    name: place for place, name in enumerate(itertools.chain(*signature("finish")[:2]), start=3)
+}
 _GRANTED = b"$2\r\nok\r\n"
 
 
@@ -235,9 +237,9 @@ class _Side(asyncio.Protocol):
 
 def _results(call: bytes) -> tuple[tuple[bytes, ...], int]:
     """Whose a finish is (request, lease, number), and how many results come with it."""
-    words = _scalars(call, _ARGUMENTS + 2)
-    total = int(call[1 : call.index(b"\r\n")])
-    return (words[_KEYS], *words[_ARGUMENTS:]), (total - _RESULTS) // 2
+    words = _scalars(call, _FINISH_WORDS["numbers"] + 1)
+    whose = tuple(words[_FINISH_WORDS[name]] for name in ("meta", "holder", "call"))
+    return whose, len(words[_FINISH_WORDS["numbers"]]) // 8
 
 
 def _scalars(array: bytes, count: int) -> list[bytes]:
