@@ -137,9 +137,21 @@ ROLES: dict[str, Role] = {
         ),
     ),
 }
-#: Beside the roles: who may do everything, and the replicas of a primary.
-ADMIN, REPLICA = "admin", "replica"
-USERS = (*ROLES, ADMIN, REPLICA)
+#: Beside the roles: who may do everything, the replicas of a primary, and sentinels.
+ADMIN, REPLICA, SENTINEL = "admin", "replica", "sentinel"
+OTHERS: dict[str, tuple[str, str]] = {
+    ADMIN: ("may do everything: to load this file, and for emergencies", "~* &* +@all"),
+    REPLICA: (
+        "for replicas: masteruser and masterauth",
+        "resetkeys resetchannels -@all +ping +psync +replconf",
+    ),
+    SENTINEL: (
+        "for sentinels: sentinel auth-user and auth-pass",
+        "resetkeys resetchannels -@all &__sentinel__:hello +ping +info +role +publish +subscribe "
+        "+multi +exec +slaveof +config|rewrite +client|setname +client|kill +script|kill",
+    ),
+}
+USERS = (*ROLES, *OTHERS)
 
 
 def file_text(
@@ -156,10 +168,8 @@ def file_text(
     lines = ["user default off resetkeys resetchannels -@all"]
     for user, password in passwords.items():
         login = f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()}"
-        if user == ADMIN:
-            rights = "~* &* +@all"
-        elif user == REPLICA:
-            rights = "resetkeys resetchannels -@all +ping +psync +replconf"
+        if user in OTHERS:
+            _, rights = OTHERS[user]
         else:
             rights = " ".join(rights_of(user, prefix, queues, _kept_digests(kept, user)))
         lines.append(f"{login} {rights}")
