@@ -21,6 +21,7 @@ from streamq import (
     scripts,
 )
 from streamq.connection import Connection
+from streamq.keys import QueueKeys
 from streamq.server import LocalServer
 from streamq.target import Target
 from tests.fleet import APPS, Fleet
@@ -204,6 +205,18 @@ class TestRoles:
             with pytest.raises(exceptions.NoPermissionError):
                 connection.execute_command(*words)
         connection.close()
+
+    def test_janitor_may_put_aside_what_is_of_another_type(
+        self, secure: SecureServer, queue: str
+    ) -> None:
+        keys, admin = QueueKeys(queue), Connection(secure.url)
+        admin.redis.set(keys.open, "not ours")
+
+        ran = run("janitor", "--once", "--queue", queue, STREAMQ_URL=as_role(secure.url, "janitor"))
+
+        assert ran.returncode == 0, ran.stderr
+        assert admin.redis.get(f"{keys.aside}open") == b"not ours"
+        admin.close()
 
     def test_no_password_no_entry(self, secure: SecureServer) -> None:
         url = as_user(secure.url, "reader")
