@@ -32,6 +32,8 @@ KINDS = (
         if kind != "redis" or shutil.which("redis-server")
     ]
 )
+#: For what is the same on all of them.
+ONE_KIND = pytest.mark.parametrize("kind", KINDS[:1], indirect=True)
 
 #: For tests of what the kind of server has no part in: they run on one, that asks most of clients.
 ANY_KIND = pytest.mark.parametrize("kind", KINDS[-1:], indirect=True)

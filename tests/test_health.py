@@ -20,14 +20,16 @@ from streamq import Client
 from streamq.health import STUCK_S, HealthServer, Subject
 from streamq.metrics import METRICS
 from streamq.server import LocalServer
+from tests.conftest import KINDS
 from tests.fleet import Fleet
+from tests.secure import as_role
 from tests.waiting import wait_until
 
 HERE = "127.0.0.1:0"
 _LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="[^"]*",?)*)\})? (\S+)')
 
 
-@pytest.fixture(params=["valkey"])
+@pytest.fixture(params=KINDS[:1])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -322,7 +324,7 @@ def test_janitor_tells_too(url: str, queue: str, systemd: Systemd, client: Clien
     words: list[Any] = [sys.executable, "-m", "streamq.cli", "janitor", "--queue", queue]
     janitor = subprocess.Popen(
         [*words, "--health-port", HERE],
-        env=os.environ | {"STREAMQ_URL": url},
+        env=os.environ | {"STREAMQ_URL": as_role(url, "janitor")},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -20,13 +20,12 @@ from streamq.codec import decode_result
 from streamq.errors import RequestEnded, StreamqError
 from streamq.model import Policy, State, Terms
 from streamq.server import LocalServer
-from tests.conftest import ANY_KIND
+from tests.conftest import ANY_KIND, ONE_KIND
 from tests.fleet import Fleet
 from tests.secure import as_role
 from tests.waiting import kill_on_the_way, wait_until
 
 SAMPLES = Path(__file__).parents[1] / "samples"
-ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
