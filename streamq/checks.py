@@ -106,7 +106,7 @@ class ServerChecks(Examiner):
             bad = troubles(kind, version)
             if bad:
                 says = f"{name} {' and '.join(bad)}"
-                better = ".".join(map(str, max(bad.values())))
+                better = ".".join(map(str, first_good(kind, version)))
                 remedy = f"upgrade it to {better} or newer"
                 yield Finding(check="version", verdict=WARN, says=says, remedy=remedy)
             else:
@@ -265,6 +265,13 @@ def troubles(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         for of, since, until, why in _BAD_VERSIONS
         if of == kind and since <= version < until
     }
+
+
+def first_good(kind: str, version: tuple[int, ...]) -> tuple[int, ...]:
+    """The first version from this on that nothing is known to be wrong with."""
+    while bad := troubles(kind, version):
+        version = max(bad.values())
+    return version
 
 
 def _largest(names: Iterable[str]) -> list[str]:

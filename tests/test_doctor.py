@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 
 from streamq import Client, Connection, acl, scripts
-from streamq.checks import troubles
+from streamq.checks import first_good, troubles
 from streamq.keys import QueueKeys, RequestKeys
 from streamq.local_cluster import LocalCluster
 from streamq.server import LocalServer
@@ -233,6 +233,11 @@ def test_bad_versions(
 
     assert list(said.values()) == list(wrong.values())
     assert all(word in text for word, text in zip(wrong, said, strict=True))
+
+
+def test_what_to_upgrade_to_is_good_itself() -> None:
+    assert first_good("redis", (7, 0, 15)) == (7, 2, 11)
+    assert first_good("valkey", (8, 0, 1)) == (8, 0, 10)
 
 
 def test_request_in_no_index(server: LocalServer) -> None:
