@@ -626,7 +626,7 @@ class TestStdin:
 class TestRequests:
     @ONE_KIND
     def test_sample_runs_as_its_readme_says(
-        self, command: tuple[list[str], dict[str, str]], client: Client, tmp_path: Path
+        self, command: tuple[list[str], dict[str, str]], client: Client, url: str, tmp_path: Path
     ) -> None:
         for file in SAMPLES.iterdir():
             if file.is_file():
@@ -637,7 +637,7 @@ class TestRequests:
 
         done = subprocess.run(
             ["bash", "-ec", script],
-            env=command[1] | {"PATH": path},
+            env=command[1] | {"PATH": path, "STREAMQ_URL": as_role(url, "run")},
             cwd=tmp_path,
             capture_output=True,
             text=True,
