@@ -782,3 +782,20 @@ def test_a_table_lets_no_text_move_the_cursor() -> None:
         r"a\x1b[2Jb\nc      1",
         "é              1000",
     ]
+
+
+def test_load_warns_of_a_handler_that_no_worker_has(
+    streamq: Streamq, protocol: Protocol, queue: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text("a line\n")
+
+    def warned(*handlers: str) -> str:
+        details = WorkerDetails(name="w", queue=queue, handlers=list(handlers))
+        protocol.beat(queue, "w", 60_000, msgspec.json.encode(details))
+        ran = streamq("load", str(tmp_path / "in.txt"), "--handler", "shuot")
+        assert ran.returncode == 0
+        return ran.stderr
+
+    assert "warning" not in warned(), "a pool that has just started"
+    assert "there is shout" in warned("shout")
+    assert "warning" not in warned("shuot")
