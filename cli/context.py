@@ -204,7 +204,7 @@ def url_of(given: str | None) -> str:
     url = given or settings.url
     if not url:
         raise SettingsError(NO_URL)
-    is_typed = given is not None and given != os.environ.get("STREAMQ_URL")
+    is_typed = given is not None and given != settings.url
     if is_typed and {"password", "ssl_password"} & Target(url).options.keys():
         render.warning(
             "everybody on this machine can see the password in --url (ps shows it): "
