@@ -39,8 +39,9 @@ TEST_JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
 
+SECURE := cli worker load results run programs references doctor health
 test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role
-	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto tests/test_cli.py tests/test_worker.py tests/test_load.py tests/test_results.py
+	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto $(SECURE:%=tests/test_%.py)
 
 package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty environment
 	rm -rf build dist .venv-package

@@ -55,8 +55,8 @@ def acl(
     render.data(str(file))
     for user, role in rights.ROLES.items():
         render.note(f"{user:<8} {role.says}")
-    render.note(f"{rights.ADMIN:<8} may do everything: to load this file, and for emergencies")
-    render.note(f"{rights.REPLICA:<8} for replicas: masteruser and masterauth")
+    for user, (says, _) in rights.OTHERS.items():
+        render.note(f"{user:<8} {says}")
 
 
 def _password(file: Path) -> str:

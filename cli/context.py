@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -204,7 +204,7 @@ def url_of(given: str | None) -> str:
     url = given or settings.url
     if not url:
         raise SettingsError(NO_URL)
-    is_typed = given is not None and given != os.environ.get("STREAMQ_URL")
+    is_typed = given is not None and given != settings.url
     if is_typed and {"password", "ssl_password"} & Target(url).options.keys():
         render.warning(
             "everybody on this machine can see the password in --url (ps shows it): "
@@ -214,8 +214,13 @@ def url_of(given: str | None) -> str:
 
 
 @contextmanager
-def connected(url: str | None, prefix: str | None) -> "Generator[Protocol]":
+def connected(
+    url: str | None, prefix: str | None, *, is_patient: bool = True
+) -> "Generator[Protocol]":
     """The way to the server that the options or the environment name.
+
+    While it fails over or starts it is waited for: at the beginning, and if ``is_patient``
+    also later. Those who are not have ways of their own to wait.
 
     Raises:
         SettingsError: neither names one.
@@ -228,11 +233,12 @@ def connected(url: str | None, prefix: str | None) -> "Generator[Protocol]":
     settings = Settings.from_env()
     name = units.name(prefix or settings.prefix, "prefix")
     connection = Connection(address)
-    try:
+    with closing(connection), ExitStack() as patience:
+        patience.enter_context(connection.patience(settings.patience_ms / 1e3, render.warning))
         connection.check(is_insecure=settings.insecure)
+        if not is_patient:
+            patience.close()
         yield Protocol(connection, name)
-    finally:
-        connection.close()
 
 
 @contextmanager

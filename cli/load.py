@@ -73,12 +73,13 @@ def load(
 
 def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
     """A misspelt handler would wait for ever, and nobody would see why."""
-    workers = live_workers(protocol, queue)
+    # One that has just started has no handlers yet.
+    workers = [worker for worker in live_workers(protocol, queue) if worker.handlers]
     if workers and not any(handler in worker.handlers for worker in workers):
         known = ", ".join(sorted({name for worker in workers for name in worker.handlers}))
         render.warning(
             f"no live worker of queue {queue} has a handler {handler!r}, and the request waits "
-            f"for one; there is {known or 'none'}"
+            f"for one; there is {known}"
         )
 
 

@@ -116,7 +116,7 @@ def run(  # noqa: PLR0913, PLR0917  the options of a job are many and flat
         settings = Settings.from_env()
         given = url or settings.url
         if given:
-            with connected(url, prefix):  # before anything is kept
+            with connected(url, prefix, is_patient=False):  # before anything is kept
                 given = with_login(given, settings)
         run_ = running.Run(plan, is_resumed=bool(resume))
         with run_.folder(), run_.server(given) as address:

@@ -37,7 +37,7 @@ def wait(
     """
     seconds = float("inf") if timeout is None else units.duration_ms(timeout, "timeout") / 1e3
     deadline = time.monotonic() + seconds
-    with connected(url, prefix) as protocol:
+    with connected(url, prefix, is_patient=False) as protocol:
         requests = [Request(protocol, request_id) for request_id in dict.fromkeys(ids)]
         for request in requests:
             with naming(request.id):

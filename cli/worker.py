@@ -157,7 +157,7 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
             # The driver takes a while to import: as long as the processes take to start.
             from .serving import serve
 
-            with connected(url, prefix) as protocol:
+            with connected(url, prefix, is_patient=False) as protocol:
                 code = serve(protocol, config, options, nursery, levels, health_port)
     except KeyboardInterrupt:
         code = 0  # told to stop before there was anything to finish

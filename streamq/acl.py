@@ -8,7 +8,7 @@ likes and run only what we have written.
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -29,8 +29,11 @@ _EVERYBODY = (
     "asking",
     "time",
     "acl|whoami",
+    "acl|dryrun",
 )
 _FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
+#: To rename keys of the queue that are of another type.
+_ASIDE = ("type", "rename")
 _JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect")
 _LOADER = (
     "open",
@@ -73,14 +76,14 @@ ROLES: dict[str, Role] = {
     "worker": Role(
         "runs parts, and does a janitor's work: worker",
         _WORKER,
-        ("brpop", "zrange", "hget"),
-        ("tokens", "open", "workers", "worker"),
+        ("brpop", "zrange", "hget", *_ASIDE),
+        ("tokens", "open", "workers", "worker", "aside"),
     ),
     "janitor": Role(
         "takes back what the dead left: janitor",
         _JANITOR,
-        ("zrange", "hget"),
-        ("workers", "worker"),
+        ("zrange", "hget", *_ASIDE),
+        ("workers", "worker", "aside"),
     ),
     "reader": Role(
         "looks, and changes nothing: status, ls, workers, wait, errors, doctor",
@@ -123,8 +126,9 @@ ROLES: dict[str, Role] = {
     "runner": Role(
         "is loader and worker at once: run --url",
         (*_LOADER, *_WORKER),
-        (*_FOLLOW, "wait", "set", "memory|usage", "brpop"),
+        (*_FOLLOW, "wait", "set", "memory|usage", "brpop", *_ASIDE),
         (
+            "aside",
             "tokens",
             "open",
             "closed",
@@ -137,9 +141,21 @@ ROLES: dict[str, Role] = {
         ),
     ),
 }
-#: Beside the roles: who may do everything, and the replicas of a primary.
-ADMIN, REPLICA = "admin", "replica"
-USERS = (*ROLES, ADMIN, REPLICA)
+#: Beside the roles: who may do everything, the replicas of a primary, and sentinels.
+ADMIN, REPLICA, SENTINEL = "admin", "replica", "sentinel"
+OTHERS: dict[str, tuple[str, str]] = {
+    ADMIN: ("may do everything: to load this file, and for emergencies", "~* &* +@all"),
+    REPLICA: (
+        "for replicas: masteruser and masterauth",
+        "resetkeys resetchannels -@all +ping +psync +replconf",
+    ),
+    SENTINEL: (
+        "for sentinels: sentinel auth-user and auth-pass",
+        "resetkeys resetchannels -@all &__sentinel__:hello +ping +info +role +publish +subscribe "
+        "+multi +exec +slaveof +config|rewrite +client|setname +client|kill +script|kill",
+    ),
+}
+USERS = (*ROLES, *OTHERS)
 
 
 def file_text(
@@ -156,10 +172,8 @@ def file_text(
     lines = ["user default off resetkeys resetchannels -@all"]
     for user, password in passwords.items():
         login = f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()}"
-        if user == ADMIN:
-            rights = "~* &* +@all"
-        elif user == REPLICA:
-            rights = "resetkeys resetchannels -@all +ping +psync +replconf"
+        if user in OTHERS:
+            _, rights = OTHERS[user]
         else:
             rights = " ".join(rights_of(user, prefix, queues, _kept_digests(kept, user)))
         lines.append(f"{login} {rights}")
@@ -194,6 +208,35 @@ def commands_of(role: Role) -> list[str]:
     return sorted(used)
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """A call that a role makes: what it stands for, how it begins, and what may fill it up."""
+
+    what: str
+    words: tuple[str, ...]
+    filling: str = ""
+
+
+def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
+    """A call for each script, key and command of a role."""
+    role = ROLES[name]
+    request, keys = RequestKeys("ID", prefix), QueueKeys(queue, prefix, worker="WORKER")
+    for script in role.scripts:
+        own = [_key(key, request, keys) for key in scripts.signature(script)[0]]
+        words = ("EVALSHA", scripts.digest(script), str(len(own)), *own)
+        yield Trial(f"run {script}", words)
+    for key in role.keys:
+        spelt = _key(key, request, keys)
+        yield Trial(f"read {spelt}", ("HGET", spelt, "field"))
+    for command in commands_of(role):
+        filling = request.events if "subscribe" in command or command == "spublish" else spelt
+        yield Trial(command, tuple(command.split("|")), filling)
+
+
+def _key(name: str, request: RequestKeys, keys: QueueKeys) -> str:
+    is_queue = not hasattr(request, name)
+    return str(getattr(keys, name.removeprefix("queue_")) if is_queue else getattr(request, name))
+
+
 def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Patterns of the keys and of the channels that a role touches."""
     names = {key for script in role.scripts for key in scripts.signature(script)[0]} | {*role.keys}
@@ -209,6 +252,7 @@ def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[st
             if name != "sync" and hasattr(keys, name.removeprefix("queue_")):
                 key = getattr(keys, name.removeprefix("queue_"))
                 key = key.replace("tokens:00", "tokens:*").replace("worker:WORKER", "worker:*")
+                key += "*" if key.endswith(":") else ""
                 found.add(key if queues else key.replace("{q:ANY}", "{q:*}"))
     return sorted(found), sorted(channels)
 

@@ -57,12 +57,17 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
         """The same as metrics."""
         found = [status for status, _ in self.requests]
         states = Counter("paused" if each.paused else each.state.value for each in found)
+        tens = Counter(each.level // 10 for each in found)
         oldest_ms = min((each.created_ms for each in found), default=self.now_ms)
         label = {"queue": self.queue}
         return {
             "streamq_queue_requests": [
                 ({**label, "state": state}, states[state])
                 for state in ("loading", "open", "paused")
+            ],
+            "streamq_queue_level_requests": [
+                ({**label, "levels": f"{ten}0-{ten}9" if ten else "0-9"}, tens[ten])
+                for ten in range(10)
             ],
             "streamq_queue_parts": [
                 ({**label, "state": state}, sum(getattr(each.parts, state) for each in found))

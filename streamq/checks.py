@@ -1,6 +1,7 @@
 """What to check of a server: its version, settings, replicas, slots and clock, and our rights."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,22 +13,26 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 #: A server's clock may be off by this much without a word, and by this much at all.
 SKEW_S, BAD_SKEW_S = 1.0, 30.0
 SLOTS = 16_384
+#: So many missing rights are named, and so many queues tried.
+_SHOWN = 8
+MOST_QUEUES = 5
 _FIRST_VERSION = (7, 0, 0)
-#: Of which server; from and before which version; what is wrong with them.
+_BREAKOUT = "has CVE-2025-49844 (scripts can break out)"
+_TLS = "has CVE-2026-56684 (with TLS, CLIENT KILL can run code)"
+#: Of which server; from and before which version; what is wrong with them. From the release notes.
 _BAD_VERSIONS = (
     ("redis", (7, 0, 0), (7, 2, 0), "is not maintained any more, unless by a distribution"),
-    ("redis", (7, 2, 0), (7, 2, 11), "has CVE-2025-49844 (scripts can break out): 7.2.11 or newer"),
-    ("redis", (7, 4, 0), (7, 4, 6), "has CVE-2025-49844 (scripts can break out): 7.4.6 or newer"),
-    ("redis", (8, 0, 0), (8, 0, 4), "has CVE-2025-49844 (scripts can break out): 8.0.4 or newer"),
-    ("redis", (8, 2, 0), (8, 2, 2), "has CVE-2025-49844 (scripts can break out): 8.2.2 or newer"),
-    (
-        "valkey",
-        (7, 2, 0),
-        (7, 2, 11),
-        "has CVE-2025-49844 (scripts can break out): 7.2.11 or newer",
-    ),
-    ("valkey", (8, 0, 0), (8, 0, 6), "has CVE-2025-49844 (scripts can break out): 8.0.6 or newer"),
-    ("valkey", (8, 1, 0), (8, 1, 4), "has CVE-2025-49844 (scripts can break out): 8.1.4 or newer"),
+    ("redis", (7, 2, 0), (7, 2, 11), _BREAKOUT),
+    ("redis", (7, 4, 0), (7, 4, 6), _BREAKOUT),
+    ("redis", (8, 0, 0), (8, 0, 4), _BREAKOUT),
+    ("redis", (8, 2, 0), (8, 2, 2), _BREAKOUT),
+    ("valkey", (7, 2, 0), (7, 2, 11), _BREAKOUT),
+    ("valkey", (8, 0, 0), (8, 0, 6), _BREAKOUT),
+    ("valkey", (8, 1, 0), (8, 1, 4), _BREAKOUT),
+    ("valkey", (8, 0, 0), (8, 0, 10), _TLS),
+    ("valkey", (8, 1, 0), (8, 1, 9), _TLS),
+    ("valkey", (9, 0, 0), (9, 0, 5), _TLS),
+    ("valkey", (9, 1, 0), (9, 1, 1), _TLS),
 )
 
 
@@ -68,6 +73,12 @@ class Examiner:
 class ServerChecks(Examiner):
     """Examines a server, or each primary of a cluster."""
 
+    def __init__(self, probe: Probe, queues: Sequence[str], *, is_mending: bool) -> None:
+        """The queues are those that the user should have rights to, one of them at least."""
+        super().__init__(probe, is_mending=is_mending)
+        self._queues = queues or ["default"]
+        self._asked: dict[tuple[Any, acl.Trial], bool] = {}
+
     def all(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
         """Every check, with its name."""
         yield "version", self._versions
@@ -92,15 +103,12 @@ class ServerChecks(Examiner):
                     check="version", verdict=FAIL, says=f"{name} is too old", remedy=remedy
                 )
                 continue
-            bad = [
-                why
-                for of, since, until, why in _BAD_VERSIONS
-                if of == kind and since <= version < until
-            ]
+            bad = troubles(kind, version)
             if bad:
-                yield Finding(
-                    check="version", verdict=WARN, says=f"{name} {bad[0]}", remedy="upgrade it"
-                )
+                says = f"{name} {' and '.join(bad)}"
+                better = ".".join(map(str, first_good(kind, version)))
+                remedy = f"upgrade it to {better} or newer"
+                yield Finding(check="version", verdict=WARN, says=says, remedy=remedy)
             else:
                 yield Finding(check="version", verdict=OK, says=name)
 
@@ -192,27 +200,47 @@ class ServerChecks(Examiner):
             )
 
     def _rights(self) -> Iterator[Finding]:
-        missing: dict[str, list[str]] = {}
-        for name, role in acl.ROLES.items():
-            # Without keys a script ends at its first command: it can do nothing.
-            missing[name] = [
-                script
-                for script in role.scripts
-                if not self._probe.is_allowed("EVALSHA", scripts.digest(script), 0)
-            ]
         user = self._whoami()
-        able = _largest(name for name, lacks in missing.items() if not lacks)
-        if able:
-            says = f"user {user} may be {', '.join(able)}"
-            yield Finding(check="rights", verdict=OK, says=says)
-            return
-        nearest = min(missing, key=lambda name: len(missing[name]) / len(acl.ROLES[name].scripts))
-        yield Finding(
-            check="rights",
-            verdict=FAIL,
-            says=f"user {user} has no role; as {nearest} it may not {', '.join(missing[nearest])}",
-            remedy="write the ACL file of this version (streamq acl FOLDER --keep) and ACL LOAD it",
+        # Who is called as a role is to have that one; anybody else any of them.
+        roles = [user] if user in acl.ROLES else list(acl.ROLES)
+        for node in self._probe.primaries():
+            missing = {name: self._lacks(node, user, name) for name in roles}
+            able = _largest(name for name, lacks in missing.items() if not lacks)
+            where = f"{self._probe.name(node)}: user {user}"
+            if able:
+                says = f"{where} may be {', '.join(able)}"
+                yield Finding(check="rights", verdict=OK, says=says)
+                continue
+            nearest = min(missing, key=lambda name: len(missing[name]))
+            few, more = missing[nearest][:_SHOWN], len(missing[nearest]) - _SHOWN
+            lacks = ", ".join(few) + (f" and {more} more" if more > 0 else "")
+            yield Finding(
+                check="rights",
+                verdict=FAIL,
+                says=f"{where} can be nobody; as {nearest} it may not {lacks}",
+                remedy="write the ACL file of this version (streamq acl FOLDER --keep) and "
+                "ACL LOAD it on every node",
+            )
+
+    def _lacks(self, node: Any, user: str, role: str) -> list[str]:
+        """What a role does and the user may not, on the queue that suits the user best."""
+        return min(
+            (
+                [
+                    trial.what
+                    for trial in acl.trials_of(role, self._probe.prefix, queue)
+                    if not self._may(node, user, trial)
+                ]
+                for queue in self._queues
+            ),
+            key=len,
         )
+
+    def _may(self, node: Any, user: str, trial: acl.Trial) -> bool:
+        key = (node, trial)
+        if key not in self._asked:
+            self._asked[key] = self._probe.may(node, user, trial.words, trial.filling)
+        return self._asked[key]
 
     def _whoami(self) -> str:
         try:
@@ -228,6 +256,22 @@ class ServerChecks(Examiner):
             there = sum(map(bool, self._probe.ask(node, "SCRIPT EXISTS", *digests)))
             says = f"{self._probe.name(node)} has {there} of {len(known)}; others come when needed"
             yield Finding(check="scripts", verdict=OK, says=says)
+
+
+def troubles(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """What is known to be wrong with a version of a server, and the first that is better."""
+    return {
+        why: until
+        for of, since, until, why in _BAD_VERSIONS
+        if of == kind and since <= version < until
+    }
+
+
+def first_good(kind: str, version: tuple[int, ...]) -> tuple[int, ...]:
+    """The first version from this on that nothing is known to be wrong with."""
+    while bad := troubles(kind, version):
+        version = max(bad.values())
+    return version
 
 
 def _largest(names: Iterable[str]) -> list[str]:

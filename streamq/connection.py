@@ -6,7 +6,7 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from threading import Lock
@@ -20,7 +20,7 @@ from redis.cluster import ClusterNode
 from redis.crc import key_slot
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from streamq.errors import (
     Damaged,
@@ -43,6 +43,9 @@ RETRIES = 3
 #: A lane that was used so lately is not looked at before it is used again.
 FRESH_S = 1.0
 _GONE = (driver.ConnectionError, driver.TimeoutError, OSError)
+#: How often a server that is not ready is asked again, and when to say that it is waited for.
+_ASK_AGAIN_S = 0.2
+_SAY_AFTER_S = 1.0
 
 # What the driver raises, and what it means to a caller; the first that fits counts.
 _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
@@ -57,6 +60,7 @@ _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (driver.MasterDownError, ServerBusy, "is not ready"),
     (driver.TryAgainError, ServerBusy, "is not ready"),
     (driver.SlotNotCoveredError, ServerBusy, "is not ready"),
+    (MasterNotFoundError, ServerBusy, "is not ready"),
     (driver.InvalidResponse, ServerUnreachable, "answers, but not as a server of ours would"),
     (driver.ConnectionError, ServerUnreachable, "does not answer"),
     (driver.TimeoutError, ServerUnreachable, "does not answer"),
@@ -135,11 +139,48 @@ class Connection:
             self.redis: Any = self._client(
                 retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
             )
+        # Of a cluster, or of sentinels, somebody has: else we were not here.
+        self._has_answered = self._target.kind in ("cluster", "sentinel")
 
     @property
     def is_cluster(self) -> bool:
         """Whether keys of different requests are on different servers."""
         return self._target.kind == "cluster"
+
+    @contextmanager
+    def patience(self, patience_s: float, say: Callable[[str], object]) -> Generator[None]:
+        """Within the block, ask again for so long while the server is not ready.
+
+        It fails over, or reads its data, or is away after it has answered once; somebody who
+        never answered is not waited for. What is waited for is said, once for each wait.
+        """
+        ask = self.redis.execute_command
+
+        def patiently(*words: Any, **options: Any) -> Any:
+            begun = time.monotonic()
+            is_said = False
+            while True:
+                try:
+                    reply = ask(*words, **options)
+                except (driver.RedisError, driver.RedisClusterException, OSError) as error:
+                    ours = _ours(error, self.where)
+                    passing = (ServerBusy, ServerUnreachable) if self._has_answered else ServerBusy
+                    waited_s = time.monotonic() - begun
+                    if waited_s >= patience_s or not isinstance(ours, passing):
+                        raise
+                    if waited_s >= _SAY_AFTER_S and not is_said:
+                        say(f"{ours}; waiting for it")
+                        is_said = True
+                    time.sleep(_ASK_AGAIN_S)
+                else:
+                    self._has_answered = True
+                    return reply
+
+        self.redis.execute_command = patiently
+        try:
+            yield
+        finally:
+            del self.redis.execute_command
 
     def enter(self, *, is_insecure: bool = False) -> None:
         """Make sure that somebody answers, and not to everybody.
@@ -482,4 +523,19 @@ def _primary(target: Target, options: dict[str, Any]) -> Any:
     # One that does not answer is not asked again, but the next one, and all of them later.
     asked |= {"socket_timeout": CONNECT_S, "retry": Retry(NoBackoff(), 0)}
     sentinel = Sentinel(target.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    _refuse_strange(sentinel, target.service)
     return sentinel.master_for(target.service, **options)  # type: ignore[no-untyped-call]
+
+
+def _refuse_strange(sentinel: Sentinel, service: str) -> None:
+    """Raise if no sentinel answers, or none watches the service: waiting helps neither."""
+    silent: Exception | None = None
+    known: set[str] = set()
+    for each in sentinel.sentinels:
+        try:
+            known |= {str(name) for name in each.sentinel_masters()}
+        except (driver.ConnectionError, driver.TimeoutError) as error:
+            silent = error
+    if service not in known:
+        others = f"; they watch {', '.join(sorted(known))}" if known else ""
+        raise silent or driver.ConnectionError(f"no sentinel watches {service!r}{others}")

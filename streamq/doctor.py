@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from streamq import backlog
-from streamq.checks import FAIL, OK, WARN, Examiner, Finding, ServerChecks
+from streamq.checks import FAIL, MOST_QUEUES, OK, WARN, Examiner, Finding, ServerChecks
 from streamq.errors import Damaged, RequestUnknown, ServerError
 from streamq.janitor import Janitor
 from streamq.model import State, Tokens
@@ -33,9 +33,11 @@ class Doctor(Examiner):
 
     def examine(self, queues: list[str]) -> Iterator[Finding]:
         """Everything that can be said, as it is found. Without queues, of every queue there is."""
-        for name, check in ServerChecks(self._probe, is_mending=self._is_mending).all():
+        chosen = queues or self._queues()
+        server = ServerChecks(self._probe, chosen[:MOST_QUEUES], is_mending=self._is_mending)
+        for name, check in server.all():
             yield from _guarded(name, check)
-        for queue in queues or self._queues():
+        for queue in chosen:
             yield from _guarded("queue", partial(self._queue, queue))
         if not queues:
             yield from _guarded("orphans", self._orphans)

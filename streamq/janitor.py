@@ -5,12 +5,13 @@ Every step is idempotent: any number of janitors may sweep one queue at once.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.metrics import Samples
-from streamq.model import Tick, Tokens
+from streamq.model import State, Tick, Tokens
 from streamq.protocol import Protocol
 
 log = logging.getLogger(__name__)
@@ -28,13 +29,15 @@ class Janitor:
 
     def __init__(self, protocol: Protocol, queue: str = "default", every_ms: int = 5_000) -> None:
         self._protocol = protocol
-        self._queue = queue
+        self.queue = queue
         self._every_ms = every_ms
         #: How far the server's clock is ahead of this process's monotonic one.
         self.ahead_ms = 0.0
         #: Parts that were taken back so far, and when the last sweep ended (s since 1970).
         self.reaped = 0
         self.swept_at = 0.0
+        #: Requests that it closed, by their last state.
+        self.closed: Counter[State] = Counter()
         self._reported: set[str] = set()
 
     def sweep(self) -> int:
@@ -59,17 +62,17 @@ class Janitor:
 
     def _tick(self) -> Tick:
         try:
-            tick = self._protocol.tick(self._queue, every_ms=self._every_ms)
+            tick = self._protocol.tick(self.queue, every_ms=self._every_ms)
         except Damaged as error:
-            renamed = self._protocol.set_aside(self._queue)
+            renamed = self._protocol.set_aside(self.queue)
             if not renamed:
                 raise
-            log.warning("queue %s: %s; renamed %s", self._queue, error, ", ".join(renamed))
-            tick = self._protocol.tick(self._queue, every_ms=self._every_ms)
+            log.warning("queue %s: %s; renamed %s", self.queue, error, ", ".join(renamed))
+            tick = self._protocol.tick(self.queue, every_ms=self._every_ms)
         for stray, score in tick.strays:
-            log.warning("queue %s: %.100r is no request id, and taken out", self._queue, stray)
-            self._protocol.close(self._queue, stray, score, 0)
-            self._protocol.close(self._queue, stray, -1, 0)
+            log.warning("queue %s: %.100r is no request id, and taken out", self.queue, stray)
+            self._protocol.close(self.queue, stray, score, 0)
+            self._protocol.close(self.queue, stray, -1, 0)
         return tick
 
     def _report(self, request_id: str, error: Damaged) -> None:
@@ -90,15 +93,16 @@ class Janitor:
                 audit = self._protocol.audit(request_id)
         except RequestUnknown:
             if tick.now_ms - score > FORGET_UNOPENED_MS:
-                self._protocol.close(self._queue, request_id, score, 0)
+                self._protocol.close(self.queue, request_id, score, 0)
             return
-        if audit.queue != self._queue:
+        if audit.queue != self.queue:
             # Somebody submitted to this queue under an id that another one has, and died.
-            self._protocol.close(self._queue, request_id, score, 0)
+            self._protocol.close(self.queue, request_id, score, 0)
         elif audit.purge_at:
-            self._protocol.close(self._queue, request_id, score, audit.purge_at)
+            is_closed = self._protocol.close(self.queue, request_id, score, audit.purge_at)
+            self.closed[audit.state] += is_closed
         elif audit.tokens:
-            self._protocol.mint(self._queue, request_id, audit.tokens, mode="ensure")
+            self._protocol.mint(self.queue, request_id, audit.tokens, mode="ensure")
         if audit.strays:
             log.warning("%s: %d entries of its stream were not ours", request_id, audit.strays)
 
@@ -107,16 +111,22 @@ class Janitor:
             purge_at = self._protocol.purge(request_id)
         except RequestOpen:
             # The index is wrong: it was lost in part, with a failover.
-            self._protocol.mint(self._queue, request_id, Tokens(), register="again")
+            self._protocol.mint(self.queue, request_id, Tokens(), register="again")
             return
-        self._protocol.close(self._queue, request_id, -1, purge_at)
+        self._protocol.close(self.queue, request_id, -1, purge_at)
         if not purge_at:
             log.info("purged %s", request_id)
 
 
 def totals(janitors: Sequence[Janitor]) -> Samples:
-    """What janitors of one process have taken back, and when each has swept at the latest."""
+    """What janitors of one process took back and closed, and when each has swept at the latest."""
     return {
+        "streamq_requests_total": [
+            ({"queue": each.queue, "state": state.value}, each.closed[state])
+            for each in janitors
+            for state in State
+            if not state.is_live
+        ],
         "streamq_janitor_reaped_parts_total": [({}, sum(each.reaped for each in janitors))],
         "streamq_janitor_last_success_timestamp_seconds": [
             ({}, min(each.swept_at for each in janitors))

@@ -21,6 +21,7 @@ import msgspec
 from streamq import backoff
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, reading
 from streamq.janitor import Janitor
+from streamq.metrics import Stopwatch
 from streamq.model import LAST_LEVEL, Failure, Running, Tokens, WorkerDetails
 from streamq.protocol import Protocol
 from streamq.table import Held
@@ -68,6 +69,8 @@ class Keeper:
         self.counts: Counter[tuple[str, str]] = Counter()
         #: Calls that the server did not answer, by kind of error.
         self.errors: Counter[str] = Counter()
+        #: How long the server takes to answer.
+        self.trips = Stopwatch()
         self.is_server_up = False
         self._is_empty = False
         self.wants_emptiness = False
@@ -255,10 +258,12 @@ class Keeper:
 
     def _renew_one(self, request_id: str, running: dict[str, int | None]) -> set[str]:
         """Renew the leases of one request. Returns the holders nobody wants any more."""
+        begun = time.monotonic()
         try:
             state, _, stands = self._protocol.renew(request_id, self._lease_ms, running)
         except (RequestUnknown, Damaged):
             return set(running)
+        self.trips.saw(time.monotonic() - begun)
         if not state.is_live:
             return set(running)
         return {holder for holder, is_standing in stands.items() if not is_standing}
@@ -266,14 +271,12 @@ class Keeper:
     def _beat(self) -> None:
         holdings = self.holdings
         requests = sorted({held.request_id for _, held in holdings})
+        details = msgspec.json.encode(self._details(holdings))
+        begun = time.monotonic()
         self._protocol.beat(
-            self._queue,
-            self.name,
-            round(self._beat_s * 3_000),
-            msgspec.json.encode(self._details(holdings)),
-            self._lease_ms,
-            requests,
+            self._queue, self.name, round(self._beat_s * 3_000), details, self._lease_ms, requests
         )
+        self.trips.saw(time.monotonic() - begun)
 
     def _details(self, holdings: list[Holding]) -> WorkerDetails:
         now_ms = round(time.time() * 1e3)

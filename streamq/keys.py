@@ -58,3 +58,5 @@ class QueueKeys:
         self.worker = f"{root}worker:{worker}"
         #: STRING  written before replicas are waited for, and gone a moment later
         self.sync = root + "sync"
+        #: any     what stood under another key of the queue and was of another type
+        self.aside = root + "aside:"

@@ -3,6 +3,7 @@
 No metric has a request's id as a label: those are without bound.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -32,6 +33,11 @@ METRICS: dict[str, Metric] = {
         "counter", "handler, state", "Records this pool ran that are done or failed."
     ),
     "streamq_part_duration_seconds": Metric("histogram", "handler", "How long parts ran."),
+    "streamq_requests_total": Metric(
+        "counter",
+        "queue, state",
+        "Requests that this process's janitor closed: done, failed, cancelled.",
+    ),
     "streamq_worker_slots": Metric("gauge", "", "Slots of this pool."),
     "streamq_worker_slots_busy": Metric("gauge", "", "Slots that hold parts now."),
     "streamq_worker_processes": Metric("gauge", "", "Processes of this pool that are ready."),
@@ -42,6 +48,9 @@ METRICS: dict[str, Metric] = {
     "streamq_server_errors_total": Metric(
         "counter", "kind", "Calls that the server did not answer as it should."
     ),
+    "streamq_server_roundtrip_seconds": Metric(
+        "histogram", "", "How long the server took to answer heartbeats and renewals."
+    ),
     "streamq_janitor_reaped_parts_total": Metric(
         "counter", "", "Parts taken back from holders whose lease had expired."
     ),
@@ -50,6 +59,9 @@ METRICS: dict[str, Metric] = {
     ),
     "streamq_queue_requests": Metric(
         "gauge", "queue, state", "Requests that are not finished: loading, open or paused."
+    ),
+    "streamq_queue_level_requests": Metric(
+        "gauge", "queue, levels", "The same requests by level: 0-9, 10-19, to 90-99."
     ),
     "streamq_queue_parts": Metric(
         "gauge", "queue, state", "Parts of these requests: waiting, running, in retry, failed."
@@ -73,6 +85,23 @@ class Spread(msgspec.Struct, frozen=True):
 
     counts: Sequence[int]
     total: float
+
+
+class Stopwatch:
+    """Durations, sorted into the classes that those of parts are sorted into. Of one thread."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._total = 0.0
+
+    def saw(self, seconds: float) -> None:
+        """Something took so long."""
+        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self._total += seconds
+
+    def spread(self) -> Spread:
+        """All so far."""
+        return Spread(tuple(self._counts), self._total)
 
 
 Sample = tuple[Mapping[str, str], float | Spread]

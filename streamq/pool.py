@@ -285,6 +285,7 @@ class Pool:
             "streamq_server_errors_total": [
                 ({"kind": kind}, number) for kind, number in sorted(keeper.errors.copy().items())
             ],
+            "streamq_server_roundtrip_seconds": [({}, keeper.trips.spread())],
             **janitor.totals([keeper.janitor]),
         }
 

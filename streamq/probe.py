@@ -1,13 +1,13 @@
 """Reading what a server, and a request in it, are like; for the doctor. Nothing is changed."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from streamq.connection import Connection, translated
-from streamq.errors import ServerRefused, reading
+from streamq.errors import ServerError, ServerRefused, reading
 from streamq.keys import QueueKeys
 from streamq.model import PREFIX
 from streamq.protocol import Protocol
@@ -44,8 +44,9 @@ class Probe:
 
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         self._connection = connection
-        self._prefix = prefix
+        self.prefix = prefix
         self._protocol = Protocol(connection, prefix)
+        self._lengths: dict[str, int] = {}
 
     def primaries(self) -> list[Any]:
         """The nodes to ask; each by the name it has in an error."""
@@ -91,19 +92,36 @@ class Probe:
                     ranges.append((int(first), int(last or first)))
         return sorted(ranges)
 
-    def is_allowed(self, *words: Any) -> bool:
-        """Whether this user may; asked of the first node. The call itself must do no harm."""
+    def may(self, node: Any, user: str, words: Sequence[str], filling: str) -> bool:
+        """Whether a user may call this, filled up to the length that the command wants.
+
+        Nothing is done but ask.
+
+        Raises:
+            ServerError: we may not ask, or the server knows no such question.
+        """
+        name = words[0]
+        if filling:
+            name = "|".join(words)
+            words = [*words, *[filling] * (self._length(name) - len(words))]
         try:
-            self.ask(self.primaries()[0], *words)
-        except ServerRefused:
-            return False
-        except Exception as error:  # noqa: BLE001  it was let through: what it then says is its own
-            return "NOPERM" not in str(error) and "no permissions" not in str(error)
-        return True
+            reply = self.ask(node, "ACL", "DRYRUN", user, *words)
+        except ServerError:
+            raise
+        except Exception as error:  # noqa: BLE001  the driver's own: it is none that we know
+            raise ServerRefused(f"ACL DRYRUN of {name}: {error}") from None
+        return reply in (b"OK", "OK")
+
+    def _length(self, command: str) -> int:
+        """How many words a command has at least."""
+        if command not in self._lengths:
+            reply = self.ask(self.primaries()[0], "COMMAND INFO", command)
+            self._lengths[command] = abs(int(reply[0][1])) if reply and reply[0] else 1
+        return self._lengths[command]
 
     def names(self, kind: str, last: str) -> Iterator[str]:
         """Names of the requests (``r``) or queues (``q``) that have such a key."""
-        head = f"{self._prefix}:{{{kind}:"
+        head = f"{self.prefix}:{{{kind}:"
         for node in self.primaries():
             cursor: Any = 0
             while True:
@@ -116,7 +134,7 @@ class Probe:
 
     def indexed(self, queue: str, request_id: str) -> bool:
         """Whether a request is in one of its queue's indexes."""
-        keys = QueueKeys(queue, self._prefix)
+        keys = QueueKeys(queue, self.prefix)
         with translated(self._connection.where):
             redis = self._connection.redis
             return any(
@@ -126,7 +144,7 @@ class Probe:
     def overdue_ms(self, queue: str, now_ms: int) -> float:
         """For how long the queue's first look has been due; 0 if none is."""
         with translated(self._connection.where):
-            key = QueueKeys(queue, self._prefix).due
+            key = QueueKeys(queue, self.prefix).due
             first = self._connection.redis.zrange(key, 0, 0, withscores=True)
         return max(0.0, now_ms - float(first[0][1])) if first else 0.0
 
@@ -144,7 +162,7 @@ class Probe:
         meta = self._protocol.inspect(request_id)
         now_ms = int(meta["now_ms"])
         own = self._protocol.keys(request_id)
-        queue = QueueKeys(meta["queue"], self._prefix, int(meta["level"]))
+        queue = QueueKeys(meta["queue"], self.prefix, int(meta["level"]))
         with translated(self._connection.where):
             redis = self._connection.redis
             leases = {

@@ -488,8 +488,8 @@ class Protocol:
             redis = self.connection.redis
             for key, type_ in wanted.items():
                 if redis.type(key) not in (type_, b"none"):
-                    redis.rename(key, f"{key}:aside")
-                    renamed.append(f"{key}:aside")
+                    renamed.append(keys.aside + key.partition("}:")[2])
+                    redis.rename(key, renamed[-1])
         return renamed
 
     def listen(self, request_id: str) -> "Events":

@@ -45,6 +45,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     prefix: Annotated[str, _says("What every key begins with.")] = PREFIX
     queue: Annotated[str, _says("The queue that is meant where none is named.")] = "default"
+    patience_ms: Annotated[
+        int, _says("How long a command waits for a server that fails over or starts.")
+    ] = 30_000
     lease_ms: Annotated[int, _says("How long a lease stands without a heartbeat.")] = 20_000
     beat_ms: Annotated[int, _says("How often a worker says that it lives.")] = 5_000
     audit_ms: Annotated[int, _says("How often a janitor looks at each open request.")] = 5_000

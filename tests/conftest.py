@@ -1,8 +1,9 @@
 """A real server of each kind, a queue and a request id of one's own, a protocol, the command.
 
 ``STREAMQ_TEST_SERVERS=valkey,redis,cluster`` says which kinds must be there; without it
-those are used that are found. The kind ``secure`` is used only when it is named: with TLS, and
-a user for each role, which commands come as. Nobody flushes: every test has names of its own.
+those are used that are found. The kinds ``secure`` and ``secure-cluster`` are used only when
+they are named: with TLS, and a user for each role, which commands come as. Nobody flushes: every
+test has names of its own.
 """
 
 import os
@@ -19,7 +20,7 @@ from streamq.local_cluster import LocalCluster
 from streamq.server import LocalServer
 from tests.driver import Driver
 from tests.fleet import Fleet
-from tests.secure import SecureServer, as_role
+from tests.secure import SecureCluster, SecureServer, as_role
 
 _ASKED = os.environ.get("STREAMQ_TEST_SERVERS")
 KINDS = (
@@ -31,11 +32,13 @@ KINDS = (
         if kind != "redis" or shutil.which("redis-server")
     ]
 )
+#: For what is the same on all of them.
+ONE_KIND = pytest.mark.parametrize("kind", KINDS[:1], indirect=True)
 
 #: For tests of what the kind of server has no part in: they run on one, that asks most of clients.
 ANY_KIND = pytest.mark.parametrize("kind", KINDS[-1:], indirect=True)
 
-Server = LocalServer | LocalCluster | SecureServer
+Server = LocalServer | LocalCluster | SecureServer | SecureCluster
 
 
 def start(kind: str) -> Server:
@@ -44,6 +47,8 @@ def start(kind: str) -> Server:
         return LocalCluster.start(primaries=3, replicas=1)
     if kind == "secure":
         return SecureServer()
+    if kind == "secure-cluster":
+        return SecureCluster()
     return LocalServer.start(binary=shutil.which("redis-server") if kind == "redis" else None)
 
 

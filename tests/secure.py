@@ -1,16 +1,17 @@
-"""A server that speaks TLS and knows only the users of ``streamq acl``."""
+"""Servers that speak TLS and know only the users of ``streamq acl``: one, a cluster, sentinels."""
 
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from redis import Redis
-
-from streamq.launcher import on_free_port
-from streamq.server import LocalServer
+from streamq.launcher import LOOPBACK, Launcher, ask, on_free_port
+from streamq.server import command_line
 
 #: Why there is none, or nothing.
 MISSING = ", ".join(
@@ -18,57 +19,143 @@ MISSING = ", ".join(
 )
 _ROLES = {"worker": "worker", "janitor": "janitor", "run": "runner"}
 _ROLES |= dict.fromkeys(("status", "ls", "workers", "wait", "errors", "doctor"), "reader")
+_OPEN = "user default on nopass ~* &* +@all\n"
 
 
 def as_role(url: str, command: str) -> str:
     """The URL by which the command's own user comes to a secure server; others stay as they are."""
-    if "://admin:" not in url:
-        return url
+    return as_user(url, _ROLES.get(command, "loader")) if "://admin:" in url else url
+
+
+def as_user(url: str, user: str) -> str:
+    """The same server's URL for another user."""
     folder = Path(parse_qs(urlsplit(url).query)["ssl_ca_certs"][0]).parent
-    return url_of(folder, _ROLES.get(command, "loader"), urlsplit(url).port or 0)
+    return re.sub("://[^@]*@", f"://{user}:{password_of(folder, user)}@", url)
 
 
-def url_of(folder: Path, user: str, port: int) -> str:
-    password = (folder / f"{user}.password").read_text().strip()
-    return f"rediss://{user}:{password}@127.0.0.1:{port}?ssl_ca_certs={folder / 'ca.crt'}"
+def password_of(folder: Path, user: str) -> str:
+    return (folder / f"{user}.password").read_text().strip()
 
 
-class SecureServer:
-    """A Redis with a TLS port; the plain way in is a socket that only its owner may use."""
+class Secured:
+    """Nodes with a TLS port each; the plain way in is a socket that only its owner may use."""
 
-    def __init__(self, *, is_asking: bool = False, binary: str = "redis-server") -> None:
-        """With ``is_asking`` it wants a client certificate."""
+    def __init__(self, *, is_asking: bool = False) -> None:
+        """With ``is_asking`` they want a client certificate."""
         self.folder = Path(tempfile.mkdtemp(prefix="streamq-secure-"))
+        self._is_asking = is_asking
+        self._users = self.folder / "users.acl"
+        self._launcher = Launcher(self.folder)
+        #: Port and process of each node.
+        self.nodes: dict[int, int] = {}
         make_certificates(self.folder)
-        acl = self.folder / "users.acl"
-        acl.write_text("user default on nopass ~* &* +@all\n")
+        streamq("acl", str(self.folder))
 
-        def run(port: int) -> LocalServer:
-            options = [
+    def start(self, *options: tuple[str, ...], first: tuple[str, ...] = ()) -> int:
+        """One more node, which lets in anybody until ``lock``. Returns its port."""
+        home = self.folder / f"node{len(self.nodes)}"
+        home.mkdir()
+        (home / "users.acl").write_text(_OPEN)
+
+        def run(port: int) -> int:
+            base = [
+                ("port", "0"),
                 ("tls-port", str(port)),
+                ("bind", LOOPBACK),
+                ("unixsocket", str(home / "s")),
+                ("unixsocketperm", "700"),
                 ("tls-ca-cert-file", str(self.folder / "ca.crt")),
                 ("tls-cert-file", str(self.folder / "server.crt")),
                 ("tls-key-file", str(self.folder / "server.key")),
-                ("tls-auth-clients", "yes" if is_asking else "no"),
-                ("aclfile", str(acl)),
+                ("tls-auth-clients", "yes" if self._is_asking else "no"),
+                ("tls-replication", "yes"),
+                ("masteruser", "replica"),
+                ("masterauth", password_of(self.folder, "replica")),
+                ("repl-diskless-sync-delay", "0"),
+                ("save", ""),
+                ("aclfile", str(home / "users.acl")),
             ]
-            self.port = port
-            return LocalServer.start(binary=shutil.which(binary), options=options)
+            argv = command_line(Path(shutil.which("redis-server") or ""), home, base, options)
+            argv[1:1] = first
+            self.nodes[port] = self._launcher.run(argv, home, str(home / "s"))
+            return port
 
-        self._server = on_free_port(run)
-        self.load_acl()
-        self.url = url_of(self.folder, "admin", self.port)
+        return on_free_port(run)
 
-    def load_acl(self, *options: str) -> None:
-        """Let the users in that ``streamq acl`` writes."""
-        command = [sys.executable, "-m", "streamq.cli", "acl", str(self.folder), *options]
-        subprocess.run(command, check=True, capture_output=True)
-        with Redis.from_url(self._server.url) as redis:
-            redis.execute_command("ACL", "LOAD")
+    def lock(self) -> None:
+        """Let in the users that ``streamq acl`` wrote, and nobody else."""
+        for home in self.folder.glob("node*"):
+            (home / "users.acl").write_text(self._users.read_text())
+            ask(str(home / "s"), "ACL", "LOAD")
+
+    def kill(self, port: int) -> None:
+        """End a node at once with signal 9."""
+        self._launcher.end(self.nodes.pop(port), signal.SIGKILL)
+
+    def url_of(self, scheme: str, ports: list[int], path: str = "") -> str:
+        """The way of an administrator to nodes."""
+        hosts = ",".join(f"{LOOPBACK}:{port}" for port in ports)
+        login = f"admin:{password_of(self.folder, 'admin')}"
+        return f"{scheme}://{login}@{hosts}{path}?ssl_ca_certs={self.folder / 'ca.crt'}"
 
     def stop(self) -> None:
-        self._server.stop()
+        self._launcher.stop()
         shutil.rmtree(self.folder)
+
+
+class SecureServer(Secured):
+    """One server."""
+
+    def __init__(self, *, is_asking: bool = False) -> None:
+        super().__init__(is_asking=is_asking)
+        self.port = self.start()
+        self.lock()
+        self.url = self.url_of("rediss", [self.port])
+
+
+class SecureCluster(Secured):
+    """Three primaries and three replicas, made into a cluster by our command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options = (
+            ("cluster-enabled", "yes"),
+            ("tls-cluster", "yes"),
+            ("cluster-node-timeout", "2000"),
+        )
+        ports = [self.start(*options) for _ in range(6)]
+        self.lock()
+        self.url = self.url_of("rediss+cluster", ports[:3])
+        streamq("cluster", "create", *(f"{LOOPBACK}:{port}" for port in ports), url=self.url)
+
+
+class SecureSentinel(Secured):
+    """A primary and a replica, and a sentinel that watches them as the user made for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.primary = self.start()
+        self.replica = self.start(("replicaof", LOOPBACK, str(self.primary)))
+        self.lock()
+        file = self.folder / "sentinel.conf"
+        file.write_text(
+            f"sentinel monitor main {LOOPBACK} {self.primary} 1\n"
+            "sentinel down-after-milliseconds main 500\n"
+            "sentinel auth-user main sentinel\n"
+            f"sentinel auth-pass main {password_of(self.folder, 'sentinel')}\n"
+        )
+        # Who is primary is no secret: whoever has TLS may ask.
+        asked = self.start(first=(str(file), "--sentinel"))
+        self.url = self.url_of("rediss+sentinel", [asked], "/main")
+
+
+def streamq(*words: str, url: str = "") -> None:
+    """A command of ours that must go well."""
+    command = [sys.executable, "-m", "streamq.cli", *words]
+    ran = subprocess.run(
+        command, env=os.environ | {"STREAMQ_URL": url}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def make_certificates(folder: Path) -> None:

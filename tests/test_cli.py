@@ -254,6 +254,20 @@ def test_a_password_in_the_option_warns_and_is_not_shown() -> None:
     assert "warning" not in run("ls", STREAMQ_URL=url).stderr
 
 
+@pytest.mark.parametrize("name", ["STREAMQ_URL", "STREAMQ_URL_FILE", "REDIS_URL", "toml"])
+def test_a_password_from_elsewhere_does_not_warn(name: str, tmp_path: Path) -> None:
+    url = NOBODY.replace("//", "//:hushhush@")
+    (tmp_path / "url").write_text(url)
+    (tmp_path / "streamq.toml").write_text('url_file = "url"')
+    found = {"STREAMQ_URL_FILE": tmp_path / "url", "toml": tmp_path / "streamq.toml"}
+    variable = "STREAMQ_CONFIG" if name == "toml" else name
+
+    ran = run("ls", **{variable: str(found.get(name, url))})
+
+    assert ran.returncode == 3
+    assert len(ran.stderr.splitlines()) == 1
+
+
 def test_options_stand_before_the_command_or_behind_it(url: str) -> None:
     """And an option counts more than the environment, the nearer one more than the other."""
     assert run("--url", url, "ls", STREAMQ_URL=NOBODY).returncode == 0
@@ -782,3 +796,20 @@ def test_a_table_lets_no_text_move_the_cursor() -> None:
         r"a\x1b[2Jb\nc      1",
         "é              1000",
     ]
+
+
+def test_load_warns_of_a_handler_that_no_worker_has(
+    streamq: Streamq, protocol: Protocol, queue: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text("a line\n")
+
+    def warned(*handlers: str) -> str:
+        details = WorkerDetails(name="w", queue=queue, handlers=list(handlers))
+        protocol.beat(queue, "w", 60_000, msgspec.json.encode(details))
+        ran = streamq("load", str(tmp_path / "in.txt"), "--handler", "shuot")
+        assert ran.returncode == 0
+        return ran.stderr
+
+    assert "warning" not in warned(), "a pool that has just started"
+    assert "there is shout" in warned("shout")
+    assert "warning" not in warned("shuot")

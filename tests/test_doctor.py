@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,22 +13,32 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from streamq import Client, Connection, acl
+from streamq import Client, Connection, acl, scripts
+from streamq.checks import first_good, troubles
 from streamq.keys import QueueKeys, RequestKeys
 from streamq.local_cluster import LocalCluster
 from streamq.server import LocalServer
+from tests.conftest import KINDS
 from tests.driver import HANDLER, Driver
 from tests.fleet import Fleet
+from tests.secure import as_role
 from tests.waiting import wait_until
 
 
-@pytest.fixture(params=["valkey"])
+@pytest.fixture(params=[kind for kind in KINDS if "cluster" not in kind])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def binary(kind: str) -> str | None:
+    """The server's program."""
+    return None if kind == "valkey" else shutil.which("redis-server")
+
+
 def doctor(url: str, *options: str, **variables: str) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code, and what was found."""
+    """The exit code, and what was found. Who mends is the administrator."""
+    url = url if "--fix" in options else as_role(url, "doctor")
     ran = subprocess.run(
         [sys.executable, "-m", "streamq.cli", "doctor", "--json", *options],
         env=os.environ | {"STREAMQ_URL": url} | variables,
@@ -49,9 +60,9 @@ def found(findings: list[dict[str, Any]], check: str) -> tuple[str, str]:
 
 
 @pytest.fixture
-def server() -> Iterator[LocalServer]:
+def server(binary: str | None) -> Iterator[LocalServer]:
     """A server of one's own."""
-    server = LocalServer.start(port=0)
+    server = LocalServer.start(port=0, binary=binary)
     yield server
     server.stop()
 
@@ -71,9 +82,9 @@ def test_eviction_policy(server: LocalServer) -> None:
     redis.close()
 
 
-def test_no_append_only_file(server: LocalServer, tmp_path: Path) -> None:
+def test_no_append_only_file(server: LocalServer, binary: str | None, tmp_path: Path) -> None:
     code, findings = doctor(server.url)
-    with LocalServer.start(tmp_path, persist=True) as keeping:
+    with LocalServer.start(tmp_path, persist=True, binary=binary) as keeping:
         _, others = doctor(keeping.url)
 
     assert (code, found(findings, "persistence")[0]) == (0, "warn")
@@ -89,8 +100,8 @@ def submitted(client: Client, driver: Driver, fleet: Fleet) -> Driver:
     return driver
 
 
-def test_lost_token(url: str, submitted: Driver, client: Client) -> None:
-    redis = client._protocol.connection.redis
+def test_lost_token(url: str, submitted: Driver) -> None:
+    redis = submitted.redis
     tokens = QueueKeys(submitted.queue, level=50).tokens
     # The pool's janitor would push it again within a moment: it is kept from looking.
     due = QueueKeys(submitted.queue).due
@@ -136,8 +147,8 @@ def test_request_without_a_worker_for_its_handler(
     assert submitted.id not in says
 
 
-def test_missing_slot() -> None:
-    cluster = LocalCluster.start(primaries=3, replicas=0)
+def test_missing_slot(binary: str | None) -> None:
+    cluster = LocalCluster.start(primaries=3, replicas=0, binary=binary)
     connection = Connection(cluster.url)
     redis = connection.redis
     _, before = doctor(cluster.url)
@@ -171,23 +182,62 @@ def test_clock_skew(url: str, tmp_path: Path, ahead_s: int, verdict: str) -> Non
 
 def test_bad_acl(server: LocalServer) -> None:
     redis: Any = Redis.from_url(server.url)
-    rights = acl.rights_of("worker")
-    old = [right for right in rights if "evalsha" not in right]
-    redis.execute_command("ACL", "SETUSER", "good", "on", ">" + "x" * 20, *rights)
-    redis.execute_command("ACL", "SETUSER", "bad", "on", ">" + "x" * 20, *old, rights[-1])
+    rights = acl.rights_of("worker", queues=["shop"])
+    digest = scripts.digest("finish")
+    key = QueueKeys("shop").open
+    wrong = {
+        "finish": [right for right in rights if right != f"+evalsha|{digest}"],
+        "brpop": [right for right in rights if right != "+brpop"],
+        "xreadgroup": [right for right in rights if right != "+xreadgroup"],
+        key: [right for right in rights if right != f"~{key}"],
+    }
 
-    def as_user(user: str) -> tuple[int, list[dict[str, Any]]]:
-        return doctor(server.url.replace("//", f"//{user}:{'x' * 20}@"))
+    def as_user(rights: list[str], *options: str, user: str = "worker") -> tuple[int, str, str]:
+        redis.execute_command("ACL", "SETUSER", user, "reset", "on", ">" + "x" * 20, *rights)
+        code, findings = doctor(server.url.replace("//", f"//{user}:{'x' * 20}@"), *options)
+        return code, *found(findings, "rights")
 
-    code, findings = as_user("bad")
-    verdict, says = found(findings, "rights")
-    assert (code, verdict) == (1, "fail")
-    assert "user bad" in says
-    verdict, says = found(as_user("good")[1], "rights")
+    for lacking, those in wrong.items():
+        code, verdict, says = as_user(those, "--queue", "shop")
+        assert (code, verdict) == (1, "fail"), lacking
+        assert "user worker can be nobody; as worker it may not" in says
+        assert lacking in says
+    code, verdict, says = as_user(rights, "--queue", "shop")
     assert verdict == "ok"
-    assert "worker" in says
-    assert "loader" not in says
+    assert says.endswith("may be worker")
+    assert as_user(rights, "--queue", "other")[:2] == (1, "fail")
+    # Who has another name may be anything, here a janitor.
+    assert as_user(wrong["finish"], "--queue", "shop", user="me")[2].endswith("may be janitor")
+    assert as_user(wrong[key], "--queue", "shop", user="me")[:2] == (1, "fail")
+    # Without the right to ask there is no answer.
+    asking = [right for right in rights if right != "+acl|dryrun"]
+    assert as_user(asking, "--queue", "shop")[:2] == (0, "warn")
     redis.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "wrong"),
+    [
+        ("redis", (7, 0, 15), {"not maintained": (7, 2, 0)}),
+        ("redis", (7, 2, 10), {"CVE-2025-49844": (7, 2, 11)}),
+        ("redis", (8, 2, 2), {}),
+        ("valkey", (8, 0, 5), {"CVE-2025-49844": (8, 0, 6), "CVE-2026-56684": (8, 0, 10)}),
+        ("valkey", (8, 0, 10), {}),
+        ("valkey", (9, 1, 2), {}),
+    ],
+)
+def test_bad_versions(
+    kind: str, version: tuple[int, ...], wrong: dict[str, tuple[int, ...]]
+) -> None:
+    said = troubles(kind, version)
+
+    assert list(said.values()) == list(wrong.values())
+    assert all(word in text for word, text in zip(wrong, said, strict=True))
+
+
+def test_what_to_upgrade_to_is_good_itself() -> None:
+    assert first_good("redis", (7, 0, 15)) == (7, 2, 11)
+    assert first_good("valkey", (8, 0, 1)) == (8, 0, 10)
 
 
 def test_request_in_no_index(server: LocalServer) -> None:
@@ -215,8 +265,8 @@ def test_request_that_does_not_say_its_queue(server: LocalServer) -> None:
         assert request.id in found(findings, "damage")[1]
 
 
-def test_books_that_do_not_add_up(url: str, submitted: Driver, client: Client) -> None:
-    client._protocol.connection.redis.set(RequestKeys(submitted.id).left, 7)
+def test_books_that_do_not_add_up(url: str, submitted: Driver) -> None:
+    submitted.redis.set(RequestKeys(submitted.id).left, 7)
 
     code, findings = doctor(url, "--queue", submitted.queue)
 
@@ -233,7 +283,7 @@ def test_busy_queue_is_well(url: str, fleet: Fleet, client: Client, queue: str) 
 
     wrong = [each for each in findings if each["verdict"] != "ok"]
     assert code == 0
-    assert {each["check"] for each in wrong} == {"persistence"}, wrong
+    assert {each["check"] for each in wrong} - {"version"} == {"persistence"}, wrong
     request.cancel()
 
 

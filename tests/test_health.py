@@ -20,14 +20,16 @@ from streamq import Client
 from streamq.health import STUCK_S, HealthServer, Subject
 from streamq.metrics import METRICS
 from streamq.server import LocalServer
+from tests.conftest import KINDS
 from tests.fleet import Fleet
+from tests.secure import as_role
 from tests.waiting import wait_until
 
 HERE = "127.0.0.1:0"
 _LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="[^"]*",?)*)\})? (\S+)')
 
 
-@pytest.fixture(params=["valkey"])
+@pytest.fixture(params=KINDS[:1])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -148,6 +150,25 @@ def test_part_that_kills_its_process_is_counted_as_crashed(
     wait_until(lambda: asked.metrics().get(crashed) == 1)
     assert busy == 1
     request.cancel()
+
+
+def test_requests_are_counted_when_they_have_ended(
+    asked: Asked, client: Client, queue: str
+) -> None:
+    for _ in range(3):
+        client.submit(["a"], handler="shout", queue=queue).wait(10)
+    client.submit(["a"], handler="unheard_of", queue=queue).cancel()
+    client.submit(["a"], handler="unheard_of", queue=queue, level=9)
+    client.submit(["a"], handler="unheard_of", queue=queue, level=90)
+
+    def counts(name: str) -> dict[str, float]:
+        found = asked.metrics().items()
+        return {key.split('"')[3]: n for key, n in found if key.startswith(f"{name}{{") and n}
+
+    wait_until(lambda: counts("streamq_requests_total") == {"done": 3, "cancelled": 1}, 15)
+    # What is told of the queue may be some seconds old.
+    wait_until(lambda: counts("streamq_queue_level_requests") == {"0-9": 1, "90-99": 1}, 15)
+    assert asked.metrics()["streamq_server_roundtrip_seconds_count"] > 0
 
 
 def test_every_metric_is_a_known_one_and_says_what_it_is(
@@ -303,7 +324,7 @@ def test_janitor_tells_too(url: str, queue: str, systemd: Systemd, client: Clien
     words: list[Any] = [sys.executable, "-m", "streamq.cli", "janitor", "--queue", queue]
     janitor = subprocess.Popen(
         [*words, "--health-port", HERE],
-        env=os.environ | {"STREAMQ_URL": url},
+        env=os.environ | {"STREAMQ_URL": as_role(url, "janitor")},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -223,7 +223,7 @@ def test_index_of_another_type_is_put_aside(
 
     Janitor(protocol, queue).sweep()
 
-    assert redis.get(f"{key}:aside") == b"not ours"
+    assert redis.get(QueueKeys(queue).aside + index) == b"not ours"
     request = client.submit([b"x"], handler="h", queue=queue)
     assert indexes(protocol, queue, request.id) == {"open", "due"}
 

@@ -20,13 +20,12 @@ from streamq.codec import decode_result
 from streamq.errors import RequestEnded, StreamqError
 from streamq.model import Policy, State, Terms
 from streamq.server import LocalServer
-from tests.conftest import ANY_KIND
+from tests.conftest import ANY_KIND, ONE_KIND
 from tests.fleet import Fleet
 from tests.secure import as_role
 from tests.waiting import kill_on_the_way, wait_until
 
 SAMPLES = Path(__file__).parents[1] / "samples"
-ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -627,7 +626,7 @@ class TestStdin:
 class TestRequests:
     @ONE_KIND
     def test_sample_runs_as_its_readme_says(
-        self, command: tuple[list[str], dict[str, str]], client: Client, tmp_path: Path
+        self, command: tuple[list[str], dict[str, str]], client: Client, url: str, tmp_path: Path
     ) -> None:
         for file in SAMPLES.iterdir():
             if file.is_file():
@@ -638,7 +637,7 @@ class TestRequests:
 
         done = subprocess.run(
             ["bash", "-ec", script],
-            env=command[1] | {"PATH": path},
+            env=command[1] | {"PATH": path, "STREAMQ_URL": as_role(url, "run")},
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamq import Client, Request
-from tests.conftest import KINDS
+from tests.conftest import KINDS, ONE_KIND
 from tests.fleet import Fleet
 from tests.waiting import is_alive, wait_until
 
@@ -18,7 +18,6 @@ from tests.waiting import is_alive, wait_until
 TWO_KINDS = pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind != "redis"], indirect=True
 )
-ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 #: It notes its own process, one that it waits for, and one that has nothing of its pipes.
 FAMILY = """
 sleep 1000 & echo $! >>pids

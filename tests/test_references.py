@@ -12,8 +12,10 @@ import pytest
 
 from streamq import Client, Protocol
 from streamq.model import State
+from tests.conftest import ONE_KIND
 from tests.fleet import Fleet
-from tests.test_load import ONE_KIND, lines_of
+from tests.secure import as_role
+from tests.test_load import lines_of
 from tests.web import Login, serve
 
 DATA = b"".join(b"line %d\r\n" % n for n in range(20_000)) + b"last"
@@ -23,7 +25,7 @@ Load = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def load(url: str, queue: str, tmp_path: Path) -> Load:
     """Runs ``streamq load`` to its end, in the test's folder."""
-    environment = {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
+    environment = {"STREAMQ_URL": as_role(url, "load"), "STREAMQ_QUEUE": queue}
 
     def load(*words: Any, **more: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from streamq import Client
+from tests.conftest import ONE_KIND
 from tests.fleet import Fleet
 from tests.secure import as_role
 from tests.waiting import kill_on_the_way, wait_until
 
-ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 Streamq = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 

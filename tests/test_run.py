@@ -19,8 +19,11 @@ import pytest
 
 from streamq import Client
 from streamq.server import LocalServer
+from tests.conftest import KINDS
+from tests.secure import as_role
 from tests.waiting import is_alive, wait_until
 
+EMBEDDED = pytest.mark.skipif(KINDS[0].startswith("secure"), reason="is about the embedded server")
 SAMPLES = Path(__file__).parents[1] / "samples"
 Streamq = Callable[..., "subprocess.CompletedProcess[str]"]
 Begin = Callable[..., "subprocess.Popen[str]"]
@@ -56,8 +59,12 @@ def picky(line: str) -> str:
 
 
 @pytest.fixture
-def environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.endswith(("_URL", "URL_FILE"))}
+def environment(urls: Callable[[str], str]) -> dict[str, str]:
+    """Without a server, so that one is embedded; with one where that is asked to be secure."""
+    own = {k: v for k, v in os.environ.items() if not k.endswith(("_URL", "URL_FILE"))}
+    if KINDS[0].startswith("secure"):
+        own |= {"STREAMQ_URL": as_role(urls(KINDS[0]), "run")}
+    return own
 
 
 @pytest.fixture
@@ -335,6 +342,7 @@ class TestPipes:
         assert "in.txt:8: ValueError: seven" in done.stderr
         assert "and 290 more" in done.stderr
 
+    @EMBEDDED
     def test_whoever_reads_no_more_ends_it_quietly(
         self, environment: dict[str, str], streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
@@ -586,6 +594,7 @@ def test_run_killed_at_random_moments_gives_the_input_back(
     assert not (tmp_path / ".streamq").exists()
 
 
+@EMBEDDED
 def test_no_part_is_blamed_for_the_death_of_the_whole_run(
     begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:

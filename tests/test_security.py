@@ -21,10 +21,19 @@ from streamq import (
     scripts,
 )
 from streamq.connection import Connection
+from streamq.keys import QueueKeys
 from streamq.server import LocalServer
 from streamq.target import Target
 from tests.fleet import APPS, Fleet
-from tests.secure import MISSING, SecureServer, as_role, url_of
+from tests.secure import (
+    MISSING,
+    SecureCluster,
+    Secured,
+    SecureSentinel,
+    SecureServer,
+    as_role,
+    as_user,
+)
 from tests.test_cli import environment, run
 from tests.waiting import wait_until
 
@@ -96,31 +105,31 @@ def secure() -> Iterator[SecureServer]:
 class TestTls:
     def test_server_is_used_by_whom_it_is_vouched_for(self, secure: SecureServer) -> None:
         for scheme in ("rediss", "valkeys"):
-            url = url_of(secure.folder, "reader", secure.port).replace("rediss", scheme)
+            url = as_user(secure.url, "reader").replace("rediss", scheme)
             with Client(url) as client:
                 assert client.list() == []
 
     def test_server_that_nobody_vouches_for_is_refused(self, secure: SecureServer) -> None:
-        url = url_of(secure.folder, "reader", secure.port).partition("?")[0]
+        url = as_user(secure.url, "reader").partition("?")[0]
 
         with pytest.raises(ServerUnreachable, match="certificate verify failed"):
             Client(url)
 
     def test_name_that_the_certificate_does_not_have_is_refused(self, secure: SecureServer) -> None:
-        url = url_of(secure.folder, "reader", secure.port).replace("127.0.0.1", "localhost")
+        url = as_user(secure.url, "reader").replace("127.0.0.1", "localhost")
 
         with pytest.raises(ServerUnreachable, match="certificate"):
             Client(url)
 
     def test_plain_text_gets_nowhere(self, secure: SecureServer) -> None:
-        url = url_of(secure.folder, "reader", secure.port).replace("rediss://", "redis://")
+        url = as_user(secure.url, "reader").replace("rediss://", "redis://")
 
         with pytest.raises(ServerError):
             Client(url.partition("?")[0])
 
     def test_certificate_of_ones_own(self) -> None:
         server = SecureServer(is_asking=True)
-        url = url_of(server.folder, "reader", server.port)
+        url = as_user(server.url, "reader")
         own = f"ssl_certfile={server.folder}/client.crt&ssl_keyfile={server.folder}/client.key"
 
         with pytest.raises(ServerUnreachable):
@@ -143,42 +152,52 @@ class TestTls:
 
 @SECURE
 class TestRoles:
+    @pytest.mark.parametrize("kind", [SecureServer, SecureCluster, SecureSentinel])
     def test_whole_job_with_each_command_as_its_own_user(
         self,
-        secure: SecureServer,
+        kind: type[Secured],
         queue: str,
         tmp_path: Path,
         request: pytest.FixtureRequest,
     ) -> None:
+        server: Any = kind()
+        request.addfinalizer(server.stop)
         source, output = tmp_path / "in.txt", tmp_path / "out.txt"
         source.write_text("".join(f"line {n}\n" for n in range(2_000)))
-        fleet = Fleet(secure.url, queue, tmp_path)
+        fleet = Fleet(server.url, queue, tmp_path)
         request.addfinalizer(fleet.end)
         pool = fleet.ready("-p", "2")
 
         def streamq(*words: str) -> str:
-            url = as_role(secure.url, words[0])
+            url = as_role(server.url, words[0])
             ran = run(*words, STREAMQ_URL=url, STREAMQ_QUEUE=queue)
             assert ran.returncode == 0, ran.stderr
             return ran.stdout.strip()
 
-        request_id = streamq("load", str(source), "--handler", "shout", "--lines", "50")
-        streamq("results", request_id, "-o", str(output), "--follow")
-        streamq("wait", request_id)
+        def job() -> None:
+            request_id = streamq("load", str(source), "--handler", "shout", "--lines", "50")
+            streamq("results", request_id, "-o", str(output), "--follow")
+            streamq("wait", request_id)
+            assert output.read_text() == source.read_text().upper()
+            output.unlink()
+
+        job()
         streamq("ls", "--all")
         streamq("janitor", "--once", "--queue", queue)
         waiting = streamq("load", str(source), "--handler", "unheard_of")
         streamq("set", waiting, "--level", "7")
         streamq("cancel", waiting)
         streamq("run", str(source), "--map", f"{APPS}/tasks.py:shout", "-o", str(tmp_path / "two"))
+        if kind is SecureSentinel:
+            server.kill(server.primary)
+            job()
 
-        assert output.read_text() == source.read_text().upper()
         assert (tmp_path / "two").read_text() == source.read_text().upper()
         assert "let us" not in fleet.errors(pool)
 
     @pytest.mark.parametrize("user", acl.ROLES)
     def test_what_a_role_must_not_do(self, secure: SecureServer, user: str) -> None:
-        connection = Connection(url_of(secure.folder, user, secure.port)).redis
+        connection = Connection(as_user(secure.url, user)).redis
         foreign = set(acl.ROLES["runner"].scripts) - set(acl.ROLES[user].scripts)
         calls = [("EVALSHA", scripts.digest(name), 0) for name in foreign]
 
@@ -187,8 +206,20 @@ class TestRoles:
                 connection.execute_command(*words)
         connection.close()
 
+    def test_janitor_may_put_aside_what_is_of_another_type(
+        self, secure: SecureServer, queue: str
+    ) -> None:
+        keys, admin = QueueKeys(queue), Connection(secure.url)
+        admin.redis.set(keys.open, "not ours")
+
+        ran = run("janitor", "--once", "--queue", queue, STREAMQ_URL=as_role(secure.url, "janitor"))
+
+        assert ran.returncode == 0, ran.stderr
+        assert admin.redis.get(f"{keys.aside}open") == b"not ours"
+        admin.close()
+
     def test_no_password_no_entry(self, secure: SecureServer) -> None:
-        url = url_of(secure.folder, "reader", secure.port)
+        url = as_user(secure.url, "reader")
         _, _, rest = url.partition("@")
 
         for login in ("", "reader:wrong@", "default:@"):

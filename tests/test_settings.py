@@ -39,6 +39,7 @@ def test_every_setting_has_a_variable_and_a_key(nowhere: Path) -> None:
         "insecure": True,
         "prefix": "p",
         "queue": "q",
+        "patience_ms": 1500,
         "lease_ms": 9000,
         "beat_ms": 3000,
         "audit_ms": 1000,

@@ -13,7 +13,7 @@ import pytest
 from streamq import Client, Request
 from streamq.model import State
 from streamq.server import LocalServer
-from tests.conftest import ANY_KIND, KINDS
+from tests.conftest import ANY_KIND, KINDS, ONE_KIND
 from tests.fleet import APPS, Fleet, most_at_once
 from tests.waiting import is_alive, wait_until
 
@@ -21,8 +21,6 @@ from tests.waiting import is_alive, wait_until
 TWO_KINDS = pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind != "redis"], indirect=True
 )
-#: Where the server's own figures are looked at.
-ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 
 
 @pytest.fixture

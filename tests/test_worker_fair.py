@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from streamq import Client, Request
+from tests.conftest import ONE_KIND
 from tests.fleet import Fleet, most_at_once
 from tests.waiting import wait_until
 
-ONE_KIND = pytest.mark.parametrize("kind", ["valkey"], indirect=True)
 #: STREAMQ_TEST_KILL_S=30 is a longer one, with 20,000 parts.
 KILL_S = float(os.environ.get("STREAMQ_TEST_KILL_S", "4"))
 

@@ -33,7 +33,8 @@ start() {
   dockerd --bridge none --default-address-pool base=10.213.0.0/16,size=24 --data-root "$dir/data" --exec-root "$dir/exec" --pidfile "$dir/pid" -H "$DOCKER_HOST" \
     >"$dir/dockerd.log" 2>&1 &
   engine=$!
-  trap 'kill $engine 2>/dev/null; wait $engine || true' EXIT
+  # It leaves a namespace mounted, which would keep the folder from being removed.
+  trap 'kill $engine 2>/dev/null; wait $engine || true; umount "$dir"/exec/netns/* 2>/dev/null || true' EXIT
   until docker info >/dev/null 2>&1; do
     kill -0 $engine 2>/dev/null || { tail -5 "$dir/dockerd.log" >&2; exit 1; }
     sleep 0.2
