@@ -87,6 +87,7 @@ class Trial:
         self._log = folder / f"{peer.name}{seed}.notes"
         self._errors = folder / f"{peer.name}{seed}.err"
         self._url = url
+        self._started: list[subprocess.Popen[bytes]] = []
         self._env = os.environ | {
             "PEERS_URL": url,
             "PEERS_NAME": peer.name,
@@ -103,8 +104,10 @@ class Trial:
         begun = time.monotonic()
         kills = self._kill_for_a_while()
         self._await_silence()
-        for worker in self._workers:
-            _kill(_tree(worker.pid))
+        for worker in self._started:
+            # Those below a worker that was killed may live on; they are of its group.
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
         notes = self._notes()
         took_s = max((note.time for note in notes), default=begun) - begun
@@ -125,7 +128,7 @@ class Trial:
     def _start(self) -> "subprocess.Popen[bytes]":
         program, *rest = self._peer.command.format(url=self._url).split()
         with self._errors.open("ab") as errors:
-            return subprocess.Popen(
+            worker = subprocess.Popen(
                 [str(self._bin / program), *rest],
                 env=self._env,
                 cwd=HERE,
@@ -133,6 +136,8 @@ class Trial:
                 stderr=errors,
                 start_new_session=True,
             )
+        self._started.append(worker)
+        return worker
 
     def _kill_for_a_while(self) -> int:
         kills = 0
