@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
@@ -154,9 +154,8 @@ class Connection:
         It fails over, or reads its data, or is away after it has answered once; somebody who
         never answered is not waited for. What is waited for is said, once for each wait.
         """
-        ask = self.redis.execute_command
 
-        def patiently(*words: Any, **options: Any) -> Any:
+        def patient(ask: Callable[..., Any], *words: Any, **options: Any) -> Any:
             begun = time.monotonic()
             is_said = False
             while True:
@@ -176,11 +175,13 @@ class Connection:
                     self._has_answered = True
                     return reply
 
-        self.redis.execute_command = patiently
+        of_driver, own = vars(self.redis), vars(self)
+        of_driver["execute_command"] = partial(patient, self.redis.execute_command)
+        own["call"] = partial(patient, self.call)
         try:
             yield
         finally:
-            del self.redis.execute_command
+            del of_driver["execute_command"], own["call"]
 
     def enter(self, *, is_insecure: bool = False) -> None:
         """Make sure that somebody answers, and not to everybody.

@@ -539,6 +539,7 @@ def test_stopped_it_goes_on(
     assert not (tmp_path / ".streamq").exists()
 
 
+@EMBEDDED
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_before_it_works_it_goes_on(
     streamq: Streamq,
