@@ -5,6 +5,10 @@
 A real pool, started by its command on an embedded server; requests of one part, one after
 another. Both ends read the same monotonic clock of the machine. A pool has started when it
 says that it is ready.
+
+Twice: the submitter leaves the server alone until the handler has begun, as one does that
+goes on with something else; or it asks at once for the end, and its questions stand in the
+way of the worker's.
 """
 
 import argparse
@@ -20,6 +24,7 @@ from streamq import App, Client
 from streamq.server import LocalServer
 
 STARTS = 5
+ALONE_S = 0.01
 
 app = App()
 
@@ -30,12 +35,14 @@ def first_line(_: bytes) -> int:
     return time.monotonic_ns()
 
 
-def measure(client: Client, times: int) -> list[float]:
+def measure(client: Client, times: int, *, asks_at_once: bool) -> list[float]:
     """Milliseconds of each try, sorted."""
     waits = []
     for _ in range(times):
         begun = time.monotonic_ns()
         request = client.submit([b"x" * 100], handler="first_line")
+        if not asks_at_once:
+            time.sleep(ALONE_S)
         request.wait(30)
         ((_, started),) = request.results()
         waits.append((started - begun) / 1e6)
@@ -77,14 +84,19 @@ def main() -> None:
             stop(pool)
         pool, _ = start(server.url, args.processes)
         try:
-            measure(client, 20)
-            waits = measure(client, args.times)
+            measure(client, 20, asks_at_once=True)
+            waits = {
+                asks_at_once: measure(client, args.times, asks_at_once=asks_at_once)
+                for asks_at_once in (False, True)
+            }
         finally:
             stop(pool)
-    p99 = waits[int(len(waits) * 0.99)]
-    print(f"load average {os.getloadavg()[0]:.2f}, {args.times} tries")
+    print(f"load average {os.getloadavg()[0]:.2f}, {args.times} tries of each kind")
     print(f"start to ready: median {statistics.median(starts):.2f} s of {STARTS}")
-    print(f"submit to handler: p50 {statistics.median(waits):.2f} ms, p99 {p99:.2f} ms")
+    for asks_at_once, found in waits.items():
+        p99 = found[int(len(found) * 0.99)]
+        how = ", which asks for the end at once" if asks_at_once else ""
+        print(f"submit{how} to handler: p50 {statistics.median(found):.2f} ms, p99 {p99:.2f} ms")
 
 
 if __name__ == "__main__":
