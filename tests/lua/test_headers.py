@@ -191,11 +191,10 @@ class Sent(Exception):
 def bindings() -> Protocol:
     """A protocol without a server: it raises what it would send."""
 
-    def execute_command(*sent: Any) -> None:
+    def call(*sent: Any) -> None:
         raise Sent(*sent)
 
-    redis = SimpleNamespace(execute_command=execute_command)
-    nowhere = SimpleNamespace(where="nowhere", redis=redis, blocking=lambda _: redis)
+    nowhere = SimpleNamespace(where="nowhere", call=call, call_once=call)
     return Protocol(cast(Connection, nowhere))
 
 
