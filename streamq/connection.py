@@ -4,6 +4,7 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 """
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -373,6 +374,8 @@ def _options(target: Target, **changes: Any) -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_S,
         "socket_timeout": REPLY_S,
         "protocol": 2,
+        # The driver's own limit would count lanes that are kept, and then let nobody else through.
+        "max_connections": 2**31,
         # Valkey knows no such notifications and would refuse the connection.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         **target.options,
@@ -390,6 +393,11 @@ class Lane:
         #: The answer to the first command that has none yet.
         self.receive = self._connection.read_response
         self.used_at = time.monotonic()
+
+    def is_strange(self) -> bool:
+        """Whether another process made it, or sentinels name another primary by now."""
+        connection = self._connection
+        return connection.pid != os.getpid() or not self._pool.owns_connection(connection)
 
     def is_over(self) -> bool:
         """Whether the server has left it, with nothing on its way."""
@@ -463,7 +471,8 @@ class Lanes:
             lane = self._free.pop()
         except IndexError:
             return Lane(self._pool)
-        if time.monotonic() - lane.used_at < FRESH_S or not lane.is_over():
+        is_fresh = time.monotonic() - lane.used_at < FRESH_S
+        if not lane.is_strange() and (is_fresh or not lane.is_over()):
             return lane
         lane.close()
         return Lane(self._pool)
