@@ -329,23 +329,15 @@ class TestLanes:
             assert connection.call("ECHO", "c") == b"c"
 
     @pytest.mark.parametrize("method", ["call", "call_once"])
-    def test_server_that_was_left_for_a_while(
-        self, server: LocalServer, admin: Any, method: str, monkeypatch: pytest.MonkeyPatch
+    def test_connection_that_the_server_has_closed_is_not_used(
+        self, server: LocalServer, admin: Any, method: str
     ) -> None:
-        monkeypatch.setattr("streamq.connection.FRESH_S", 0.0)
         with connected(server.url) as connection:
             call = getattr(connection, method)
             call("ECHO", "a")
             admin.client_kill_filter(_type="normal", skipme=True)
 
             assert call("ECHO", "b") == b"b"
-
-    def test_call_that_may_be_repeated_is(self, server: LocalServer, admin: Any) -> None:
-        with connected(server.url) as connection:
-            connection.call("ECHO", "a")
-            admin.client_kill_filter(_type="normal", skipme=True)
-
-            assert connection.call("ECHO", "b") == b"b"
 
     def test_threads_have_lanes_of_their_own(self, server: LocalServer) -> None:
         found = []
