@@ -23,6 +23,8 @@
 
 -- Tokens that one look reads, on average.
 local READ_AT_MOST = 4096
+-- A little longer than processes that saw a request end drop its tokens (LEFT_OVER_S).
+local LEFT_OVER_MS = 250
 
 local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local request_id, count, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -45,7 +47,10 @@ if register ~= "no" then
     redis.call("ZADD", open, "NX", now, request_id)
   end
   redis.call("ZREM", closed, request_id)
-  redis.call("ZADD", due, "NX", now, request_id)
+  if redis.call("ZADD", due, "NX", now, request_id) == 0 and register == "again" then
+    -- Its tokens may be taken for those that are left over from before: look just after that.
+    redis.call("ZADD", due, "LT", now + LEFT_OVER_MS, request_id)
+  end
 end
 if look_ms > 0 then
   redis.call("ZADD", due, "LT", look_ms, request_id)

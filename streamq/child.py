@@ -49,7 +49,7 @@ ASYNC_CALLERS = 8
 WATCH_S = 0.1
 IDLE_EVERY_S = 1.0
 #: A token that comes so soon after the end of its request is left over. Should it be one of a
-#: redrive already, the janitor's next look replaces it.
+#: redrive already, a look just after that (``mint.lua``) replaces it.
 LEFT_OVER_S = 0.2
 _ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 _KNOWN_REQUESTS = 1_000

@@ -4,6 +4,7 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 """
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -40,8 +41,6 @@ REPLY_S = 10.0
 CONNECT_S = 5.0
 #: How often an ordinary call is sent again. All of them are scripts that bear repetition.
 RETRIES = 3
-#: A lane that was used so lately is not looked at before it is used again.
-FRESH_S = 1.0
 _GONE = (driver.ConnectionError, driver.TimeoutError, OSError)
 #: How often a server that is not ready is asked again, and when to say that it is waited for.
 _ASK_AGAIN_S = 0.2
@@ -373,6 +372,8 @@ def _options(target: Target, **changes: Any) -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_S,
         "socket_timeout": REPLY_S,
         "protocol": 2,
+        # The driver's own limit would count lanes that are kept, and then let nobody else through.
+        "max_connections": 2**31,
         # Valkey knows no such notifications and would refuse the connection.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         **target.options,
@@ -389,7 +390,11 @@ class Lane:
         self.pack = self._connection.pack_command
         #: The answer to the first command that has none yet.
         self.receive = self._connection.read_response
-        self.used_at = time.monotonic()
+
+    def is_strange(self) -> bool:
+        """Whether another process made it, or sentinels name another primary by now."""
+        connection = self._connection
+        return connection.pid != os.getpid() or not self._pool.owns_connection(connection)
 
     def is_over(self) -> bool:
         """Whether the server has left it, with nothing on its way."""
@@ -432,12 +437,12 @@ class Lanes:
             self._send(lane, packed)
             answer = lane.receive()
         except driver.ResponseError:
-            self._give(lane)
+            self._free.append(lane)
             raise
         except BaseException:
             lane.close()
             raise
-        self._give(lane)
+        self._free.append(lane)
         return answer
 
     def call_all(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
@@ -450,7 +455,7 @@ class Lanes:
         except BaseException:
             lane.close()
             raise
-        self._give(lane)
+        self._free.append(lane)
         return answers
 
     def close(self) -> None:
@@ -463,14 +468,10 @@ class Lanes:
             lane = self._free.pop()
         except IndexError:
             return Lane(self._pool)
-        if time.monotonic() - lane.used_at < FRESH_S or not lane.is_over():
+        if not lane.is_strange() and not lane.is_over():
             return lane
         lane.close()
         return Lane(self._pool)
-
-    def _give(self, lane: Lane) -> None:
-        lane.used_at = time.monotonic()
-        self._free.append(lane)
 
     @staticmethod
     def _send(lane: Lane, packed: Sequence[bytes]) -> None:

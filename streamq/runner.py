@@ -70,9 +70,11 @@ class Runner:
         self._max_result = max_result
         self._decode = records.decoder_for(handler, spec)
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
-        #: The handler is called with the part as a whole, and with nothing else.
-        self._is_whole = not (handler.is_map or handler.context_name or spec.by_reference)
         self._has_blanks = spec.format == "jsonl"
+        #: The handler is called with the part as a whole, whatever is in it, and with nothing else.
+        self._is_whole = not (
+            handler.is_map or handler.context_name or spec.by_reference or self._has_blanks
+        )
         given = spec.retries if spec.retries is not None else handler.retries
         self._retries = RETRIES if given is None else given
         self._silent_until = 0.0

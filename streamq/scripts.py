@@ -14,14 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import (
-    ConnectionError,
-    NoScriptError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from streamq.connection import Connection, Lane, translated
 from streamq.errors import BY_CODE, Damaged, StreamqError
@@ -92,7 +85,7 @@ class Scripts:
             replies = self._connection.call_all(
                 [("EVALSHA", digest(name), *_words(name, keys, args)) for name, keys, args in calls]
             )
-        except (ConnectionError, TimeoutError, OSError):
+        except (RedisError, OSError):
             return self._run_each(calls)
         for index, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):

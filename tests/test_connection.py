@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 import socket
+import socketserver
 import tempfile
 import threading
 import time
@@ -328,23 +329,15 @@ class TestLanes:
             assert connection.call("ECHO", "c") == b"c"
 
     @pytest.mark.parametrize("method", ["call", "call_once"])
-    def test_server_that_was_left_for_a_while(
-        self, server: LocalServer, admin: Any, method: str, monkeypatch: pytest.MonkeyPatch
+    def test_connection_that_the_server_has_closed_is_not_used(
+        self, server: LocalServer, admin: Any, method: str
     ) -> None:
-        monkeypatch.setattr("streamq.connection.FRESH_S", 0.0)
         with connected(server.url) as connection:
             call = getattr(connection, method)
             call("ECHO", "a")
             admin.client_kill_filter(_type="normal", skipme=True)
 
             assert call("ECHO", "b") == b"b"
-
-    def test_call_that_may_be_repeated_is(self, server: LocalServer, admin: Any) -> None:
-        with connected(server.url) as connection:
-            connection.call("ECHO", "a")
-            admin.client_kill_filter(_type="normal", skipme=True)
-
-            assert connection.call("ECHO", "b") == b"b"
 
     def test_threads_have_lanes_of_their_own(self, server: LocalServer) -> None:
         found = []
@@ -362,6 +355,66 @@ class TestLanes:
 
         assert len(found) == 800
         assert all(word.encode() == answer for word, answer in found)
+
+    def test_lanes_that_are_kept_shut_nobody_out(self, server: LocalServer, admin: Any) -> None:
+        with connected(server.url) as connection:
+            admin.client_pause(500)
+            threads = [threading.Thread(target=connection.call, args=("PING",)) for _ in range(120)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+            assert connection.redis.ping()
+
+    def test_copy_of_the_process_has_lanes_of_its_own(self, server: LocalServer) -> None:
+        with connected(server.url) as connection:
+            connection.call("ECHO", "a")
+            mine = connection.call("CLIENT ID")
+            reader, writer = os.pipe()
+            if (pid := os.fork()) == 0:
+                os.write(writer, str(connection.call("CLIENT ID")).encode())
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+            assert int(os.read(reader, 20)) != mine
+            assert connection.call("CLIENT ID") == mine
+            os.close(reader)
+            os.close(writer)
+
+    def test_lane_to_a_former_primary_is_left(self, server: LocalServer) -> None:
+        with LocalServer.start(port=0) as other, sentinel_for(server, "main") as address:
+            host, port = other.url.rpartition("/")[2].split(":")
+            with (
+                connected(f"redis+sentinel://{address}/main") as connection,
+                connected(f"redis://{address}") as sentinel,
+            ):
+                before = connection.call("CONFIG GET", "port")
+                sentinel.redis.execute_command("SENTINEL REMOVE", "main")
+                sentinel.redis.execute_command("SENTINEL MONITOR", "main", host, port, 1)
+                connection.redis.ping()
+
+                assert connection.call("CONFIG GET", "port") == [b"port", port.encode()] != before
+
+    def test_nonsense_in_place_of_several_answers(self) -> None:
+        with nonsense() as url, Client(url) as client, pytest.raises(ServerUnreachable):
+            client.submit([1], handler="h")
+
+
+@contextmanager
+def nonsense() -> Generator[str]:
+    """Where a PING is answered, and all else with what is no answer."""
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while heard := self.request.recv(65_536):
+                self.request.sendall(b"+OK\r\n" if b"EVALSHA" not in heard else b"?\r\n")
+
+    with socketserver.ThreadingTCPServer((LOOPBACK, 0), Answer) as speaker:
+        speaker.daemon_threads = True
+        threading.Thread(target=speaker.serve_forever).start()
+        yield f"redis://{LOOPBACK}:{speaker.server_address[1]}"
+        speaker.shutdown()
 
 
 @contextmanager

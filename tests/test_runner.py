@@ -66,6 +66,26 @@ def test_after_the_last_attempt_good_results_are_kept() -> None:
     assert [(failure.record, failure.attempts) for failure in last.failures] == [(2, 3)]
 
 
+@pytest.mark.parametrize("wants_context", [False, True])
+def test_nobody_is_called_with_a_part_of_blank_lines(wants_context: bool) -> None:
+    calls: list[Any] = []
+
+    def alone(rows: list[Any]) -> int:
+        calls.append(rows)
+        return rows[0]  # type: ignore[no-any-return]
+
+    def informed(rows: list[Any], context: Context) -> int:
+        return alone(rows)
+
+    handler = describe(informed if wants_context else alone, is_map=False)
+    runner = Runner(handler, Spec(format="jsonl"))
+
+    outcome = runner.run(Part(1, b"\n \n", b"2 0 1"), Context("r", 1, 1))
+
+    assert isinstance(outcome, Done)
+    assert (values(outcome), calls) == ([None], [])
+
+
 def test_what_was_abandoned_does_not_run_again_with_the_others() -> None:
     story = Story(a=[Abandon("never")], b=[ValueError("no")])
 

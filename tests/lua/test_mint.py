@@ -2,6 +2,7 @@
 
 import pytest
 
+from streamq.child import LEFT_OVER_S
 from streamq.keys import QueueKeys
 from streamq.model import Tokens
 from tests.driver import Driver
@@ -136,6 +137,16 @@ class TestRegister:
         driver.protocol.mint(driver.queue, driver.id, Tokens(), register="again")
 
         assert driver.redis.zscore(queue_keys.open, driver.id) > 10**12
+
+    def test_redriven_request_is_looked_at_when_its_tokens_are_dropped_no_more(
+        self, driver: Driver, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.zadd(queue_keys.due, {driver.id: 10**14})
+
+        driver.protocol.mint(driver.queue, driver.id, Tokens(), register="again")
+
+        due = driver.redis.zscore(queue_keys.due, driver.id)
+        assert LEFT_OVER_S * 1e3 < due - driver.redis.zscore(queue_keys.open, driver.id) < 1_000
 
     @pytest.mark.parametrize("register", ["yes", "again"])
     def test_request_is_closed_no_more(
