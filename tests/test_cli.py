@@ -453,14 +453,14 @@ def test_status_of_the_queue(streamq: Streamq, submitted: Driver, protocol: Prot
 def test_ls_shows_what_is_open_newest_first(
     streamq: Streamq, client: Client, failed: Driver
 ) -> None:
-    for name in ("old", "new"):
+    for name in ("1-old", "2-new"):  # by name where both are of the same millisecond
         client.submit([b"1"], handler=HANDLER, id=f"{failed.id}-{name}", queue=failed.queue)
 
     ran = streamq("ls")
 
     headers = "ID HANDLER STATE LEVEL LIMIT PARTS RECORDS FAILED RATE ETA AGE"
     assert ran.stdout.splitlines()[0].split() == headers.split()
-    assert [row[0] for row in rows(ran.stdout)] == [f"{failed.id}-new", f"{failed.id}-old"]
+    assert [row[0] for row in rows(ran.stdout)] == [f"{failed.id}-2-new", f"{failed.id}-1-old"]
     assert rows(ran.stdout)[0][1:10] == [HANDLER, "open", "50", "8", "0/1", "1", "0", "-", "-"]
     assert ran.stderr == ""
 
