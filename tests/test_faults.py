@@ -1,5 +1,6 @@
 """The fault suite's own instruments: what a door counts, and how the page is written."""
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -7,6 +8,7 @@ import msgspec
 from streamq import Connection, Protocol
 from streamq.server import LocalServer
 from tests.driver import Driver
+from tests.faults.gauges import Gauges, Rule
 from tests.faults.program import report
 from tests.faults.proxy import Proxy
 from tests.faults.verdict import Figures
@@ -59,3 +61,18 @@ def test_page_of_a_run_cut_short_has_what_there_is(tmp_path: Path) -> None:
     assert "old" not in text.split("more words")[0].splitlines()
     assert text.startswith("words\n")
     assert text.endswith(PAGE[PAGE.index("more words") :])
+
+
+def test_quarter_without_a_sample_tells_nothing_of_growth() -> None:
+    gauges = Gauges()
+    for at, value in ((0.0, 40.0), (6.0, 42.0), (9.0, 43.0)):
+        gauges.began = time.monotonic() - at
+        gauges.note("seldom", value, Rule(0.1, 4.0, "MiB"))
+    gauges.note("grows", 60.0, Rule(0.1, 4.0, "MiB"))
+    gauges.began = time.monotonic()
+    gauges.note("grows", 40.0, Rule(0.1, 4.0, "MiB"))
+
+    seldom, grows = gauges.rows(10.0)
+
+    assert seldom.medians == [40.0, 40.0, 42.0, 43.0]
+    assert (seldom.is_flat, grows.is_flat) == (True, False)

@@ -124,7 +124,12 @@ class Gauges:
         quarters: list[list[float]] = [[], [], [], []]
         for at, value in self._samples[name]:
             quarters[min(3, int(4 * at / seconds))].append(value)
-        medians = [statistics.median(quarter) if quarter else 0.0 for quarter in quarters]
+        medians: list[float] = []
+        # A quarter without a sample is like the one before, or like the first that has one.
+        before = next(quarter for quarter in quarters if quarter)
+        for quarter in quarters:
+            before = quarter or before
+            medians.append(statistics.median(before))
         most = max(value for _, value in self._samples[name])
         return Row(name, self._rules[name], medians, most, sum(map(len, quarters)))
 
