@@ -72,7 +72,8 @@ class Fleet:
         if not self.log.exists():
             return []
         found = []
-        for line in self.log.read_text().splitlines():
+        whole, _, _ = self.log.read_text().rpartition("\n")  # the last line may be half written
+        for line in whole.splitlines():
             kind, moment, pid, request_id, part = line.split()
             if word in ("", kind) and request in ("", request_id):
                 found.append(Note(kind, float(moment), int(pid), request_id, int(part)))
