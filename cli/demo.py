@@ -60,7 +60,7 @@ def demo(
 
 
 def _plan(source: Path, output: Path) -> Plan:
-    spec = Spec(format="lines", files=[str(source)])
+    spec = Spec(format="lines", files=(str(source),))
     return Plan(
         id="demo",
         target=TARGET,

@@ -90,7 +90,7 @@ class Wishes(msgspec.Struct, kw_only=True):
         if self.by_reference:
             names = [_absolute(name) for name in names]
         spec = msgspec.structs.replace(
-            self._spec(), format=form, files=names, by_reference=self.by_reference
+            self._spec(), format=form, files=tuple(names), by_reference=self.by_reference
         )
         if form == "csv":
             spec = self._csv(spec)
@@ -114,7 +114,7 @@ class Wishes(msgspec.Struct, kw_only=True):
             raise InvalidValue("--delimiter, --quote and --escape are the same character")
         spec = msgspec.structs.replace(spec, **given)
         if self.header:
-            return msgspec.structs.replace(spec, names=_names(self.header, spec))
+            return msgspec.structs.replace(spec, names=tuple(_names(self.header, spec)))
         if self.has_no_header:
             return spec
         return msgspec.structs.replace(spec, header=_header_of(name, spec))

@@ -36,6 +36,7 @@ _FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "suns
 _ASIDE = ("type", "rename")
 _JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect")
 _LOADER = (
+    "submit",
     "open",
     "append",
     "seal",

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -111,28 +112,15 @@ class Client:
             RequestEnded: it was cancelled, or failed, before all was submitted.
             ServerError: not now. ServerBehind: it is submitted, but not on so many replicas.
         """
-        tolerated, percent = units.tolerance(max_failures)
         if start_at is not None:
             if delay is not None:
                 raise InvalidValue("give either delay or start_at")
             delay = max(0.0, units.moment_s(start_at, "start_at") - time.time())
-        policy = Policy(
-            handler=units.name(handler, "handler"),
-            queue=units.name(queue, "queue"),
-            level=units.whole(level, "level", 0, LAST_LEVEL),
-            limit=units.whole(limit, "limit", 1),
-            poison=units.whole(poison, "poison", 1),
-            max_failures=tolerated,
-            max_percent=percent,
-            keep_ms=units.duration_ms(keep, "keep"),
-            rate_ms=0.0 if rate is None else units.rate_ms(rate),
-            delay_ms=0 if delay is None else units.duration_ms(delay, "delay"),
-            spec=Spec(
-                retries=None if retries is None else units.whole(retries, "retries", 0),
-                backoff_ms=units.duration_ms(backoff, "backoff"),
-                timeout_ms=0 if timeout is None else units.duration_ms(timeout, "timeout"),
-            ),
-        )
+        options = (handler, queue, level, limit, rate, delay, retries, backoff, timeout)
+        try:
+            policy = _policy(*options, max_failures, keep, poison)
+        except TypeError:  # one that cannot be remembered is none that can be
+            policy = _policy.__wrapped__(*options, max_failures, keep, poison)
         units.whole(durable, "durable", 0)
         if isinstance(payloads, str | bytes) or not isinstance(payloads, Iterable):
             raise InvalidValue(f"payloads are one {type(payloads).__name__}; give a list of them")
@@ -176,6 +164,42 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@lru_cache(64, typed=True)  # most requests of a program have the same options
+def _policy(  # noqa: PLR0913  the options of a request are many and flat
+    handler: str,
+    queue: str,
+    level: int,
+    limit: int,
+    rate: str | None,
+    delay: str | float | None,
+    retries: int | None,
+    backoff: str | float,
+    timeout: str | float | None,
+    max_failures: str | int | None,
+    keep: str | float,
+    poison: int,
+) -> Policy:
+    """Options as people give them, checked and in the protocol's units."""
+    tolerated, percent = units.tolerance(max_failures)
+    return Policy(
+        handler=units.name(handler, "handler"),
+        queue=units.name(queue, "queue"),
+        level=units.whole(level, "level", 0, LAST_LEVEL),
+        limit=units.whole(limit, "limit", 1),
+        poison=units.whole(poison, "poison", 1),
+        max_failures=tolerated,
+        max_percent=percent,
+        keep_ms=units.duration_ms(keep, "keep"),
+        rate_ms=0.0 if rate is None else units.rate_ms(rate),
+        delay_ms=0 if delay is None else units.duration_ms(delay, "delay"),
+        spec=Spec(
+            retries=None if retries is None else units.whole(retries, "retries", 0),
+            backoff_ms=units.duration_ms(backoff, "backoff"),
+            timeout_ms=0 if timeout is None else units.duration_ms(timeout, "timeout"),
+        ),
+    )
 
 
 class Request:

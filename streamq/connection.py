@@ -6,7 +6,6 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
@@ -33,6 +32,7 @@ from streamq.errors import (
     ServerUnsafe,
     StreamqError,
 )
+from streamq.lanes import GONE, Lane, Lanes
 from streamq.server import LocalServer
 from streamq.target import Target, mask
 
@@ -41,7 +41,6 @@ REPLY_S = 10.0
 CONNECT_S = 5.0
 #: How often an ordinary call is sent again. All of them are scripts that bear repetition.
 RETRIES = 3
-_GONE = (driver.ConnectionError, driver.TimeoutError, OSError)
 #: How often a server that is not ready is asked again, and when to say that it is waited for.
 _ASK_AGAIN_S = 0.2
 _SAY_AFTER_S = 1.0
@@ -249,7 +248,7 @@ class Connection:
     def call(self, *words: Any) -> Any:
         """Make a call that may be repeated, and repeat it if no answer comes."""
         if not self.is_cluster:
-            with suppress(*_GONE):
+            with suppress(*GONE):
                 return self._lanes_for(None).call(words)
         return self.redis.execute_command(*words)
 
@@ -269,7 +268,7 @@ class Connection:
             return self.blocking(block_s).execute_command("BRPOP", *lists, block_s)
         return self._lanes_for(block_s).call(("BRPOP", *lists, block_s), is_kept=True)
 
-    def _lanes_for(self, block_s: float | None) -> "Lanes":
+    def _lanes_for(self, block_s: float | None) -> Lanes:
         """Lanes for calls that block so long, or not at all."""
         seconds = -1 if block_s is None else math.ceil(block_s)
         lanes = self._lanes.get(seconds)
@@ -292,7 +291,7 @@ class Connection:
                 pipe.wait(wanted, round(wait_s * 1e3))
                 return int(pipe.execute()[-1])
 
-    def lane(self, key: str) -> "Lane":
+    def lane(self, key: str) -> Lane:
         """A way of its own to where the key is; the caller closes it."""
         with translated(self.where):
             node = self.redis
@@ -379,114 +378,6 @@ def _options(target: Target, **changes: Any) -> dict[str, Any]:
         **target.options,
         **changes,
     }
-
-
-class Lane:
-    """One connection, on which a command may be sent before the last one is answered."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        self._connection = pool.get_connection()
-        self.pack = self._connection.pack_command
-        #: The answer to the first command that has none yet.
-        self.receive = self._connection.read_response
-
-    def is_strange(self) -> bool:
-        """Whether another process made it, or sentinels name another primary by now."""
-        connection = self._connection
-        return connection.pid != os.getpid() or not self._pool.owns_connection(connection)
-
-    def is_over(self) -> bool:
-        """Whether the server has left it, with nothing on its way."""
-        try:
-            return bool(self._connection.can_read(0))
-        except _GONE:
-            return True
-
-    def send(self, *words: Any) -> None:
-        """Send a command."""
-        self.send_packed(self.pack(*words))
-
-    def send_packed(self, packed: Sequence[bytes]) -> None:
-        """Send what ``pack`` made."""
-        self._connection.send_packed_command(packed, check_health=False)
-
-    def close(self) -> None:
-        """Drop the connection: answers may be on their way that nobody wants."""
-        self._connection.disconnect()
-        self._pool.release(self._connection)
-
-
-class Lanes:
-    """Lanes to one server, each for one call at a time and then for another."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        self._free: deque[Lane] = deque()
-        self._packed: dict[tuple[Any, ...], Sequence[bytes]] = {}
-
-    def call(self, words: tuple[Any, ...], *, is_kept: bool = False) -> Any:
-        """The answer to a command. ``is_kept``: it is made again and again, word by word."""
-        lane = self._take()
-        try:
-            packed = self._packed.get(words) if is_kept else None
-            if packed is None:
-                packed = lane.pack(*words)
-                if is_kept:
-                    self._packed[words] = packed
-            self._send(lane, packed)
-            answer = lane.receive()
-        except driver.ResponseError:
-            self._free.append(lane)
-            raise
-        except BaseException:
-            lane.close()
-            raise
-        self._free.append(lane)
-        return answer
-
-    def call_all(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """The answers to commands that are sent at once."""
-        lane = self._take()
-        try:
-            packed = b"".join(piece for words in calls for piece in lane.pack(*words))
-            self._send(lane, [packed])
-            answers = [self._answer(lane) for _ in calls]
-        except BaseException:
-            lane.close()
-            raise
-        self._free.append(lane)
-        return answers
-
-    def close(self) -> None:
-        """Close those that are free."""
-        while self._free:
-            self._free.pop().close()
-
-    def _take(self) -> Lane:
-        try:
-            lane = self._free.pop()
-        except IndexError:
-            return Lane(self._pool)
-        if not lane.is_strange() and not lane.is_over():
-            return lane
-        lane.close()
-        return Lane(self._pool)
-
-    @staticmethod
-    def _send(lane: Lane, packed: Sequence[bytes]) -> None:
-        try:
-            lane.send_packed(packed)
-        except driver.ConnectionError:
-            # The server has left, and not heard it all: so it can be said again to one who is back.
-            lane.send_packed(packed)
-
-    @staticmethod
-    def _answer(lane: Lane) -> Any:
-        try:
-            return lane.receive()
-        except driver.ResponseError as refusal:
-            return refusal
 
 
 class _Cluster(RedisCluster):

@@ -64,12 +64,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: Of a CSV: its first row if that is a header, the names given instead of one, and what it
     #: is written with; "" for no quotes, no escapes.
     header: str = ""
-    names: list[str] = []
+    names: tuple[str, ...] = ()
     delimiter: str = ","
     quote: str = '"'
     escape: str = ""
     #: Names of the files that parts came from, for those who read failures.
-    files: list[str] = []
+    files: tuple[str, ...] = ()
     #: Parts do not hold their bytes but say where in these files they are.
     by_reference: bool = False
 

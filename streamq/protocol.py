@@ -90,7 +90,11 @@ class Protocol:
             RequestExists: the id is taken by another submission.
         """
         is_new, state, total, cursor = self._run(
-            "open", self.keys(request_id), **_open_args(digest, policy, source)
+            "open",
+            self.keys(request_id),
+            digest=digest,
+            delay_ms=policy.delay_ms,
+            fields=_fields(policy, source),
         )
         return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
 
@@ -121,27 +125,32 @@ class Protocol:
     @_typed
     def submit(
         self, request_id: str, digest: str, policy: Policy, cursor: str, entries: Sequence[bytes]
-    ) -> list[Tokens]:
-        """Register, open, append, seal and wake a worker at once. Returns tokens to push."""
-        keys = self.keys(request_id)
-        parts = len(entries) // 2
-        register = _mint_args(request_id, Tokens(), "push", "again")
-        append = {"first": 1, "cursor": cursor, "records": parts, "entries": entries}
-        # One token is asked for surely, unless the request is to wait: it need not come back first.
-        first = Tokens(0 if policy.delay_ms else 1, policy.level)
-        wake = _mint_args(request_id, first, "push", "no")
-        _, _, appended, sealed, _ = self._run_all(
+    ) -> Tokens:
+        """Register a request, create it with all its parts, and wake a worker, at once.
+
+        Returns the tokens that were pushed.
+        """
+        args = {
+            "digest": digest,
+            "cursor": cursor,
+            "delay_ms": policy.delay_ms,
+            "total": len(entries) // 2,
+            "rest": [*_fields(policy), *entries],
+        }
+        register = _mint_args(request_id, Tokens(), "push", "yes")
+        # What the script will ask for is known, so it need not come back first.
+        tokens = Tokens(0 if policy.delay_ms else 1, policy.level)
+        push = _mint_args(request_id, tokens, "push", "no")
+        _, (_, look_ms), _ = self._run_all(
             [
                 ("mint", self._queue_keys(policy.queue, 0), register),
-                ("open", keys, _open_args(digest, policy, b"")),
-                ("append", keys, append),
-                ("seal", keys, {"total": parts, "cursor": cursor}),
-                ("mint", self._queue_keys(policy.queue, policy.level), wake),
+                ("submit", self.keys(request_id), args),
+                ("mint", self._queue_keys(policy.queue, policy.level), push),
             ]
         )
-        count, level, look_ms = appended[2:]
-        rest = Tokens(max(0, count - first.count), level, look_ms)
-        return [rest, _state_and_tokens(sealed)[1]]
+        if look_ms:
+            self.push(policy.queue, request_id, Tokens(0, policy.level, look_ms))
+        return tokens
 
     @_typed
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
@@ -623,7 +632,9 @@ class Appending:
         self._ahead.close()
 
 
-def _open_args(digest: str, policy: Policy, source: bytes) -> dict[str, Any]:
+@lru_cache(64)
+def _fields(policy: Policy, source: bytes = b"") -> tuple[Any, ...]:
+    """A policy as fields and values in turn."""
     fields = {
         "handler": policy.handler,
         "queue": policy.queue,
@@ -638,11 +649,7 @@ def _open_args(digest: str, policy: Policy, source: bytes) -> dict[str, Any]:
         "spec": msgspec.json.encode(policy.spec),
         "source": source,
     }
-    return {
-        "digest": digest,
-        "delay_ms": policy.delay_ms,
-        "fields": [value for pair in fields.items() for value in pair],
-    }
+    return tuple(value for pair in fields.items() for value in pair)
 
 
 def _mint_args(request_id: str, tokens: Tokens, mode: str, register: str) -> dict[str, Any]:

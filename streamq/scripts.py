@@ -14,11 +14,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from hiredis import pack_command
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
-from streamq.connection import Connection, Lane, translated
+from streamq.connection import Connection, translated
 from streamq.errors import BY_CODE, Damaged, StreamqError
 from streamq.keys import QueueKeys, RequestKeys
+from streamq.lanes import Lane
 
 #: A script's name, its keys, its arguments by name.
 Call = tuple[str, RequestKeys | QueueKeys, dict[str, Any]]
@@ -141,7 +143,7 @@ class Ahead:
         words = _words(name, keys, args)
         try:
             self._lane = self._lane or self._connection.lane(keys.meta)
-            self._lane.send("EVALSHA", digest(name), *words)
+            self._lane.send(pack_command(("EVALSHA", digest(name), *words)))
         except _BROKEN:
             self.close()
         lane = self._lane

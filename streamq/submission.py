@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Self
 
@@ -55,9 +56,7 @@ class Submission:
         self._max_part = max_part
         self._parts = 0
         self._has_bad_payloads = False
-        # A delay is counted from the first submission, so it is no part of what is the same.
-        lasting = msgspec.structs.replace(policy, delay_ms=0)
-        self._digest = hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
+        self._digest = _digest(policy)
         #: Of all payloads so far and of their sizes, whatever the chunks were: they tell one
         #: submission from another.
         self._content, self._frames = (
@@ -105,12 +104,10 @@ class Submission:
     def _submit_at_once(self, parts: list[bytes]) -> None:
         """All of it, and nobody else knows the id: what one call can carry."""
         self._count(parts)
-        queue = self._policy.queue
         try:
-            for tokens in self._protocol.submit(
+            self._protocol.submit(
                 self._id, self._digest, self._policy, self._cursor, _entries(parts)
-            ):
-                self._protocol.push(queue, self._id, tokens)
+            )
         except BaseException:
             self._take_back()
             raise
@@ -255,6 +252,13 @@ class Submission:
         with suppress(StreamqError):
             self._protocol.cancel(self._id)
             forget(self._protocol, self._policy.queue, self._id)
+
+
+@lru_cache(64)
+def _digest(policy: Policy) -> str:
+    # A delay is counted from the first submission, so it is no part of what is the same.
+    lasting = msgspec.structs.replace(policy, delay_ms=0)
+    return hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
 
 
 class _Json(bytes):

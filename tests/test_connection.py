@@ -370,15 +370,15 @@ class TestLanes:
     def test_copy_of_the_process_has_lanes_of_its_own(self, server: LocalServer) -> None:
         with connected(server.url) as connection:
             connection.call("ECHO", "a")
-            mine = connection.call("CLIENT ID")
+            mine = connection.call("CLIENT", "ID")
             reader, writer = os.pipe()
             if (pid := os.fork()) == 0:
-                os.write(writer, str(connection.call("CLIENT ID")).encode())
+                os.write(writer, str(connection.call("CLIENT", "ID")).encode())
                 os._exit(0)
             os.waitpid(pid, 0)
 
             assert int(os.read(reader, 20)) != mine
-            assert connection.call("CLIENT ID") == mine
+            assert connection.call("CLIENT", "ID") == mine
             os.close(reader)
             os.close(writer)
 
@@ -389,12 +389,12 @@ class TestLanes:
                 connected(f"redis+sentinel://{address}/main") as connection,
                 connected(f"redis://{address}") as sentinel,
             ):
-                before = connection.call("CONFIG GET", "port")
+                before = connection.call("CONFIG", "GET", "port")
                 sentinel.redis.execute_command("SENTINEL REMOVE", "main")
                 sentinel.redis.execute_command("SENTINEL MONITOR", "main", host, port, 1)
                 connection.redis.ping()
 
-                assert connection.call("CONFIG GET", "port") == [b"port", port.encode()] != before
+                assert connection.call("CONFIG", "GET", "port") == [b"port", port.encode()] != before
 
     def test_nonsense_in_place_of_several_answers(self) -> None:
         with nonsense() as url, Client(url) as client, pytest.raises(ServerUnreachable):

@@ -17,7 +17,7 @@ from tests.lua.script import LIBRARY, SCRIPTS, Script, offered, undeclared, word
 
 LABELS = ["Returns", "Errors", "Cost", "Flags"]
 #: What a full server refuses: scripts that bring work. All others are needed to drain it.
-BRING_WORK = words("append open redrive")
+BRING_WORK = words("append open redrive submit")
 READS = words(
     "EXISTS GET HEXISTS HGET HGETALL HLEN HMGET LPOS TIME XPENDING XRANGE ZCARD ZCOUNT "
     "ZRANGE ZRANGEBYSCORE ZSCORE"

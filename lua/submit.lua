@@ -1,0 +1,50 @@
+-- submit: create a request with all its parts, in one step.
+--
+--   (absent) -> open        request
+--   (absent) -> waiting     parts
+--
+-- KEYS[1]  meta      HASH    everything that is known of the request
+-- KEYS[2]  parts     STREAM  one entry per part, its id is the part's number
+-- KEYS[3]  left      STRING  parts not finished
+--
+-- ARGV[1]  digest    of the submission: equal means the same, sent again
+-- ARGV[2]  cursor    where the load stands at its end; opaque
+-- ARGV[3]  delay_ms  nothing starts before this much time has passed
+-- ARGV[4]  total     parts, of one record each
+-- ARGV[5+] rest      the rest of meta, as field, value, ...; then payload, about, payload, about
+--
+-- Returns  tokens to push; when to look again
+-- Errors   EXISTS    the id is taken by another submission
+-- Cost     O(parts)
+-- Flags    none
+
+-- @include clock
+
+local meta, parts, left = KEYS[1], KEYS[2], KEYS[3]
+local digest, cursor, delay_ms, total = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local fields_end = #ARGV - 2 * total
+
+local found = redis.call("HMGET", meta, "digest", "cursor")
+if found[1] and (found[1] ~= digest or found[2] ~= cursor) then
+  return redis.error_reply("EXISTS the id is taken by another submission")
+end
+if found[1] then
+  return { 0, 0 }
+end
+
+local now = now_ms()
+local hold_ms = delay_ms > 0 and now + delay_ms or 0
+-- One token is enough: the claim that comes with it asks for more.
+local out = delay_ms > 0 and 0 or 1
+local bytes = 0
+redis.call("XGROUP", "CREATE", parts, "w", 0, "MKSTREAM")
+for number = 1, total do
+  local at = fields_end + 2 * number - 1
+  redis.call("XADD", parts, number, ARGV[at + 1], ARGV[at])
+  bytes = bytes + #ARGV[at]
+end
+redis.call("SET", left, total)
+redis.call("HSET", meta, "digest", digest, "state", "open", "sealed", 1, "total", total,
+  "records", total, "bytes", bytes, "cursor", cursor, "created_ms", now, "hold_ms", hold_ms,
+  "due_ms", hold_ms, "out", out, unpack(ARGV, 5, fields_end))
+return { out, hold_ms }

@@ -1,0 +1,164 @@
+"""Calls to one server on connections that are kept.
+
+The driver makes the connections: it knows of logins, TLS and sentinels. A short call by its own
+way through its pool, its checks and its parser costs several times what the call itself does.
+"""
+
+import os
+import select
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+from redis import exceptions as driver
+
+#: What tells that a server, or the way to it, is not there.
+GONE = (driver.ConnectionError, driver.TimeoutError, OSError)
+_READ_BYTES = 2**16
+
+
+class Lane:
+    """One connection, on which a command may be sent before the last one is answered."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._connection = pool.get_connection()
+        self._buffer = bytearray(_READ_BYTES)
+        self._use()
+
+    def _use(self) -> None:
+        connection = self._connection
+        self._socket = connection._sock
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        parse_error = connection._parser.parse_error
+        self._reader = hiredis.Reader(protocolError=driver.InvalidResponse, replyError=parse_error)
+
+    def is_usable(self) -> bool:
+        """Whether it still leads to the server from here, with nothing on its way.
+
+        Not if another process made it, if the server has left it, or if sentinels name another
+        primary by now.
+        """
+        connection = self._connection
+        return (
+            connection.pid == os.getpid()
+            and not self._poll.poll(0)
+            and self._pool.owns_connection(connection)
+        )
+
+    def send(self, packed: bytes) -> None:
+        """Send commands that ``hiredis.pack_command`` made."""
+        try:
+            self._socket.sendall(packed)
+        except TimeoutError as error:
+            raise driver.TimeoutError(f"nothing was taken in time: {error}") from None
+        except OSError as error:
+            raise driver.ConnectionError(str(error)) from None
+
+    def receive(self) -> Any:
+        """The answer to the first command that has none yet.
+
+        Raises:
+            ResponseError: it is a refusal.
+        """
+        reader, buffer = self._reader, self._buffer
+        answer = reader.gets()
+        while answer is False:
+            try:
+                size = self._socket.recv_into(buffer)
+            except TimeoutError as error:
+                raise driver.TimeoutError(f"no answer in time: {error}") from None
+            except OSError as error:
+                raise driver.ConnectionError(str(error)) from None
+            if not size:
+                raise driver.ConnectionError("it closed the connection")
+            reader.feed(buffer, 0, size)
+            answer = reader.gets()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def renew(self) -> None:
+        """Connect again."""
+        self._connection.disconnect()
+        self._connection.connect()
+        self._use()
+
+    def close(self) -> None:
+        """Drop the connection: answers may be on their way that nobody wants."""
+        self._connection.disconnect()
+        self._pool.release(self._connection)
+
+
+class Lanes:
+    """Lanes to one server, each for one call at a time and then for another."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._free: deque[Lane] = deque()
+        self._packed: dict[tuple[Any, ...], bytes] = {}
+
+    def call(self, words: tuple[Any, ...], *, is_kept: bool = False) -> Any:
+        """The answer to a command. ``is_kept``: it is made again and again, word by word."""
+        packed = self._packed.get(words) if is_kept else None
+        if packed is None:
+            packed = hiredis.pack_command(words)
+            if is_kept:
+                self._packed[words] = packed
+        lane = self._take()
+        try:
+            self._send(lane, packed)
+            answer = lane.receive()
+        except driver.ResponseError:
+            self._free.append(lane)
+            raise
+        except BaseException:
+            lane.close()
+            raise
+        self._free.append(lane)
+        return answer
+
+    def call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The answers to commands that are sent at once."""
+        lane = self._take()
+        try:
+            self._send(lane, b"".join(map(hiredis.pack_command, calls)))
+            answers = [self._answer(lane) for _ in calls]
+        except BaseException:
+            lane.close()
+            raise
+        self._free.append(lane)
+        return answers
+
+    def close(self) -> None:
+        """Close those that are free."""
+        while self._free:
+            self._free.pop().close()
+
+    def _take(self) -> Lane:
+        try:
+            lane = self._free.pop()
+        except IndexError:
+            return Lane(self._pool)
+        if lane.is_usable():
+            return lane
+        lane.close()
+        return Lane(self._pool)
+
+    @staticmethod
+    def _send(lane: Lane, packed: bytes) -> None:
+        try:
+            lane.send(packed)
+        except driver.ConnectionError:
+            # The server has left, and not heard it all: so it can be said again to one who is back.
+            lane.renew()
+            lane.send(packed)
+
+    @staticmethod
+    def _answer(lane: Lane) -> Any:
+        try:
+            return lane.receive()
+        except driver.ResponseError as refusal:
+            return refusal
