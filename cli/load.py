@@ -1,6 +1,7 @@
 """``streamq load``."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -98,5 +99,5 @@ def _load_requests(
     render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
 
 
-def _few(names: list[str]) -> str:
+def _few(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{' ...' if names[3:] else ''}"

@@ -20,8 +20,8 @@
 --                    the retries count when the request does not say how many
 --
 -- Returns  ok, empty, limit, held, paused, handler, level or the state of an ended request;
---          tokens to push; their level; when to look again; handler; spec, or "" when known;
---          creation time;
+--          tokens to push; their level; when to look again; handler; and with parts: spec, or
+--          "" when known; creation time;
 --          troubles (number, tries, partial, ...); and of the parts, if there are any: their ids,
 --          a line about each, the sizes of their payloads (I4), payloads, some of them joined
 -- Errors   UNKNOWN   no such request
@@ -52,13 +52,13 @@ local now = now_ms()
 
 local function answer(word, mint, look, troubles, basket)
   save(k.meta, r)
-  -- The id alone does not tell: it may have been purged and submitted anew.
-  local created = redis.call("HGET", k.meta, "created_ms")
-  local spec = known == created and "" or redis.call("HGET", k.meta, "spec")
-  created = tonumber(created) or 0
   if not basket then
-    return { word, mint, r.level, look, r.handler, spec, created, {} }
+    return { word, mint, r.level, look, r.handler, "", 0, {} }
   end
+  -- The id alone does not tell: it may have been purged and submitted anew.
+  local created, spec = unpack(redis.call("HMGET", k.meta, "created_ms", "spec"))
+  spec = known == created and "" or spec
+  created = tonumber(created) or 0
   return { word, mint, r.level, look, r.handler, spec, created, troubles, contents(basket) }
 end
 
@@ -83,7 +83,7 @@ end
 if level == r.level then
   put(r, "out", math.max(0, r.out - 1))
 end
-if redis.call("ZSCORE", k.leases, holder) then
+if leases_of(k, r) > 0 and redis.call("ZSCORE", k.leases, holder) then
   -- Whoever is told to go on must not be reaped for the time the lost reply took.
   redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
   local basket, troubles = hand_again(k, holder)
@@ -104,7 +104,7 @@ if not unit then
   -- Another worker may have the handler: let it be asked, but not in a tight circle.
   return answer("handler", 0, look_again(r, now, now + 1000))
 end
-if redis.call("ZCARD", k.leases) >= r.limit then
+if leases_of(k, r) >= r.limit then
   return refuse("limit")
 end
 if blocked_until(r) > now then
@@ -112,8 +112,7 @@ if blocked_until(r) > now then
 end
 if r.unit == "" then
   put(r, "unit", unit)
-  load_more(k.meta, r)
-  if r.retries < 0 then
+  if tonumber(redis.call("HGET", k.meta, "retries")) < 0 then
     put(r, "retries", retries or 3)
   end
 end
@@ -126,6 +125,7 @@ if #basket.ids == 0 then
 end
 redis.call("ZADD", k.leases, now + lease_ms, holder)
 redis.call("HSET", k.holders, holder, 0)
+r.leases = r.leases + 1
 if is_first then
   put(r, "started_ms", now)
 end

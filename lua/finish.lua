@@ -85,7 +85,8 @@ end
 -- Record parts whose XACK answered, so that each is counted by exactly one call. `fields` are
 -- numbers and results in turn.
 local function record(fields, parts, number_of_records)
-  if redis.call("EXISTS", k.tries, k.partial, k.retry) > 0 then
+  r.smooth = redis.call("EXISTS", k.tries, k.partial, k.retry) == 0 or nil
+  if not r.smooth then
     settle_troubles(fields, parts)
   end
   redis.call("HSET", k.results, unpack(fields))
@@ -151,7 +152,7 @@ end
 
 -- Hand over the next batch, or end the lease: a call that hands out nothing leaves none.
 local function go_on()
-  local room = redis.call("ZCARD", k.leases) <= r.limit
+  local room = leases_of(k, r) <= r.limit
   if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r) <= now then
     local basket, troubles = hand(k, r, now, holder, most, max_bytes)
     if #basket.ids > 0 then
@@ -160,6 +161,7 @@ local function go_on()
     end
   end
   end_lease(k, holder)
+  r.leases, r.smooth = nil, nil
   return "over"
 end
 

@@ -39,8 +39,8 @@ end
 
 if register ~= "no" then
   local now = now_ms()
-  local score = tonumber(redis.call("ZSCORE", open, request_id))
-  if register == "again" and score then
+  local score = register == "again" and tonumber(redis.call("ZSCORE", open, request_id))
+  if score then
     -- A new score, so that whoever saw the request ended before this cannot close it.
     redis.call("ZADD", open, math.max(now, score + 1), request_id)
   else

@@ -1,6 +1,6 @@
 """Submitting requests and following them."""
 
-import secrets
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -122,9 +122,9 @@ class Client:
         except TypeError:  # one that cannot be remembered is none that can be
             policy = _policy.__wrapped__(*options, max_failures, keep, poison)
         units.whole(durable, "durable", 0)
-        if isinstance(payloads, str | bytes) or not isinstance(payloads, Iterable):
+        if isinstance(payloads, (str, bytes)) or not isinstance(payloads, Iterable):
             raise InvalidValue(f"payloads are one {type(payloads).__name__}; give a list of them")
-        request_id = secrets.token_hex(8) if id is None else units.name(id, "request id")
+        request_id = os.urandom(8).hex() if id is None else units.name(id, "request id")
         submission = Submission(self._protocol, request_id, policy, self._max_part)
         submission.run(payloads, can_go_on=id is not None)
         if durable:
@@ -167,7 +167,7 @@ class Client:
 
 
 @lru_cache(64, typed=True)  # most requests of a program have the same options
-def _policy(  # noqa: PLR0913  the options of a request are many and flat
+def _policy(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
     handler: str,
     queue: str,
     level: int,

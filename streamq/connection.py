@@ -4,7 +4,6 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -258,15 +257,19 @@ class Connection:
             return self.blocking(1).execute_command(*words)
         return self._lanes_for(1).call(words)
 
-    def call_all(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
+    def call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Make calls at once, where there is one server. Refusals are among the answers."""
         return self._lanes_for(None).call_all(calls)
 
     def pop(self, lists: tuple[str, ...], block_s: float) -> Any:
         """Wait for an element of the first list that has one. Returns the list and the element."""
-        if self.is_cluster:
-            return self.blocking(block_s).execute_command("BRPOP", *lists, block_s)
-        return self._lanes_for(block_s).call(("BRPOP", *lists, block_s), is_kept=True)
+        try:
+            if self.is_cluster:
+                return self.blocking(block_s).execute_command("BRPOP", *lists, block_s)
+            return self._lanes_for(block_s).call(("BRPOP", *lists, block_s), is_kept=True)
+        except (driver.RedisError, driver.RedisClusterException, OSError):
+            with translated(self.where):
+                raise
 
     def _lanes_for(self, block_s: float | None) -> Lanes:
         """Lanes for calls that block so long, or not at all."""

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -322,7 +322,7 @@ class _Meter:
         return status.records.total * sum(self._sizes) / loaded
 
 
-def _sizes(files: list[str]) -> list[int]:
+def _sizes(files: Sequence[str]) -> list[int]:
     if any(Path(name).suffix.lower() in _COMPRESSED for name in files):
         return []
     try:

@@ -63,7 +63,8 @@ class Lane:
         Raises:
             ResponseError: it is a refusal.
         """
-        reader, buffer = self._reader, self._buffer
+        reader: Any = self._reader
+        buffer = self._buffer
         answer = reader.gets()
         while answer is False:
             try:

@@ -1,7 +1,10 @@
 """The nouns, as plain data. No I/O."""
 
+import hashlib
 import re
 from enum import StrEnum
+from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -74,7 +77,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by_reference: bool = False
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How a request is to be treated. Everything is checked and in the protocol's units."""
 
     handler: str
@@ -88,6 +91,30 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     rate_ms: float = 0.0
     delay_ms: int = 0
     spec: Spec = Spec()
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells it from another. A delay counts from the first submission, so it is left out."""
+        lasting = msgspec.structs.replace(self, delay_ms=0)
+        return hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
+
+    @cached_property
+    def fields(self) -> tuple[bytes, ...]:
+        """As the server keeps it, but for the delay: names and values in turn."""
+        kept: dict[str, Any] = {
+            "handler": self.handler,
+            "queue": self.queue,
+            "level": self.level,
+            "limit": self.limit,
+            "retries": -1 if self.spec.retries is None else self.spec.retries,
+            "poison": self.poison,
+            "max_failures": self.max_failures,
+            "max_percent": self.max_percent,
+            "keep_ms": self.keep_ms,
+            "rate_ms": self.rate_ms,
+            "spec": msgspec.json.encode(self.spec).decode(),
+        }
+        return tuple(str(value).encode() for pair in kept.items() for value in pair)
 
 
 class Opened(msgspec.Struct, frozen=True):

@@ -94,7 +94,7 @@ class Protocol:
             self.keys(request_id),
             digest=digest,
             delay_ms=policy.delay_ms,
-            fields=_fields(policy, source),
+            fields=[*policy.fields, "source", source],
         )
         return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
 
@@ -124,18 +124,18 @@ class Protocol:
 
     @_typed
     def submit(
-        self, request_id: str, digest: str, policy: Policy, cursor: str, entries: Sequence[bytes]
+        self, request_id: str, policy: Policy, cursor: str, entries: Sequence[bytes]
     ) -> Tokens:
         """Register a request, create it with all its parts, and wake a worker, at once.
 
         Returns the tokens that were pushed.
         """
         args = {
-            "digest": digest,
+            "digest": policy.digest,
             "cursor": cursor,
             "delay_ms": policy.delay_ms,
             "total": len(entries) // 2,
-            "rest": [*_fields(policy), *entries],
+            "rest": [*policy.fields, *entries],
         }
         register = _mint_args(request_id, Tokens(), "push", "yes")
         # What the script will ask for is known, so it need not come back first.
@@ -475,17 +475,18 @@ class Protocol:
         """The next token, best level first: a request id and the level it was taken from."""
         lists = self._token_lists(queue, tuple(levels))
         try:
-            with translated(self.connection.where):
-                reply = self.connection.pop(lists, block_s)
+            reply = self.connection.pop(lists, block_s)
         except Damaged as error:
             raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
         if reply is None:
             return None
-        name, request_id = reply
+        name, token = reply
         try:
-            return units.name(request_id.decode(), "token"), int(name[-2:])
+            request_id = token.decode()
+            self.keys(request_id)  # it is a name, then
+            return request_id, int(name[-2:])
         except ValueError:
-            raise Damaged(f"a token of {queue} is no request id: {request_id!r:.100}") from None
+            raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
 
     def set_aside(self, queue: str) -> list[str]:
         """Rename keys of a queue that are of another type, which nobody could use otherwise."""
@@ -630,26 +631,6 @@ class Appending:
     def close(self) -> None:
         """Let go of the way to the server."""
         self._ahead.close()
-
-
-@lru_cache(64)
-def _fields(policy: Policy, source: bytes = b"") -> tuple[Any, ...]:
-    """A policy as fields and values in turn."""
-    fields = {
-        "handler": policy.handler,
-        "queue": policy.queue,
-        "level": policy.level,
-        "limit": policy.limit,
-        "retries": -1 if policy.spec.retries is None else policy.spec.retries,
-        "poison": policy.poison,
-        "max_failures": policy.max_failures,
-        "max_percent": policy.max_percent,
-        "keep_ms": policy.keep_ms,
-        "rate_ms": policy.rate_ms,
-        "spec": msgspec.json.encode(policy.spec),
-        "source": source,
-    }
-    return tuple(value for pair in fields.items() for value in pair)
 
 
 def _mint_args(request_id: str, tokens: Tokens, mode: str, register: str) -> dict[str, Any]:

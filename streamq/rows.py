@@ -5,7 +5,7 @@ Loaders cut inputs there and workers cut parts there: both ask here.
 
 import csv
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from streamq.app import Abandon
@@ -99,7 +99,7 @@ def fields_of(row: bytes, spec: Spec) -> list[str]:
         raise Abandon(f"the row cannot be read: {error}") from None
 
 
-def names_of(spec: Spec) -> list[str]:
+def names_of(spec: Spec) -> Sequence[str]:
     """The names of a CSV's fields: those given for it, or of its header; none without one."""
     if spec.names or not spec.header:
         return spec.names

@@ -172,7 +172,8 @@ def _words(name: str, keys: RequestKeys | QueueKeys, args: dict[str, Any]) -> li
     argv = list(args.values())
     if is_variadic:
         argv.extend(argv.pop())
-    return [len(key_names), *[getattr(keys, key) for key in key_names], *argv]
+    own = keys.__dict__
+    return [len(key_names), *[own[key] for key in key_names], *argv]
 
 
 @contextmanager

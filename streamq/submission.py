@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from typing import Any, Self
 
@@ -56,7 +55,6 @@ class Submission:
         self._max_part = max_part
         self._parts = 0
         self._has_bad_payloads = False
-        self._digest = _digest(policy)
         #: Of all payloads so far and of their sizes, whatever the chunks were: they tell one
         #: submission from another.
         self._content, self._frames = (
@@ -105,9 +103,7 @@ class Submission:
         """All of it, and nobody else knows the id: what one call can carry."""
         self._count(parts)
         try:
-            self._protocol.submit(
-                self._id, self._digest, self._policy, self._cursor, _entries(parts)
-            )
+            self._protocol.submit(self._id, self._policy, self._cursor, _entries(parts))
         except BaseException:
             self._take_back()
             raise
@@ -140,7 +136,7 @@ class Submission:
             return False
         with reading(f"what the server has of {self._id}"):
             digest, total, cursor = found["digest"], int(found["total"]), found["cursor"]
-        if digest != self._digest:
+        if digest != self._policy.digest:
             raise RequestExists(f"request {self._id} was submitted with other options")
         self._skip(encoded, total, cursor)
         if "sealed" not in found:
@@ -154,7 +150,7 @@ class Submission:
         # Again: whoever saw it ended, or registered and not opened, cannot close it any more.
         self._protocol.mint(queue, self._id, Tokens(), register="again")
         try:
-            return self._protocol.open(self._id, self._digest, self._policy)
+            return self._protocol.open(self._id, self._policy.digest, self._policy)
         except (RequestExists, ServerFull):
             unregister(self._protocol, queue, self._id)
             raise
@@ -252,13 +248,6 @@ class Submission:
         with suppress(StreamqError):
             self._protocol.cancel(self._id)
             forget(self._protocol, self._policy.queue, self._id)
-
-
-@lru_cache(64)
-def _digest(policy: Policy) -> str:
-    # A delay is counted from the first submission, so it is no part of what is the same.
-    lasting = msgspec.structs.replace(policy, delay_ms=0)
-    return hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
 
 
 class _Json(bytes):

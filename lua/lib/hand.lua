@@ -83,7 +83,10 @@ local function troubles_of(k, entries)
 end
 
 -- Due retries as stream entries, and whether to stop there.
-local function hand_retries(k, now, holder, n, already)
+local function hand_retries(k, r, now, holder, n, already)
+  if is_smooth(k, r) then
+    return {}, false
+  end
   local due = {}
   for _, number in ipairs(redis.call("ZRANGEBYSCORE", k.retry, "-inf", now, "LIMIT", 0, n)) do
     if string.match(number, "^[1-9]%d*$") and #number <= 16 then
@@ -157,7 +160,7 @@ local function hand_by_rate(k, r, now, holder, n, basket)
   local retried, stop = {}, false
   while #basket.ids < n and not stop and blocked_until(r) <= now do
     local before, entries = #basket.ids, nil
-    entries, stop = hand_retries(k, now, holder, 1, before)
+    entries, stop = hand_retries(k, r, now, holder, 1, before)
     if entries[1] then
       retried[#retried + 1] = entries[1]
       fill(basket, entries)
@@ -179,7 +182,7 @@ local function hand(k, r, now, holder, n, max_bytes)
   if r.rate_ms > 0 then
     return hand_by_rate(k, r, now, holder, n, basket)
   end
-  local entries, stop = hand_retries(k, now, holder, n, 0)
+  local entries, stop = hand_retries(k, r, now, holder, n, 0)
   if #entries > 0 then
     fill(basket, entries)
   end

@@ -13,10 +13,24 @@ local function blocked_until(r)
   return r.hold_ms
 end
 
+-- Leases of the request, and whether nothing lies in its `retry`, which is so for most. Each is
+-- asked once; whoever changes it after that says so in the request's table.
+local function leases_of(k, r)
+  r.leases = r.leases or redis.call("ZCARD", k.leases)
+  return r.leases
+end
+
+local function is_smooth(k, r)
+  if r.smooth == nil then
+    r.smooth = redis.call("EXISTS", k.retry) == 0
+  end
+  return r.smooth
+end
+
 -- Parts that could start now, and the moment (0: none) at which more could.
 local function startable(k, r, now)
   local ready, later = r.total - r.delivered, 0
-  local first = redis.call("ZRANGE", k.retry, 0, 0, "WITHSCORES")
+  local first = is_smooth(k, r) and {} or redis.call("ZRANGE", k.retry, 0, 0, "WITHSCORES")
   if first[2] and tonumber(first[2]) <= now then
     ready = ready + redis.call("ZCOUNT", k.retry, "-inf", now)
   elseif first[2] then
@@ -44,7 +58,7 @@ local function invite(k, r, now)
     return 0, 0
   end
   local ready, later = startable(k, r, now)
-  local free = r.limit - redis.call("ZCARD", k.leases)
+  local free = r.limit - leases_of(k, r)
   local mint = math.max(0, math.min(free, ready, MOST_OUT) - r.out)
   if mint > 0 then
     put(r, "out", r.out + mint)

@@ -87,7 +87,7 @@ class TestLease:
         assert driver.meta("started_ms") == "17"
 
     def test_handler_and_spec_come_with_it_unless_known(self, driver: Driver) -> None:
-        driver.load(2, retries=9)
+        driver.load(3, retries=9)
 
         _, told = driver.claim()
         _, known = driver.claim(known=told.created_ms)
