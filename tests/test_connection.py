@@ -394,7 +394,9 @@ class TestLanes:
                 sentinel.redis.execute_command("SENTINEL MONITOR", "main", host, port, 1)
                 connection.redis.ping()
 
-                assert connection.call("CONFIG", "GET", "port") == [b"port", port.encode()] != before
+                assert (
+                    connection.call("CONFIG", "GET", "port") == [b"port", port.encode()] != before
+                )
 
     def test_nonsense_in_place_of_several_answers(self) -> None:
         with nonsense() as url, Client(url) as client, pytest.raises(ServerUnreachable):
