@@ -41,7 +41,7 @@ def load(url: str, path: str, size: Size) -> dict[str, float]:
     connection = Connection(url)
     connection.check()
     protocol = Protocol(connection)
-    policy = Policy(handler="none", spec=Spec(format="lines", files=[path]))
+    policy = Policy(handler="none", spec=Spec(format="lines", files=(path,)))
     request_id = secrets.token_hex(8)
     server, client, begun = server_cpu(connection), time.process_time(), time.perf_counter()
     parts = Load(protocol, request_id, policy, size).run()

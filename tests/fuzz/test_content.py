@@ -108,7 +108,7 @@ class TestRecords:
     def test_any_part_has_an_outcome(
         self, payload: bytes, about: bytes, partial: bytes, form: str, name: str, attempt: int
     ) -> None:
-        spec = Spec(format=form, header="a,b\n", files=["f"])
+        spec = Spec(format=form, header="a,b\n", files=("f",))
         part = Part(1, payload, about, attempt=attempt, partial=partial)
 
         outcome = Runner(HANDLERS.handlers[name], spec).run(part, CONTEXT)
