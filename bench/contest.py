@@ -57,7 +57,7 @@ CONTESTANTS = {
         Contestant("SAQ", [*_OLD, "saq_.py"], 2_500),
         Contestant("taskiq", [*_NEW, "taskiq_.py"], 2_500, batch=0),
         Contestant("arq", [*_OLD, "arq_.py"], 2_500, batch=0, latencies=10),
-        Contestant("streaq", [*_NEW, "streaq_.py"], 1_500),
+        Contestant("streaq", [*_NEW, "streaq_.py"], 1_500, has_slow_batch=True),
         Contestant("Celery", [*_NEW, "celery_.py"], 1_200, has_slow_batch=True),
         Contestant("RQ", [*_NEW, "rq_.py"], 400, has_slow_batch=True),
     )
