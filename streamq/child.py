@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from threading import Condition, Thread
 from typing import Any, NamedTuple, TypeVar
 
@@ -67,6 +68,11 @@ def _know_copy() -> None:
 
 
 os.register_at_fork(after_in_child=_know_copy)
+
+
+@lru_cache(64)  # most requests of a handler have the same
+def _spec_of(text: bytes) -> Spec:
+    return msgspec.json.decode(text, type=Spec)
 
 
 class Gone(Exception):
@@ -244,7 +250,7 @@ class Process:
         known = self._known.get(request_id)
         if known and known.created_ms == grant.created_ms:
             return known
-        spec = msgspec.json.decode(grant.spec, type=Spec)
+        spec = _spec_of(grant.spec)
         handler = self._app.handlers[grant.handler]
         runner = Runner(handler, spec, self._config.max_result, request_id, self._reader)
         number = self._handler_numbers[grant.handler]

@@ -5,7 +5,7 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from threading import Lock
@@ -257,8 +257,8 @@ class Connection:
             return self.blocking(1).execute_command(*words)
         return self._lanes_for(1).call(words)
 
-    def call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Make calls at once, where there is one server. Refusals are among the answers."""
+    def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Make calls in one go, where there is one server. Refusals are among the answers."""
         return self._lanes_for(None).call_all(calls)
 
     def pop(self, lists: tuple[str, ...], block_s: float) -> Any:

@@ -7,7 +7,7 @@ way through its pool, its checks and its parser costs several times what the cal
 import os
 import select
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import hiredis
@@ -121,12 +121,18 @@ class Lanes:
         self._free.append(lane)
         return answer
 
-    def call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answers to commands that are sent at once."""
+    def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """The answers to commands that are sent one behind the other.
+
+        The server is woken by the first one while the others are made.
+        """
+        packed = map(hiredis.pack_command, calls)
         lane = self._take()
         try:
-            self._send(lane, b"".join(map(hiredis.pack_command, calls)))
-            answers = [self._answer(lane) for _ in calls]
+            self._send(lane, next(packed))
+            others = list(packed)
+            lane.send(b"".join(others))
+            answers = [self._answer(lane) for _ in range(1 + len(others))]
         except BaseException:
             lane.close()
             raise

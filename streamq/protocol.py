@@ -6,7 +6,7 @@ decides nothing: every rule is in the Lua.
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -34,7 +34,7 @@ from streamq.model import (
     Tick,
     Tokens,
 )
-from streamq.scripts import Ahead, Scripts
+from streamq.scripts import Ahead, Call, Scripts
 
 _NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
 _FIELD = re.compile(rb"[1-9][0-9]{0,15}(\.[0-9]{1,15})?")
@@ -130,24 +130,23 @@ class Protocol:
 
         Returns the tokens that were pushed.
         """
-        args = {
-            "digest": policy.digest,
-            "cursor": cursor,
-            "delay_ms": policy.delay_ms,
-            "total": len(entries) // 2,
-            "rest": [*policy.fields, *entries],
-        }
-        register = _mint_args(request_id, Tokens(), "push", "yes")
         # What the script will ask for is known, so it need not come back first.
         tokens = Tokens(0 if policy.delay_ms else 1, policy.level)
-        push = _mint_args(request_id, tokens, "push", "no")
-        _, (_, look_ms), _ = self._run_all(
-            [
-                ("mint", self._queue_keys(policy.queue, 0), register),
-                ("submit", self.keys(request_id), args),
-                ("mint", self._queue_keys(policy.queue, policy.level), push),
-            ]
-        )
+
+        def calls() -> Iterator[Call]:
+            keys = self._queue_keys(policy.queue, policy.level)
+            yield "mint", keys, _mint_args(request_id, Tokens(), "push", "yes")
+            args = {
+                "digest": policy.digest,
+                "cursor": cursor,
+                "delay_ms": policy.delay_ms,
+                "total": len(entries) // 2,
+                "rest": [*policy.fields, *entries],
+            }
+            yield "submit", self.keys(request_id), args
+            yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
+
+        _, (_, look_ms), _ = self._run_all(calls())
         if look_ms:
             self.push(policy.queue, request_id, Tokens(0, policy.level, look_ms))
         return tokens

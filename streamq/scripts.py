@@ -8,10 +8,11 @@ server can be allowed these and no others.
 
 import hashlib
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 from hiredis import pack_command
@@ -76,28 +77,33 @@ class Scripts:
         """The same, but never sent again."""
         return self._execute(self._connection.call_once, name, keys, args)
 
-    def run_all(self, calls: Sequence[Call]) -> list[Any]:
+    def run_all(self, calls: Iterable[Call]) -> list[Any]:
         """Run scripts in their order: in one round trip where there is one server.
 
         For scripts that refuse by themselves when one before them has failed.
         """
         if self._connection.is_cluster:
             return self._run_each(calls)
+        made: list[Call] = []
+
+        def words() -> Iterator[tuple[Any, ...]]:
+            for call in calls:
+                made.append(call)
+                yield "EVALSHA", digest(call[0]), *_words(*call)
+
         try:
-            replies = self._connection.call_all(
-                [("EVALSHA", digest(name), *_words(name, keys, args)) for name, keys, args in calls]
-            )
+            replies = self._connection.call_all(words())
         except (RedisError, OSError):
-            return self._run_each(calls)
+            return self._run_each(chain(made, calls))
         for index, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
-                return replies[:index] + self._run_each(calls[index:])
+                return replies[:index] + self._run_each(made[index:])
             if isinstance(reply, Exception):
                 with _refusals(), translated(self._connection.where):
                     raise reply
         return replies
 
-    def _run_each(self, calls: Sequence[Call]) -> list[Any]:
+    def _run_each(self, calls: Iterable[Call]) -> list[Any]:
         return [self.run(name, keys, **args) for name, keys, args in calls]
 
     def _execute(
