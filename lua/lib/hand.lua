@@ -1,5 +1,5 @@
 -- Handing parts to a holder: due retries first, then new parts.
-local READ_AT_ONCE = 32
+local READ_AT_ONCE = 64
 -- Payloads that are read together are told in one string, unless they are so large that
 -- the copy would cost more.
 local MOST_SHARED = 65536
