@@ -5,7 +5,7 @@ Every error of the driver that a caller can act on is translated here, and nowhe
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from threading import Lock
@@ -40,6 +40,13 @@ REPLY_S = 10.0
 CONNECT_S = 5.0
 #: How often an ordinary call is sent again. All of them are scripts that bear repetition.
 RETRIES = 3
+#: What a node of a cluster says that has not made a call, and others may.
+_ELSEWHERE = (
+    driver.AskError,
+    driver.TryAgainError,
+    driver.ClusterDownError,
+    driver.RedisClusterException,
+)
 #: How often a server that is not ready is asked again, and when to say that it is waited for.
 _ASK_AGAIN_S = 0.2
 _SAY_AFTER_S = 1.0
@@ -130,7 +137,7 @@ class Connection:
             self._local = LocalServer.start(path or None, persist=bool(path))
             self._target = Target(self._local.url)
         self._blocking: dict[int, Any] = {}
-        self._lanes: dict[int, Lanes] = {}
+        self._lanes: dict[tuple[int, str], Lanes] = {}
         self._lock = Lock()
         with translated(self.where):
             self.redis: Any = self._client(
@@ -241,44 +248,57 @@ class Connection:
                     )
             return self._blocking[seconds]
 
-    # The driver's own way through its pool costs three times what a short call does. So where there
-    # is one server, calls go by lanes that are kept.
+    # The driver's own way to a server costs several times what a short call does, so calls go by
+    # lanes that are kept. When a node of a cluster sends us elsewhere, or a call may be repeated,
+    # the driver makes it: it follows a cluster that changes.
 
     def call(self, *words: Any) -> Any:
         """Make a call that may be repeated, and repeat it if no answer comes."""
-        if not self.is_cluster:
-            with suppress(*GONE):
-                return self._lanes_for(None).call(words)
+        with suppress(*GONE, *_ELSEWHERE):
+            return self._lanes_for(None, words).call(words)
         return self.redis.execute_command(*words)
 
-    def call_once(self, *words: Any) -> Any:
-        """Make a call that must not be repeated."""
-        if self.is_cluster:
-            return self.blocking(1).execute_command(*words)
-        return self._lanes_for(1).call(words)
+    def call_once(self, *words: Any, block_s: float = 1, is_kept: bool = False) -> Any:
+        """Make a call that must not be repeated. One that a node refuses was not made."""
+        with suppress(*_ELSEWHERE):
+            try:
+                return self._lanes_for(block_s, words).call(words, is_kept=is_kept)
+            except GONE:
+                if self.is_cluster:
+                    self._look_around(self.blocking(block_s))
+                raise
+        return self.blocking(block_s).execute_command(*words)
 
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Make calls in one go, where there is one server. Refusals are among the answers."""
-        return self._lanes_for(None).call_all(calls)
+        return self._lanes_for(None, ()).call_all(calls)
 
     def pop(self, lists: tuple[str, ...], block_s: float) -> Any:
         """Wait for an element of the first list that has one. Returns the list and the element."""
         try:
-            if self.is_cluster:
-                return self.blocking(block_s).execute_command("BRPOP", *lists, block_s)
-            return self._lanes_for(block_s).call(("BRPOP", *lists, block_s), is_kept=True)
+            return self.call_once("BRPOP", *lists, block_s, block_s=block_s, is_kept=True)
         except (driver.RedisError, driver.RedisClusterException, OSError):
             with translated(self.where):
                 raise
 
-    def _lanes_for(self, block_s: float | None) -> Lanes:
-        """Lanes for calls that block so long, or not at all."""
-        seconds = -1 if block_s is None else math.ceil(block_s)
-        lanes = self._lanes.get(seconds)
+    def _lanes_for(self, block_s: float | None, words: tuple[Any, ...]) -> Lanes:
+        """Lanes for calls that block so long, or not at all, to where the keys of this one are."""
+        client = self.redis if block_s is None else self.blocking(block_s)
+        name = ""
+        if self.is_cluster:
+            node = client.get_node_from_key(_first_key(words))
+            name, client = node.name, client.get_redis_connection(node)
+        place = (-1 if block_s is None else math.ceil(block_s), name)
+        lanes = self._lanes.get(place)
         if lanes is None:
-            client = self.redis if block_s is None else self.blocking(block_s)
-            lanes = self._lanes.setdefault(seconds, Lanes(client.connection_pool))
+            lanes = self._lanes.setdefault(place, Lanes(client.connection_pool))
         return lanes
+
+    @staticmethod
+    def _look_around(client: Any) -> None:
+        """Find out who is there by now, as the driver does when a node is gone."""
+        with suppress(driver.RedisError, driver.RedisClusterException, OSError):
+            client.nodes_manager.initialize()
 
     def replicas(self, key: str, wanted: int, wait_s: float) -> int:
         """How many replicas have what was written so far where the key is, waiting for so many.
@@ -391,12 +411,14 @@ class _Cluster(RedisCluster):
 
     def determine_slot(self, *args: Any) -> int | None:
         """The slot of a command's keys."""
-        if args[0] == "BRPOP":
-            return _slot(args[1])
-        if args[0] in ("EVALSHA", "EVAL"):
-            return _slot(args[3])
+        if args[0] in ("BRPOP", "EVALSHA"):
+            return _slot(_first_key(args))
         slot: int | None = super().determine_slot(*args)
         return slot
+
+
+def _first_key(words: Sequence[Any]) -> Any:
+    return words[3 if words[0] == "EVALSHA" else 1]
 
 
 @lru_cache(4096)
