@@ -11,8 +11,9 @@ import msgspec
 import typer
 
 from streamq import demonstration, logs
-from streamq.job import Job, Plan, Progress
+from streamq.job import Job, Progress
 from streamq.model import PREFIX, Policy, Spec
+from streamq.plan import Plan
 from streamq.server import LocalServer
 from streamq.source import Size
 

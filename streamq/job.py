@@ -21,15 +21,13 @@ from streamq.control import Config, PoolOptions
 from streamq.errors import ProtocolError, RequestEnded, RequestUnknown, ServerError, StreamqError
 from streamq.keeper import Keeper
 from streamq.loader import Load
-from streamq.model import MAX_RESULT, Failure, Policy, Status
+from streamq.model import MAX_RESULT, Failure, Status
 from streamq.nursery import Nursery
-from streamq.output import FileOutput, Output, StreamOutput, is_stream
+from streamq.output import FileOutput, Output, StreamOutput
+from streamq.plan import STANDARD, Plan
 from streamq.pool import LAST_CALL, Pool
 from streamq.protocol import Protocol
-from streamq.source import Size
 
-#: The output or input that is the standard one.
-STANDARD = "-"
 _LEASE_MS = 8_000
 _BEAT_MS = 2_000
 _AUDIT_MS = 2_000
@@ -38,33 +36,6 @@ _WATCH_S = 0.25
 #: The rate is that of so long.
 _LATELY_S = 10.0
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that makes a job what it is."""
-
-    id: str
-    #: Where the function is; "" with a program.
-    target: str
-    argv: tuple[str, ...] = ()
-    output: str
-    form: str
-    policy: Policy
-    size: Size
-    processes: int
-    slots: int
-    window_bytes: int
-    is_ordered: bool = True
-
-    @property
-    def is_piped(self) -> bool:
-        """Whether results go where nothing can be taken back."""
-        return self.output == STANDARD or is_stream(Path(self.output))
-
-    @property
-    def can_go_on(self) -> bool:
-        """Whether it can be gone on with after a stop: what went into a pipe is gone."""
-        return not self.is_piped
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
