@@ -20,8 +20,8 @@ import msgspec
 
 from streamq import backoff
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, reading
-from streamq.janitor import Janitor
-from streamq.metrics import Stopwatch
+from streamq.janitor import Janitor, totals
+from streamq.metrics import Samples, Stopwatch
 from streamq.model import LAST_LEVEL, Failure, Running, Tokens, WorkerDetails
 from streamq.protocol import Protocol
 from streamq.table import Held
@@ -116,6 +116,18 @@ class Keeper:
         """Whether no request of the queue waits for this pool's handlers. Known a moment later."""
         self.wants_emptiness = True
         return self._is_empty
+
+    def samples(self) -> Samples:
+        """How the server answers, and what the janitor took back, as metrics."""
+        return {
+            "streamq_worker_slots": [({}, self.slots)],
+            "streamq_server_up": [({}, int(self.is_server_up))],
+            "streamq_server_errors_total": [
+                ({"kind": kind}, number) for kind, number in sorted(self.errors.copy().items())
+            ],
+            "streamq_server_roundtrip_seconds": [({}, self.trips.spread())],
+            **totals([self.janitor]),
+        }
 
     # Errands for processes
 
