@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 from streamq import backoff, tally
 from streamq.control import Config, Hello, Idle, Look, PoolOptions, Unfit
@@ -86,6 +87,7 @@ class Pool:
         self._members: list[Member] = []
         self._selector = selectors.DefaultSelector()
         self._bell, self._button = socket.socketpair()
+        self._button.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._pauses = self._stillborn = 0
         self._start_at = 0.0
@@ -152,7 +154,11 @@ class Pool:
     def end(self) -> None:
         """End now, from another thread: what its processes would still do is not wanted."""
         self._is_stopping = self._is_unwanted = True
-        with suppress(OSError):
+        self._ring()
+
+    def _ring(self) -> None:
+        """Let nothing be waited for any longer."""
+        with suppress(OSError):  # it is ringing, or nobody is there any more
             self._button.send(b".")
 
     def unready(self) -> str:
@@ -409,6 +415,11 @@ class Pool:
 
     def _install_signals(self) -> dict[int, Callable[..., object] | int | None]:
         """Let signals only be noted: they may come between any two steps of the loop."""
+
+        def note(number: int, _: FrameType | None) -> None:
+            self._signals.append(number)
+            self._ring()
+
         numbers = (
             signal.SIGTERM,
             signal.SIGINT,
@@ -417,7 +428,7 @@ class Pool:
             signal.SIGUSR1,
             signal.SIGUSR2,
         )
-        return {n: signal.signal(n, lambda n, _: self._signals.append(n)) for n in numbers}
+        return {number: signal.signal(number, note) for number in numbers}
 
     def _obey_signals(self) -> None:
         while self._signals:

@@ -47,6 +47,7 @@ class Fleet:
         target: str = "tasks:app",
         cwd: Path = APPS,
         audit_ms: int = 500,
+        program: tuple[str, ...] = ("-m", "streamq.cli"),
     ) -> "subprocess.Popen[bytes]":
         """A pool, from its command line."""
         errors = (self._folder / f"pool{len(self._pools)}.err").open("wb")
@@ -56,7 +57,7 @@ class Fleet:
             "STREAMQ_TEST_LOG": str(self.log),
             "STREAMQ_AUDIT_MS": str(audit_ms),
         }
-        command = [sys.executable, "-m", "streamq.cli", "worker", *filter(None, [target]), *options]
+        command = [sys.executable, *program, "worker", *filter(None, [target]), *options]
         pool = subprocess.Popen(
             command, env=environment, cwd=cwd, stderr=errors, stdout=subprocess.PIPE
         )
