@@ -11,7 +11,8 @@ import msgspec
 import typer
 
 from streamq import demonstration, logs
-from streamq.job import Job, Progress
+from streamq.job import Job
+from streamq.meter import Progress
 from streamq.model import PREFIX, Policy, Spec
 from streamq.plan import Plan
 from streamq.server import LocalServer

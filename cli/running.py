@@ -18,6 +18,7 @@ import typer
 
 from streamq import units
 from streamq.errors import InvalidValue, StreamqError
+from streamq.inputs import STDIN
 from streamq.job import Job
 from streamq.model import Failure, State, Status
 from streamq.plan import STANDARD, Plan
@@ -139,7 +140,7 @@ class Run:
         raise typer.Exit(code) from None
 
     def _command(self) -> str:
-        has_stdin = STANDARD in self._plan.policy.spec.files
+        has_stdin = STDIN in self._plan.policy.spec.files
         same = " with the same standard input" if has_stdin else ""
         return f"streamq run --resume {self._plan.id}{same}"
 

@@ -9,7 +9,7 @@ import typer
 
 from streamq import units
 from streamq.errors import InvalidValue
-from streamq.inputs import STDIN
+from streamq.inputs import COMPRESSED, STDIN
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
 from streamq.references import MOST_REFERRED
 from streamq.remote import is_remote
@@ -17,7 +17,6 @@ from streamq.rows import fields_of
 from streamq.source import Size, header_of
 
 FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
-_COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
@@ -217,6 +216,6 @@ def _inside(folder: str) -> list[str]:
 
 def _form_of(name: str) -> str:
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSED:
+    if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return _BY_SUFFIX.get(suffixes[-1], "lines") if suffixes else "lines"

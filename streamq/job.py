@@ -6,22 +6,19 @@ embedded server's data and how the job was started.
 
 import os
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-import msgspec
-
-from streamq.client import Request, status_of
+from streamq.client import Request
 from streamq.collector import Collector
 from streamq.connection import Connection
 from streamq.control import Config, PoolOptions
 from streamq.errors import ProtocolError, RequestEnded, RequestUnknown, ServerError, StreamqError
 from streamq.keeper import Keeper
 from streamq.loader import Load
-from streamq.model import MAX_RESULT, Failure, Status
+from streamq.meter import Meter, Progress
+from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.nursery import Nursery
 from streamq.output import FileOutput, Output, StreamOutput
 from streamq.plan import STANDARD, Plan
@@ -33,24 +30,6 @@ _BEAT_MS = 2_000
 _AUDIT_MS = 2_000
 _CANCEL_GRACE_S = 3.0
 _WATCH_S = 0.25
-#: The rate is that of so long.
-_LATELY_S = 10.0
-_COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job is."""
-
-    status: Status
-    #: Part of the whole that is finished, where that can be told.
-    done: float | None
-    eta_s: float | None
-    #: Records in a second, of late.
-    rate: float
-    busy: int
-    slots: int
-    #: Parts that were run again so far.
-    retried: int
 
 
 class Job:
@@ -86,7 +65,7 @@ class Job:
             StreamqError: what went wrong with the input, the output, the function or the server.
             BrokenPipeError: nobody reads the output any more.
         """
-        # The loader, the collector, the pool's keeper and whoever watches: a connection each.
+        # The loader, the collector, whoever watches and the pool's keeper: a connection each.
         connections = [Connection(self._url) for _ in range(4)]
         protocols = [Protocol(connection, self._prefix) for connection in connections]
         if self._is_alone:
@@ -205,7 +184,7 @@ class Job:
     ) -> None:
         if not _await(opened, self._is_stopping):
             return
-        meter = _Meter(protocol, self._plan, pool)
+        meter = Meter(protocol, self._plan, pool)
         while not self._is_stopping.wait(_WATCH_S):
             with suppress(ServerError, ProtocolError):
                 watch(meter.read())
@@ -222,7 +201,7 @@ class Job:
             keeps_stdout=not plan.is_piped,
             allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),
             slots=plan.slots,
-            levels=tuple(range(100)),
+            levels=tuple(range(LAST_LEVEL + 1)),
             quantum_ms=50,
             lease_ms=_LEASE_MS,
             max_result=MAX_RESULT,
@@ -239,67 +218,6 @@ class Job:
         keeper.slots = plan.processes * plan.slots
         options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
         return Pool(config, options, keeper, nursery=self._nursery)
-
-
-class _Place(msgspec.Struct):
-    """What the load's cursor says of its place in the files."""
-
-    file: int = 0
-    offset: int = 0
-
-
-class _Meter:
-    """Reads how far a job is."""
-
-    def __init__(self, protocol: Protocol, plan: Plan, pool: Pool) -> None:
-        self._protocol = protocol
-        self._plan = plan
-        self._pool = pool
-        self._seen: deque[tuple[float, int]] = deque(maxlen=round(_LATELY_S / _WATCH_S))
-        #: Bytes of each file; none where it is not known how many records they hold.
-        self._sizes = _sizes(plan.policy.spec.files)
-
-    def read(self) -> Progress:
-        """How far it is now."""
-        found = self._protocol.inspect(self._plan.id)
-        status = status_of(self._plan.id, found)
-        finished = status.records.done + status.records.failed
-        self._seen.append((time.monotonic(), finished))
-        (then, before), (now, _) = self._seen[0], self._seen[-1]
-        rate = (finished - before) / (now - then) if now > then else 0.0
-        total = self._total(status, found.get("cursor", ""))
-        left = None if total is None else max(0.0, total - finished)
-        return Progress(
-            status=status,
-            done=finished / total if total else None,
-            eta_s=left / rate if left is not None and rate > 0 else None,
-            rate=rate,
-            busy=self._pool.busy,
-            slots=self._plan.processes * self._plan.slots,
-            retried=self._pool.retried,
-        )
-
-    def _total(self, status: Status, cursor: str) -> float | None:
-        """How many records there are in all: counted, or told by how much of the files is read."""
-        if status.state != "loading":
-            return status.records.total
-        try:
-            place = msgspec.json.decode(cursor, type=_Place)
-        except msgspec.DecodeError:
-            return None
-        loaded = sum(self._sizes[: place.file]) + place.offset
-        if not loaded or not self._sizes:
-            return None
-        return status.records.total * sum(self._sizes) / loaded
-
-
-def _sizes(files: Sequence[str]) -> list[int]:
-    if any(Path(name).suffix.lower() in _COMPRESSED for name in files):
-        return []
-    try:
-        return [Path(name).stat().st_size for name in files]
-    except OSError:
-        return []
 
 
 def _await(opened: threading.Event, stopping: threading.Event) -> bool:

@@ -8,7 +8,7 @@ from streamq.model import Policy
 from streamq.output import is_stream
 from streamq.source import Size
 
-#: The output or input that is the standard one.
+#: The output that is standard output.
 STANDARD = "-"
 
 
