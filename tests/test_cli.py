@@ -450,6 +450,21 @@ def test_status_of_the_queue(streamq: Streamq, submitted: Driver, protocol: Prot
     }
 
 
+def test_status_of_a_long_queue_says_how_far_it_has_read(
+    running: Callable[..., subprocess.Popen[str]], protocol: Protocol, queue: str, request_id: str
+) -> None:
+    ids = {f"{request_id}-{number}": number for number in range(1_200)}
+    protocol.connection.redis.zadd(QueueKeys(queue).open, ids)
+    with Terminal() as terminal:
+        asking = running("status", stdout=subprocess.PIPE, stderr=terminal.file)
+
+        text, _ = asking.communicate(timeout=60)
+
+        assert fact(text, "requests") == "0 loading, 0 open, 0 paused"
+        assert "read 1,000 of 1,200 requests" in terminal.seen()
+        assert terminal.seen().endswith("\r\x1b[K")
+
+
 @ALL_KINDS
 def test_ls_shows_what_is_open_newest_first(
     streamq: Streamq, client: Client, failed: Driver
