@@ -208,14 +208,7 @@ class Job:
             log_level=self._log_level,
             log_format="text",
         )
-        keeper = Keeper(
-            protocol,
-            plan.policy.queue,
-            lease_ms=_LEASE_MS,
-            beat_ms=_BEAT_MS,
-            audit_ms=_AUDIT_MS,
-        )
-        keeper.slots = plan.processes * plan.slots
+        keeper = Keeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
         options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
         return Pool(config, options, keeper, nursery=self._nursery)
 
