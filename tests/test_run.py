@@ -129,6 +129,14 @@ def run_left_in(folder: Path) -> str:
     return home.name
 
 
+def go_on(streamq: Streamq, said: str, folder: Path) -> None:
+    """Do as a run that was stopped said, to its end."""
+    request_id = run_left_in(folder)
+    assert f"go on with: streamq run --resume {request_id}" in said
+    done = streamq("run", "--resume", request_id)
+    assert done.returncode == 0, done.stderr
+
+
 def descendants(pid: int) -> list[int]:
     """Ids of the processes below one."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -475,10 +483,7 @@ class TestOutputs:
 
         assert running.returncode == 1, said
         assert f"cannot write {output}: File too large" in said
-        request_id = run_left_in(tmp_path)
-        assert f"go on with: streamq run --resume {request_id}" in said
-        done = streamq("run", "--resume", request_id)
-        assert done.returncode == 0, done.stderr
+        go_on(streamq, said, tmp_path)
         assert output.read_bytes() == source.read_bytes()
 
     def test_device_that_is_full_is_named(self, streamq: Streamq, source: Path) -> None:
@@ -534,10 +539,7 @@ def test_stopped_it_goes_on(
     _, said = running.communicate(timeout=100)
 
     assert running.returncode == code
-    request_id = run_left_in(tmp_path)
-    assert f"go on with: streamq run --resume {request_id}" in said
-    done = streamq("run", "--resume", request_id)
-    assert done.returncode == 0, done.stderr
+    go_on(streamq, said, tmp_path)
     assert output.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
 
@@ -561,10 +563,7 @@ def test_stopped_before_it_works_it_goes_on(
 
     assert running.returncode == code
     assert "Traceback" not in said
-    request_id = run_left_in(tmp_path)
-    assert f"go on with: streamq run --resume {request_id}" in said
-    done = streamq("run", "--resume", request_id)
-    assert done.returncode == 0, done.stderr
+    go_on(streamq, said, tmp_path)
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
