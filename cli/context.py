@@ -170,6 +170,14 @@ QueuesOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the request.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Of the requests.")]
+ExecOption = Annotated[
+    str,
+    typer.Option(
+        "--exec",
+        metavar="'PROGRAM ARGS'",
+        help="Run a program instead: the records of a part on its stdin, results on stdout.",
+    ),
+]
 LogLevelOption = Annotated[
     Level,
     typer.Option("--log-level", envvar="STREAMQ_LOG_LEVEL", case_sensitive=False, help="How much."),

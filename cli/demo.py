@@ -11,8 +11,10 @@ import msgspec
 import typer
 
 from streamq import demonstration, logs
-from streamq.job import Job, Plan, Progress
+from streamq.job import Job
+from streamq.meter import Progress
 from streamq.model import PREFIX, Policy, Spec
+from streamq.plan import Plan
 from streamq.server import LocalServer
 from streamq.source import Size
 

@@ -17,12 +17,13 @@ from streamq.request_lines import submit_lines
 
 from . import render
 from .context import PrefixOption, QueueOption, UrlOption, connected
-from .wishes import Wishes, with_wishes
+from .options import with_options
+from .wishes import Wishes
 
 
-@with_wishes
+@with_options
 def load(
-    wishes: Wishes,
+    *,
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
     ],
@@ -37,6 +38,7 @@ def load(
     window: Annotated[
         str, typer.Option(metavar="SIZE", help="Bytes that wait in the server, at most.")
     ] = "",
+    wishes: Wishes,
     queue: QueueOption = "default",
     url: UrlOption = None,
     prefix: PrefixOption = None,

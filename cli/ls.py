@@ -81,7 +81,7 @@ def ls(
             found += islice(fit, rows + 1 if rows else None)
     # A request may have moved from one index to the other meanwhile.
     unique = {status.id: status for status in found}.values()
-    newest = sorted(unique, key=lambda status: -status.created_ms)
+    newest = sorted(unique, key=lambda status: (status.created_ms, status.id), reverse=True)
     shown = newest[: rows or None]
     if as_json:
         render.as_json(shown)

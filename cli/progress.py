@@ -4,9 +4,7 @@ import shutil
 import sys
 import time
 
-import typer
-
-from streamq.job import Progress
+from streamq.meter import Progress
 
 from . import render
 
@@ -21,6 +19,7 @@ class Display:
         """Quiet where results go to the same terminal."""
         self._is_quiet = is_quiet
         self._is_live = render.is_terminal(sys.stderr)
+        self._line = render.Progress(is_shown=not is_quiet)
         self._said = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
@@ -31,17 +30,14 @@ class Display:
             width = shutil.get_terminal_size().columns - 1
             text = words(progress)
             wide = f"{bar(progress)} {text}"
-            typer.echo(
-                f"\r\x1b[K{(wide if len(wide) <= width else text)[:width]}", err=True, nl=False
-            )
+            self._line.show((wide if len(wide) <= width else text)[:width])
         elif time.monotonic() - self._said >= _SHOW_EVERY_S:
             self._said = time.monotonic()
-            typer.echo(words(progress), err=True)
+            render.note(words(progress))
 
     def end(self) -> None:
         """Leave the line."""
-        if self._is_live and not self._is_quiet:
-            typer.echo("\r\x1b[K", err=True, nl=False)
+        self._line.show("")
 
 
 def bar(progress: Progress) -> str:

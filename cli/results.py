@@ -8,10 +8,10 @@ import msgspec
 import typer
 
 from streamq.client import Request
-from streamq.collector import Collector, form_of, show
+from streamq.collector import Collector, show
 from streamq.errors import InvalidValue
 from streamq.model import Failure
-from streamq.output import FORMS, FileOutput, is_stream
+from streamq.output import FORMS, FileOutput, form_of, is_stream
 
 from . import render
 from .context import PrefixOption, UrlOption, connected, naming

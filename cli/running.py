@@ -17,16 +17,17 @@ import msgspec
 import typer
 
 from streamq import units
-from streamq.collector import form_of
 from streamq.errors import InvalidValue, StreamqError
-from streamq.job import STANDARD, Job, Plan
+from streamq.inputs import STDIN
+from streamq.job import Job
 from streamq.model import Failure, State, Status
-from streamq.output import FORMS
+from streamq.plan import STANDARD, Plan
 from streamq.pool import Unrunnable
 from streamq.server import LocalServer
+from streamq.settings import Settings, with_login
 
 from . import render
-from .context import exit_code
+from .context import connected, exit_code
 from .progress import Display
 from .results import write_errors
 
@@ -34,27 +35,6 @@ from .results import write_errors
 HOME = Path(".streamq")
 #: So many failures are told where there is no file to write them to.
 _MOST_TOLD = 10
-
-
-def place_of(output: str) -> str:
-    """Where results go: a file, or standard output when that is a pipe or is asked for."""
-    if output in ("", STANDARD) and sys.stdout is None:
-        raise InvalidValue("where to? Standard output is closed: give -o FILE")
-    if output == STANDARD or (not output and not render.is_terminal(sys.stdout)):
-        return STANDARD
-    if not output:
-        raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
-    return str(Path(output).absolute())
-
-
-def written_as(output: str, output_form: str, *, has_program: bool) -> str:
-    """How results are written: as asked for, or by the output's name."""
-    if has_program and output_form not in ("", "raw"):
-        raise InvalidValue("--output-format goes with --map: what a program prints is written so")
-    form = "raw" if has_program else output_form or form_of(output)
-    if form not in FORMS:
-        raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
-    return form
 
 
 def kept(request_id: str) -> Plan:
@@ -66,6 +46,16 @@ def kept(request_id: str) -> Plan:
         there = [each.name for each in HOME.glob("*") if (each / "plan.json").exists()]
         others = f"; there is {', '.join(there)}" if there else ""
         raise InvalidValue(f"no run {request_id} was stopped in this folder{others}") from None
+
+
+def named_server(url: str | None, prefix: str | None) -> str:
+    """The URL of the server that an option or a setting names, which answers; "" if none does."""
+    settings = Settings.from_env()
+    named = url or settings.url
+    if named:
+        with connected(url, prefix, is_patient=False):
+            named = with_login(named, settings)
+    return named
 
 
 class Run:
@@ -150,7 +140,7 @@ class Run:
         raise typer.Exit(code) from None
 
     def _command(self) -> str:
-        has_stdin = STANDARD in self._plan.policy.spec.files
+        has_stdin = STDIN in self._plan.policy.spec.files
         same = " with the same standard input" if has_stdin else ""
         return f"streamq run --resume {self._plan.id}{same}"
 

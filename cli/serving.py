@@ -33,13 +33,12 @@ def serve(
     settings = Settings.from_env()
     keeper = Keeper(
         protocol,
-        config.queue,
-        lease_ms=config.lease_ms,
+        config,
+        options.processes,
         beat_ms=min(settings.beat_ms, config.lease_ms // 4),
         audit_ms=settings.audit_ms,
+        levels=levels,
     )
-    keeper.slots, keeper.levels = options.processes * config.slots, levels
-    keeper.taken = config.levels
     pool = Pool(config, options, keeper, notifier=Notifier(), nursery=nursery)
     with _health(health_port, pool, protocol, keeper, config):
         try:

@@ -15,6 +15,9 @@ from streamq.protocol import Protocol
 from . import render
 from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected, naming
 
+#: After so many requests of a queue it is told how many are read: that takes a moment.
+STEP = 500
+
 
 class WaitingParts(msgspec.Struct, frozen=True):
     """Parts of a queue's requests that are still to be done."""
@@ -53,7 +56,9 @@ def status(
 ) -> None:
     """What is going on, in a queue or with one request.
 
-    streamq status nightly --json
+    Of a queue every request that is not finished is read, one after another.
+
+        streamq status nightly --json
     """
     with connected(url, prefix) as protocol:
         if request_id is None:
@@ -69,7 +74,13 @@ def status(
 
 
 def _summary(protocol: Protocol, queue: str) -> Summary:
-    found = backlog.look(protocol, queue)
+    with render.Progress() as line:
+
+        def show(number: int, total: int) -> None:
+            if number % STEP == 0:
+                line.show(f"read {number:,} of {total:,} requests")
+
+        found = backlog.look(protocol, queue, show)
     live = [status for status, _ in found.requests]
     states = Counter(status.state for status in live)
     for request_id, error in found.damaged:

@@ -1,18 +1,15 @@
 """What ``load`` and ``run`` are told about a request: the same options, read the same way."""
 
-import functools
 import glob
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated
 
 import msgspec
 import typer
 
 from streamq import units
 from streamq.errors import InvalidValue
-from streamq.inputs import STDIN
+from streamq.inputs import COMPRESSED, STDIN
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
 from streamq.references import MOST_REFERRED
 from streamq.remote import is_remote
@@ -20,12 +17,11 @@ from streamq.rows import fields_of
 from streamq.source import Size, header_of
 
 FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
-_COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 class Wishes(msgspec.Struct, kw_only=True):
-    """The options as they were typed. Those with a help text are options of every such command."""
+    """The options as they were typed. What is described as one is an option of both commands."""
 
     files: list[str] = []
     handler: str = ""
@@ -168,35 +164,6 @@ class Wishes(msgspec.Struct, kw_only=True):
         return Size(part_bytes, self.lines, most if is_file else max(part_bytes, MAX_PART))
 
 
-def with_wishes(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of a request, which it is given as its first argument."""
-    hints = get_type_hints(Wishes, include_extras=True)
-    options = {
-        field.name: inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=hints[field.name],
-        )
-        for field in msgspec.structs.fields(Wishes)
-        if get_origin(hints[field.name]) is Annotated
-    }
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        command(Wishes(**{name: given.pop(name) for name in options}), **given)
-
-    _, *own = inspect.signature(command).parameters.values()
-    # Those of all commands come last.
-    common = [each.name for each in own].index("queue")
-    both = [*own[:common], *options.values(), *own[common:]]
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in both]
-    )
-    run.__annotations__ = {each.name: each.annotation for each in both}
-    return run
-
-
 def _header_of(name: str, spec: Spec) -> str:
     try:
         return header_of(name, spec).decode()
@@ -249,6 +216,6 @@ def _inside(folder: str) -> list[str]:
 
 def _form_of(name: str) -> str:
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSED:
+    if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return _BY_SUFFIX.get(suffixes[-1], "lines") if suffixes else "lines"

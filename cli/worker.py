@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from streamq import units
@@ -16,6 +17,7 @@ from streamq.settings import Settings
 
 from . import logs
 from .context import (
+    ExecOption,
     HealthPortOption,
     LogFormatOption,
     LogLevelOption,
@@ -25,26 +27,22 @@ from .context import (
     connected,
     url_of,
 )
+from .options import with_options
 
 
-def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
+class PoolWishes(msgspec.Struct, kw_only=True):
+    """What a pool is to be like, as it was typed."""
+
     target: Annotated[
         str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")
-    ] = "",
-    command: Annotated[
-        str,
-        typer.Option(
-            "--exec",
-            metavar="'PROGRAM ARGS'",
-            help="Instead of an app: the records of a part on its stdin, results on stdout.",
-        ),
-    ] = "",
+    ] = ""
+    command: ExecOption = ""
     handler: Annotated[
         str, typer.Option(metavar="NAME", help="With --exec: what requests call the program.")
-    ] = "",
+    ] = ""
     processes: Annotated[
         int, typer.Option("-p", "--processes", min=1, envvar="STREAMQ_PROCESSES")
-    ] = 1,
+    ] = 1
     slots: Annotated[
         int,
         typer.Option(
@@ -54,26 +52,26 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
             envvar="STREAMQ_CONCURRENCY",
             help="Parts at once in each process.",
         ),
-    ] = 1,
-    queue: QueueOption = "default",
+    ] = 1
+    queue: QueueOption = "default"
     levels: Annotated[
         str, typer.Option(metavar="RANGE", help="Take only these levels, such as 0-19.")
-    ] = f"0-{LAST_LEVEL}",
-    is_burst: Annotated[
-        bool, typer.Option("--burst", help="Exit when nothing is left to do.")
-    ] = False,
+    ] = f"0-{LAST_LEVEL}"
+    is_burst: Annotated[bool, typer.Option("--burst", help="Exit when nothing is left to do.")] = (
+        False
+    )
     max_idle: Annotated[
         str, typer.Option(metavar="TIME", help="Exit after so long without a part.")
-    ] = "",
+    ] = ""
     max_parts: Annotated[
         int, typer.Option(min=0, help="Replace a process after so many parts.")
-    ] = 0,
+    ] = 0
     max_memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Replace a process that grows beyond this.")
-    ] = "",
-    max_result: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest result of a part.")
-    ] = f"{MAX_RESULT // 2**20}MiB",
+    ] = ""
+    max_result: Annotated[str, typer.Option(metavar="SIZE", help="Largest result of a part.")] = (
+        f"{MAX_RESULT // 2**20}MiB"
+    )
     grace: Annotated[
         str,
         typer.Option(
@@ -81,33 +79,73 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
             envvar="STREAMQ_GRACE",
             help="Time for what runs to end when told to stop.",
         ),
-    ] = "25s",
+    ] = "25s"
     cancel_grace: Annotated[
         str, typer.Option(metavar="TIME", help="Time for a cancelled part to end.")
-    ] = "10s",
+    ] = "10s"
     quantum: Annotated[
         str, typer.Option(metavar="TIME", help="Work on one request before others have a turn.")
-    ] = "50ms",
+    ] = "50ms"
     lease: Annotated[
         str,
         typer.Option(
             metavar="TIME",
             help="When a whole pool is silent for so long, others take its parts. [default: 20s]",
         ),
-    ] = "",
-    health_port: HealthPortOption = "",
+    ] = ""
+    health_port: HealthPortOption = ""
     allow_read: Annotated[
         list[str],
         typer.Option(metavar="DIR|URL", help="Where parts may refer to files; may be repeated."),
-    ] = [],  # noqa: B006  typer makes its own of it
+    ] = []
     is_reloading: Annotated[
         bool, typer.Option("--reload", help="Restart the processes when the code changes.")
-    ] = False,
-    log_level: LogLevelOption = logs.Level.INFO,
-    log_format: LogFormatOption = logs.Format.TEXT,
-    url: UrlOption = None,
-    prefix: PrefixOption = None,
-) -> None:
+    ] = False
+    log_level: LogLevelOption = logs.Level.INFO
+    log_format: LogFormatOption = logs.Format.TEXT
+
+    def config(self, url: str | None, prefix: str | None) -> Config:
+        """What its processes are told."""
+        argv = words_of(self.command)
+        if bool(self.target) == bool(argv) or bool(argv) != bool(self.handler):
+            raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
+        settings = Settings.from_env()
+        lease_ms = units.duration_ms(self.lease, "--lease") if self.lease else settings.lease_ms
+        if lease_ms < 500:
+            raise InvalidValue(f"--lease {self.lease!r} is too short: 500ms or more")
+        return Config(
+            url=url_of(url),
+            prefix=prefix or settings.prefix,
+            queue=units.name(self.queue, "queue"),
+            target=self.target,
+            argv=argv,
+            handler=units.name(self.handler, "--handler") if self.handler else "",
+            allow_read=tuple(map(_allowed, self.allow_read)),
+            slots=self.slots,
+            levels=_levels(self.levels),
+            quantum_ms=units.duration_ms(self.quantum, "--quantum"),
+            lease_ms=lease_ms,
+            max_result=units.size_bytes(self.max_result, "--max-result"),
+            log_level=self.log_level.value,
+            log_format=logs.style(self.log_format),
+        )
+
+    def options(self) -> PoolOptions:
+        """How it looks after them."""
+        return PoolOptions(
+            processes=self.processes,
+            grace_s=units.duration_ms(self.grace, "--grace") / 1e3,
+            cancel_grace_s=units.duration_ms(self.cancel_grace, "--cancel-grace") / 1e3,
+            is_burst=self.is_burst,
+            max_idle_s=units.duration_ms(self.max_idle, "--max-idle") / 1e3 if self.max_idle else 0,
+            max_parts=self.max_parts,
+            max_memory=units.size_bytes(self.max_memory, "--max-memory") if self.max_memory else 0,
+            is_reloading=self.is_reloading,
+        )
+
+
+@with_options
+def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = None) -> None:
     """Run the handlers of an app on parts of requests, in processes that are looked after.
 
     TERM or Ctrl-C lets what runs end and hands back the rest; Ctrl-C again stops now, and
@@ -118,47 +156,15 @@ def worker(  # noqa: PLR0913, PLR0917  the options of a pool are many and flat
 
         streamq worker shop.tasks:app -p 4 -c 8
     """
-    argv = words_of(command)
-    if bool(target) == bool(argv) or bool(argv) != bool(handler):
-        raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
-    settings = Settings.from_env()
-    lease_ms = units.duration_ms(lease, "--lease") if lease else settings.lease_ms
-    if lease_ms < 500:
-        raise InvalidValue(f"--lease {lease!r} is too short: 500ms or more")
-    config = Config(
-        url=url_of(url),
-        prefix=prefix or settings.prefix,
-        queue=units.name(queue, "queue"),
-        target=target,
-        argv=argv,
-        handler=units.name(handler, "--handler") if handler else "",
-        allow_read=tuple(map(_allowed, allow_read)),
-        slots=slots,
-        levels=_levels(levels),
-        quantum_ms=units.duration_ms(quantum, "--quantum"),
-        lease_ms=lease_ms,
-        max_result=units.size_bytes(max_result, "--max-result"),
-        log_level=log_level.value,
-        log_format=logs.style(log_format),
-    )
-    options = PoolOptions(
-        processes=processes,
-        grace_s=units.duration_ms(grace, "--grace") / 1e3,
-        cancel_grace_s=units.duration_ms(cancel_grace, "--cancel-grace") / 1e3,
-        is_burst=is_burst,
-        max_idle_s=units.duration_ms(max_idle, "--max-idle") / 1e3 if max_idle else 0.0,
-        max_parts=max_parts,
-        max_memory=units.size_bytes(max_memory, "--max-memory") if max_memory else 0,
-        is_reloading=is_reloading,
-    )
-    logs.configure(log_level, log_format)
+    config, options = wishes.config(url, prefix), wishes.options()
+    logs.configure(wishes.log_level, wishes.log_format)
     try:
-        with Nursery(slots, processes) as nursery:
+        with Nursery(config.slots, options.processes) as nursery:
             # The driver takes a while to import: as long as the processes take to start.
             from .serving import serve
 
             with connected(url, prefix, is_patient=False) as protocol:
-                code = serve(protocol, config, options, nursery, levels, health_port)
+                code = serve(protocol, config, options, nursery, wishes.levels, wishes.health_port)
     except KeyboardInterrupt:
         code = 0  # told to stop before there was anything to finish
     raise typer.Exit(code)

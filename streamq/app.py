@@ -173,29 +173,7 @@ def describe(
         InvalidValue: it takes no record, or its name cannot be one.
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-        signature = inspect.signature(function)
-        parameters = list(signature.parameters.values())
-    except (NameError, TypeError, ValueError) as error:
-        raise InvalidValue(f"handler {name}: {error}") from None
-    context_name = next((p.name for p in parameters if hints.get(p.name) is Context), None)
-    given = [p for p in parameters if p.name != context_name]
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidValue(f"handler {name} yields; it is to return what a record gives")
-    try:
-        signature.bind(None, **({context_name: None} if context_name else {}))
-    except TypeError as error:
-        raise InvalidValue(
-            f"handler {name} is called with a record or a part, and its Context if it has one "
-            f"after that: {error}"
-        ) from None
-    annotation = hints.get(given[0].name, inspect.Parameter.empty)
-    try:
-        if annotation is not inspect.Parameter.empty:
-            msgspec.json.Decoder(annotation)
-    except TypeError as error:
-        raise InvalidValue(f"handler {name}: {annotation} cannot be decoded: {error}") from None
+    annotation, context_name = _parameters(name, function)
     return Handler(
         name,
         function,
@@ -206,3 +184,30 @@ def describe(
         None if timeout is None else units.duration_ms(timeout, "timeout"),
         None if retries is None else units.whole(retries, "retries", 0),
     )
+
+
+def _parameters(name: str, function: Callable[..., Any]) -> tuple[Any, str | None]:
+    """The annotation of the first parameter, and the name of the one that gets the context."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidValue(f"handler {name} yields; it is to return what a record gives")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        signature = inspect.signature(function)
+    except (NameError, TypeError, ValueError) as error:
+        raise InvalidValue(f"handler {name}: {error}") from None
+    context_name = next((p for p in signature.parameters if hints.get(p) is Context), None)
+    try:
+        signature.bind(None, **({context_name: None} if context_name else {}))
+    except TypeError as error:
+        raise InvalidValue(
+            f"handler {name} is called with a record or a part, and its Context if it has one "
+            f"after that: {error}"
+        ) from None
+    first = next(p for p in signature.parameters if p != context_name)
+    annotation = hints.get(first, inspect.Parameter.empty)
+    try:
+        if annotation is not inspect.Parameter.empty:
+            msgspec.json.Decoder(annotation)
+    except TypeError as error:
+        raise InvalidValue(f"handler {name}: {annotation} cannot be decoded: {error}") from None
+    return annotation, context_name

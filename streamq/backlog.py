@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from importlib.metadata import version
@@ -80,11 +80,15 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def look(protocol: Protocol, queue: str) -> Backlog:
-    """What a queue has to do now."""
+def look(
+    protocol: Protocol, queue: str, on_read: Callable[[int, int], None] = lambda *_: None
+) -> Backlog:
+    """What a queue has to do now. It reads request after request, and tells how many of all."""
     requests, damaged = [], []
     now_ms = 0
-    for request_id in protocol.ids(units.name(queue, "queue")):
+    ids = protocol.ids(units.name(queue, "queue"))
+    for number, request_id in enumerate(ids, 1):
+        on_read(number, len(ids))
         try:
             found = protocol.inspect(request_id)
             status = status_of(request_id, found)

@@ -8,6 +8,7 @@ import msgspec
 from streamq import acl, scripts
 from streamq.errors import ServerError
 from streamq.probe import Probe
+from streamq.versions import OLDEST, first_good, troubles
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 #: A server's clock may be off by this much without a word, and by this much at all.
@@ -16,24 +17,6 @@ SLOTS = 16_384
 #: So many missing rights are named, and so many queues tried.
 _SHOWN = 8
 MOST_QUEUES = 5
-_FIRST_VERSION = (7, 0, 0)
-_BREAKOUT = "has CVE-2025-49844 (scripts can break out)"
-_TLS = "has CVE-2026-56684 (with TLS, CLIENT KILL can run code)"
-#: Of which server; from and before which version; what is wrong with them. From the release notes.
-_BAD_VERSIONS = (
-    ("redis", (7, 0, 0), (7, 2, 0), "is not maintained any more, unless by a distribution"),
-    ("redis", (7, 2, 0), (7, 2, 11), _BREAKOUT),
-    ("redis", (7, 4, 0), (7, 4, 6), _BREAKOUT),
-    ("redis", (8, 0, 0), (8, 0, 4), _BREAKOUT),
-    ("redis", (8, 2, 0), (8, 2, 2), _BREAKOUT),
-    ("valkey", (7, 2, 0), (7, 2, 11), _BREAKOUT),
-    ("valkey", (8, 0, 0), (8, 0, 6), _BREAKOUT),
-    ("valkey", (8, 1, 0), (8, 1, 4), _BREAKOUT),
-    ("valkey", (8, 0, 0), (8, 0, 10), _TLS),
-    ("valkey", (8, 1, 0), (8, 1, 9), _TLS),
-    ("valkey", (9, 0, 0), (9, 0, 5), _TLS),
-    ("valkey", (9, 1, 0), (9, 1, 1), _TLS),
-)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +80,7 @@ class ServerChecks(Examiner):
             text = str(info.get("valkey_version") or info["redis_version"])
             version = tuple(int(word) for word in text.split(".")[:3] if word.isdecimal())
             name = f"{self._probe.name(node)}: {kind} {text}"
-            if version < _FIRST_VERSION:
+            if version < OLDEST:
                 remedy = "use Redis 7 or newer, or Valkey"
                 yield Finding(
                     check="version", verdict=FAIL, says=f"{name} is too old", remedy=remedy
@@ -256,22 +239,6 @@ class ServerChecks(Examiner):
             there = sum(map(bool, self._probe.ask(node, "SCRIPT EXISTS", *digests)))
             says = f"{self._probe.name(node)} has {there} of {len(known)}; others come when needed"
             yield Finding(check="scripts", verdict=OK, says=says)
-
-
-def troubles(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """What is known to be wrong with a version of a server, and the first that is better."""
-    return {
-        why: until
-        for of, since, until, why in _BAD_VERSIONS
-        if of == kind and since <= version < until
-    }
-
-
-def first_good(kind: str, version: tuple[int, ...]) -> tuple[int, ...]:
-    """The first version from this on that nothing is known to be wrong with."""
-    while bad := troubles(kind, version):
-        version = max(bad.values())
-    return version
 
 
 def _largest(names: Iterable[str]) -> list[str]:

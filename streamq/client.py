@@ -153,7 +153,7 @@ class Client:
             with suppress(RequestUnknown, Damaged):
                 found.append(Request(self._protocol, request_id).status())
         kept = [status for status in found if status.state.is_live != ended]
-        return sorted(kept, key=lambda status: status.created_ms)
+        return sorted(kept, key=lambda status: (status.created_ms, status.id))
 
     def close(self) -> None:
         """Drop the connections."""

@@ -9,7 +9,6 @@ import io
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -119,11 +118,6 @@ def _header(spec: str) -> bytes:
     """Raw output of a CSV begins with the header that its input had."""
     with reading("the options of the request"):
         return msgspec.json.decode(spec, type=Spec).header.encode()
-
-
-def form_of(name: str) -> str:
-    """What is written to a file of that name: JSON lines, CSV, or lines as handlers return them."""
-    return {".jsonl": "jsonl", ".csv": "csv"}.get(Path(name).suffix.lower(), "raw")
 
 
 def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:

@@ -38,6 +38,8 @@ _RATIO_FROM = 64 * 2**20
 _SAMPLE = 2**16
 #: How often whoever waits for standard input looks up.
 _WAIT_S = 0.05
+#: How the names of compressed files end, as a rule; what is in them decides.
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _HEAD = 10
 _MAGIC = {
     "gzip": re.compile(rb"\x1f\x8b\x08"),

@@ -6,80 +6,30 @@ embedded server's data and how the job was started.
 
 import os
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-import msgspec
-
-from streamq.client import Request, status_of
+from streamq.client import Request
 from streamq.collector import Collector
 from streamq.connection import Connection
 from streamq.control import Config, PoolOptions
 from streamq.errors import ProtocolError, RequestEnded, RequestUnknown, ServerError, StreamqError
 from streamq.keeper import Keeper
 from streamq.loader import Load
-from streamq.model import MAX_RESULT, Failure, Policy, Status
+from streamq.meter import Meter, Progress
+from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.nursery import Nursery
-from streamq.output import FileOutput, Output, StreamOutput, is_stream
+from streamq.output import FileOutput, Output, StreamOutput
+from streamq.plan import STANDARD, Plan
 from streamq.pool import LAST_CALL, Pool
 from streamq.protocol import Protocol
-from streamq.source import Size
 
-#: The output or input that is the standard one.
-STANDARD = "-"
 _LEASE_MS = 8_000
 _BEAT_MS = 2_000
 _AUDIT_MS = 2_000
 _CANCEL_GRACE_S = 3.0
 _WATCH_S = 0.25
-#: The rate is that of so long.
-_LATELY_S = 10.0
-_COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that makes a job what it is."""
-
-    id: str
-    #: Where the function is; "" with a program.
-    target: str
-    argv: tuple[str, ...] = ()
-    output: str
-    form: str
-    policy: Policy
-    size: Size
-    processes: int
-    slots: int
-    window_bytes: int
-    is_ordered: bool = True
-
-    @property
-    def is_piped(self) -> bool:
-        """Whether results go where nothing can be taken back."""
-        return self.output == STANDARD or is_stream(Path(self.output))
-
-    @property
-    def can_go_on(self) -> bool:
-        """Whether it can be gone on with after a stop: what went into a pipe is gone."""
-        return not self.is_piped
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job is."""
-
-    status: Status
-    #: Part of the whole that is finished, where that can be told.
-    done: float | None
-    eta_s: float | None
-    #: Records in a second, of late.
-    rate: float
-    busy: int
-    slots: int
-    #: Parts that were run again so far.
-    retried: int
 
 
 class Job:
@@ -115,7 +65,7 @@ class Job:
             StreamqError: what went wrong with the input, the output, the function or the server.
             BrokenPipeError: nobody reads the output any more.
         """
-        # The loader, the collector, the pool's keeper and whoever watches: a connection each.
+        # The loader, the collector, whoever watches and the pool's keeper: a connection each.
         connections = [Connection(self._url) for _ in range(4)]
         protocols = [Protocol(connection, self._prefix) for connection in connections]
         if self._is_alone:
@@ -234,7 +184,7 @@ class Job:
     ) -> None:
         if not _await(opened, self._is_stopping):
             return
-        meter = _Meter(protocol, self._plan, pool)
+        meter = Meter(protocol, self._plan, pool)
         while not self._is_stopping.wait(_WATCH_S):
             with suppress(ServerError, ProtocolError):
                 watch(meter.read())
@@ -251,84 +201,16 @@ class Job:
             keeps_stdout=not plan.is_piped,
             allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),
             slots=plan.slots,
-            levels=tuple(range(100)),
+            levels=tuple(range(LAST_LEVEL + 1)),
             quantum_ms=50,
             lease_ms=_LEASE_MS,
             max_result=MAX_RESULT,
             log_level=self._log_level,
             log_format="text",
         )
-        keeper = Keeper(
-            protocol,
-            plan.policy.queue,
-            lease_ms=_LEASE_MS,
-            beat_ms=_BEAT_MS,
-            audit_ms=_AUDIT_MS,
-        )
-        keeper.slots = plan.processes * plan.slots
+        keeper = Keeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
         options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
         return Pool(config, options, keeper, nursery=self._nursery)
-
-
-class _Place(msgspec.Struct):
-    """What the load's cursor says of its place in the files."""
-
-    file: int = 0
-    offset: int = 0
-
-
-class _Meter:
-    """Reads how far a job is."""
-
-    def __init__(self, protocol: Protocol, plan: Plan, pool: Pool) -> None:
-        self._protocol = protocol
-        self._plan = plan
-        self._pool = pool
-        self._seen: deque[tuple[float, int]] = deque(maxlen=round(_LATELY_S / _WATCH_S))
-        #: Bytes of each file; none where it is not known how many records they hold.
-        self._sizes = _sizes(plan.policy.spec.files)
-
-    def read(self) -> Progress:
-        """How far it is now."""
-        found = self._protocol.inspect(self._plan.id)
-        status = status_of(self._plan.id, found)
-        finished = status.records.done + status.records.failed
-        self._seen.append((time.monotonic(), finished))
-        (then, before), (now, _) = self._seen[0], self._seen[-1]
-        rate = (finished - before) / (now - then) if now > then else 0.0
-        total = self._total(status, found.get("cursor", ""))
-        left = None if total is None else max(0.0, total - finished)
-        return Progress(
-            status=status,
-            done=finished / total if total else None,
-            eta_s=left / rate if left is not None and rate > 0 else None,
-            rate=rate,
-            busy=self._pool.busy,
-            slots=self._plan.processes * self._plan.slots,
-            retried=self._pool.retried,
-        )
-
-    def _total(self, status: Status, cursor: str) -> float | None:
-        """How many records there are in all: counted, or told by how much of the files is read."""
-        if status.state != "loading":
-            return status.records.total
-        try:
-            place = msgspec.json.decode(cursor, type=_Place)
-        except msgspec.DecodeError:
-            return None
-        loaded = sum(self._sizes[: place.file]) + place.offset
-        if not loaded or not self._sizes:
-            return None
-        return status.records.total * sum(self._sizes) / loaded
-
-
-def _sizes(files: Sequence[str]) -> list[int]:
-    if any(Path(name).suffix.lower() in _COMPRESSED for name in files):
-        return []
-    try:
-        return [Path(name).stat().st_size for name in files]
-    except OSError:
-        return []
 
 
 def _await(opened: threading.Event, stopping: threading.Event) -> bool:

@@ -12,17 +12,18 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 
 import msgspec
 
 from streamq import backoff
+from streamq.control import Config
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, reading
-from streamq.janitor import Janitor
-from streamq.metrics import Stopwatch
-from streamq.model import LAST_LEVEL, Failure, Running, Tokens, WorkerDetails
+from streamq.janitor import Janitor, totals
+from streamq.metrics import Samples, Stopwatch
+from streamq.model import Failure, Running, Tokens, WorkerDetails
 from streamq.protocol import Protocol
 from streamq.table import Held
 
@@ -43,20 +44,27 @@ class Keeper:
     """Speaks to the server for a pool."""
 
     def __init__(
-        self, protocol: Protocol, queue_name: str, *, lease_ms: int, beat_ms: int, audit_ms: int
+        self,
+        protocol: Protocol,
+        config: Config,
+        processes: int,
+        *,
+        beat_ms: int,
+        audit_ms: int,
+        levels: str = "",
     ) -> None:
+        """``levels`` are those of the configuration, as people write them."""
         self._protocol = protocol
-        self._queue = queue_name
-        self._lease_ms = lease_ms
+        self._queue = config.queue
+        self._lease_ms = config.lease_ms
         self._beat_s = beat_ms / 1e3
-        self.janitor = Janitor(protocol, queue_name, audit_ms)
+        self.janitor = Janitor(protocol, config.queue, audit_ms)
         self._host = socket.gethostname()[:64] or platform.node()
         self.name = f"{self._host}.{os.getpid()}"
         self.handlers: list[str] = []
-        self.slots = 0
-        self.levels = ""
-        #: The levels that are taken from.
-        self.taken: Collection[int] = range(LAST_LEVEL + 1)
+        self._slots = processes * config.slots
+        self._levels = levels
+        self._taken = frozenset(config.levels)
         self._started_ms = round(time.time() * 1e3)
         self._errands: deque[Callable[[], None]] = deque()
         self._unwanted: set[str] = set()
@@ -73,8 +81,8 @@ class Keeper:
         self.trips = Stopwatch()
         self.is_server_up = False
         self._is_empty = False
-        self.wants_emptiness = False
-        renew_s = min(RENEW_EVERY_S, lease_ms / 4e3)
+        self._wants_emptiness = False
+        renew_s = min(RENEW_EVERY_S, config.lease_ms / 4e3)
         self._chores: list[tuple[Callable[[], float | None], float]] = [
             (self._renew, renew_s),
             (self._do_errands, renew_s),
@@ -114,8 +122,20 @@ class Keeper:
 
     def is_nothing_left(self) -> bool:
         """Whether no request of the queue waits for this pool's handlers. Known a moment later."""
-        self.wants_emptiness = True
+        self._wants_emptiness = True
         return self._is_empty
+
+    def samples(self) -> Samples:
+        """How the server answers, and what the janitor took back, as metrics."""
+        return {
+            "streamq_worker_slots": [({}, self._slots)],
+            "streamq_server_up": [({}, int(self.is_server_up))],
+            "streamq_server_errors_total": [
+                ({"kind": kind}, number) for kind, number in sorted(self.errors.copy().items())
+            ],
+            "streamq_server_roundtrip_seconds": [({}, self.trips.spread())],
+            **totals([self.janitor]),
+        }
 
     # Errands for processes
 
@@ -216,7 +236,7 @@ class Keeper:
         return min(self._due.values()) - time.monotonic()
 
     def _look(self) -> None:
-        if self.wants_emptiness:
+        if self._wants_emptiness:
             self._is_empty = self._look_for_work()
 
     def _sweep(self) -> float:
@@ -299,11 +319,11 @@ class Keeper:
             version=version("streamq"),
             queue=self._queue,
             handlers=self.handlers,
-            slots=self.slots,
+            slots=self._slots,
             busy=len(holdings),
             started_ms=self._started_ms,
             beat_ms=now_ms,
-            levels=self.levels,
+            levels=self._levels,
             running=running,
         )
 
@@ -312,7 +332,7 @@ class Keeper:
             with suppress(RequestUnknown, Damaged), reading(request_id):
                 found = self._protocol.inspect(request_id)
                 is_live = found["state"] in ("loading", "open")
-                is_ours = found["handler"] in self.handlers and int(found["level"]) in self.taken
+                is_ours = found["handler"] in self.handlers and int(found["level"]) in self._taken
                 if is_live and is_ours and found.get("paused") != "1":
                     return False
         return True

@@ -9,7 +9,6 @@ primary waits before it believes that the cluster is well.
 import functools
 import signal
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
@@ -110,12 +109,7 @@ class LocalCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _current(self, node: ClusterNode) -> ClusterNode:

@@ -4,13 +4,17 @@ No metric has a request's id as a label: those are without bound.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from streamq import tally
 from streamq.tally import BOUNDS_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PART_STATES = {"done": tally.DONE, "failed": tally.FAILED, "retried": tally.RETRIED}
+_RECORD_STATES = {"done": tally.RECORDS_DONE, "failed": tally.RECORDS_FAILED}
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -106,6 +110,28 @@ class Stopwatch:
 
 Sample = tuple[Mapping[str, str], float | Spread]
 Samples = dict[str, list[Sample]]
+
+
+def work_done(rows: Mapping[str, tally.Row], told: Mapping[tuple[str, str], int]) -> Samples:
+    """What was done by each handler, and parts by handler and state that are not in its row."""
+    parts = Counter(told)
+    for name, row in rows.items():
+        parts.update({(name, state): row[word] for state, word in _PART_STATES.items()})
+    return {
+        "streamq_parts_total": [
+            ({"handler": name, "state": state}, number)
+            for (name, state), number in sorted(parts.items())
+        ],
+        "streamq_records_total": [
+            ({"handler": name, "state": state}, row[word])
+            for name, row in sorted(rows.items())
+            for state, word in _RECORD_STATES.items()
+        ],
+        "streamq_part_duration_seconds": [
+            ({"handler": name}, Spread(tally.classes(row), row[tally.RAN_US] / 1e6))
+            for name, row in sorted(rows.items())
+        ],
+    }
 
 
 def text(samples: Samples) -> bytes:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from streamq.control import Line
@@ -68,12 +67,7 @@ class Nursery:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for popen, line, table in self._waiting:
             with suppress(ProcessLookupError):
                 os.killpg(popen.pid, signal.SIGKILL)

@@ -167,6 +167,11 @@ class StreamOutput:
         """It stays open: it is not ours."""
 
 
+def form_of(name: str) -> str:
+    """What is written to a file of that name: JSON lines, CSV, or lines as handlers return them."""
+    return {".jsonl": "jsonl", ".csv": "csv"}.get(Path(name).suffix.lower(), "raw")
+
+
 def check(path: Path, *, force: bool) -> None:
     """See that a new output may be written there.
 

@@ -15,17 +15,19 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
-from streamq import backoff, janitor, tally
-from streamq.control import Config, Hello, Idle, Look, Order, PoolOptions, Unfit
+from streamq import backoff, tally
+from streamq.control import Config, Hello, Idle, Look, PoolOptions, Unfit
 from streamq.errors import StreamqError
 from streamq.keeper import Keeper
-from streamq.metrics import Samples, Spread
+from streamq.member import Member
+from streamq.metrics import Samples, work_done
 from streamq.notify import Notifier
-from streamq.nursery import Newborn, Nursery
+from streamq.nursery import Nursery
 from streamq.table import CALL_STEP, Held
 
 log = logging.getLogger(__name__)
@@ -51,9 +53,6 @@ OWN_SIGNALS = frozenset(
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
 
-_PART_STATES = {"done": tally.DONE, "failed": tally.FAILED, "retried": tally.RETRIED}
-_RECORD_STATES = {"done": tally.RECORDS_DONE, "failed": tally.RECORDS_FAILED}
-
 
 class Unrunnable(StreamqError):
     """The user's module cannot be loaded. ``trace`` is its own traceback, if there is one."""
@@ -61,84 +60,6 @@ class Unrunnable(StreamqError):
     def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)
         self.trace = trace
-
-
-class Member:
-    """One process, as its parent sees it."""
-
-    def __init__(self, config: Config, newborn: Newborn) -> None:
-        self.config = config
-        self.popen, self.line, self.table = newborn
-        self.line.send(config)
-        self.began = time.monotonic()
-        self.hello: Hello | None = None
-        self.idle_s = 0.0
-        self.is_leaving = False
-        #: Whether its end of the line is closed: it ends.
-        self.is_ending = False
-        self.why_killed = ""
-        #: By slot: the batch whose part took too long, the one whose rest was struck, and
-        #: since when a batch is told to stop.
-        self.overdue: dict[int, int] = {}
-        self.struck: dict[int, int] = {}
-        self.told: dict[int, tuple[int, float]] = {}
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.popen.pid
-
-    def rows(self) -> dict[str, tally.Row]:
-        """What it has done, by handler."""
-        names = self.hello.names if self.hello else []
-        rows = self.table.tally.rows(len(names))
-        if len(names) > tally.MOST_HANDLERS:
-            names = [*names[: tally.MOST_HANDLERS - 1], "(others)"]
-        return dict(zip(names, rows, strict=True))
-
-    @property
-    def parts(self) -> int:
-        """Parts that it has brought to some end."""
-        return sum(map(tally.parts, self.rows().values()))
-
-    def held(self, *, is_dead: bool = False) -> list[tuple[int, Held]]:
-        """What its slots hold."""
-        slots = range(self.config.slots)
-        found = ((slot, self.table.read(slot, is_dead=is_dead)) for slot in slots)
-        return [(slot, held) for slot, held in found if held]
-
-    def order(self, word: str) -> None:
-        """Tell it to ``stop`` or to be ``quiet``."""
-        self.is_leaving = self.is_leaving or word == "stop"
-        self.line.send(Order(word))
-
-    def kill(self, why: str) -> None:
-        """End it at once, and every program that it started."""
-        self.why_killed = self.why_killed or why
-        self._kill_group()
-
-    def has_ended(self) -> bool:
-        """Whether it is gone. Then the programs that it left are ended, too."""
-        if self.popen.returncode is None:
-            # It is not waited for until they are ended: so long its number is nobody else's.
-            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return False
-            self._kill_group()
-            self.popen.wait()
-        return True
-
-    def _kill_group(self) -> None:
-        if self.popen.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-
-    def rss_bytes(self) -> int:
-        """Its memory, where the system tells."""
-        try:
-            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0
-        return pages * os.sysconf("SC_PAGESIZE")
 
 
 class Pool:
@@ -166,6 +87,7 @@ class Pool:
         self._members: list[Member] = []
         self._selector = selectors.DefaultSelector()
         self._bell, self._button = socket.socketpair()
+        self._button.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._pauses = self._stillborn = 0
         self._start_at = 0.0
@@ -226,16 +148,17 @@ class Pool:
     @property
     def retried(self) -> int:
         """Parts that are to run again, counted each time."""
-        with self._counting:
-            rows = [*self._past.values()]
-            rows += [row for member in self._members for row in member.rows().values()]
         told = sum(n for (_, state), n in self._keeper.counts.copy().items() if state == "retried")
-        return sum(row[tally.RETRIED] for row in rows) + told
+        return sum(row[tally.RETRIED] for row in self._rows().values()) + told
 
     def end(self) -> None:
         """End now, from another thread: what its processes would still do is not wanted."""
         self._is_stopping = self._is_unwanted = True
-        with suppress(OSError):
+        self._ring()
+
+    def _ring(self) -> None:
+        """Let nothing be waited for any longer."""
+        with suppress(OSError):  # it is ringing, or nobody is there any more
             self._button.send(b".")
 
     def unready(self) -> str:
@@ -250,44 +173,21 @@ class Pool:
 
     def samples(self) -> Samples:
         """What the pool has done, and how it is."""
+        return {
+            **work_done(self._rows(), self._keeper.counts.copy()),
+            **self._keeper.samples(),
+            "streamq_worker_slots_busy": [({}, self.busy)],
+            "streamq_worker_processes": [({}, sum(m.hello is not None for m in self._members))],
+            "streamq_process_deaths_total": [({}, self._deaths)],
+        }
+
+    def _rows(self) -> dict[str, tally.Row]:
+        """What all processes have done, also those that are gone, by handler."""
         with self._counting:
             rows = dict(self._past)
             for member in self._members:
-                _add_all(rows, member.rows())
-            ready = sum(member.hello is not None for member in self._members)
-        parts = {
-            (name, state): row[word]
-            for name, row in rows.items()
-            for state, word in _PART_STATES.items()
-        }
-        for key, number in self._keeper.counts.copy().items():
-            parts[key] = parts.get(key, 0) + number
-        keeper = self._keeper
-        return {
-            "streamq_parts_total": [
-                ({"handler": name, "state": state}, number)
-                for (name, state), number in sorted(parts.items())
-            ],
-            "streamq_records_total": [
-                ({"handler": name, "state": state}, row[word])
-                for name, row in sorted(rows.items())
-                for state, word in _RECORD_STATES.items()
-            ],
-            "streamq_part_duration_seconds": [
-                ({"handler": name}, Spread(tally.classes(row), row[tally.RAN_US] / 1e6))
-                for name, row in sorted(rows.items())
-            ],
-            "streamq_worker_slots": [({}, keeper.slots)],
-            "streamq_worker_slots_busy": [({}, self.busy)],
-            "streamq_worker_processes": [({}, ready)],
-            "streamq_process_deaths_total": [({}, self._deaths)],
-            "streamq_server_up": [({}, int(keeper.is_server_up))],
-            "streamq_server_errors_total": [
-                ({"kind": kind}, number) for kind, number in sorted(keeper.errors.copy().items())
-            ],
-            "streamq_server_roundtrip_seconds": [({}, keeper.trips.spread())],
-            **janitor.totals([keeper.janitor]),
-        }
+                tally.add_all(rows, member.rows())
+        return rows
 
     # Processes
 
@@ -365,7 +265,7 @@ class Pool:
             elif member.why_killed:
                 log.warning("process %d was stopped: %s", member.pid, member.why_killed)
             elif not member.is_leaving or code:
-                log.warning("process %d %s; it is replaced", member.pid, _how_it_ended(code))
+                log.warning("process %d %s; it is replaced", member.pid, member.how_it_ended())
             is_young = time.monotonic() - member.began < SETTLED_S
             # A part that kills its process is charged for it; only a process that cannot even
             # live without one is given a pause.
@@ -373,7 +273,7 @@ class Pool:
                 self._start_later()
                 self._stillborn += code >= 0 or -code in OWN_SIGNALS
                 if not self._was_ready and self._stillborn >= MOST_STILLBORN:
-                    how = _how_it_ended(code)
+                    how = member.how_it_ended()
                     raise Unrunnable(
                         f"{self._config.target}: its process {how} when loading it", ""
                     )
@@ -384,7 +284,7 @@ class Pool:
         """A process is gone; what it has done stays counted."""
         with self._counting:
             self._members.remove(member)
-            _add_all(self._past, member.rows())
+            tally.add_all(self._past, member.rows())
 
     def _take_back(self, member: Member) -> bool:
         """Hand back what a dead process held. Returns whether a part was running.
@@ -515,6 +415,11 @@ class Pool:
 
     def _install_signals(self) -> dict[int, Callable[..., object] | int | None]:
         """Let signals only be noted: they may come between any two steps of the loop."""
+
+        def note(number: int, _: FrameType | None) -> None:
+            self._signals.append(number)
+            self._ring()
+
         numbers = (
             signal.SIGTERM,
             signal.SIGINT,
@@ -523,7 +428,7 @@ class Pool:
             signal.SIGUSR1,
             signal.SIGUSR2,
         )
-        return {n: signal.signal(n, lambda n, _: self._signals.append(n)) for n in numbers}
+        return {number: signal.signal(number, note) for number in numbers}
 
     def _obey_signals(self) -> None:
         while self._signals:
@@ -592,22 +497,8 @@ class Pool:
                 os.kill(member.pid, signal.SIGUSR2)
 
 
-def _add_all(rows: dict[str, tally.Row], more: Mapping[str, tally.Row]) -> None:
-    for name, row in more.items():
-        rows[name] = tally.add(rows.get(name, tally.NOTHING), row)
-
-
 def _mtime(file: str) -> float:
     try:
         return Path(file).stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _how_it_ended(code: int) -> str:
-    if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"ended by itself with code {code}"

@@ -7,7 +7,7 @@ counted by the server, exactly.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 #: Handlers that are counted one by one; those beyond are counted together.
 MOST_HANDLERS = 64
@@ -63,6 +63,12 @@ class Tally:
 def add(first: Row, second: Row) -> Row:
     """Both together."""
     return tuple(map(sum, zip(first, second, strict=True)))
+
+
+def add_all(rows: dict[str, Row], more: Mapping[str, Row]) -> None:
+    """Add the rows of handlers to what is there, by name."""
+    for name, row in more.items():
+        rows[name] = add(rows.get(name, NOTHING), row)
 
 
 def parts(row: Row) -> int:

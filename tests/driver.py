@@ -243,3 +243,22 @@ class Driver:
     def existing_keys(self) -> set[str]:
         """Which of the request's keys exist."""
         return set(self.snapshot())
+
+
+# How a request of one part, which bears no failure, comes to an end; by the state it is in then.
+
+
+def done(driver: Driver) -> None:
+    """Its part is finished."""
+    holder, _ = driver.claim()
+    driver.finish(holder, [1])
+
+
+def failed(driver: Driver) -> None:
+    """Its part is given up."""
+    driver.give_up(1)
+
+
+def cancelled(driver: Driver) -> None:
+    """Somebody cancels it."""
+    driver.protocol.cancel(driver.id)

@@ -24,6 +24,13 @@ class Note(NamedTuple):
     part: int
 
 
+def read_notes(log: Path) -> list[Note]:
+    """What handlers noted so far. A last line without its end may be half written: it is left."""
+    whole, _, _ = log.read_text().rpartition("\n") if log.exists() else ("", "", "")
+    words = (line.split() for line in whole.splitlines())
+    return [Note(w, float(t), int(pid), request, int(n)) for w, t, pid, request, n in words]
+
+
 class Fleet:
     """Pools on one server; all are ended with the test."""
 
@@ -40,6 +47,7 @@ class Fleet:
         target: str = "tasks:app",
         cwd: Path = APPS,
         audit_ms: int = 500,
+        program: tuple[str, ...] = ("-m", "streamq.cli"),
     ) -> "subprocess.Popen[bytes]":
         """A pool, from its command line."""
         errors = (self._folder / f"pool{len(self._pools)}.err").open("wb")
@@ -49,7 +57,7 @@ class Fleet:
             "STREAMQ_TEST_LOG": str(self.log),
             "STREAMQ_AUDIT_MS": str(audit_ms),
         }
-        command = [sys.executable, "-m", "streamq.cli", "worker", *filter(None, [target]), *options]
+        command = [sys.executable, *program, "worker", *filter(None, [target]), *options]
         pool = subprocess.Popen(
             command, env=environment, cwd=cwd, stderr=errors, stdout=subprocess.PIPE
         )
@@ -69,15 +77,11 @@ class Fleet:
 
     def notes(self, word: str = "", request: str = "") -> list[Note]:
         """What handlers noted, in the order of writing."""
-        if not self.log.exists():
-            return []
-        found = []
-        whole, _, _ = self.log.read_text().rpartition("\n")  # the last line may be half written
-        for line in whole.splitlines():
-            kind, moment, pid, request_id, part = line.split()
-            if word in ("", kind) and request in ("", request_id):
-                found.append(Note(kind, float(moment), int(pid), request_id, int(part)))
-        return found
+        return [
+            note
+            for note in read_notes(self.log)
+            if word in ("", note.word) and request in ("", note.request)
+        ]
 
     def children(self, pool: "subprocess.Popen[bytes]") -> list[int]:
         """Ids of a pool's processes."""

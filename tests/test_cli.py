@@ -19,6 +19,7 @@ import pytest
 from cli import main, render
 from cli.app import COMMANDS
 from streamq import Client, Protocol
+from streamq.keys import QueueKeys
 from streamq.model import Failure, Running, Tokens, WorkerDetails
 from streamq.server import LocalServer
 from tests.conftest import KINDS
@@ -449,6 +450,21 @@ def test_status_of_the_queue(streamq: Streamq, submitted: Driver, protocol: Prot
     }
 
 
+def test_status_of_a_long_queue_says_how_far_it_has_read(
+    running: Callable[..., subprocess.Popen[str]], protocol: Protocol, queue: str, request_id: str
+) -> None:
+    ids = {f"{request_id}-{number}": number for number in range(1_200)}
+    protocol.connection.redis.zadd(QueueKeys(queue).open, ids)
+    with Terminal() as terminal:
+        asking = running("status", stdout=subprocess.PIPE, stderr=terminal.file)
+
+        text, _ = asking.communicate(timeout=60)
+
+        assert fact(text, "requests") == "0 loading, 0 open, 0 paused"
+        assert "read 1,000 of 1,200 requests" in terminal.seen()
+        assert terminal.seen().endswith("\r\x1b[K")
+
+
 @ALL_KINDS
 def test_ls_shows_what_is_open_newest_first(
     streamq: Streamq, client: Client, failed: Driver
@@ -463,6 +479,23 @@ def test_ls_shows_what_is_open_newest_first(
     assert [row[0] for row in rows(ran.stdout)] == [f"{failed.id}-2-new", f"{failed.id}-1-old"]
     assert rows(ran.stdout)[0][1:10] == [HANDLER, "open", "50", "8", "0/1", "1", "0", "-", "-"]
     assert ran.stderr == ""
+
+
+def test_requests_of_one_millisecond_are_listed_by_id(
+    streamq: Streamq, client: Client, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    ids = [f"{request_id}-{name}" for name in "abc"]
+    for each in ids:
+        driver = Driver(protocol, queue, each)
+        driver.open()
+        driver.set_meta(created_ms=1_000)
+    order = {ids[1]: 1, ids[2]: 2, ids[0]: 3}
+    protocol.connection.redis.zadd(QueueKeys(queue).open, order)
+
+    listed = [row[0] for row in rows(streamq("ls").stdout)]
+
+    assert listed == ids[::-1]
+    assert [status.id for status in client.list(queue)] == ids
 
 
 def test_ls_shows_ended_requests_when_asked(

@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, the reference is not stale, the tutorial runs."""
+"""The documents: links lead somewhere, commands exist, the reference is fresh, tutorials run."""
 
 import os
 import re
@@ -7,8 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from cli.app import COMMANDS, application
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
@@ -34,6 +38,38 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in _anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def _options(command: Any) -> set[str]:
+    return {word for each in command.params for word in (*each.opts, *each.secondary_opts)}
+
+
+def _misnamed(code: str, commands: dict[str, Any]) -> list[str]:
+    """Commands of ours in some code that are none, and options that they do not have."""
+    found = []
+    for name, rest in re.findall(r"(?<![-\w/.=])(?<!-n )streamq +([a-z]+)(.*)", code):
+        # Where several stand in a line there is much room between them.
+        words = re.split(r"  +streamq |[|#;]", rest)[0].split()
+        command = commands.get(name)
+        seconds = getattr(command, "commands", {})
+        command = next((seconds[word] for word in words if word in seconds), command)
+        known = _options(command) if command else set()
+        given = {re.split("[]=]", word.lstrip("["))[0] for word in words if "--" in word[:3]}
+        if command is None or given - known - {"--help"}:
+            found.append(f"streamq {name}{rest}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_options_are_named_right(page: Path) -> None:
+    main: Any = typer.main.get_command(application(COMMANDS))
+    text = page.read_text()
+    code = [body for language, body in _BLOCK.findall(text) if language != "python"]
+    spans = re.findall(r"`([^`]+)`", _BLOCK.sub("", text))
+
+    wrong = [each for some in [*code, *spans] for each in _misnamed(some, main.commands)]
+
+    assert wrong == []
 
 
 def test_every_document_is_in_the_index() -> None:

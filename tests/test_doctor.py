@@ -14,10 +14,10 @@ import pytest
 from redis import Redis
 
 from streamq import Client, Connection, acl, scripts
-from streamq.checks import first_good, troubles
 from streamq.keys import QueueKeys, RequestKeys
 from streamq.local_cluster import LocalCluster
 from streamq.server import LocalServer
+from streamq.versions import first_good, troubles
 from tests.conftest import KINDS
 from tests.driver import HANDLER, Driver
 from tests.fleet import Fleet

@@ -24,6 +24,7 @@ from tests.secure import as_role
 from tests.waiting import is_alive, wait_until
 
 EMBEDDED = pytest.mark.skipif(KINDS[0].startswith("secure"), reason="is about the embedded server")
+STOPS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 SAMPLES = Path(__file__).parents[1] / "samples"
 Streamq = Callable[..., "subprocess.CompletedProcess[str]"]
 Begin = Callable[..., "subprocess.Popen[str]"]
@@ -111,10 +112,29 @@ def begin(environment: dict[str, str], streamq: Streamq, tmp_path: Path) -> Iter
             each.communicate()
 
 
+def begin_slowly(
+    begin: Begin, folder: Path, size: int, *options: str
+) -> "tuple[subprocess.Popen[str], Path]":
+    """A run whose output has grown beyond the size, with more to come; and that output."""
+    words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+    running = begin(*words, *options)
+    output = folder / "out.txt"
+    wait_until(lambda: output.exists() and output.stat().st_size > size, 60)
+    return running, output
+
+
 def run_left_in(folder: Path) -> str:
     """The id of the run that can be gone on with there."""
     (home,) = (folder / ".streamq").iterdir()
     return home.name
+
+
+def go_on(streamq: Streamq, said: str, folder: Path) -> None:
+    """Do as a run that was stopped said, to its end."""
+    request_id = run_left_in(folder)
+    assert f"go on with: streamq run --resume {request_id}" in said
+    done = streamq("run", "--resume", request_id)
+    assert done.returncode == 0, done.stderr
 
 
 def descendants(pid: int) -> list[int]:
@@ -455,10 +475,7 @@ class TestOutputs:
     def test_full_disk_is_named_and_the_run_goes_on_later(
         self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
-        words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
-        running = begin(*words)
-        output = tmp_path / "out.txt"
-        wait_until(lambda: output.exists() and output.stat().st_size > 100, 60)
+        running, output = begin_slowly(begin, tmp_path, 100)
         # A disk of the collector's own: no file that it writes may grow beyond this.
         resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (3_000, resource.RLIM_INFINITY))
 
@@ -466,10 +483,7 @@ class TestOutputs:
 
         assert running.returncode == 1, said
         assert f"cannot write {output}: File too large" in said
-        request_id = run_left_in(tmp_path)
-        assert f"go on with: streamq run --resume {request_id}" in said
-        done = streamq("run", "--resume", request_id)
-        assert done.returncode == 0, done.stderr
+        go_on(streamq, said, tmp_path)
         assert output.read_bytes() == source.read_bytes()
 
     def test_device_that_is_full_is_named(self, streamq: Streamq, source: Path) -> None:
@@ -482,10 +496,7 @@ class TestOutputs:
     def test_file_moved_on_the_way_is_missed_and_goes_on_when_it_is_back(
         self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
-        words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
-        running = begin(*words)
-        output = tmp_path / "out.txt"
-        wait_until(lambda: output.exists() and output.stat().st_size > 100, 60)
+        running, output = begin_slowly(begin, tmp_path, 100)
         output.rename(tmp_path / "moved.txt")
 
         _, said = running.communicate(timeout=100)
@@ -513,7 +524,7 @@ class TestOutputs:
         assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@STOPS
 def test_stopped_it_goes_on(
     streamq: Streamq,
     begin: Begin,
@@ -522,25 +533,19 @@ def test_stopped_it_goes_on(
     number: int,
     code: int,
 ) -> None:
-    words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-c", "2", "--lines", "10"]
-    running = begin(*words)
-    output = tmp_path / "out.txt"
-    wait_until(lambda: output.exists() and output.stat().st_size > 1_000, 60)
+    running, output = begin_slowly(begin, tmp_path, 1_000, "-c", "2")
 
     running.send_signal(number)
     _, said = running.communicate(timeout=100)
 
     assert running.returncode == code
-    request_id = run_left_in(tmp_path)
-    assert f"go on with: streamq run --resume {request_id}" in said
-    done = streamq("run", "--resume", request_id)
-    assert done.returncode == 0, done.stderr
+    go_on(streamq, said, tmp_path)
     assert output.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
 
 
 @EMBEDDED
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@STOPS
 def test_stopped_before_it_works_it_goes_on(
     streamq: Streamq,
     begin: Begin,
@@ -558,10 +563,7 @@ def test_stopped_before_it_works_it_goes_on(
 
     assert running.returncode == code
     assert "Traceback" not in said
-    request_id = run_left_in(tmp_path)
-    assert f"go on with: streamq run --resume {request_id}" in said
-    done = streamq("run", "--resume", request_id)
-    assert done.returncode == 0, done.stderr
+    go_on(streamq, said, tmp_path)
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 

@@ -369,6 +369,15 @@ class TestStop:
         assert request.wait(8).parts.done == 1, "no lease had to expire first"
 
     @ANY_KIND
+    def test_signal_does_not_wait_for_the_next_look(self, fleet: Fleet) -> None:
+        seldom = "from streamq import cli, pool; pool.IDLE_TICK_S = 600; cli.main()"
+        pool = fleet.ready(program=("-c", seldom))
+        for pid in fleet.children(pool):
+            os.kill(pid, signal.SIGSTOP)  # else each of its words makes the pool look
+
+        assert stop(pool, signal.SIGQUIT) == 131
+
+    @ANY_KIND
     def test_second_int_stops_now_and_hands_back(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready()
         request = submit([30.0, 0.0], "nap", retries=0, limit=1)

@@ -21,7 +21,7 @@ from streamq import Client
 from streamq.server import LocalServer
 from tests.faults.report import replaced
 from tests.faults.verdict import missing, repeated
-from tests.fleet import Note
+from tests.fleet import read_notes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -109,7 +109,7 @@ class Trial:
             with suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
-        notes = self._notes()
+        notes = read_notes(self._log)
         took_s = max((note.time for note in notes), default=begun) - begun
         return Outcome(kills, missing(notes, PARTS), repeated(notes), took_s)
 
@@ -144,7 +144,7 @@ class Trial:
         while not self._log.exists():
             time.sleep(0.1)
         end = time.monotonic() + KILL_S
-        while time.monotonic() < end and missing(self._notes(), PARTS):
+        while time.monotonic() < end and missing(read_notes(self._log), PARTS):
             time.sleep(EVERY_S)
             pids = [pid for worker in self._workers for pid in _tree(worker.pid)]
             if pids:
@@ -160,16 +160,12 @@ class Trial:
 
     def _await_silence(self) -> None:
         seen, since = -1, time.monotonic()
-        while missing(self._notes(), PARTS) and time.monotonic() - since < PATIENCE_S:
+        while missing(read_notes(self._log), PARTS) and time.monotonic() - since < PATIENCE_S:
             self._look_after()
             time.sleep(0.5)
             size = self._log.stat().st_size
             if size != seen:
                 seen, since = size, time.monotonic()
-
-    def _notes(self) -> list[Note]:
-        words = (line.split() for line in self._log.read_text().splitlines())
-        return [Note(w, float(t), int(pid), name, int(n)) for w, t, pid, name, n in words]
 
 
 def _tree(pid: int) -> list[int]:

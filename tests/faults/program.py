@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -161,7 +161,10 @@ def _execute(
         if scenario.old_recovers and isinstance(subject, Seed):
             subject.recover()
         subject.told_within_s = told_within
-        figures = _drive(scenario, server, seed, site, subject, folder, parts)
+        way = Run(site, subject, folder, seed)
+        payloads = scenario.payloads(Random(seed), parts)
+        course = _drive(scenario, way, payloads)
+        figures = _figures(scenario, server, seed, way, course, len(payloads))
         if keep and figures.broken:
             kept = keep / f"{scenario.name}-{server}-{seed}-{name}"
             shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock", "disk"))
@@ -175,19 +178,18 @@ def _site(scenario: Scenario, server: str, folder: Path, seed: int) -> Site:
     return Single(server, home, seed, scenario.fsync, own_clock=scenario.own_clock)
 
 
-def _drive(
-    scenario: Scenario,
-    server: str,
-    seed: int,
-    site: Site,
-    subject: Subject,
-    folder: Path,
-    parts: int,
-) -> Figures:
-    """Start everything, disturb it, let it come to its end, and take the figures."""
-    payloads = scenario.payloads(Random(seed), parts)
-    count = len(payloads)
-    way = Run(site, subject, folder, seed)
+class Course(NamedTuple):
+    """How a run went: when it ended, if it did, what was counted wrong and when who was told."""
+
+    took_s: float
+    is_ended: bool
+    wrong: int
+    told: list[float]
+
+
+def _drive(scenario: Scenario, way: Run, payloads: list[str]) -> Course:
+    """Start everything, disturb it, and let it come to its end."""
+    subject = way.subject
     try:
         if scenario.is_early:
             subject.start()
@@ -198,16 +200,22 @@ def _drive(
             subject.start()
         begun = time.monotonic()
         scenario.inject(way)
-        site.calm()
+        way.site.calm()
         _await_end(subject)
         took_s = time.monotonic() - begun
-        is_ended = subject.is_ended()
-        wrong, told = subject.settle()
+        return Course(took_s, subject.is_ended(), *subject.settle())
     finally:
         subject.stop()
-    notes = subject.notes()
+
+
+def _figures(
+    scenario: Scenario, server: str, seed: int, way: Run, course: Course, count: int
+) -> Figures:
+    """What handlers, counts and proxies say of a run of so many parts, and what it broke."""
+    subject, proxies, notes = way.subject, way.site.proxies, way.subject.notes()
     # A call that is repeated may come to another door.
-    given = {call: number for proxy in site.proxies for call, number in proxy.given.items()}
+    given = {call: number for proxy in proxies for call, number in proxy.given.items()}
+    counted = sum(proxy.counted for proxy in proxies)
     figures = Figures(
         scenario=scenario.name,
         subject=subject.name,
@@ -219,24 +227,24 @@ def _drive(
         stalled=way.stalled,
         lost=missing(notes, count) - scenario.deadly,
         again=repeated(notes),
-        wrong=wrong,
+        wrong=course.wrong,
         overlap=overlap(notes, subject.deaths),
         silence_s=round(silence(notes, way.began), 2),
-        took_s=round(took_s, 1),
-        is_ended=is_ended,
-        told=len(told),
-        told_s=round(max(told, default=0.0), 2),
+        took_s=round(course.took_s, 1),
+        is_ended=course.is_ended,
+        told=len(course.told),
+        told_s=round(max(course.told, default=0.0), 2),
         waiters=WAITERS,
-        pops=sum(proxy.pops for proxy in site.proxies),
-        claims=sum(proxy.granted for proxy in site.proxies) or len(notes) // 2,
-        counted=sum(proxy.counted for proxy in site.proxies),
-        refused=sum(given.values()) - sum(proxy.counted for proxy in site.proxies),
+        pops=sum(proxy.pops for proxy in proxies),
+        claims=sum(proxy.granted for proxy in proxies) or len(notes) // 2,
+        counted=counted,
+        refused=sum(given.values()) - counted,
         ends=sum(note.word == "E" for note in notes),
         broken=subject.broken,
     )
     figures.broken += _broken(figures, scenario)
-    if len(told) < WAITERS or figures.told_s > subject.told_within_s:
-        figures.broken.append(f"A7 {len(told)} told, the last after {figures.told_s} s")
+    if figures.told < WAITERS or figures.told_s > subject.told_within_s:
+        figures.broken.append(f"A7 {figures.told} told, the last after {figures.told_s} s")
     return figures
 
 

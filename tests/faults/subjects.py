@@ -20,7 +20,7 @@ from streamq.keys import QueueKeys, RequestKeys
 from streamq.submission import forget
 from tests.faults import baseline
 from tests.faults.sites import Cluster, Site
-from tests.fleet import Fleet, Note
+from tests.fleet import Fleet, Note, read_notes
 from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
@@ -146,10 +146,7 @@ class Subject:
 
     def notes(self) -> list[Note]:
         """What the handlers noted."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        words = (line.split() for line in lines)
-        notes = [Note(w, float(t), int(pid), request, int(n)) for w, t, pid, request, n in words]
-        return [note for note in notes if note.request == self.id]
+        return [note for note in read_notes(self.log) if note.request == self.id]
 
 
 class Streamq(Subject):

@@ -6,7 +6,7 @@ import pytest
 
 from streamq.errors import LoadGap, RequestEnded, RequestUnknown, ServerFull
 from streamq.model import Tokens
-from tests.driver import Driver
+from tests.driver import Driver, cancelled, failed
 
 
 def test_number_of_a_part_is_the_id_of_its_entry(driver: Driver) -> None:
@@ -93,14 +93,6 @@ def test_parts_that_do_not_follow_are_refused(driver: Driver, first: int, count:
 
 def sealed(driver: Driver) -> None:
     driver.protocol.seal(driver.id, 1, "c1")
-
-
-def cancelled(driver: Driver) -> None:
-    driver.protocol.cancel(driver.id)
-
-
-def failed(driver: Driver) -> None:
-    driver.give_up(1)
 
 
 @pytest.mark.parametrize("become", [sealed, cancelled, failed])

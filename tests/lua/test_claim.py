@@ -8,7 +8,7 @@ import pytest
 from streamq.errors import Damaged, RequestUnknown
 from streamq.keys import QueueKeys
 from streamq.model import Grant, Spec, Tokens
-from tests.driver import Driver
+from tests.driver import Driver, cancelled, done, failed
 
 
 def numbers(grant: Grant) -> list[int]:
@@ -224,19 +224,6 @@ class TestRefusal:
         assert driver.existing_keys() == set()
 
 
-def done(driver: Driver) -> None:
-    holder, _ = driver.claim()
-    driver.finish(holder, [1])
-
-
-def failed(driver: Driver) -> None:
-    driver.give_up(1)
-
-
-def cancelled(driver: Driver) -> None:
-    driver.protocol.cancel(driver.id)
-
-
 @pytest.mark.parametrize("become", [done, failed, cancelled])
 def test_of_an_ended_request_answers_its_state(
     driver: Driver, become: Callable[[Driver], None]
@@ -305,20 +292,11 @@ class TestOrder:
         assert [numbers(grant) for grant in grants] == [[1], [2], [3, 4, 5]]
         assert [grant.parts[0].is_suspect for grant in grants] == [True, True, False]
 
-    def test_reaped_part_does_not_come_with_those_before_it(self, driver: Driver) -> None:
-        driver.load(5)
-        polite, _ = driver.claim(2)
-        dead, _ = driver.claim()
-        driver.release(polite)
-        driver.expire(dead)
-        driver.reap()
-
-        batches = [numbers(driver.claim(5)[1]) for _ in range(3)]
-
-        assert batches == [[1, 2], [3], [4, 5]]
-
-    def test_reaped_part_comes_alone_also_under_a_rate(self, driver: Driver) -> None:
-        driver.load(5, rate_ms=1.0)
+    @pytest.mark.parametrize("rate_ms", [0.0, 1.0])
+    def test_reaped_part_does_not_come_with_those_before_it(
+        self, driver: Driver, rate_ms: float
+    ) -> None:
+        driver.load(5, rate_ms=rate_ms)
         polite, _ = driver.claim(2)
         dead, _ = driver.claim()
         driver.release(polite)

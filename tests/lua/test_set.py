@@ -6,7 +6,7 @@ import pytest
 
 from streamq.errors import RequestEnded, RequestUnknown
 from streamq.model import State, Tokens
-from tests.driver import Driver
+from tests.driver import Driver, cancelled, done, failed
 
 
 def test_what_is_not_given_stays(driver: Driver) -> None:
@@ -96,19 +96,6 @@ class TestRate:
         driver.protocol.set(driver.id, rate_ms=0)
 
         assert len(driver.claim(9)[1].parts) == 8
-
-
-def done(driver: Driver) -> None:
-    holder, _ = driver.claim()
-    driver.finish(holder, [1])
-
-
-def failed(driver: Driver) -> None:
-    driver.give_up(1)
-
-
-def cancelled(driver: Driver) -> None:
-    driver.protocol.cancel(driver.id)
 
 
 @pytest.mark.parametrize("become", [done, failed, cancelled])
