@@ -23,7 +23,7 @@ from streamq.job import Job
 from streamq.model import Failure, State, Status
 from streamq.plan import STANDARD, Plan
 from streamq.pool import Unrunnable
-from streamq.server import LocalServer
+from streamq.server import FOR_ONE_JOB, LocalServer
 from streamq.settings import Settings, with_login
 
 from . import render
@@ -103,7 +103,7 @@ class Run:
             yield url
             return
         home = self._home / "server" if self._plan.can_go_on else None
-        with LocalServer.start(home, persist=home is not None) as local:
+        with LocalServer.start(home, persist=home is not None, options=FOR_ONE_JOB) as local:
             yield local.url
             if not self._is_kept:
                 # Nobody needs its data any more: it is not to write them.
