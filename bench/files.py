@@ -38,6 +38,8 @@ from typing import Any
 WORDS = b"stream queue token lease part record worker janitor limit level handler pool".split()
 HERE = Path(__file__).resolve()
 WAYS = ("streamq", "reference", "Pool.imap", "parallel")
+FUNCTIONS = ("same", "count_words")
+SIZES = ("1MiB", "100 lines")
 
 
 def same(line: bytes) -> bytes:
@@ -190,17 +192,17 @@ def measure(
     return {"seconds": seconds, "cpu_s": cpu, **peaks}
 
 
-def compare_speed(folder: Path, lines: int, processes: int, rounds: int) -> list[dict[str, Any]]:
-    """Every way with every function and size."""
+def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every way with each function and size that is asked for."""
     source, expected = folder / "in.txt", folder / "expected"
     make_input(source, lines)
     found: list[dict[str, Any]] = []
-    for function in ("same", "count_words"):
+    for function in args.functions:
         with expected.open("wb") as out:
             for chunk in chunks(source, "1MiB"):
                 out.write(run_chunk(function, chunk))
-        for size in ("1MiB", "100 lines"):
-            tries = take_turns(folder, function, size, processes, rounds)
+        for size in args.sizes:
+            tries = take_turns(folder, function, size, args.processes, args.rounds)
             for row in summed_up(tries):
                 found.append({"lines": lines, "function": function, "size": size, **row})
                 print(
@@ -291,6 +293,8 @@ def main() -> None:
     parser.add_argument("--lines", type=int, nargs="+")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=FUNCTIONS)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -303,7 +307,7 @@ def main() -> None:
             found = [
                 row
                 for lines in args.lines or [2_000_000]
-                for row in compare_speed(Path(folder), lines, args.processes, args.rounds)
+                for row in compare_speed(Path(folder), lines, args)
             ]
     if args.json:
         print(json.dumps(found))
