@@ -1,6 +1,6 @@
 """What ``streamq run`` does once it is known what is wanted, and what people are told of it.
 
-It needs the driver, and is imported while the server starts, and the processes that run the function.
+It needs the driver, and is imported while the server and the processes of the pool start.
 """
 
 import signal
