@@ -1,13 +1,15 @@
 """Files in, files out: ``streamq run`` beside what else one would use, on the same file.
 
-    python bench/files.py [--lines 2000000] [--processes 2] [--json]     speed
+    python bench/files.py [--lines 2000000] [--rounds 3] [--processes 2] [--json]     speed
     python bench/files.py --memory [--lines 1000000 5000000]             memory, and the round trip
 
 Speed: the same function on the same lines in the same parts and processes, results in input
 order into a file, by ``streamq run``, by the same ``--by-reference``, by
 ``multiprocessing.Pool.imap`` and, where it is installed, by GNU parallel ``--pipepart``.
 Every output is compared with that of a plain loop.
-Times are from start to end of the whole command, with everything it starts.
+Times are from start to end of the whole command, with everything it starts. The ways take turns,
+round by round; shown are the median, the quickest and the slowest of the rounds, and the median
+of how many times as long as Pool.imap a way took in the same round.
 
 Memory: the highest resident memory of the run's parent (loader and collector), of a worker
 process and of the server, and the most that the server had on disk, for an identity map in
@@ -21,6 +23,7 @@ import os
 import random
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,9 @@ from typing import Any
 
 WORDS = b"stream queue token lease part record worker janitor limit level handler pool".split()
 HERE = Path(__file__).resolve()
+WAYS = ("streamq", "reference", "Pool.imap", "parallel")
+FUNCTIONS = ("same", "count_words")
+SIZES = ("1MiB", "100 lines")
 
 
 def same(line: bytes) -> bytes:
@@ -166,16 +172,19 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
-def measure(command: list[str], folder: Path, target: Path | None) -> dict[str, float]:
-    """Run a command to its end: seconds by the clock, CPU seconds, peaks."""
+def measure(
+    command: list[str], folder: Path, target: Path | None, *, is_watched: bool = False
+) -> dict[str, float]:
+    """Run a command to its end: seconds by the clock, CPU seconds, and peaks if it is watched."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
     with (target or Path(os.devnull)).open("wb") as out:
         running = subprocess.Popen(command, cwd=folder, stdout=out, stderr=subprocess.PIPE)
-        watch = Watch(running.pid, folder)
+        # Watching takes time of its own, and more of it the more processes there are.
+        watch = Watch(running.pid, folder) if is_watched else None
         _, said = running.communicate()
     seconds = time.perf_counter() - begun
-    peaks = watch.end()
+    peaks = watch.end() if watch else {}
     if running.returncode:
         raise SystemExit(f"{command[:6]} ended with {running.returncode}:\n{said.decode()}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -183,40 +192,68 @@ def measure(command: list[str], folder: Path, target: Path | None) -> dict[str, 
     return {"seconds": seconds, "cpu_s": cpu, **peaks}
 
 
-def compare_speed(folder: Path, lines: int, processes: int, rounds: int) -> list[dict[str, Any]]:
-    """Every way with every function and size, one after another, and the best of the rounds."""
-    source = folder / "in.txt"
+def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every way with each function and size that is asked for."""
+    source, expected = folder / "in.txt", folder / "expected"
     make_input(source, lines)
     found: list[dict[str, Any]] = []
-    for function in ("same", "count_words"):
-        expected = folder / "expected"
+    for function in args.functions:
         with expected.open("wb") as out:
             for chunk in chunks(source, "1MiB"):
                 out.write(run_chunk(function, chunk))
-        for size in ("1MiB", "100 lines"):
-            for way in ("streamq", "reference", "Pool.imap", "parallel"):
-                target = folder / "out"
-                command = command_of(way, source, target, function, size, processes)
-                if command is None:
-                    why = "is not installed" if size == "1MiB" else "starts a program for each part"
-                    print(f"{function:<12} {size:<10} {way:<10} not run: it {why}", flush=True)
-                    continue
-                tries = []
-                for _ in range(rounds):
-                    target.unlink(missing_ok=True)
-                    stdout = target if way == "parallel" else None
-                    tries.append(measure(command, folder, stdout))
-                    if not filecmp.cmp(target, expected, shallow=False):
-                        raise SystemExit(f"{way} made something else of it")
-                best = min(tries, key=lambda each: each["seconds"])
-                row = {"function": function, "size": size, "way": way, **best}
-                found.append(row)
+        for size in args.sizes:
+            tries = take_turns(folder, function, size, args.processes, args.rounds)
+            for row in summed_up(tries):
+                found.append({"lines": lines, "function": function, "size": size, **row})
                 print(
-                    f"{function:<12} {size:<10} {way:<10} {best['seconds']:6.2f} s   "
-                    f"CPU {best['cpu_s']:6.2f} s   {lines / best['seconds']:>10,.0f} lines/s",
+                    f"{lines:>9,}  {function:<12} {size:<10} {row['way']:<10} "
+                    f"{row['seconds']:6.2f} s ({row['least']:.2f} - {row['most']:.2f})   "
+                    f"CPU {row['cpu_s']:6.2f} s   {lines / row['seconds']:>10,.0f} lines/s   "
+                    f"{row['ratio']:.2f} x Pool.imap",
                     flush=True,
                 )
+            why = "is not installed" if size == "1MiB" else "starts a program for each part"
+            for way in (way for way in WAYS if way not in tries):
+                print(f"{lines:>9,}  {function:<12} {size:<10} {way:<10} not run: it {why}")
     return found
+
+
+def take_turns(
+    folder: Path, function: str, size: str, processes: int, rounds: int
+) -> dict[str, list[dict[str, float]]]:
+    """What each way took in each round; in a round all ways come one after another."""
+    source, expected, target = folder / "in.txt", folder / "expected", folder / "out"
+    tries: dict[str, list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        for way in WAYS:
+            command = command_of(way, source, target, function, size, processes)
+            if command is None:
+                continue
+            target.unlink(missing_ok=True)
+            stdout = target if way == "parallel" else None
+            tries.setdefault(way, []).append(measure(command, folder, stdout))
+            if not filecmp.cmp(target, expected, shallow=False):
+                raise SystemExit(f"{way} made something else of it")
+    return tries
+
+
+def summed_up(tries: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Of each way the median of its rounds, the quickest, the slowest, and beside Pool.imap."""
+    base = [each["seconds"] for each in tries["Pool.imap"]]
+    rows = []
+    for way, rounds in tries.items():
+        seconds = [each["seconds"] for each in rounds]
+        rows.append(
+            {
+                "way": way,
+                "seconds": statistics.median(seconds),
+                "least": min(seconds),
+                "most": max(seconds),
+                "cpu_s": statistics.median(each["cpu_s"] for each in rounds),
+                "ratio": statistics.median(a / b for a, b in zip(seconds, base, strict=True)),
+            }
+        )
+    return rows
 
 
 def measure_memory(folder: Path, counts: list[int], processes: int) -> list[dict[str, Any]]:
@@ -229,7 +266,7 @@ def measure_memory(folder: Path, counts: list[int], processes: int) -> list[dict
         command = command_of("streamq", source, target, "same", "1MiB", processes)
         assert command is not None
         command = [*command[:-2], "--bytes", "64KiB", "--window", "16MiB"]
-        peaks = measure(command, folder, None)
+        peaks = measure(command, folder, None, is_watched=True)
         if not filecmp.cmp(source, target, shallow=False):
             raise SystemExit("the output is not the input")
         found.append({"lines": lines, "bytes": source.stat().st_size, **peaks})
@@ -255,7 +292,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lines", type=int, nargs="+")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=FUNCTIONS)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -265,8 +304,11 @@ def main() -> None:
             counts = args.lines or [1_000_000, 5_000_000]
             found = measure_memory(Path(folder), counts, args.processes)
         else:
-            (lines,) = args.lines or [2_000_000]
-            found = compare_speed(Path(folder), lines, args.processes, args.rounds)
+            found = [
+                row
+                for lines in args.lines or [2_000_000]
+                for row in compare_speed(Path(folder), lines, args)
+            ]
     if args.json:
         print(json.dumps(found))
 

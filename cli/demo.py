@@ -15,7 +15,7 @@ from streamq.job import Job
 from streamq.meter import Progress
 from streamq.model import PREFIX, Policy, Spec
 from streamq.plan import Plan
-from streamq.server import LocalServer
+from streamq.server import FOR_ONE_JOB, LocalServer
 from streamq.source import Size
 
 TARGET = "streamq.demonstration:count_letters"
@@ -39,7 +39,8 @@ def demo(
         typer.echo(f"made      words.txt: {lines:,} lines, {size / 1e6:.1f} MB")
         typer.echo(f"running   streamq run words.txt --map {TARGET} -o letters.jsonl")
         plan = _plan(source, output)
-        with LocalServer.start(Path(folder, "server"), persist=True) as server:
+        home = Path(folder, "server")
+        with LocalServer.start(home, persist=True, options=FOR_ONE_JOB) as server:
             job = Job(plan, server.url, PREFIX, log_level="error")
             killer = _Killer(job, is_armed=has_chaos)
             begun = time.monotonic()

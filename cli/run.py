@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from streamq.settings import Settings
 
 from . import logs, render
 from .context import ExecOption, LogLevelOption, PrefixOption, QueueOption, UrlOption
+from .home import Home, kept, named_server
 from .options import with_options
 from .wishes import Wishes
 
@@ -141,18 +143,19 @@ def run(
     wishes.queue = queue
     logs.configure(log_level, logs.Format.TEXT)
     with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
-        # The driver takes a while to import: as long as the processes take to start.
-        from streamq.job import Job
+        plan = kept(job.resume) if job.resume else job.plan(wishes)
+        named = named_server(url, prefix)  # before anything is kept
+        begun, home = time.monotonic(), Home(plan)
+        with home.folder(), home.server(named) as address:
+            # The driver takes a while to import: as long as server and processes take to start.
+            from streamq.job import Job
 
-        from . import running
+            from .running import Run
 
-        plan = running.kept(job.resume) if job.resume else job.plan(wishes)
-        named = running.named_server(url, prefix)  # before anything is kept
-        run_ = running.Run(plan, is_resumed=bool(job.resume))
-        with run_.folder(), run_.server(named) as address:
+            run_ = Run(plan, home, is_resumed=bool(job.resume), begun=begun)
             work = Job(
                 plan,
-                address,
+                address(),
                 prefix or Settings.from_env().prefix,
                 log_level=log_level.value,
                 is_alone=not named,

@@ -54,8 +54,9 @@ IDLE_EVERY_S = 1.0
 LEFT_OVER_S = 0.2
 _ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 _KNOWN_REQUESTS = 1_000
-#: Results of a batch beyond this are sent before more parts are run.
-_MOST_UNSENT = 2**20
+#: Results of a batch beyond this are sent before more parts are run, and these go back unread:
+#: so it is several times what the parts of a batch have.
+_MOST_UNSENT = 2**22
 
 
 # Whether this is a copy of the process that a handler made.

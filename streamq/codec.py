@@ -81,12 +81,30 @@ def decode_result(result: bytes) -> tuple[list[Item], bytes]:
     Raises:
         Damaged: it is no result.
     """
+    return checked(unchecked(result))
+
+
+def unchecked(result: bytes) -> list[Any]:
+    """Whatever a result holds, for who finds out by itself whether it can be used.
+
+    Raises:
+        Damaged: it cannot even be decoded.
+    """
     with reading("a result"):
-        items: list[Item] = _decode_items(result)
+        found: list[Any] = _decode_items(result)
+        return found
+
+
+def checked(items: list[Any]) -> tuple[list[Item], bytes]:
+    """The same as items of a result, and how its records' lines ended.
+
+    Raises:
+        Damaged: it is no result.
+    """
     if not _ITEM_TYPES.issuperset(map(type, items)):
         raise Damaged("a result holds what no handler can return")
     if items and isinstance(items[-1], msgspec.msgpack.Ext) and items[-1].code == _ENDINGS:
-        endings = bytes(items.pop().data)  # type: ignore[union-attr]
+        endings = bytes(items.pop().data)
         if len(endings) != len(items) or endings.strip(b"nr0"):
             raise Damaged("a result does not say how its lines end")
         return items, endings

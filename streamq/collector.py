@@ -53,11 +53,12 @@ class Writer:
             return self._lines(result)
 
     def _lines(self, result: bytes) -> bytes:
-        items, endings = codec.decode_result(result)
+        found = codec.unchecked(result)
+        if self._form == "raw" and (whole := _plain_lines(found)) is not None:
+            return whole
+        items, endings = codec.checked(found)
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
-        if self._form == "raw" and not endings and (whole := _plain_lines(items)) is not None:
-            return whole
         if self._form == "raw":
             return b"".join(
                 _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
@@ -82,13 +83,16 @@ class Writer:
 
 
 def _plain_lines(items: list[Any]) -> bytes | None:
-    """Items that are all bytes or all text as lines, in one go; None where they are not."""
+    """Items that are all bytes or all text as lines, in one go; None where they are not.
+
+    Joining tells: it takes nothing else, and how lines ended is neither.
+    """
     if not items:
         return b""
     with suppress(TypeError):
-        return b"\n".join(items) + b"\n"
+        return b"\n".join([*items, b""])
     with suppress(TypeError):
-        return "\n".join(items).encode() + b"\n"
+        return "\n".join([*items, ""]).encode()
     return None
 
 

@@ -20,7 +20,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +47,7 @@ _MAGIC = {
     "xz": re.compile(rb"\xfd7zXZ\x00"),
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
 }
+_PACKED_BYTES = 2**17
 _FIRST_BYTES = b"\x1fB\xfd\x28"
 _DAMAGE = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
 
@@ -295,14 +296,52 @@ def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
 
 def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
     """What decompresses, and what it says of damage besides what all of them say."""
-    if kind != "zstd":
-        openers: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
-        return openers[kind], lzma.LZMAError
+    if kind == "gzip":
+        return gzip.open, zlib.error
+    if kind == "bzip2":
+        return partial(_Unpacked, bz2.BZ2Decompressor), OSError
+    if kind == "xz":
+        return partial(_Unpacked, lzma.LZMADecompressor), lzma.LZMAError
     for module in ("compression.zstd", "backports.zstd"):
         with suppress(ImportError):
             zstd: Any = importlib.import_module(module)
-            return zstd.open, zstd.ZstdError
+            return partial(_Unpacked, zstd.ZstdDecompressor), zstd.ZstdError
     raise BadInput(f"{name} is zstd: pip install 'streamq[zstd]'")
+
+
+class _Unpacked:
+    """What compressed streams hold, one behind the other. Zeros behind them are padding.
+
+    The readers of the standard library end where something else follows, and say nothing.
+    """
+
+    def __init__(self, make: Callable[[], Any], raw: io.BufferedReader) -> None:
+        self._make = make
+        self._raw = raw
+        self._stream = make()
+
+    def read1(self, size: int) -> bytes:
+        """The next bytes, perhaps fewer than that many; none at the end."""
+        while True:
+            stream, given = self._stream, b""
+            if stream.eof:
+                given = self._next_stream()
+                if not given:
+                    return b""
+            elif stream.needs_input and not (given := self._raw.read1(_PACKED_BYTES)):
+                raise EOFError("it ends amid the compressed data")
+            if data := self._stream.decompress(given, size):
+                return bytes(data)
+
+    def _next_stream(self) -> bytes:
+        """Get ready for the stream that follows. Returns how it begins; nothing at the end."""
+        given: bytes = self._stream.unused_data
+        while not (given := given.lstrip(b"\0")):
+            given = self._raw.read1(_PACKED_BYTES)
+            if not given:
+                return b""
+        self._stream = self._make()
+        return given
 
 
 @contextmanager

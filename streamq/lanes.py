@@ -16,6 +16,29 @@ from redis import exceptions as driver
 #: What tells that a server, or the way to it, is not there.
 GONE = (driver.ConnectionError, driver.TimeoutError, OSError)
 _READ_BYTES = 2**16
+#: A word of more bytes is sent from where it is: to copy it costs more than to send.
+_LARGE = 2**16
+
+
+def pack(words: tuple[Any, ...]) -> list[bytes]:
+    """A command, in the pieces that it is sent in. Large words are among the last two or nowhere:
+    results are one word, and the parts of a load are about as large as each other.
+    """
+    if not (_is_large(words[-1]) or _is_large(words[-2:][0])):
+        return [hiredis.pack_command(words)]
+    pieces: list[bytes] = []
+    small = b"*%d\r\n" % len(words)
+    for word in words:
+        if _is_large(word):
+            pieces += (small + b"$%d\r\n" % len(word), word)
+            small = b"\r\n"
+        else:
+            small += hiredis.pack_command((word,)).removeprefix(b"*1\r\n")
+    return [*pieces, small]
+
+
+def _is_large(word: Any) -> bool:
+    return type(word) is bytes and len(word) > _LARGE
 
 
 class Lane:
@@ -48,10 +71,11 @@ class Lane:
             and self._pool.owns_connection(connection)
         )
 
-    def send(self, packed: bytes) -> None:
-        """Send commands that ``hiredis.pack_command`` made."""
+    def send(self, packed: Iterable[bytes]) -> None:
+        """Send what ``pack`` made."""
         try:
-            self._socket.sendall(packed)
+            for piece in packed:
+                self._socket.sendall(piece)
         except TimeoutError as error:
             raise driver.TimeoutError(f"nothing was taken in time: {error}") from None
         except OSError as error:
@@ -99,13 +123,13 @@ class Lanes:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._free: deque[Lane] = deque()
-        self._packed: dict[tuple[Any, ...], bytes] = {}
+        self._packed: dict[tuple[Any, ...], list[bytes]] = {}
 
     def call(self, words: tuple[Any, ...], *, is_kept: bool = False) -> Any:
         """The answer to a command. ``is_kept``: it is made again and again, word by word."""
         packed = self._packed.get(words) if is_kept else None
         if packed is None:
-            packed = hiredis.pack_command(words)
+            packed = pack(words)
             if is_kept:
                 self._packed[words] = packed
         lane = self._take()
@@ -126,12 +150,12 @@ class Lanes:
 
         The server is woken by the first one while the others are made.
         """
-        packed = map(hiredis.pack_command, calls)
+        packed = map(pack, calls)
         lane = self._take()
         try:
             self._send(lane, next(packed))
             others = list(packed)
-            lane.send(b"".join(others))
+            lane.send([b"".join(piece for pieces in others for piece in pieces)])
             answers = [self._answer(lane) for _ in range(1 + len(others))]
         except BaseException:
             lane.close()
@@ -155,7 +179,7 @@ class Lanes:
         return Lane(self._pool)
 
     @staticmethod
-    def _send(lane: Lane, packed: bytes) -> None:
+    def _send(lane: Lane, packed: list[bytes]) -> None:
         try:
             lane.send(packed)
         except driver.ConnectionError:

@@ -130,7 +130,7 @@ class Terms(msgspec.Struct, frozen=True):
     """What a holder asks for: how many parts at most, how many bytes, for how long."""
 
     most: int = 1
-    max_bytes: int = 2**22
+    max_bytes: int = 2**20
     lease_ms: int = 20_000
 
 

