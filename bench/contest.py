@@ -114,7 +114,7 @@ class Run:
     def workers(self, processes: int, **environment: str) -> Iterator[list[int]]:
         """Worker processes; ended with the block."""
         copies = 1 if self.who.is_pool else processes
-        environment |= {"BENCH_PROCESSES": str(processes)}
+        environment = {"BENCH_PROCESSES": str(processes), "BENCH_SLOTS": "2"} | environment
         running = [
             subprocess.Popen(
                 [*self.who.command, "work"],
@@ -220,7 +220,7 @@ def drain(run: Run, processes: int) -> dict[str, float]:
 def wait_and_idle(run: Run, idle_s: float) -> dict[str, float]:
     """How long one job waits for an idle worker, and what that worker costs meanwhile."""
     run.forget()
-    with run.workers(1) as pids:
+    with run.workers(1, BENCH_SLOTS="1") as pids:
         waits = sorted(run.act("latency", run.who.latencies)["ms"])
         server, client = run.server_cpu_s(), sum(cpu_s(pid) for pid in pids)
         time.sleep(idle_s)

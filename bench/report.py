@@ -12,7 +12,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 OURS, BARE, NODE = "streamq", "bare loop", "BullMQ (node)"
 #: How each was set up: the best documented configuration that was found for empty jobs.
 SETTINGS = {
-    OURS: "one request, `-p 1 -c 2`: one slot runs while the other asks",
+    OURS: "one request, `-p 1 -c 2`: one slot runs while the other asks (latency: `-c 1`)",
     BARE: "pipelines of 512, one connection",
     NODE: "`addBulk` by 1,000, concurrency 200, completed jobs removed",
     "BullMQ (Python)": "`addBulk` by 1,000, concurrency 50, uvloop, completed jobs removed",

@@ -1,4 +1,4 @@
-"""streamq: one request of many parts, two slots a process; its waiter is told the end."""
+"""streamq: one request of many parts, two slots a process (latency: one); its waiter is told the end."""
 
 import os
 import sys
@@ -44,7 +44,10 @@ def work() -> None:
     command = [sys.executable, "-m", "streamq.cli", "worker", target, "--log-level", "warning"]
     os.chdir(Path(__file__).parent)
     os.environ["STREAMQ_URL"] = common.URL
-    os.execv(sys.executable, [*command, "-p", os.environ.get("BENCH_PROCESSES", "1"), "-c", "2"])
+    os.execv(
+        sys.executable,
+        [*command, "-p", os.environ["BENCH_PROCESSES"], "-c", os.environ["BENCH_SLOTS"]],
+    )
 
 
 if __name__ == "__main__":
