@@ -1,4 +1,4 @@
-"""streamq: one request of many parts, two slots a process (latency: one); its waiter is told the end."""
+"""streamq: one request of many parts, two slots a process; its waiter is told the end."""
 
 import os
 import sys
