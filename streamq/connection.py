@@ -137,7 +137,7 @@ class Connection:
             self._local = LocalServer.start(path or None, persist=bool(path))
             self._target = Target(self._local.url)
         self._blocking: dict[int, Any] = {}
-        self._lanes: dict[tuple[int, str], Lanes] = {}
+        self._lanes: dict[tuple[float | None, str], Lanes] = {}
         self._lock = Lock()
         with translated(self.where):
             self.redis: Any = self._client(
@@ -283,16 +283,19 @@ class Connection:
 
     def _lanes_for(self, block_s: float | None, words: tuple[Any, ...]) -> Lanes:
         """Lanes for calls that block so long, or not at all, to where the keys of this one are."""
-        client = self.redis if block_s is None else self.blocking(block_s)
         name = ""
         if self.is_cluster:
+            client = self._client_for(block_s)
             node = client.get_node_from_key(_first_key(words))
             name, client = node.name, client.get_redis_connection(node)
-        place = (-1 if block_s is None else math.ceil(block_s), name)
-        lanes = self._lanes.get(place)
+        lanes = self._lanes.get((block_s, name))
         if lanes is None:
-            lanes = self._lanes.setdefault(place, Lanes(client.connection_pool))
+            client = client if name else self._client_for(block_s)
+            lanes = self._lanes.setdefault((block_s, name), Lanes(client.connection_pool))
         return lanes
+
+    def _client_for(self, block_s: float | None) -> Any:
+        return self.redis if block_s is None else self.blocking(block_s)
 
     @staticmethod
     def _look_around(client: Any) -> None:
