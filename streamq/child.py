@@ -151,6 +151,8 @@ class Process:
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
         self._known: OrderedDict[str, Known] = OrderedDict()
+        #: Of each handler, by its number: the pace of the request that it ran last.
+        self._paces: dict[int, Pace] = {}
         #: Requests that have ended, and until when their tokens are left over from before.
         self._ended: dict[str, float] = {}
         self._name = secrets.token_hex(8)
@@ -226,7 +228,7 @@ class Process:
 
     def _claim(self, slot: int, request_id: str, holder: str, level: int) -> Grant | None:
         known = self._known.get(request_id)
-        terms = self._terms(known.pace.most() if known else 1)
+        terms = self._terms(known.pace.most() if known else self._first_most())
         made = known.created_ms if known else 0
         # Before the claim, so that the parent can end the lease should this process die now.
         self._table.hold(slot, holder, request_id)
@@ -246,6 +248,12 @@ class Process:
             self._report_outage(error, 1)
             self._release_holder(slot, request_id, holder)
             return None
+
+    def _first_most(self) -> int:
+        """Parts to ask for of a request that is new here: its handler is not known before."""
+        if len(self._paces) < len(self._offers):
+            return 1
+        return min(pace.most() for pace in list(self._paces.values()))
 
     def _learn(self, request_id: str, grant: Grant) -> Known:
         known = self._known.get(request_id)
@@ -398,6 +406,7 @@ class Process:
     def _next_most(self, lease: Lease, begun: float, ran: int, given: int) -> int:
         now = time.monotonic()
         lease.pace.saw(ran, now - begun)
+        self._paces[lease.handler] = lease.pace
         if ran < given or self._is_stopping or now > lease.late_at:
             return 0
         return lease.pace.most()

@@ -7,6 +7,7 @@ fails, and one that lowers it may lower the bound.
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from redis.connection import AbstractConnection
 
 from streamq import Client, Connection, Protocol
+from streamq.lanes import Lane
 from streamq.model import Terms
 from streamq.server import LocalServer
 from tests.fleet import Fleet
@@ -22,6 +24,16 @@ from tests.waiting import wait_until
 PAYLOAD = b"x" * 100
 PARTS = 4_000
 OFFERS = ("parts cost",)
+SINGLE = """
+from streamq import App
+
+app = App()
+
+
+@app.handler
+def echo(payload: bytes) -> bytes:
+    return payload
+"""
 
 
 class Spent:
@@ -91,17 +103,23 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How often this thread has sent something to a server since the last time it asked."""
     mine = threading.get_ident()
     seen = [0]
-    send: Callable[..., Any] = AbstractConnection.send_packed_command
 
-    def counted(self: Any, *args: Any, **options: Any) -> Any:
-        seen[0] += threading.get_ident() == mine
-        return send(self, *args, **options)
+    def count(owner: Any, method: str) -> None:
+        send = getattr(owner, method)
+
+        def counted(self: Any, *args: Any, **options: Any) -> Any:
+            seen[0] += threading.get_ident() == mine
+            return send(self, *args, **options)
+
+        monkeypatch.setattr(owner, method, counted)
 
     def since() -> int:
         count, seen[0] = seen[0], 0
+        assert count, "nothing was counted"
         return count
 
-    monkeypatch.setattr(AbstractConnection, "send_packed_command", counted)
+    count(AbstractConnection, "send_packed_command")
+    count(Lane, "send")
     return since
 
 
@@ -231,6 +249,22 @@ class TestPool:
         spent.stop(99)
         assert spent.of("brpop") <= 12, spent  # 8.0: the tokens of a request
         assert spent.of("evalsha") <= 8, spent  # 5.2; 12 with a claim for every token
+
+    def test_many_small_requests_of_one_handler(
+        self, client: Client, protocol: Protocol, fleet: Fleet, queue: str, tmp_path: Path
+    ) -> None:
+        """Its pace is known from others: a request that is small enough comes with one claim."""
+        (tmp_path / "single.py").write_text(SINGLE)
+        requests = [client.submit([PAYLOAD] * 10, handler="echo", queue=queue) for _ in range(100)]
+        fleet.ready("--quantum", "60s", target="single:app", cwd=tmp_path, audit_ms=60_000)
+        requests[0].wait(30)
+        spent = Spent(protocol.connection)
+
+        requests[-1].wait(60)
+
+        spent.stop(99)
+        assert spent.of("brpop") <= 1.6, spent  # 1.0
+        assert spent.of("evalsha") <= 3.2, spent  # 2.0: claim, finish
 
     def test_nothing_to_do(
         self, client: Client, protocol: Protocol, fleet: Fleet, queue: str
