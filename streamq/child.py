@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 #: A take blocks so long; a polite stop waits for it.
 BLOCK_S = 1.0
+#: A token that came so soon was there already.
+AT_ONCE_S = 0.002
 #: Threads for the calls of coroutines, so that connections stay few.
 ASYNC_CALLERS = 8
 #: How often coroutines are looked at that take too long or are not wanted any more.
@@ -199,7 +201,10 @@ class Process:
 
     def _take(self, slot: int) -> tuple[Lease | None, Grant | None]:
         config = self._config
+        asked = time.monotonic()
         token = self._protocol.take(config.queue, BLOCK_S, config.levels)
+        # Then nobody was waiting for it either, so nobody is idle.
+        is_busy = time.monotonic() - asked < AT_ONCE_S
         if token is None:
             return None, None
         request_id, level = token
@@ -207,7 +212,8 @@ class Process:
             return None, None
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
-        grant = self._claim(slot, request_id, holder, level)
+        first = self._first_most() if is_busy else 1
+        grant = self._claim(slot, request_id, holder, level, first)
         if grant is None or not grant.parts:
             self._table.drop(slot)
             if grant:
@@ -226,9 +232,11 @@ class Process:
         self._push(request_id, grant.tokens)
         return Lease(slot, request_id, holder, known), grant
 
-    def _claim(self, slot: int, request_id: str, holder: str, level: int) -> Grant | None:
+    def _claim(
+        self, slot: int, request_id: str, holder: str, level: int, first: int
+    ) -> Grant | None:
         known = self._known.get(request_id)
-        terms = self._terms(known.pace.most() if known else self._first_most())
+        terms = self._terms(known.pace.most() if known else first)
         made = known.created_ms if known else 0
         # Before the claim, so that the parent can end the lease should this process die now.
         self._table.hold(slot, holder, request_id)

@@ -40,9 +40,10 @@ REPLY_S = 10.0
 CONNECT_S = 5.0
 #: How often an ordinary call is sent again. All of them are scripts that bear repetition.
 RETRIES = 3
-#: What a node of a cluster says that has not made a call, and others may.
+#: What a node says that has not made a call, and others may.
 _ELSEWHERE = (
     driver.AskError,
+    driver.ReadOnlyError,
     driver.TryAgainError,
     driver.ClusterDownError,
     driver.RedisClusterException,
@@ -300,7 +301,8 @@ class Connection:
     @staticmethod
     def _look_around(client: Any) -> None:
         """Find out who is there by now, as the driver does when a node is gone."""
-        with suppress(driver.RedisError, driver.RedisClusterException, OSError):
+        # IndexError: the nodes that answer have no slots.
+        with suppress(driver.RedisError, driver.RedisClusterException, OSError, IndexError):
             client.nodes_manager.initialize()
 
     def replicas(self, key: str, wanted: int, wait_s: float) -> int:
@@ -397,11 +399,11 @@ def _options(target: Target, **changes: Any) -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_S,
         "socket_timeout": REPLY_S,
         "protocol": 2,
-        # The driver's own limit would count lanes that are kept, and then let nobody else through.
-        "max_connections": 2**31,
         # Valkey knows no such notifications and would refuse the connection.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         **target.options,
+        # The driver's own limit would count lanes that are kept, and then let nobody else through.
+        "max_connections": 2**31,
         **changes,
     }
 

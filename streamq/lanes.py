@@ -27,14 +27,14 @@ def pack(words: tuple[Any, ...]) -> list[bytes]:
     if not (_is_large(words[-1]) or _is_large(words[-2:][0])):
         return [hiredis.pack_command(words)]
     pieces: list[bytes] = []
-    small = b"*%d\r\n" % len(words)
+    small = [b"*%d\r\n" % len(words)]
     for word in words:
         if _is_large(word):
-            pieces += (small + b"$%d\r\n" % len(word), word)
-            small = b"\r\n"
+            pieces += (b"".join(small) + b"$%d\r\n" % len(word), word)
+            small = [b"\r\n"]
         else:
-            small += hiredis.pack_command((word,)).removeprefix(b"*1\r\n")
-    return [*pieces, small]
+            small.append(hiredis.pack_command((word,)).removeprefix(b"*1\r\n"))
+    return [*pieces, b"".join(small)]
 
 
 def _is_large(word: Any) -> bool:
@@ -136,6 +136,10 @@ class Lanes:
         try:
             self._send(lane, packed)
             answer = lane.receive()
+        except driver.ReadOnlyError:
+            # It leads to a former primary.
+            lane.close()
+            raise
         except driver.ResponseError:
             self._free.append(lane)
             raise

@@ -71,7 +71,7 @@ class Submission:
                 return
         elif isinstance(payloads, Collection) and 0 < len(payloads) <= CHUNK_PARTS:
             parts = list(encoded)
-            if sum(map(len, parts)) <= CHUNK_BYTES:
+            if parts and sum(map(len, parts)) <= CHUNK_BYTES:
                 self._submit_at_once(parts)
                 return
             encoded = iter(parts)
@@ -246,8 +246,11 @@ class Submission:
     def _take_back(self) -> None:
         """Leave nothing of a submission that went wrong for good."""
         with suppress(StreamqError):
-            self._protocol.cancel(self._id)
-            forget(self._protocol, self._policy.queue, self._id)
+            try:
+                self._protocol.cancel(self._id)
+                forget(self._protocol, self._policy.queue, self._id)
+            except RequestUnknown:  # it was registered, and then refused
+                unregister(self._protocol, self._policy.queue, self._id)
 
 
 class _Json(bytes):

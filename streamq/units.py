@@ -28,7 +28,7 @@ def name(value: str, what: str) -> str:
     """The value, if it can be part of a key: one to 64 of ``A-Z a-z 0-9 _ . -``."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidValue(f"{what} {value!r} is not 1 to 64 characters of A-Z a-z 0-9 _ . -")
-    return value
+    return str.__str__(value)  # a member of an enumeration is written as its value
 
 
 def whole(value: int, what: str, least: int, most: int = _LARGEST) -> int:
@@ -39,7 +39,7 @@ def whole(value: int, what: str, least: int, most: int = _LARGEST) -> int:
     if not least <= value <= most:
         shown = value if abs(value) < 10**30 else "(a very large number)"
         raise InvalidValue(f"{what} {shown} is out of range: {allowed}")
-    return value
+    return int(value)
 
 
 def duration_ms(value: str | float, what: str = "duration") -> int:

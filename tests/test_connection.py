@@ -400,6 +400,32 @@ class TestLanes:
                     connection.call("CONFIG", "GET", "port") == [b"port", port.encode()] != before
                 )
 
+    def test_lane_to_one_that_is_no_primary_any_more_is_left(self) -> None:
+        with (
+            LocalServer.start(port=0) as former,
+            LocalServer.start(port=0) as other,
+            sentinel_for(former, "main") as address,
+            connected(f"redis+sentinel://{address}/main") as connection,
+            connected(f"redis://{address}") as sentinel,
+            connected(former.url) as demoted,
+        ):
+            host, port = other.url.rpartition("/")[2].split(":")
+            connection.call("SET", "a", "1")
+            connection.pop(("never",), 0.01)
+            demoted.redis.execute_command("REPLICAOF", host, port)
+            sentinel.redis.execute_command("SENTINEL REMOVE", "main")
+            sentinel.redis.execute_command("SENTINEL MONITOR", "main", host, port, 1)
+
+            assert connection.call("SET", "a", "2")
+            assert connection.pop(("never",), 0.01) is None
+            assert connection.call("CONFIG", "GET", "port")[1] == port.encode()
+
+    def test_limit_of_the_drivers_pool_does_not_count(self, server: LocalServer) -> None:
+        with connected(f"{server.url}?max_connections=1") as connection:
+            connection.call("ECHO", "a")
+
+            assert connection.redis.ping()
+
     def test_nonsense_in_place_of_several_answers(self) -> None:
         with nonsense() as url, Client(url) as client, pytest.raises(ServerUnreachable):
             client.submit([1], handler="h")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -673,11 +674,37 @@ class TestFullServer:
         assert small._protocol.ids("default") == []
         assert small.submit([b"x"], handler="h").status().parts.total == 1
 
-    def test_nothing_is_opened(self, client: Client, driver: Driver, submit: Submit) -> None:
+    @pytest.mark.parametrize("options", [{}, {"id": None}])
+    def test_nothing_is_opened(
+        self, client: Client, driver: Driver, submit: Submit, options: dict[str, Any]
+    ) -> None:
         with driver.full_server(), pytest.raises(ServerFull):
-            submit([b"a"])
+            submit([b"a"], **options)
 
         assert_is_gone(driver)
+        assert client._protocol.ids(driver.queue) == []
+
+
+def test_length_that_is_wrong(submit: Submit) -> None:
+    class Odd(list[bytes]):
+        def __len__(self) -> int:
+            return 1
+
+    request = submit(Odd(), id=None)
+
+    assert (request.status().state, request.status().parts.total) == (State.DONE, 0)
+
+
+def test_names_out_of_an_enumeration(submit: Submit) -> None:
+    class Name(str, Enum):  # noqa: UP042  people have such
+        HANDLER = "resize"
+
+    class Number(int, Enum):
+        LEVEL = 7
+
+    status = submit([b"a"], handler=Name.HANDLER, level=Number.LEVEL).status()
+
+    assert (status.handler, status.level) == ("resize", 7)
 
 
 class TestDurable:
