@@ -89,11 +89,12 @@ class Pace:
         self.quantum_s = quantum_s
         self._part_s = 0.0
 
-    def most(self) -> int:
-        """Parts that take about a quantum; one while nothing is known."""
+    def most(self, seconds: float | None = None) -> int:
+        """Parts that take about so long, or a quantum; one while nothing is known."""
         if self._part_s <= 0:
             return 1
-        return max(1, min(MOST_PARTS, int(self.quantum_s / self._part_s)))
+        seconds = self.quantum_s if seconds is None else seconds
+        return max(1, min(MOST_PARTS, int(seconds / self._part_s)))
 
     def saw(self, parts: int, seconds: float) -> None:
         """So many parts took so long. Slowing down is believed at once, speed by degrees."""
@@ -124,8 +125,12 @@ class Lease:
         self.takes_context = known.runner.handler.context_name is not None
         self.pace = known.pace
         self.part_began = time.monotonic()
-        #: After this no part is begun: others are to have a turn.
+        #: After this no parts are asked for, and a little later none is begun: others are to
+        #: have a turn. What was asked for in time is rather run than handed back.
         self.late_at = self.part_began + known.pace.quantum_s
+        self.stop_at = self.late_at + known.pace.quantum_s / 4
+        #: How long the server took to hand over the last batch.
+        self.call_s = 0.0
         self.results: list[bytes | int] = []
         self.records = 0
         self.size = 0
@@ -404,7 +409,7 @@ class Process:
         return self._next_most(lease, begun, len(took), len(parts))
 
     def _may_start(self, lease: Lease, index: int, part: Part, now: float) -> bool:
-        if (index and (now > lease.late_at or lease.size > _MOST_UNSENT)) or self._is_stopping:
+        if (index and (now > lease.stop_at or lease.size > _MOST_UNSENT)) or self._is_stopping:
             return False
         if lease.runner.timeout_ms:
             self._table.expect(lease.slot, part.attempt, lease.runner.retry_ms(part))
@@ -415,9 +420,11 @@ class Process:
         now = time.monotonic()
         lease.pace.saw(ran, now - begun)
         self._paces[lease.handler] = lease.pace
-        if ran < given or self._is_stopping or now > lease.late_at:
+        # What comes too late to be run would only go back.
+        left_s = lease.late_at - now - lease.call_s
+        if ran < given or self._is_stopping or left_s <= 0:
             return 0
-        return lease.pace.most()
+        return lease.pace.most(left_s)
 
     def _context(self, lease: Lease, part: Part) -> Context:
         slot, table = lease.slot, self._table
@@ -472,11 +479,13 @@ class Process:
     def _finish(self, lease: Lease, most: int) -> Grant:
         call = self._table.next_call(lease.slot)
         results, records, terms = lease.results, lease.records, self._terms(most)
+        asked = time.monotonic()
         grant = self._insist(
             lambda: self._protocol.finish(
                 lease.request_id, lease.holder, call, results, records, terms
             )
         )
+        lease.call_s = time.monotonic() - asked
         self._table.answered(lease.slot)
         self._table.tally.count(lease.slot, lease.handler, tally.DONE, grant.counted)
         self._table.tally.count(lease.slot, lease.handler, tally.RECORDS_DONE, records)
