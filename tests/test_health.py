@@ -211,8 +211,11 @@ def test_delay_is_no_wait(asked: Asked, client: Client, queue: str, protocol: Pr
     assert waits.sum() < 60 * 3
 
 
-def test_wait_is_that_of_the_first_attempt(asked: Asked, client: Client, queue: str) -> None:
-    client.submit(["retry"] * 3, handler="tells", queue=queue).wait(30)
+@pytest.mark.parametrize("word", ["retry", "snooze", "hold"])
+def test_wait_is_that_of_the_first_attempt(
+    asked: Asked, client: Client, queue: str, word: str
+) -> None:
+    client.submit([word] * 3, handler="tells", queue=queue).wait(30)
 
     ran = 'streamq_part_duration_seconds_count{handler="tells"}'
     wait_until(lambda: asked.metrics().get(ran) == 6)
