@@ -160,25 +160,23 @@ class Waits:
 
 @pytest.fixture
 def slow(fleet: Fleet) -> Asked:
-    """A pool with batches that take longer than its quantum: what it does not begin goes back."""
+    """A pool whose batches hold more than it can run in a quantum, so that some parts go back."""
     words = ("-p", "2", "--quantum", "20ms", "--health-port", HERE)
     asked = health_of(fleet.errors(fleet.ready(*words)))
     assert asked
     return asked
 
 
-@pytest.mark.parametrize(
-    ("handler", "payload"), [("shout", "a"), ("doubled", 1), ("nap", 0.005), ("nap_async", 0.005)]
-)
+@pytest.mark.parametrize("handler", ["nap", "nap_async"])
 def test_wait_of_each_part_is_counted_once(
-    slow: Asked, client: Client, queue: str, handler: str, payload: str | float
+    slow: Asked, client: Client, queue: str, handler: str
 ) -> None:
-    client.submit([payload] * 150, handler=handler, queue=queue).wait(30)
+    client.submit(([0.001] * 20 + [0.05]) * 8, handler=handler, queue=queue).wait(30)
 
     waits = Waits(slow, handler)
     done = f'streamq_parts_total{{handler="{handler}",state="done"}}'
-    wait_until(lambda: slow.metrics().get(done) == 150)
-    assert waits.count() == waits.up_to("+Inf") == 150
+    wait_until(lambda: slow.metrics().get(done) == 168)
+    assert waits.count() == waits.up_to("+Inf") == 168
 
 
 def test_wait_begins_with_the_request(
