@@ -21,7 +21,7 @@
 --
 -- Returns  ok, empty, limit, held, paused, handler, level or the state of an ended request;
 --          tokens to push; their level; when to look again; handler; and with parts: spec, or
---          "" when known; creation time;
+--          "" when known; creation time; how long (ms) it has been there to be run;
 --          troubles (number, tries, partial, ...); and of the parts, if there are any: their ids,
 --          a line about each, the sizes of their payloads (I4), payloads, some of them joined
 -- Errors   UNKNOWN   no such request
@@ -53,13 +53,14 @@ local now = now_ms()
 local function answer(word, mint, look, troubles, basket)
   save(k.meta, r)
   if not basket then
-    return { word, mint, r.level, look, r.handler, "", 0, {} }
+    return { word, mint, r.level, look, r.handler, "", 0, 0, {} }
   end
   -- The id alone does not tell: it may have been purged and submitted anew.
   local created, spec = unpack(redis.call("HMGET", k.meta, "created_ms", "spec"))
   spec = known == created and "" or spec
   created = tonumber(created) or 0
-  return { word, mint, r.level, look, r.handler, spec, created, troubles, contents(basket) }
+  local waited = created > 0 and math.max(0, now - math.max(created, r.hold_ms)) or 0
+  return { word, mint, r.level, look, r.handler, spec, created, waited, troubles, contents(basket) }
 end
 
 -- A refused token is dropped, not replaced: it comes back when there is something to run.

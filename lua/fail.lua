@@ -85,11 +85,11 @@ if kind == "abandon" or t.errors > r.retries then
   t.records = records_failed >= 0 and records_failed or records_of(k.parts, number)
   give_up(k, r, now, number, t, failure)
 else
-  if kind == "retry" then
-    write_tries(k.tries, number, t)
-  elseif kind == "hold" then
+  if kind == "hold" then
     put(r, "hold_ms", math.max(r.hold_ms, now + delay_ms))
   end
+  -- Also of a snooze, which spends no attempt: it is known then that the part was run before.
+  write_tries(k.tries, number, t)
   park(k, { number }, delay_ms > 0 and now + delay_ms or nil)
 end
 local mint, look = invite(k, r, now)

@@ -116,7 +116,9 @@ class Known(NamedTuple):
 class Lease:
     """A lease and what runs under it."""
 
-    def __init__(self, slot: int, request_id: str, holder: str, known: Known) -> None:
+    def __init__(
+        self, slot: int, request_id: str, holder: str, known: Known, waiting_since: float
+    ) -> None:
         self.slot = slot
         self.request_id = request_id
         self.holder = holder
@@ -131,6 +133,11 @@ class Lease:
         self.stop_at = self.late_at + known.pace.quantum_s / 4
         #: How long the server took to hand over the last batch.
         self.call_s = 0.0
+        #: Since when the request's parts could be run, by the clock of this process.
+        self.waiting_since = waiting_since
+        #: Of the batch at hand: how long its parts waited, and how many of them are retries.
+        self.waited_s = 0.0
+        self.retried = 0
         self.results: list[bytes | int] = []
         self.records = 0
         self.size = 0
@@ -138,6 +145,11 @@ class Lease:
         #: The coroutine that runs the current part, and why it is stopped, if it is.
         self.task: asyncio.Task[Any] | None = None
         self.stop_reason = ""
+
+    def handed(self, grant: Grant, now: float) -> None:
+        """A batch has come."""
+        self.waited_s = now - self.waiting_since
+        self.retried = grant.retried
 
     def record(self, part: Part, outcome: Done) -> None:
         """Keep a result until the batch is finished."""
@@ -219,6 +231,7 @@ class Process:
         holder = f"{self._name}-{slot}-{self._leases}"
         first = self._first_most() if is_busy else 1
         grant = self._claim(slot, request_id, holder, level, first)
+        claimed = time.monotonic()
         if grant is None or not grant.parts:
             self._table.drop(slot)
             if grant:
@@ -235,7 +248,9 @@ class Process:
         self._deal(slot, grant)
         # Before a handler runs: others are to be woken first.
         self._push(request_id, grant.tokens)
-        return Lease(slot, request_id, holder, known), grant
+        lease = Lease(slot, request_id, holder, known, claimed - grant.waited_ms / 1e3)
+        lease.handed(grant, claimed)
+        return lease, grant
 
     def _claim(
         self, slot: int, request_id: str, holder: str, level: int, first: int
@@ -385,6 +400,7 @@ class Process:
 
     def _run_batch(self, lease: Lease, parts: list[Part]) -> int:
         """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
+        self._count_one(lease, parts)
         slot, table, run = lease.slot, self._table, lease.runner.run
         clock = time.monotonic
         begun = now = clock()
@@ -405,7 +421,7 @@ class Process:
             else:
                 self._fail(lease, part, outcome)
                 now = clock()
-        table.tally.ran(slot, lease.handler, took)
+        table.tally.saw(slot, lease.handler, tally.RAN, took)
         return self._next_most(lease, begun, len(took), len(parts))
 
     def _may_start(self, lease: Lease, index: int, part: Part, now: float) -> bool:
@@ -418,6 +434,8 @@ class Process:
 
     def _next_most(self, lease: Lease, begun: float, ran: int, given: int) -> int:
         now = time.monotonic()
+        if given > 1:
+            self._count_waits(lease, ran)
         lease.pace.saw(ran, now - begun)
         self._paces[lease.handler] = lease.pace
         # What comes too late to be run would only go back.
@@ -425,6 +443,17 @@ class Process:
         if ran < given or self._is_stopping or left_s <= 0:
             return 0
         return lease.pace.most(left_s)
+
+    def _count_one(self, lease: Lease, parts: list[Part]) -> None:
+        """Count at once what may run for long; of several only some may be begun."""
+        if len(parts) == 1:
+            self._count_waits(lease, 1)
+
+    def _count_waits(self, lease: Lease, begun: int) -> None:
+        first = begun - lease.retried
+        if first > 0:
+            waited = (lease.waited_s,)
+            self._table.tally.saw(lease.slot, lease.handler, tally.WAITED, waited, first)
 
     def _context(self, lease: Lease, part: Part) -> Context:
         slot, table = lease.slot, self._table
@@ -496,6 +525,7 @@ class Process:
             self._release(lease)
             grant = msgspec.structs.replace(grant, parts=[])
         elif grant.parts:
+            lease.handed(grant, time.monotonic())
             self._deal(lease.slot, grant)
         self._note_end(lease.request_id, grant)
         self._push(lease.request_id, grant.tokens)
@@ -567,6 +597,7 @@ class Process:
             self._end(lease)
 
     async def _run_batch_async(self, lease: Lease, parts: list[Part]) -> int:
+        self._count_one(lease, parts)
         loop = asyncio.get_running_loop()
         begun = time.monotonic()
         took: list[float] = []
@@ -581,7 +612,7 @@ class Process:
                 lease.record(part, outcome)
             else:
                 await loop.run_in_executor(self._callers, self._fail, lease, part, outcome)
-        self._table.tally.ran(lease.slot, lease.handler, took)
+        self._table.tally.saw(lease.slot, lease.handler, tally.RAN, took)
         return self._next_most(lease, begun, len(took), len(parts))
 
     async def _run_async(self, lease: Lease, part: Part) -> Done | Trouble:

@@ -15,6 +15,10 @@ from streamq.tally import BOUNDS_S
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PART_STATES = {"done": tally.DONE, "failed": tally.FAILED, "retried": tally.RETRIED}
 _RECORD_STATES = {"done": tally.RECORDS_DONE, "failed": tally.RECORDS_FAILED}
+_TIMES = {
+    "streamq_part_duration_seconds": tally.RAN,
+    "streamq_part_wait_seconds": tally.WAITED,
+}
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -37,6 +41,12 @@ METRICS: dict[str, Metric] = {
         "counter", "handler, state", "Records this pool ran that are done or failed."
     ),
     "streamq_part_duration_seconds": Metric("histogram", "handler", "How long parts ran."),
+    "streamq_part_wait_seconds": Metric(
+        "histogram",
+        "handler",
+        "How long parts waited for their first attempt: from when their request was made, or "
+        "the end of its delay or snooze, until a worker took them.",
+    ),
     "streamq_requests_total": Metric(
         "counter",
         "queue, state",
@@ -95,7 +105,7 @@ class Stopwatch:
     """Durations, sorted into the classes that those of parts are sorted into. Of one thread."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._counts = [0] * tally.CLASSES
         self._total = 0.0
 
     def saw(self, seconds: float) -> None:
@@ -117,7 +127,7 @@ def work_done(rows: Mapping[str, tally.Row], told: Mapping[tuple[str, str], int]
     parts = Counter(told)
     for name, row in rows.items():
         parts.update({(name, state): row[word] for state, word in _PART_STATES.items()})
-    return {
+    samples: Samples = {
         "streamq_parts_total": [
             ({"handler": name, "state": state}, number)
             for (name, state), number in sorted(parts.items())
@@ -127,11 +137,13 @@ def work_done(rows: Mapping[str, tally.Row], told: Mapping[tuple[str, str], int]
             for name, row in sorted(rows.items())
             for state, word in _RECORD_STATES.items()
         ],
-        "streamq_part_duration_seconds": [
-            ({"handler": name}, Spread(tally.classes(row), row[tally.RAN_US] / 1e6))
-            for name, row in sorted(rows.items())
-        ],
     }
+    for metric, what in _TIMES.items():
+        samples[metric] = [
+            ({"handler": name}, Spread(*tally.times(row, what)))
+            for name, row in sorted(rows.items())
+        ]
+    return samples
 
 
 def text(samples: Samples) -> bytes:

@@ -162,11 +162,15 @@ class Grant(msgspec.Struct):
     word: str
     tokens: Tokens
     parts: list[Part]
+    #: How many of the parts had trouble before; they come first.
+    retried: int = 0
     #: Given by claim: the request's handler, and its spec unless the caller knew it.
     handler: str = ""
     spec: bytes = b""
     #: Given by claim: when the request was created, which tells it from another of its id.
     created_ms: int = 0
+    #: Given by claim: how long the request's parts could have been run by then.
+    waited_ms: int = 0
     #: Given by finish: how many of the results were counted.
     counted: int = 0
 

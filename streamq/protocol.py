@@ -264,7 +264,7 @@ class Protocol:
         It is never sent again: a copy that came late would grant a lease under a name that is
         over. A caller that gets no answer releases the holder and takes another name.
         """
-        word, count, at, look, handler, spec, created, troubles, *told = self._run_once(
+        word, count, at, look, handler, spec, created, waited, troubles, *told = self._run_once(
             "claim",
             self.keys(request_id),
             holder=holder,
@@ -275,9 +275,15 @@ class Protocol:
             known=known,
             handlers=handlers,
         )
-        parts = _parts(told, troubles)
         return Grant(
-            word.decode(), Tokens(count, at, look), parts, handler.decode(), spec or b"", created
+            word.decode(),
+            Tokens(count, at, look),
+            _parts(told, troubles),
+            retried=len(troubles) // 3,
+            handler=handler.decode(),
+            spec=spec or b"",
+            created_ms=created,
+            waited_ms=waited,
         )
 
     @_typed
@@ -310,8 +316,13 @@ class Protocol:
             sizes=struct.pack(f"<{given}I", *map(len, values)),
             results=b"".join(values),
         )
-        parts = _parts(told, troubles)
-        return Grant(word.decode(), Tokens(count, at, look), parts, counted=counted)
+        return Grant(
+            word.decode(),
+            Tokens(count, at, look),
+            _parts(told, troubles),
+            retried=len(troubles) // 3,
+            counted=counted,
+        )
 
     @_typed
     def fail(

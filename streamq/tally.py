@@ -8,16 +8,37 @@ counted by the server, exactly.
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 #: Handlers that are counted one by one; those beyond are counted together.
 MOST_HANDLERS = 64
-#: Upper bounds (s) of the classes that durations of parts are sorted into; the last is open.
+#: Upper bounds (s) of the classes that times are sorted into; the last is open.
 BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0)
 
-DONE, FAILED, RETRIED, RECORDS_DONE, RECORDS_FAILED, RAN_US, _FIRST = range(7)
-_ROW = _FIRST + len(BOUNDS_S) + 1
+CLASSES = len(BOUNDS_S) + 1
+
+
+class Times(NamedTuple):
+    """Where in a row times of parts are: their sum, then how many there are of each class."""
+
+    at: int
+    #: What the sum counts, in a second: the longer the times, the less fine.
+    units: int
+
+    @property
+    def end(self) -> int:
+        """Where the next begins."""
+        return self.at + 1 + CLASSES
+
+
+DONE, FAILED, RETRIED, RECORDS_DONE, RECORDS_FAILED, _TIMES = range(6)
+RAN = Times(_TIMES, 1_000_000)
+#: Of first attempts: those in a backlog of days may be very many.
+WAITED = Times(RAN.end, 1_000)
+_ROW = WAITED.end
 #: Words that a slot needs.
 WORDS = _ROW * MOST_HANDLERS
+_MOST = 2**63 - 1
 
 Row = tuple[int, ...]
 NOTHING: Row = (0,) * _ROW
@@ -34,15 +55,19 @@ class Tally:
         """Add to one of a handler's counts."""
         self._words[self._row(slot, handler) + what] += number
 
-    def ran(self, slot: int, handler: int, took: Sequence[float]) -> None:
-        """Parts were run, each for so many seconds."""
-        row = self._row(slot, handler)
-        self._words[row + RAN_US] += int(sum(took) * 1e6)
+    def saw(
+        self, slot: int, handler: int, what: Times, took: Sequence[float], times: int = 1
+    ) -> None:
+        """Sort times of parts, in seconds; each is that of so many parts."""
+        words, at = self._words, self._row(slot, handler) + what.at
+        # A server's clock that was set far back makes a wait of decades.
+        words[at] = min(_MOST, words[at] + int(sum(took) * times * what.units))
+        first = at + 1
         if took and max(took) <= BOUNDS_S[0]:
-            self._words[row + _FIRST] += len(took)
+            words[first] += len(took) * times
             return
         for seconds in took:
-            self._words[row + _FIRST + bisect_left(BOUNDS_S, seconds)] += 1
+            words[first + bisect_left(BOUNDS_S, seconds)] += times
 
     def rows(self, handlers: int) -> list[Row]:
         """Of each handler what all slots have done."""
@@ -76,6 +101,6 @@ def parts(row: Row) -> int:
     return row[DONE] + row[FAILED] + row[RETRIED]
 
 
-def classes(row: Row) -> Sequence[int]:
-    """Parts by how long they ran, one number for each of ``BOUNDS_S`` and one for longer."""
-    return row[_FIRST:]
+def times(row: Row, what: Times) -> tuple[Sequence[int], float]:
+    """Parts, one number for each of ``BOUNDS_S`` and one for longer; and all their seconds."""
+    return row[what.at + 1 : what.end], row[what.at] / what.units

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from streamq import Client
+from streamq import Client, Protocol
 from streamq.health import STUCK_S, HealthServer, Subject
 from streamq.metrics import METRICS
 from streamq.server import LocalServer
@@ -135,6 +135,99 @@ def test_counts_are_of_what_was_run_and_outlive_a_process(
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: asked.metrics()["streamq_process_deaths_total"] == 2)
     assert counts() == wanted
+
+
+class Waits:
+    """The waits of a handler's parts, as a pool tells them."""
+
+    def __init__(self, asked: Asked, handler: str) -> None:
+        self._asked = asked
+        self._handler = handler
+
+    def _read(self, what: str, more: str = "") -> float:
+        name = f'streamq_part_wait_seconds_{what}{{handler="{self._handler}"{more}}}'
+        return self._asked.metrics().get(name, 0)
+
+    def count(self) -> float:
+        return self._read("count")
+
+    def sum(self) -> float:
+        return self._read("sum")
+
+    def up_to(self, seconds: str) -> float:
+        return self._read("bucket", f',le="{seconds}"')
+
+
+@pytest.fixture
+def slow(fleet: Fleet) -> Asked:
+    """A pool whose batches hold more than it can run in a quantum, so that some parts go back."""
+    words = ("-p", "2", "--quantum", "20ms", "--health-port", HERE)
+    asked = health_of(fleet.errors(fleet.ready(*words)))
+    assert asked
+    return asked
+
+
+@pytest.mark.parametrize("handler", ["nap", "nap_async"])
+def test_wait_of_each_part_is_counted_once(
+    slow: Asked, client: Client, queue: str, handler: str
+) -> None:
+    client.submit(([0.001] * 20 + [0.05]) * 8, handler=handler, queue=queue).wait(30)
+
+    waits = Waits(slow, handler)
+    done = f'streamq_parts_total{{handler="{handler}",state="done"}}'
+    wait_until(lambda: slow.metrics().get(done) == 168)
+    assert waits.count() == waits.up_to("+Inf") == 168
+
+
+def test_wait_begins_with_the_request(
+    fleet: Fleet, client: Client, queue: str, protocol: Protocol
+) -> None:
+    request = client.submit(["a"] * 700, handler="shout", queue=queue)
+    made = {"created_ms": request.status().created_ms - 7_000}
+    protocol.connection.redis.hset(protocol.keys(request.id).meta, mapping=made)
+
+    # One slot: it runs batch after batch under one lease.
+    asked = health_of(fleet.errors(fleet.ready("--quantum", "60s", "--health-port", HERE)))
+    assert asked
+    request.wait(30)
+
+    waits = Waits(asked, "shout")
+    wait_until(lambda: waits.count() == 700)
+    assert waits.up_to("5") == 0
+    assert 7 * 700 <= waits.sum() < 60 * 700
+
+
+def test_delay_is_no_wait(asked: Asked, client: Client, queue: str, protocol: Protocol) -> None:
+    request = client.submit(["a"] * 3, handler="shout", queue=queue, delay="500ms")
+    made = {"created_ms": request.status().created_ms - 3_600_000}
+    protocol.connection.redis.hset(protocol.keys(request.id).meta, mapping=made)
+    request.wait(30)
+
+    waits = Waits(asked, "shout")
+    wait_until(lambda: waits.count() == 3)
+    assert waits.up_to("60") == 3
+    assert waits.sum() < 60 * 3
+
+
+@pytest.mark.parametrize("word", ["retry", "snooze", "hold"])
+def test_wait_is_that_of_the_first_attempt(
+    asked: Asked, client: Client, queue: str, word: str
+) -> None:
+    client.submit([word] * 3, handler="tells", queue=queue).wait(30)
+
+    ran = 'streamq_part_duration_seconds_count{handler="tells"}'
+    wait_until(lambda: asked.metrics().get(ran) == 6)
+    assert Waits(asked, "tells").count() == 3
+
+
+def test_wait_of_a_long_part_is_told_while_it_runs(
+    asked: Asked, fleet: Fleet, client: Client, queue: str
+) -> None:
+    request = client.submit([30.0], handler="nap", queue=queue)
+    wait_until(lambda: fleet.notes("S"))
+
+    assert Waits(asked, "nap").count() == 1
+    request.cancel()
 
 
 def test_part_that_kills_its_process_is_counted_as_crashed(

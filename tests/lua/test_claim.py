@@ -98,6 +98,40 @@ class TestLease:
         assert known.spec == b""
         assert other.spec == told.spec, "the id was used before, for another request"
 
+    def test_tells_how_long_the_request_has_waited(self, driver: Driver) -> None:
+        driver.load(3)
+        driver.set_meta(created_ms=driver.now_ms() - 60_000)
+
+        holder, grant = driver.claim()
+        _, again = driver.claim(holder=holder)
+
+        assert 60_000 <= grant.waited_ms <= again.waited_ms < 120_000
+
+    def test_delay_is_no_wait(self, driver: Driver) -> None:
+        driver.load(1)
+        now_ms = driver.now_ms()
+        driver.set_meta(created_ms=now_ms - 3_600_000, hold_ms=now_ms - 60_000)
+
+        assert 60_000 <= driver.claim()[1].waited_ms < 120_000
+
+    def test_request_of_a_later_time_has_not_waited(self, driver: Driver) -> None:
+        driver.load(1)
+        driver.set_meta(created_ms=driver.now_ms() + 60_000)
+
+        assert driver.claim()[1].waited_ms == 0
+
+    def test_tells_how_many_parts_had_trouble(self, driver: Driver) -> None:
+        driver.load(5)
+        holder, first = driver.claim(3)
+        driver.fail(holder, 1)
+        driver.fail(holder, 2)
+        driver.release(holder)
+
+        _, grant = driver.claim(5)
+
+        assert (first.retried, grant.retried) == (0, 2)
+        assert len(grant.parts) == 5
+
     @pytest.mark.parametrize("unit", ["parts", "records"])
     def test_first_one_says_what_the_request_is_counted_in(self, driver: Driver, unit: str) -> None:
         driver.load(1)
@@ -386,7 +420,8 @@ class TestGarbage:
 
         _, grant = driver.claim()
 
-        assert (grant.word, grant.spec, grant.created_ms) == ("ok", b"", 0)
+        told = (grant.word, grant.spec, grant.created_ms, grant.waited_ms)
+        assert told == ("ok", b"", 0, 0)
 
     def test_key_of_another_type_is_said(self, driver: Driver) -> None:
         driver.load(1)

@@ -138,7 +138,7 @@ class TestSnooze:
             part = driver.finish(holder, [], 1).parts[0]
             assert (part.number, part.attempt) == (1, 1)
 
-        assert driver.tries() == {}
+        assert driver.tries() == {1: "0 0 0 0 0"}
 
     def test_spends_no_attempt_where_there_is_only_one(self, driver: Driver) -> None:
         driver.load(2, retries=0)
@@ -147,6 +147,16 @@ class TestSnooze:
         words = [driver.fail(holder, n, kind=k).word for n, k in ((1, "snooze"), (2, "hold"))]
 
         assert words == ["retry", "retry"]
+
+    def test_part_is_told_from_one_that_was_never_run(self, driver: Driver, holder: str) -> None:
+        driver.fail(holder, 1, kind="snooze")
+        driver.fail(holder, 2, kind="hold")
+        driver.release(holder)
+
+        _, grant = driver.claim(5)
+
+        assert (len(grant.parts), grant.retried) == (5, 2)
+        assert {part.attempt for part in grant.parts} == {1}
 
     def test_puts_off_this_part_only(self, driver: Driver, holder: str) -> None:
         driver.fail(holder, 1, kind="snooze", delay_ms=60_000)
@@ -173,7 +183,7 @@ class TestHold:
         assert 0 < held - driver.now_ms() <= 60_000
         assert (outcome.word, outcome.tokens) == ("retry", Tokens(0, 50, held))
         assert driver.claim()[1].word == "held"
-        assert driver.tries() == {}
+        assert driver.tries() == {1: "0 0 0 0 0"}
 
     def test_shorter_one_does_not_cut_a_longer_one(self, driver: Driver, holder: str) -> None:
         driver.fail(holder, 1, kind="hold", delay_ms=60_000)

@@ -479,8 +479,7 @@ class Book:
             self.trouble(number).records = records[1]
             self._give_up(number)
         else:
-            if kind == "retry":
-                self.trouble(number).errors = errors
+            self.trouble(number).errors = errors
             self._park(number, later=delay_ms > 0)
         assert reply.word == (word if self.is_live else str(self.state))
 
