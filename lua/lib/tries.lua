@@ -1,6 +1,7 @@
 -- What went wrong with a part so far, as "errors crashes alone run records". Only parts that
--- had trouble, or were snoozed, have an entry. `alone`: hand it out by itself. `run`: how often it was redriven.
--- `records`: how many of its records failed, once it was given up (0: not counted yet).
+-- had trouble, or were snoozed, have an entry. `alone`: hand it out by itself. `run`: how often
+-- it was redriven. `records`: how many of its records failed, once it was given up (0: not
+-- counted yet).
 local function read_tries(text)
   local t = { errors = 0, crashes = 0, alone = 0, run = 0, records = 0 }
   if text then
