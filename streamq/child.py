@@ -230,6 +230,7 @@ class Process:
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
         first = self._first_most() if is_busy else 1
+        asked = time.monotonic()
         grant = self._claim(slot, request_id, holder, level, first)
         claimed = time.monotonic()
         if grant is None or not grant.parts:
@@ -250,6 +251,7 @@ class Process:
         self._push(request_id, grant.tokens)
         lease = Lease(slot, request_id, holder, known, claimed - grant.waited_ms / 1e3)
         lease.handed(grant, claimed)
+        lease.call_s = claimed - asked
         return lease, grant
 
     def _claim(

@@ -236,11 +236,12 @@ class TestPool:
         assert spent.received <= 180, spent  # 123 bytes
         assert spent.sent <= 200, spent  # 136 bytes
 
-    def test_turns_on_a_slow_line(self, queue: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("delay_s", [0.01, 0.04])
+    def test_turns_on_a_slow_line(self, queue: str, tmp_path: Path, delay_s: float) -> None:
         """A batch that would arrive when the turn is over is not asked for, to go back unread."""
         with LocalServer.start(port=0) as server, Client(server.url) as client:
             door = Proxy(int(server.url.rpartition(":")[2]))
-            door.delay_s = 0.01
+            door.delay_s = delay_s
             fleet = Fleet(f"redis://127.0.0.1:{door.port}", queue, tmp_path)
             request = client.submit([PAYLOAD] * 2 * PARTS, handler="echo", queue=queue, limit=1)
             spent = Spent(Connection(server.url))
