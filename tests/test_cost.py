@@ -243,18 +243,19 @@ class TestPool:
             door = Proxy(int(server.url.rpartition(":")[2]))
             door.delay_s = delay_s
             fleet = Fleet(f"redis://127.0.0.1:{door.port}", queue, tmp_path)
-            request = client.submit([PAYLOAD] * 2 * PARTS, handler="echo", queue=queue, limit=1)
+            request = client.submit([PAYLOAD] * 4 * PARTS, handler="echo", queue=queue, limit=1)
             spent = Spent(Connection(server.url))
             try:
                 fleet.ready("--quantum", "50ms", audit_ms=60_000)
                 request.wait(60)
-                spent.stop(2 * PARTS)
+                spent.stop(4 * PARTS)
             finally:
                 fleet.end()
                 door.close()
 
-        # Two for each part that is handed out again. 0.01; 0.6 if a third of them goes back.
-        assert spent.of("hget") <= 0.2, spent
+        # Two for each part that is handed out again: 0.01, and more on a machine that stalls; 1.0
+        # or 1.9 if the last batch of every turn goes back.
+        assert spent.of("hget") <= 0.5, spent
 
     def test_many_small_requests(
         self, client: Client, protocol: Protocol, fleet: Fleet, queue: str
