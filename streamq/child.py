@@ -131,7 +131,8 @@ class Lease:
         #: have a turn. What was asked for in time is rather run than handed back.
         self.late_at = self.part_began + known.pace.quantum_s
         self.stop_at = self.late_at + known.pace.quantum_s / 4
-        #: How long the server took to hand over the last batch.
+        #: When the batch at hand was asked for, and how long it took to come.
+        self.asked_at = self.part_began
         self.call_s = 0.0
         #: Since when the request's parts could be run, by the clock of this process.
         self.waiting_since = waiting_since
@@ -148,6 +149,7 @@ class Lease:
 
     def handed(self, grant: Grant, now: float) -> None:
         """A batch has come."""
+        self.call_s = now - self.asked_at
         self.waited_s = now - self.waiting_since
         self.retried = grant.retried
 
@@ -230,6 +232,7 @@ class Process:
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
         first = self._first_most() if is_busy else 1
+        asked = time.monotonic()
         grant = self._claim(slot, request_id, holder, level, first)
         claimed = time.monotonic()
         if grant is None or not grant.parts:
@@ -249,6 +252,7 @@ class Process:
         # Before a handler runs: others are to be woken first.
         self._push(request_id, grant.tokens)
         lease = Lease(slot, request_id, holder, known, claimed - grant.waited_ms / 1e3)
+        lease.asked_at = asked
         lease.handed(grant, claimed)
         return lease, grant
 
@@ -438,6 +442,7 @@ class Process:
             self._count_waits(lease, ran)
         lease.pace.saw(ran, now - begun)
         self._paces[lease.handler] = lease.pace
+        lease.asked_at = now
         # What comes too late to be run would only go back.
         left_s = lease.late_at - now - lease.call_s
         if ran < given or self._is_stopping or left_s <= 0:
@@ -508,13 +513,11 @@ class Process:
     def _finish(self, lease: Lease, most: int) -> Grant:
         call = self._table.next_call(lease.slot)
         results, records, terms = lease.results, lease.records, self._terms(most)
-        asked = time.monotonic()
         grant = self._insist(
             lambda: self._protocol.finish(
                 lease.request_id, lease.holder, call, results, records, terms
             )
         )
-        lease.call_s = time.monotonic() - asked
         self._table.answered(lease.slot)
         self._table.tally.count(lease.slot, lease.handler, tally.DONE, grant.counted)
         self._table.tally.count(lease.slot, lease.handler, tally.RECORDS_DONE, records)
