@@ -136,9 +136,11 @@ class Lease:
         self.call_s = 0.0
         #: Since when the request's parts could be run, by the clock of this process.
         self.waiting_since = waiting_since
-        #: Of the batch at hand: how long its parts waited, and how many of them are retries.
+        #: Of the batch at hand: how long its parts waited, how many of them are retries, and
+        #: whether there is but one.
         self.waited_s = 0.0
         self.retried = 0
+        self.is_single = False
         self.results: list[bytes | int] = []
         self.records = 0
         self.size = 0
@@ -152,6 +154,7 @@ class Lease:
         self.call_s = now - self.asked_at
         self.waited_s = now - self.waiting_since
         self.retried = grant.retried
+        self.is_single = len(grant.parts) == 1
 
     def record(self, part: Part, outcome: Done) -> None:
         """Keep a result until the batch is finished."""
@@ -404,7 +407,6 @@ class Process:
 
     def _run_batch(self, lease: Lease, parts: list[Part]) -> int:
         """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
-        self._count_one(lease, parts)
         slot, table, run = lease.slot, self._table, lease.runner.run
         clock = time.monotonic
         begun = now = clock()
@@ -434,11 +436,16 @@ class Process:
         if lease.runner.timeout_ms:
             self._table.expect(lease.slot, part.attempt, lease.runner.retry_ms(part))
         lease.part_began = now
-        return self._table.start(lease.slot, index, int(now * 1e3))
+        if not self._table.start(lease.slot, index, int(now * 1e3)):
+            return False
+        if lease.is_single:
+            # It may run for long. Of several only some may be begun: they are counted together.
+            self._count_waits(lease, 1)
+        return True
 
     def _next_most(self, lease: Lease, begun: float, ran: int, given: int) -> int:
         now = time.monotonic()
-        if given > 1:
+        if not lease.is_single:
             self._count_waits(lease, ran)
         lease.pace.saw(ran, now - begun)
         self._paces[lease.handler] = lease.pace
@@ -448,11 +455,6 @@ class Process:
         if ran < given or self._is_stopping or left_s <= 0:
             return 0
         return lease.pace.most(left_s)
-
-    def _count_one(self, lease: Lease, parts: list[Part]) -> None:
-        """Count at once what may run for long; of several only some may be begun."""
-        if len(parts) == 1:
-            self._count_waits(lease, 1)
 
     def _count_waits(self, lease: Lease, begun: int) -> None:
         first = begun - lease.retried
@@ -600,7 +602,6 @@ class Process:
             self._end(lease)
 
     async def _run_batch_async(self, lease: Lease, parts: list[Part]) -> int:
-        self._count_one(lease, parts)
         loop = asyncio.get_running_loop()
         begun = time.monotonic()
         took: list[float] = []
