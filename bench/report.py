@@ -152,7 +152,8 @@ def _other_aims(scaling: dict[str, Any]) -> list[Aim]:
 def _more(costs: dict[str, Any], reference: dict[str, Any]) -> float:
     """How much more CPU a part costs, in per cent: the median of the rounds that both have."""
     rounds = zip(costs["costs_us"], reference["costs_us"], strict=False)
-    return (statistics.median(own / other for own, other in rounds) - 1) * 100
+    ratios: list[float] = [own / other for own, other in rounds]
+    return (statistics.median(ratios) - 1) * 100
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
