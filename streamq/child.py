@@ -131,13 +131,16 @@ class Lease:
         #: have a turn. What was asked for in time is rather run than handed back.
         self.late_at = self.part_began + known.pace.quantum_s
         self.stop_at = self.late_at + known.pace.quantum_s / 4
-        #: How long the server took to hand over the last batch.
+        #: When the batch at hand was asked for, and how long it took to come.
+        self.asked_at = self.part_began
         self.call_s = 0.0
         #: Since when the request's parts could be run, by the clock of this process.
         self.waiting_since = waiting_since
-        #: Of the batch at hand: how long its parts waited, and how many of them are retries.
+        #: Of the batch at hand: how long its parts waited, how many of them are retries, and
+        #: whether there is but one.
         self.waited_s = 0.0
         self.retried = 0
+        self.is_single = False
         self.results: list[bytes | int] = []
         self.records = 0
         self.size = 0
@@ -148,8 +151,10 @@ class Lease:
 
     def handed(self, grant: Grant, now: float) -> None:
         """A batch has come."""
+        self.call_s = now - self.asked_at
         self.waited_s = now - self.waiting_since
         self.retried = grant.retried
+        self.is_single = len(grant.parts) == 1
 
     def record(self, part: Part, outcome: Done) -> None:
         """Keep a result until the batch is finished."""
@@ -250,8 +255,8 @@ class Process:
         # Before a handler runs: others are to be woken first.
         self._push(request_id, grant.tokens)
         lease = Lease(slot, request_id, holder, known, claimed - grant.waited_ms / 1e3)
+        lease.asked_at = asked
         lease.handed(grant, claimed)
-        lease.call_s = claimed - asked
         return lease, grant
 
     def _claim(
@@ -402,7 +407,6 @@ class Process:
 
     def _run_batch(self, lease: Lease, parts: list[Part]) -> int:
         """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
-        self._count_one(lease, parts)
         slot, table, run = lease.slot, self._table, lease.runner.run
         clock = time.monotonic
         begun = now = clock()
@@ -432,24 +436,25 @@ class Process:
         if lease.runner.timeout_ms:
             self._table.expect(lease.slot, part.attempt, lease.runner.retry_ms(part))
         lease.part_began = now
-        return self._table.start(lease.slot, index, int(now * 1e3))
+        if not self._table.start(lease.slot, index, int(now * 1e3)):
+            return False
+        if lease.is_single:
+            # It may run for long. Of several only some may be begun: they are counted together.
+            self._count_waits(lease, 1)
+        return True
 
     def _next_most(self, lease: Lease, begun: float, ran: int, given: int) -> int:
         now = time.monotonic()
-        if given > 1:
+        if not lease.is_single:
             self._count_waits(lease, ran)
         lease.pace.saw(ran, now - begun)
         self._paces[lease.handler] = lease.pace
+        lease.asked_at = now
         # What comes too late to be run would only go back.
         left_s = lease.late_at - now - lease.call_s
         if ran < given or self._is_stopping or left_s <= 0:
             return 0
         return lease.pace.most(left_s)
-
-    def _count_one(self, lease: Lease, parts: list[Part]) -> None:
-        """Count at once what may run for long; of several only some may be begun."""
-        if len(parts) == 1:
-            self._count_waits(lease, 1)
 
     def _count_waits(self, lease: Lease, begun: int) -> None:
         first = begun - lease.retried
@@ -510,13 +515,11 @@ class Process:
     def _finish(self, lease: Lease, most: int) -> Grant:
         call = self._table.next_call(lease.slot)
         results, records, terms = lease.results, lease.records, self._terms(most)
-        asked = time.monotonic()
         grant = self._insist(
             lambda: self._protocol.finish(
                 lease.request_id, lease.holder, call, results, records, terms
             )
         )
-        lease.call_s = time.monotonic() - asked
         self._table.answered(lease.slot)
         self._table.tally.count(lease.slot, lease.handler, tally.DONE, grant.counted)
         self._table.tally.count(lease.slot, lease.handler, tally.RECORDS_DONE, records)
@@ -599,7 +602,6 @@ class Process:
             self._end(lease)
 
     async def _run_batch_async(self, lease: Lease, parts: list[Part]) -> int:
-        self._count_one(lease, parts)
         loop = asyncio.get_running_loop()
         begun = time.monotonic()
         took: list[float] = []

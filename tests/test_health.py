@@ -21,6 +21,7 @@ from streamq.health import STUCK_S, HealthServer, Subject
 from streamq.metrics import METRICS
 from streamq.server import LocalServer
 from tests.conftest import KINDS
+from tests.faults.proxy import Proxy
 from tests.fleet import Fleet
 from tests.secure import as_role
 from tests.waiting import wait_until
@@ -228,6 +229,32 @@ def test_wait_of_a_long_part_is_told_while_it_runs(
 
     assert Waits(asked, "nap").count() == 1
     request.cancel()
+
+
+def test_wait_of_a_part_that_goes_back_unbegun_is_not_counted(queue: str, tmp_path: Path) -> None:
+    with LocalServer.start(port=0) as server, Client(server.url) as client:
+        door = Proxy(int(server.url.rpartition(":")[2]))
+        fleet = Fleet(f"redis://127.0.0.1:{door.port}", queue, tmp_path)
+        try:
+            pool = fleet.ready("--health-port", HERE)
+            asked = health_of(fleet.errors(pool))
+            assert asked
+            client.submit(["a"], handler="shout", queue=queue).wait(30)
+            # The process is replaced while the reply to its claim is on the way.
+            door.delay_s = 0.5
+            request = client.submit(["a"], handler="shout", queue=queue)
+            wait_until(lambda: request.status().parts.running)
+            pool.send_signal(signal.SIGHUP)
+            wait_until(lambda: not request.status().parts.running)
+            door.delay_s = 0
+            request.wait(30)
+
+            done = 'streamq_parts_total{handler="shout",state="done"}'
+            wait_until(lambda: asked.metrics().get(done) == 2)
+            assert Waits(asked, "shout").count() == 2
+        finally:
+            fleet.end()
+            door.close()
 
 
 def test_part_that_kills_its_process_is_counted_as_crashed(
