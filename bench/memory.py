@@ -15,6 +15,7 @@ SIZES = (10, 100, 1_000, 10_000, 100_000)
 #: Bytes of payload in all, for each size.
 BYTES = 20_000_000
 REQUESTS = 1_000
+SNOOZED = 20_000
 
 
 def main() -> None:
@@ -39,6 +40,9 @@ def main() -> None:
             )
             stored = grown(lambda: _finish(client), count) + waiting
             print(f"{size:>9,} | {waiting:>12,.0f} | {stored:>12,.0f}")
+        _submit(client, 1, SNOOZED)
+        each = grown(lambda: _snooze(client), SNOOZED)
+        print(f"a part that is put off, more than one that waits: {each:,.0f} bytes")
         each = grown(lambda: _open_many(client), REQUESTS)
         print(f"an open request with one part: {each:,.0f} bytes")
 
@@ -57,6 +61,21 @@ def _finish(client: Client) -> None:
         call += 1
         results = [value for part in grant.parts for value in (part.number, part.payload)]
         grant = protocol.finish(request.id, "memory-0-1", call, results, len(grant.parts), terms)
+
+
+def _snooze(client: Client) -> None:
+    """Put off every part of the newest request."""
+    request = max(client.list(), key=lambda status: status.created_ms)
+    protocol, call = client._protocol, 0
+    grant = protocol.claim(request.id, "memory-0-2", Terms(SNOOZED), ["parts h 3"])
+    while grant.parts:
+        for part in grant.parts:
+            call += 1
+            protocol.fail(
+                request.id, "memory-0-2", call, part.number, [], kind="snooze", delay_ms=600_000
+            )
+        call += 1
+        grant = protocol.finish(request.id, "memory-0-2", call, [], 0, Terms(SNOOZED))
 
 
 def _open_many(client: Client) -> None:
