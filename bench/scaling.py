@@ -21,7 +21,6 @@ from streamq.server import LocalServer
 PAYLOAD = b"x" * 100
 PARTS = 100_000
 ROUNDS = 2
-ROUNDS_CLOSE = 9
 
 Submit = Callable[[Client], int]
 
@@ -99,6 +98,7 @@ CASES: dict[str, tuple[Submit, int, float]] = {
     "100 requests, 80 levels": (spread(100, levels=80), 1, 1.0),
 }
 #: More rounds where the question is one of a few per cent.
+_ROUNDS_CLOSE = 9
 _CLOSE = ("limit that cannot bind", "limit of 2", "limit of 1")
 _SLOW = ("of a million waiting", "beside 10,000 requests", "spread over 10,000 requests")
 
@@ -119,7 +119,7 @@ def on_one_server(say: Callable[[str], None]) -> dict[str, Any]:
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
     with LocalServer.start(port=0) as server:
         run = Run(CONTESTANTS["streamq"], server.url)
-        for number in range(ROUNDS_CLOSE):
+        for number in range(_ROUNDS_CLOSE):
             for name, (submit, processes, share) in CASES.items():
                 if number >= (1 if name in _SLOW else ROUNDS) and name not in _CLOSE:
                     continue
