@@ -120,6 +120,7 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self.seen: dict[str, int] = {}
+        self._began = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self.calm = self._start_pool("--levels", f"0-{CALM_LEVELS}")
@@ -176,9 +177,11 @@ class Soak:
             self.counts[what] += number
 
     def wrong(self, what: str) -> None:
-        """Something is not as it must be."""
-        print(f"WRONG: {what}", file=sys.stderr, flush=True)
-        self.problems.append(what)
+        """Something is not as it must be, and when, and how busy the machine was then."""
+        since = time.monotonic() - self._began
+        told = f"after {since:,.0f} s (load {os.getloadavg()[0]:.1f}): {what}"
+        print(f"WRONG {told}", file=sys.stderr, flush=True)
+        self.problems.append(told)
 
     # Requests
 
