@@ -2,9 +2,10 @@
 
 A result is kept as a MessagePack array with one item for each record: nil, bytes or text
 as the handler returned them, JSON (extension 1) for anything else, or what is to be
-written exactly as it is (extension 3). A last item (extension 2) says how the records'
-lines ended, where not with a plain newline. So whoever writes results to a file passes
-them on without decoding them.
+written exactly as it is (extension 3). Several that are all bytes (extension 4) or all text
+(extension 5) and have no newline in them are kept as lines instead. A last item (extension 2)
+says how the records' lines ended, where not with a plain newline. So whoever writes results to a
+file passes them on without decoding them.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ Item = None | bytes | str | msgspec.msgpack.Ext
 _JSON = 1
 _ENDINGS = 2
 _VERBATIM = 3
+_BYTES_LINES = 4
+_TEXT_LINES = 5
 _encode_json = msgspec.json.Encoder().encode
 _encode_items = msgspec.msgpack.Encoder().encode
 _decode_items = msgspec.msgpack.Decoder(list).decode
@@ -61,6 +64,16 @@ def decode_item(item: Item) -> Any:
     return item
 
 
+def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
+    """The items of which ``encode_plain`` made one; any other as it is."""
+    if item.code == _BYTES_LINES:
+        return bytes(item.data).split(b"\n")
+    if item.code == _TEXT_LINES:
+        with reading("a result"):
+            return str(item.data, "utf-8").split("\n")
+    return [item]
+
+
 def size_of(item: Item) -> int:
     """Bytes of an item, about."""
     if isinstance(item, msgspec.msgpack.Ext):
@@ -70,9 +83,40 @@ def size_of(item: Item) -> int:
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
     """The result of a part, and how its records' lines ended where that is not plain."""
-    if endings:
-        return _encode_items([*items, msgspec.msgpack.Ext(_ENDINGS, endings)])
-    return _encode_items(items)
+    plain = encode_plain(items, endings) if len(items) > 1 else None
+    return plain or _encode_items([*items, *_about(endings)])
+
+
+def encode_plain(values: Sequence[Any], endings: bytes = b"") -> bytes | None:
+    """The result of a part whose handler returned only bytes, or only text, none with a newline.
+
+    None where that is not so.
+    """
+    kinds = set(map(type, values))
+    try:
+        if kinds == {bytes}:
+            code, lines = _BYTES_LINES, b"\n".join(values)
+        elif kinds == {str}:
+            code, lines = _TEXT_LINES, "\n".join(values).encode()
+        else:
+            return None
+    except UnicodeEncodeError:
+        return None
+    if lines.count(b"\n") != len(values) - 1:
+        return None
+    return _encode_items([msgspec.msgpack.Ext(code, lines), *_about(endings)])
+
+
+def _about(endings: bytes) -> list[msgspec.msgpack.Ext]:
+    return [msgspec.msgpack.Ext(_ENDINGS, endings)] if endings else []
+
+
+def as_lines(items: list[Any]) -> bytes | None:
+    """What ``unchecked`` found as lines, without a look at each; None where it takes one."""
+    if len(items) != 1 or not isinstance(items[0], msgspec.msgpack.Ext):
+        return None
+    item = items[0]
+    return b"".join((item.data, b"\n")) if item.code in (_BYTES_LINES, _TEXT_LINES) else None
 
 
 def decode_result(result: bytes) -> tuple[list[Item], bytes]:
@@ -101,6 +145,8 @@ def checked(items: list[Any]) -> tuple[list[Item], bytes]:
     Raises:
         Damaged: it is no result.
     """
+    if items and isinstance(items[0], msgspec.msgpack.Ext):
+        items = _apart(items[0]) + items[1:]
     if not _ITEM_TYPES.issuperset(map(type, items)):
         raise Damaged("a result holds what no handler can return")
     if items and isinstance(items[-1], msgspec.msgpack.Ext) and items[-1].code == _ENDINGS:

@@ -89,6 +89,8 @@ def _plain_lines(items: list[Any]) -> bytes | None:
     """
     if not items:
         return b""
+    if (lines := codec.as_lines(items)) is not None:
+        return lines
     with suppress(TypeError):
         return b"\n".join([*items, b""])
     with suppress(TypeError):

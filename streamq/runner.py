@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -90,13 +91,9 @@ class Runner:
         if self._reader and (trouble := self._fetch(part, self._reader)):
             return trouble
         call = self._bind(context)
-        items: list[Item] = []
         if plain := self._plain_values(part):
-            values, letter = plain
-            error = self._run_plain(call, values, items)
-            if len(items) == len(values):
-                return self._done(part, items, len(items), letter * len(items))
-            return self._run_rest(call, part, self._given(part), items, error)
+            return self._run_plain(call, part, *plain)
+        items: list[Item] = []
         given = self._given(part)
         error = None if part.partial else self._run_straight(call, given, part, items)
         if len(items) == len(given):
@@ -151,19 +148,27 @@ class Runner:
         return records.plain_values(part.payload, self.handler.annotation, self._spec)
 
     def _run_plain(
-        self, call: Callable[[Any], Any], values: list[Any], items: list[Item]
-    ) -> BaseException | None:
-        """Call with each value. Returns what the last call ended in, if that was an error."""
-        add, encode, most = items.append, self._encode, self._max_result
-        try:
-            for value in values:
-                returned = call(value)
-                kind = type(returned)
-                is_plain = kind is bytes or (kind is str and returned.isascii())
-                add(returned if is_plain and len(returned) <= most else encode(returned))
-        except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
-            return error
-        return None
+        self, call: Callable[[Any], Any], part: Part, values: list[Any], letter: bytes
+    ) -> Done | Trouble:
+        """Call with each value, and have a look at what came of it only where that is needed."""
+        returned, error = _call_all(call, values)
+        if error is None:
+            result = codec.encode_plain(returned, letter * len(returned))
+            if result and len(result) <= self._max_result:
+                return Done(result, len(returned))
+        items = self._kept(returned)
+        if len(items) == len(values):
+            return self._done(part, items, len(items), letter * len(items))
+        call = _known_first(call, returned[len(items) :], error)
+        return self._run_rest(call, part, self._given(part), items, None)
+
+    def _kept(self, returned: list[Any]) -> list[Item]:
+        """Items of what calls returned, up to the first that cannot be kept."""
+        items: list[Item] = []
+        with suppress(Exception):  # it is described when its turn comes
+            for each in returned:
+                items.append(self._encode(each))
+        return items
 
     def _run_straight(
         self, call: Callable[[Any], Any], given: list[bytes], part: Part, items: list[Item]
@@ -449,6 +454,37 @@ def _read_outcomes(partial: bytes, count: int) -> list[Any]:
         if len(outcomes) != count:
             raise ValueError(f"it is of {len(outcomes)} records, not of {count}")
     return outcomes
+
+
+def _call_all(
+    call: Callable[[Any], Any], values: list[Any]
+) -> tuple[list[Any], BaseException | None]:
+    """What calls with the values returned, and what one ended in if that was an error."""
+    returned: list[Any] = []
+    add = returned.append
+    try:
+        for value in values:
+            add(call(value))
+    except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+        return returned, error
+    return returned, None
+
+
+def _known_first(
+    call: Callable[[Any], Any], returned: list[Any], error: BaseException | None
+) -> Callable[[Any], Any]:
+    """The call, where its first results are known already, and perhaps what followed them."""
+    ready = iter(returned)
+    errors = [error] if error else []
+
+    def run(value: Any) -> Any:
+        for each in ready:
+            return each
+        if errors:
+            raise errors.pop()
+        return call(value)
+
+    return run
 
 
 def _tamed(error: BaseException) -> Exception:

@@ -212,3 +212,36 @@ def test_lines_at_once_are_the_lines_one_by_one(payload: bytes, bad: str | None)
         ends = [letters[endings[n : n + 1] or b"n"] for n in range(len(lines))]
         whole = b"".join(bytes(line) + end for line, end in zip(lines, ends, strict=True))
         assert whole == payload
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        ["A", "\u00e4", ""],
+        ["one\ntwo", "B", "C"],
+        [b"A", b"", b"\xff\r"],
+        [b"A", "B", b"C"],
+        ["A", None, "C"],
+        [{"a": 1}, ["b"], 3],
+        ["", "", ""],
+    ],
+)
+def test_whatever_lines_return_is_kept(returned: list[Any]) -> None:
+    *_, last = attempts(Story(a=[returned[0]], b=[returned[1]], c=[returned[2]]))
+
+    assert isinstance(last, Done)
+    assert (values(last), last.records) == (returned, 3)
+
+
+@pytest.mark.parametrize("unfit", ["\ud800", object(), "x" * 2**25])
+@pytest.mark.parametrize("then", ["C", ValueError("no")])
+def test_nobody_is_called_again_after_a_result_that_cannot_be_kept(unfit: Any, then: Any) -> None:
+    story = Story(b=[unfit], c=[then])
+
+    first, *_ = attempts(story, retries=0)
+
+    assert isinstance(first, Trouble)
+    assert story.calls == ["a", "b", "c"]
+    failed = [2] if then == "C" else [2, 3]
+    assert [failure.record for failure in first.failures] == failed
+    assert values(first) == ["A", None, "C" if then == "C" else None]

@@ -38,6 +38,12 @@ JSON = st.recursive(
     max_leaves=5,
 )
 VALUES = st.none() | st.binary(max_size=20) | st.text(max_size=20) | JSON
+#: Of one part: a few of any kind, or of one kind.
+RETURNED = (
+    st.lists(VALUES, max_size=5)
+    | st.lists(st.binary(), max_size=5)
+    | st.lists(st.text(), max_size=5)
+)
 SIZES = st.builds(Size, st.integers(1, 60), st.integers(0, 4), st.integers(60, 80))
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
@@ -50,7 +56,7 @@ FORMATS = st.sampled_from(["lines", "jsonl", "csv"])
 
 class TestResults:
     @fuzz(80)
-    @given(values=st.lists(VALUES, max_size=5), letters=st.sampled_from([b"", b"nr0r0"]))
+    @given(values=RETURNED, letters=st.sampled_from([b"", b"nr0r0"]))
     def test_what_handlers_return_is_given_back(self, values: list[Any], letters: bytes) -> None:
         endings = letters[: len(values)]
         kept = codec.encode_result([codec.encode_item(value) for value in values], endings)
@@ -60,14 +66,26 @@ class TestResults:
         assert [codec.decode_item(item) for item in items] == values
         assert found == endings
 
+    @fuzz(80)
+    @given(values=st.lists(st.binary(), max_size=5) | st.lists(st.text(), max_size=5))
+    def test_lines_are_written_as_they_were_returned(self, values: list[Any]) -> None:
+        written = Writer("raw", []).lines(codec.encode_result(values))
+
+        each = [value.encode() if isinstance(value, str) else value for value in values]
+        assert written == b"".join(value + b"\n" for value in each)
+
     @fuzz(120)
     @given(
         result=garbage
         | st.builds(msgspec.msgpack.encode, JSON | st.lists(JSON))
         | st.builds(
-            lambda code, data: msgspec.msgpack.encode([None, msgspec.msgpack.Ext(code, data)]),
-            st.integers(0, 5),
+            lambda before, code, data, after: msgspec.msgpack.encode(
+                [*before, msgspec.msgpack.Ext(code, data), *after]
+            ),
+            st.sampled_from([[], [None]]),
+            st.integers(0, 6),
             st.binary(max_size=5),
+            st.sampled_from([[], [b"x"], [msgspec.msgpack.Ext(2, b"n")]]),
         ),
         form=st.sampled_from(["raw", "jsonl", "csv"]),
     )
