@@ -29,7 +29,7 @@ from streamq import backoff, logs, program, tally
 from streamq.app import App, Context
 from streamq.connection import Connection
 from streamq.control import Config, Hello, Idle, Line, Look, Order, Unfit
-from streamq.errors import Damaged, ProtocolError, ServerError, StreamqError
+from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, StreamqError
 from streamq.load_app import load_app, own_files
 from streamq.model import Failure, Grant, Part, Spec, State, Terms, Tokens
 from streamq.protocol import Protocol
@@ -51,6 +51,8 @@ ASYNC_CALLERS = 8
 #: How often coroutines are looked at that take too long or are not wanted any more.
 WATCH_S = 0.1
 IDLE_EVERY_S = 1.0
+#: Pauses before claims of a request that is not there yet.
+_NOT_YET_S = (0.0003, 0.0006, 0.0012, 0.0024)
 #: A token that comes so soon after the end of its request is left over. Should it be one of a
 #: redrive already, a look just after that (``mint.lua``) replaces it.
 LEFT_OVER_S = 0.2
@@ -71,11 +73,6 @@ def _know_copy() -> None:
 
 
 os.register_at_fork(after_in_child=_know_copy)
-
-
-@lru_cache(64)  # most requests of a handler have the same
-def _spec_of(text: bytes) -> Spec:
-    return msgspec.json.decode(text, type=Spec)
 
 
 class Gone(Exception):
@@ -175,6 +172,7 @@ class Process:
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
         self._known: OrderedDict[str, Known] = OrderedDict()
+        self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
         #: Of each handler, by its number: the pace of the request that it ran last.
         self._paces: dict[int, Pace] = {}
         #: Requests that have ended, and until when their tokens are left over from before.
@@ -268,9 +266,7 @@ class Process:
         # Before the claim, so that the parent can end the lease should this process die now.
         self._table.hold(slot, holder, request_id)
         try:
-            return self._protocol.claim(
-                request_id, holder, terms, self._offers, level=level, known=made
-            )
+            return self._claim_soon(request_id, holder, terms, level, made)
         except Damaged as error:
             # It may have been granted all the same.
             log.warning("request %s is passed over: %s", request_id, error)
@@ -284,19 +280,39 @@ class Process:
             self._release_holder(slot, request_id, holder)
             return None
 
+    def _claim_soon(
+        self, request_id: str, holder: str, terms: Terms, level: int, made: int
+    ) -> Grant:
+        """Claim; and again a moment later of a request that is registered and not there yet.
+
+        A worker may be woken for a small request before it is there (``Protocol.submit``).
+        """
+        for pause_s in (*_NOT_YET_S, 0.0):
+            try:
+                return self._protocol.claim(
+                    request_id, holder, terms, self._offers, level=level, known=made
+                )
+            except RequestUnknown:
+                if not pause_s or self._protocol.registered(self._config.queue, request_id) is None:
+                    raise
+                time.sleep(pause_s)
+        raise AssertionError("the last pause is none")
+
     def _first_most(self) -> int:
         """Parts to ask for of a request that is new here: its handler is not known before."""
         if len(self._paces) < len(self._offers):
             return 1
         return min(pace.most() for pace in list(self._paces.values()))
 
+    def _make_runner(self, handler: str, text: bytes) -> Runner:
+        spec = msgspec.json.decode(text, type=Spec)
+        return Runner(self._app.handlers[handler], spec, self._config.max_result, "", self._reader)
+
     def _learn(self, request_id: str, grant: Grant) -> Known:
         known = self._known.get(request_id)
         if known and known.created_ms == grant.created_ms:
             return known
-        spec = _spec_of(grant.spec)
-        handler = self._app.handlers[grant.handler]
-        runner = Runner(handler, spec, self._config.max_result, request_id, self._reader)
+        runner = self._runner_for(grant.handler, grant.spec).of(request_id)
         number = self._handler_numbers[grant.handler]
         known = Known(grant.created_ms, number, runner, Pace(self._config.quantum_ms / 1e3))
         self._known[request_id] = known

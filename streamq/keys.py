@@ -9,34 +9,49 @@ from streamq.model import PREFIX
 
 
 class RequestKeys:
-    """Keys of one request."""
+    """Keys of one request; each is spelled when it is asked for, since most calls need few."""
+
+    #: HASH    everything that is known of the request
+    meta: str
+    #: STREAM  one entry per part, id `<number>-0`; consumer group `w`
+    parts: str
+    #: STRING  parts not finished, plus 1 while loading
+    left: str
+    #: ZSET    holder, scored by the deadline (ms) of its lease
+    leases: str
+    #: HASH    holder -> number of its last call; holder# -> number of the part it runs
+    holders: str
+    #: ZSET    part number, scored by when it may run again; below any time: at once
+    retry: str
+    #: HASH    part number -> errors, crashes, alone, run, records
+    tries: str
+    #: HASH    part number -> outcomes of the records that have one
+    partial: str
+    #: HASH    part number -> result; `<number>.<run>` for what a redrive yielded
+    results: str
+    #: HASH    part number -> what was given up
+    failed: str
+    #: channel (sharded)  the end of the request
+    events: str
+    #: STRING  written before replicas are waited for, and gone a moment later
+    sync: str
 
     def __init__(self, request_id: str, prefix: str = PREFIX) -> None:
-        root = f"{prefix}:{{r:{units.name(request_id, 'request id')}}}:"
-        #: HASH    everything that is known of the request
-        self.meta = root + "meta"
-        #: STREAM  one entry per part, id `<number>-0`; consumer group `w`
-        self.parts = root + "parts"
-        #: STRING  parts not finished, plus 1 while loading
-        self.left = root + "left"
-        #: ZSET    holder, scored by the deadline (ms) of its lease
-        self.leases = root + "leases"
-        #: HASH    holder -> number of its last call; holder# -> number of the part it runs
-        self.holders = root + "holders"
-        #: ZSET    part number, scored by when it may run again; below any time: at once
-        self.retry = root + "retry"
-        #: HASH    part number -> errors, crashes, alone, run, records
-        self.tries = root + "tries"
-        #: HASH    part number -> outcomes of the records that have one
-        self.partial = root + "partial"
-        #: HASH    part number -> result; `<number>.<run>` for what a redrive yielded
-        self.results = root + "results"
-        #: HASH    part number -> what was given up
-        self.failed = root + "failed"
-        #: channel (sharded)  the end of the request
-        self.events = root + "events"
-        #: STRING  written before replicas are waited for, and gone a moment later
-        self.sync = root + "sync"
+        self._root = f"{prefix}:{{r:{units.name(request_id, 'request id')}}}:"
+
+    def __getattr__(self, name: str) -> str:
+        if name not in RequestKeys.__annotations__:
+            raise AttributeError(name)
+        return self._root + name
+
+    def of(self, names: tuple[str, ...]) -> list[str]:
+        """Those of these names."""
+        root = self._root
+        return [root + name for name in names]
+
+    def all(self) -> dict[str, str]:
+        """Every key by its name."""
+        return {name: self._root + name for name in RequestKeys.__annotations__}
 
 
 class QueueKeys:
@@ -60,3 +75,12 @@ class QueueKeys:
         self.sync = root + "sync"
         #: any     what stood under another key of the queue and was of another type
         self.aside = root + "aside:"
+
+    def of(self, names: tuple[str, ...]) -> list[str]:
+        """Those of these names."""
+        own = self.__dict__
+        return [own[name] for name in names]
+
+    def all(self) -> dict[str, str]:
+        """Every key by its name."""
+        return dict(self.__dict__)

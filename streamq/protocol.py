@@ -6,6 +6,7 @@ decides nothing: every rule is in the Lua.
 
 import re
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
@@ -38,6 +39,8 @@ from streamq.scripts import Ahead, Call, Scripts
 
 _NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
 _FIELD = re.compile(rb"[1-9][0-9]{0,15}(\.[0-9]{1,15})?")
+#: Who was woken for a request that is not there yet asks again for longer than this.
+_SOON_S = 0.001
 _EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
 _POISON = msgspec.json.encode(
     [Failure(error="Poison", message="it was running each time its worker died")]
@@ -72,11 +75,14 @@ class Protocol:
         self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
         self._prefix = prefix
         # Keys are spelled anew for every call otherwise, and a take has a hundred of them.
-        self.keys = lru_cache(1024)(lambda request_id: RequestKeys(request_id, prefix))
         self._queue_keys = lru_cache(1024)(lambda queue, level=0: QueueKeys(queue, prefix, level))
         self._token_lists = lru_cache(64)(
             lambda queue, levels: tuple(QueueKeys(queue, prefix, level).tokens for level in levels)
         )
+
+    def keys(self, request_id: str) -> RequestKeys:
+        """The keys of a request."""
+        return RequestKeys(request_id, self._prefix)
 
     # Requests
 
@@ -124,18 +130,32 @@ class Protocol:
 
     @_typed
     def submit(
-        self, request_id: str, policy: Policy, cursor: str, entries: Sequence[bytes]
+        self,
+        request_id: str,
+        policy: Policy,
+        content: Callable[[], tuple[str, Sequence[bytes]]],
+        *,
+        is_soon: bool = False,
     ) -> Tokens:
         """Register a request, create it with all its parts, and wake a worker, at once.
 
-        Returns the tokens that were pushed.
+        ``content`` makes the cursor and the entries; with ``is_soon`` that takes no time, and a
+        worker is woken before: until it asks for parts they are there. Returns the tokens that
+        were pushed.
         """
         # What the script will ask for is known, so it need not come back first.
         tokens = Tokens(0 if policy.delay_ms else 1, policy.level)
+        is_early = is_soon and not self.connection.is_cluster
 
         def calls() -> Iterator[Call]:
             keys = self._queue_keys(policy.queue, policy.level)
-            yield "mint", keys, _mint_args(request_id, Tokens(), "push", "yes")
+            begun = time.monotonic()
+            yield (
+                "mint",
+                keys,
+                _mint_args(request_id, tokens if is_early else Tokens(), "push", "yes"),
+            )
+            cursor, entries = content()
             args = {
                 "digest": policy.digest,
                 "cursor": cursor,
@@ -144,9 +164,13 @@ class Protocol:
                 "rest": [*policy.fields, *entries],
             }
             yield "submit", self.keys(request_id), args
-            yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
+            if not is_early:
+                yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
+            elif time.monotonic() - begun > _SOON_S:
+                # It took long after all, and who was woken may have gone: one again, if so.
+                yield "mint", keys, _mint_args(request_id, tokens, "ensure", "no")
 
-        _, (_, look_ms), _ = self._run_all(calls())
+        _, (_, look_ms), *_ = self._run_all(calls())
         if look_ms:
             self.push(policy.queue, request_id, Tokens(0, policy.level, look_ms))
         return tokens
@@ -492,9 +516,7 @@ class Protocol:
             return None
         name, token = reply
         try:
-            request_id = token.decode()
-            self.keys(request_id)  # it is a name, then
-            return request_id, int(name[-2:])
+            return units.name(token.decode(), "request id"), int(name[-2:])
         except ValueError:
             raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
 
@@ -681,6 +703,8 @@ def _parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:
     if not told:
         return []
     ids, abouts, sizes, *chunks = told
+    if len(sizes) == 4 and len(chunks) == 1 and not troubles:  # one part, as is often so
+        return [Part(int(ids[:-2]), chunks[0], abouts)]
     parts = []
     chunks = [chunk for chunk in reversed(chunks) if chunk]
     chunk, at = b"", 0

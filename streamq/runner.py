@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -83,6 +83,14 @@ class Runner:
         self._unsaid = 0
         #: 0 for none.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
+
+    def of(self, request_id: str) -> Self:
+        """The same for another request of the same handler and spec."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._request_id = request_id
+        other._silent_until, other._silence_s, other._unsaid = 0.0, _COMPLAIN_EVERY_S, 0
+        return other
 
     def run(self, part: Part, context: Context | None) -> Done | Trouble:
         """Run a part with a plain function. The context is for a handler that wants one."""

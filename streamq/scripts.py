@@ -177,8 +177,7 @@ def _words(name: str, keys: RequestKeys | QueueKeys, args: dict[str, Any]) -> li
     argv = list(args.values())
     if is_variadic:
         argv.extend(argv.pop())
-    own = keys.__dict__
-    return [len(key_names), *[own[key] for key in key_names], *argv]
+    return [len(key_names), *keys.of(key_names), *argv]
 
 
 @contextmanager

@@ -36,6 +36,9 @@ from streamq.protocol import Protocol
 #: One call to the server carries at most so many parts, and about so many bytes.
 CHUNK_PARTS = 500
 CHUNK_BYTES = 2**20
+#: What has no more takes no time to be sent.
+_SOON_PARTS = 50
+_SOON_BYTES = 2**14
 #: A part that was made alone waits so long for company.
 LINGER_S = 0.01
 #: How long a submission waits for the replicas it asked for.
@@ -71,8 +74,9 @@ class Submission:
                 return
         elif isinstance(payloads, Collection) and 0 < len(payloads) <= CHUNK_PARTS:
             parts = list(encoded)
-            if parts and sum(map(len, parts)) <= CHUNK_BYTES:
-                self._submit_at_once(parts)
+            size = sum(map(len, parts))
+            if parts and size <= CHUNK_BYTES:
+                self._submit_at_once(parts, size)
                 return
             encoded = iter(parts)
         self._submit_in_chunks(encoded, is_ready, can_go_on)
@@ -99,11 +103,16 @@ class Submission:
                 ) from None
             raise
 
-    def _submit_at_once(self, parts: list[bytes]) -> None:
+    def _submit_at_once(self, parts: list[bytes], size: int) -> None:
         """All of it, and nobody else knows the id: what one call can carry."""
-        self._count(parts)
+
+        def content() -> tuple[str, list[bytes]]:
+            self._count(parts)
+            return self._cursor, _entries(parts)
+
+        is_soon = len(parts) <= _SOON_PARTS and size <= _SOON_BYTES
         try:
-            self._protocol.submit(self._id, self._policy, self._cursor, _entries(parts))
+            self._protocol.submit(self._id, self._policy, content, is_soon=is_soon)
         except BaseException:
             self._take_back()
             raise

@@ -26,6 +26,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 def name(value: str, what: str) -> str:
     """The value, if it can be part of a key: one to 64 of ``A-Z a-z 0-9 _ . -``."""
+    if type(value) is str and len(value) <= 64 and value.isalnum() and value.isascii():
+        return value  # as most ids are
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidValue(f"{what} {value!r} is not 1 to 64 characters of A-Z a-z 0-9 _ . -")
     return str.__str__(value)  # a member of an enumeration is written as its value

@@ -197,7 +197,7 @@ class Driver:
 
     def snapshot(self) -> dict[str, bytes]:
         """Every key of the request as the server stores it, to see that nothing changed."""
-        names = {name: key for name, key in vars(self.keys).items() if name != "events"}
+        names = {name: key for name, key in self.keys.all().items() if name != "events"}
         with self.redis.pipeline(transaction=False) as pipeline:
             for key in names.values():
                 pipeline.dump(key)

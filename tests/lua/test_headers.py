@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_origin, get_type_hints
@@ -100,7 +101,7 @@ class TestHeader:
 @each_script
 class TestKeys:
     def test_are_of_one_class_and_one_hash_tag(self, script: Script) -> None:
-        known: list[dict[str, str]] = [vars(RequestKeys("id")), vars(QueueKeys("name"))]
+        known = [RequestKeys("id").all(), QueueKeys("name").all()]
 
         owners = [keys for keys in known if set(script.key_names) <= set(keys)]
         assert len(owners) == 1
@@ -109,7 +110,9 @@ class TestKeys:
 
     def test_are_of_the_type_the_key_layout_says(self, script: Script) -> None:
         layout = inspect.getsource(RequestKeys) + inspect.getsource(QueueKeys)
-        types = {name: kind for kind, name in re.findall(r"#: (\w+).*\n\s+self\.(\w+) =", layout)}
+        types = {
+            name: kind for kind, name in re.findall(r"#: (\w+).*\n\s+(?:self\.)?(\w+)[: ]", layout)
+        }
 
         for name, kind in re.findall(r"^-- KEYS\[\d+\]\s+(\w+)\s+(\w+)", script.header, re.M):
             assert (name, kind) == (name, types[name])
@@ -219,7 +222,7 @@ def arguments(method: Any) -> dict[str, Any]:
     }
     parameters = inspect.signature(method).parameters.values()
     needed = {each.name: hints[each.name] for each in parameters if each.default is each.empty}
-    empty: dict[Any, Any] = {dict: {}}
+    empty: dict[Any, Any] = {dict: {}, Callable: lambda: ("", [])}
     return {
         name: samples[hint] if hint in samples else empty.get(get_origin(hint), [])
         for name, hint in needed.items()

@@ -15,7 +15,8 @@ DIFFERS = {"created_ms", "now_ms", "out", "digest", "source"}
 
 
 def submit(driver: Driver, cursor: str = "c3", **changes: Any) -> Tokens:
-    return driver.protocol.submit(driver.id, policy(driver.queue, **changes), cursor, ENTRIES)
+    options = policy(driver.queue, **changes)
+    return driver.protocol.submit(driver.id, options, lambda: (cursor, ENTRIES), is_soon=True)
 
 
 def tokens(driver: Driver, level: int = 50) -> list[bytes]:
