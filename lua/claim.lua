@@ -41,7 +41,7 @@ local k = {
   holders = KEYS[5], tries = KEYS[6], partial = KEYS[7],
 }
 local holder, level, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local max_bytes, lease_ms, known = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local max_bytes, lease_ms, known = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local handlers = { unpack(ARGV, 7) }
 
 local r = load_request(k.meta)
@@ -56,10 +56,13 @@ local function answer(word, mint, look, troubles, basket)
     return { word, mint, r.level, look, r.handler, "", 0, 0, {} }
   end
   -- The id alone does not tell: it may have been purged and submitted anew.
-  local created, spec = unpack(redis.call("HMGET", k.meta, "created_ms", "spec"))
-  spec = known == created and "" or spec
-  created = tonumber(created) or 0
-  local waited = created > 0 and math.max(0, now - math.max(created, r.hold_ms)) or 0
+  local created, spec, waited = r.created_ms, "", 0
+  if created == 0 or created ~= known then
+    spec = redis.call("HGET", k.meta, "spec")
+  end
+  if created > 0 then
+    waited = math.max(0, now - math.max(created, r.hold_ms))
+  end
   return { word, mint, r.level, look, r.handler, spec, created, waited, troubles, contents(basket) }
 end
 
@@ -113,7 +116,7 @@ if blocked_until(r) > now then
 end
 if r.unit == "" then
   put(r, "unit", unit)
-  if tonumber(redis.call("HGET", k.meta, "retries")) < 0 then
+  if r.retries < 0 then
     put(r, "retries", retries or 3)
   end
 end

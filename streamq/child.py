@@ -52,7 +52,7 @@ ASYNC_CALLERS = 8
 WATCH_S = 0.1
 IDLE_EVERY_S = 1.0
 #: Pauses before claims of a request that is not there yet.
-_NOT_YET_S = (0.0003, 0.0006, 0.0012, 0.0024)
+_NOT_YET_S = (0.0001, 0.0003, 0.0006, 0.0012, 0.0024)
 #: A token that comes so soon after the end of its request is left over. Should it be one of a
 #: redrive already, a look just after that (``mint.lua``) replaces it.
 LEFT_OVER_S = 0.2

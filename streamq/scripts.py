@@ -8,6 +8,7 @@ server can be allowed these and no others.
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -28,6 +29,8 @@ Call = tuple[str, RequestKeys | QueueKeys, dict[str, Any]]
 _BROKEN = (RedisError, StreamqError, OSError)
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _PARAMETER = re.compile(r"^-- (KEYS|ARGV)\[\d+(\+?)\]\s+(\w+)", re.MULTILINE)
+_FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
+_WORD = re.compile(r"\w+")
 _FLAGS = re.compile(r"^-- Flags\s+([a-z-]+)$", re.MULTILINE)
 
 
@@ -35,7 +38,8 @@ _FLAGS = re.compile(r"^-- Flags\s+([a-z-]+)$", re.MULTILINE)
 def source(name: str) -> str:
     """Text of ``lua/<name>.lua`` as the server gets it. Includes do not nest.
 
-    Only code is sent: the first line says the flags, comments stay here.
+    Only code is sent: the first line says the flags, comments stay here. So do functions that the
+    script does not come to: the server would make each of them anew for every call.
     """
     lua = files("streamq.lua")
     text = (lua / f"{name}.lua").read_text("utf-8")
@@ -43,7 +47,14 @@ def source(name: str) -> str:
     first = f"#!lua flags={flags[1]}\n" if flags and flags[1] != "none" else "#!lua\n"
     body = _INCLUDE.sub(lambda m: (lua / "lib" / f"{m[1]}.lua").read_text("utf-8"), text)
     lines = (line for line in body.splitlines() if line and not line.lstrip().startswith("--"))
-    return first + "\n".join(lines) + "\n"
+    return first + _reached("\n".join(lines) + "\n")
+
+
+def _reached(code: str) -> str:
+    """The code without functions that nothing in it calls."""
+    times = Counter(_WORD.findall(code))
+    kept = _FUNCTION.sub(lambda found: found[0] if times[found[1]] > 1 else "", code)
+    return code if kept == code else _reached(kept)
 
 
 @cache

@@ -9,6 +9,7 @@ the slot writes `current` and then reads `cut`; the parent writes `cut` and then
 
 import mmap
 import os
+import struct
 import tempfile
 from collections.abc import Sequence
 from threading import Lock
@@ -39,16 +40,19 @@ _SLOT = _NUMBERS + MOST_PARTS
     VERSION,
     CALLS,
     CURRENT,
-    CUT,
+    ENDED,
     COUNT,
-    SINCE_MS,
-    TIMEOUT_MS,
     PROGRESS,
     TOLD,
+    CUT,
+    SINCE_MS,
+    TIMEOUT_MS,
     IS_ASYNC,
-    ENDED,
     RETRY_MS,
 ) = range(12)
+#: From CALLS to TOLD as they are at the beginning of a lease, and the texts behind the words.
+_BEGIN = struct.pack("=6q", 0, -1, -1, 0, 0, 0)
+_NAMES = struct.Struct(f"={_TEXT}s{_TEXT}s")
 
 # A store, two locks taken and left, and a load cannot change places on any processor. On
 # these, whatever takes a lock is a fence already.
@@ -129,13 +133,9 @@ class Table:
         words = self._words
         words[at + VERSION] += 1
         _fence()
-        words[at + CALLS] = 0
-        words[at + CURRENT] = words[at + ENDED] = -1
-        words[at + COUNT] = 0
-        words[at + PROGRESS] = 0
-        words[at + TOLD] = 0
-        self._write(at * 8 + _HOLDER, holder)
-        self._write(at * 8 + _REQUEST, request_id)
+        begin = (at + CALLS) * 8
+        self._memory[begin : begin + len(_BEGIN)] = _BEGIN
+        _NAMES.pack_into(self._memory, at * 8 + _HOLDER, holder.encode(), request_id.encode())
         _fence()
         words[at + VERSION] += 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamq import Client, Request
-from streamq.model import State
+from streamq.model import Policy, State
 from streamq.server import LocalServer
 from tests.conftest import ANY_KIND, KINDS, ONE_KIND
 from tests.fleet import APPS, Fleet, most_at_once
@@ -117,6 +117,28 @@ class TestHandlers:
         submit(["fails"], "fails", backoff="50ms").wait(10)
 
         assert time.monotonic() - begun < 3, "nobody slept over what was due"
+
+    @ONE_KIND
+    @pytest.mark.parametrize("pause_s", [0.0, 0.002, 0.1])
+    def test_woken_before_its_request_is_there_a_worker_runs_it_all_the_same(
+        self, fleet: Fleet, client: Client, submit: Any, pause_s: float
+    ) -> None:
+        fleet.ready(audit_ms=60_000)
+        submit([0.0], "nap").wait(10)
+        protocol, policy = client._protocol, Policy(handler="nap", queue=fleet.queue)
+
+        def content() -> tuple[str, list[bytes]]:
+            time.sleep(pause_s)
+            return "", [b"0.0", b"1j"]
+
+        waits = []
+        for number in range(20):
+            protocol.submit(f"{fleet.queue}-{number}", policy, content, is_soon=True)
+            begun = time.monotonic()
+            client.get(f"{fleet.queue}-{number}").wait(10)
+            waits.append(time.monotonic() - begun)
+        print("waits", sorted(waits))
+        assert sorted(waits)[-2] < 0.1, "nobody waited for an audit"
 
     @ANY_KIND
     def test_error_is_retried_with_backoff_then_given_up_with_its_traceback(

@@ -4,10 +4,10 @@ local TEXTS = 3
 local FIELDS = {
   "state", "handler", "unit",
   "paused", "level", "limit", "total", "bytes", "delivered", "done", "records_done",
-  "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms",
+  "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms", "retries", "created_ms",
 }
 local MORE = {
-  "failed", "records_failed", "retries", "poison", "max_failures", "max_percent",
+  "failed", "records_failed", "poison", "max_failures", "max_percent",
   "finished_ms", "keep_ms",
 }
 

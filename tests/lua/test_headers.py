@@ -159,6 +159,12 @@ class TestBody:
 
         assert list(undeclared(text)) == []
 
+    def test_is_sent_with_no_function_that_it_does_not_call(self, script: Script) -> None:
+        sent = re.findall(r"\w+", source(script.name))
+
+        functions = re.findall(r"^local function (\w+)", source(script.name), re.MULTILINE)
+        assert [name for name in functions if sent.count(name) < 2] == []
+
     def test_commands_are_upper_case_and_allowed(self, script: Script) -> None:
         assert all(command.isupper() for command in script.commands)
         assert not script.commands & FORBIDDEN
