@@ -344,6 +344,8 @@ class Process:
         self._table.deal(slot, [part.number for part in grant.parts])
 
     def _push(self, request_id: str, tokens: Tokens) -> None:
+        if not tokens:
+            return
         # What is not pushed now is pushed by the next audit.
         with suppress(ServerError, Damaged):
             self._protocol.push(self._config.queue, request_id, tokens)
@@ -373,7 +375,7 @@ class Process:
             self._changed.wait_for(lambda: len(self._free) >= self._config.slots - but)
 
     def _begin(self, lease: Lease, grant: Grant) -> None:
-        if any(part.is_suspect for part in grant.parts):
+        if grant.retried and any(part.is_suspect for part in grant.parts):
             # It may kill this process: nothing is to run beside it, then it is clear who did.
             self._exclusive = lease.slot
             self._await_all_free(but=1)

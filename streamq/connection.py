@@ -255,19 +255,22 @@ class Connection:
 
     def call(self, *words: Any) -> Any:
         """Make a call that may be repeated, and repeat it if no answer comes."""
-        with suppress(*GONE, *_ELSEWHERE):
+        try:
             return self._lanes_for(None, words).call(words)
+        except (*GONE, *_ELSEWHERE):
+            pass  # a context manager for it would cost every call something
         return self.redis.execute_command(*words)
 
     def call_once(self, *words: Any, block_s: float = 1, is_kept: bool = False) -> Any:
         """Make a call that must not be repeated. One that a node refuses was not made."""
-        with suppress(*_ELSEWHERE):
-            try:
-                return self._lanes_for(block_s, words).call(words, is_kept=is_kept)
-            except GONE:
-                if self.is_cluster:
-                    self._look_around(self.blocking(block_s))
-                raise
+        try:
+            return self._lanes_for(block_s, words).call(words, is_kept=is_kept)
+        except _ELSEWHERE:
+            pass
+        except GONE:
+            if self.is_cluster:
+                self._look_around(self.blocking(block_s))
+            raise
         return self.blocking(block_s).execute_command(*words)
 
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
