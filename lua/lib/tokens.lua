@@ -14,15 +14,16 @@ local function blocked_until(r)
 end
 
 -- Leases of the request, and whether nothing lies in its `retry`, which is so for most. Each is
--- asked once; whoever changes it after that says so in the request's table.
+-- asked once; whoever changes it after that says so in the request's table. Before the first part
+-- is handed out there is neither.
 local function leases_of(k, r)
-  r.leases = r.leases or redis.call("ZCARD", k.leases)
+  r.leases = r.leases or (r.delivered > 0 and redis.call("ZCARD", k.leases) or 0)
   return r.leases
 end
 
 local function is_smooth(k, r)
   if r.smooth == nil then
-    r.smooth = redis.call("EXISTS", k.retry) == 0
+    r.smooth = r.delivered == 0 or redis.call("EXISTS", k.retry) == 0
   end
   return r.smooth
 end
