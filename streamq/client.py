@@ -121,8 +121,10 @@ class Client:
             policy = _policy(*options, max_failures, keep, poison)
         except TypeError:  # one that cannot be remembered is none that can be
             policy = _policy.__wrapped__(*options, max_failures, keep, poison)
-        units.whole(durable, "durable", 0)
-        if isinstance(payloads, (str, bytes)) or not isinstance(payloads, Iterable):
+        if durable != 0:
+            units.whole(durable, "durable", 0)
+        # Lists are named, though they are iterable: it takes a while to find that out.
+        if isinstance(payloads, (str, bytes)) or not isinstance(payloads, (list, Iterable)):
             raise InvalidValue(f"payloads are one {type(payloads).__name__}; give a list of them")
         request_id = os.urandom(8).hex() if id is None else units.name(id, "request id")
         submission = Submission(self._protocol, request_id, policy, self._max_part)

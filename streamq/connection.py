@@ -137,6 +137,8 @@ class Connection:
             path = self._target.path
             self._local = LocalServer.start(path or None, persist=bool(path))
             self._target = Target(self._local.url)
+        #: Whether keys of different requests are on different servers.
+        self.is_cluster = self._target.kind == "cluster"
         self._blocking: dict[int, Any] = {}
         self._lanes: dict[tuple[float | None, str], Lanes] = {}
         self._lock = Lock()
@@ -146,11 +148,6 @@ class Connection:
             )
         # Of a cluster, or of sentinels, somebody has: else we were not here.
         self._has_answered = self._target.kind in ("cluster", "sentinel")
-
-    @property
-    def is_cluster(self) -> bool:
-        """Whether keys of different requests are on different servers."""
-        return self._target.kind == "cluster"
 
     @contextmanager
     def patience(self, patience_s: float, say: Callable[[str], object]) -> Generator[None]:

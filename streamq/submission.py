@@ -68,11 +68,12 @@ class Submission:
     def run(self, payloads: Iterable[Any], *, can_go_on: bool) -> None:
         """Submit, as far as it is not done yet. ``can_go_on``: the caller knows the id."""
         encoded = self._encoded(payloads)
-        is_ready = isinstance(payloads, Collection)
+        # Lists are named, though they are collections: it takes a while to find that out.
+        is_ready = isinstance(payloads, (list, Collection))
         if can_go_on:
             if self._is_there(encoded):
                 return
-        elif isinstance(payloads, Collection) and 0 < len(payloads) <= CHUNK_PARTS:
+        elif isinstance(payloads, (list, Collection)) and 0 < len(payloads) <= CHUNK_PARTS:
             parts = list(encoded)
             size = sum(map(len, parts))
             if parts and size <= CHUNK_BYTES:
