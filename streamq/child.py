@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from threading import Condition, Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -79,12 +79,11 @@ class Gone(Exception):
     """The lease is over or the process is to stop now: whatever was at hand is dropped."""
 
 
-class Pace:
+class Pace(msgspec.Struct):
     """How many parts to ask for: as many as take about a quantum."""
 
-    def __init__(self, quantum_s: float) -> None:
-        self.quantum_s = quantum_s
-        self._part_s = 0.0
+    quantum_s: float
+    _part_s: float = 0.0
 
     def most(self, seconds: float | None = None) -> int:
         """Parts that take about so long, or a quantum; one while nothing is known."""
@@ -100,7 +99,7 @@ class Pace:
             self._part_s = max(seen, self._part_s / 4) if self._part_s else seen
 
 
-class Known(NamedTuple):
+class Known(msgspec.Struct, frozen=True):
     """What a process knows of a request it has worked on."""
 
     created_ms: int
