@@ -312,7 +312,7 @@ def _why(aim: Aim, found: Found) -> str:
     if aim.what.startswith("latency"):
         return (
             "a submission registers, creates and pushes a token in one round trip, and "
-            "the worker that takes the token claims in another: four scripts in all"
+            "the worker that takes the token claims in another: three scripts in all"
         )
     if aim.what.startswith("a node"):
         return (
