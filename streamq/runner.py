@@ -29,6 +29,8 @@ _TRACEBACK_CHARS = 4_000
 _COMPLAIN_EVERY_S = 1.0
 _MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
+#: Results of these types stay as they are, whatever a handler does afterwards.
+_FIXED = frozenset((bytes, str, type(None), bool, int, float))
 
 
 class Done(msgspec.Struct):
@@ -160,15 +162,32 @@ class Runner:
     ) -> Done | Trouble:
         """Call with each value, and have a look at what came of it only where that is needed."""
         returned, error = _call_all(call, values)
-        if error is None:
+        if len(returned) == len(values):
             result = codec.encode_plain(returned, letter * len(returned))
             if result and len(result) <= self._max_result:
                 return Done(result, len(returned))
         items = self._kept(returned)
-        if len(items) == len(values):
-            return self._done(part, items, len(items), letter * len(items))
+        if error is None and len(items) == len(returned):
+            error = self._run_on(call, values[len(items) :], items)
+            if len(items) == len(values):
+                return self._done(part, items, len(items), letter * len(items))
+            return self._run_rest(call, part, self._given(part), items, error)
         call = _known_first(call, returned[len(items) :], error)
         return self._run_rest(call, part, self._given(part), items, None)
+
+    def _run_on(
+        self, call: Callable[[Any], Any], values: list[Any], items: list[Item]
+    ) -> BaseException | None:
+        """Call with each value and keep what it returns before the next call can change it.
+
+        Returns what the last call ended in, if that was an error.
+        """
+        try:
+            for value in values:
+                items.append(self._encode(call(value)))
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
+            return error
+        return None
 
     def _kept(self, returned: list[Any]) -> list[Item]:
         """Items of what calls returned, up to the first that cannot be kept."""
@@ -467,12 +486,20 @@ def _read_outcomes(partial: bytes, count: int) -> list[Any]:
 def _call_all(
     call: Callable[[Any], Any], values: list[Any]
 ) -> tuple[list[Any], BaseException | None]:
-    """What calls with the values returned, and what one ended in if that was an error."""
+    """What calls with the values returned, and what one ended in if that was an error.
+
+    Up to the first result that the next call may change.
+    """
     returned: list[Any] = []
-    add = returned.append
+    add, kind = returned.append, type(None)
     try:
         for value in values:
-            add(call(value))
+            each = call(value)
+            add(each)
+            if type(each) is not kind:  # most are like the one before, and that takes less to see
+                kind = type(each)
+                if kind not in _FIXED:
+                    break
     except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
         return returned, error
     return returned, None

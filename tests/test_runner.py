@@ -245,3 +245,32 @@ def test_nobody_is_called_again_after_a_result_that_cannot_be_kept(unfit: Any, t
     failed = [2] if then == "C" else [2, 3]
     assert [failure.record for failure in first.failures] == failed
     assert values(first) == ["A", None, "C" if then == "C" else None]
+
+
+@pytest.mark.parametrize("first", [None, "A", {"n": 0}])
+def test_what_a_handler_changes_later_is_kept_as_it_was_returned(first: Any) -> None:
+    seen: dict[str, Any] = {"n": 0}
+
+    def count(line: str) -> Any:
+        seen["n"] += 1
+        seen["last"] = line
+        return first if line == "a" else seen
+
+    runner = Runner(describe(count, is_map=True), Spec(format="lines"))
+
+    outcome = runner.run(Part(1, b"a\nb\nc\nd\n", b"4 0 1"), None)
+
+    later = [{"n": 2, "last": "b"}, {"n": 3, "last": "c"}, {"n": 4, "last": "d"}]
+    assert values(outcome) == [first, *later]
+
+
+@pytest.mark.parametrize("bad", [ValueError("no"), object()])
+def test_nobody_is_called_again_after_results_that_a_handler_could_change(bad: Any) -> None:
+    story = Story(a=[{"a": 1}], b=[bad], c=[["C"]])
+
+    first, *_ = attempts(story, retries=0)
+
+    assert isinstance(first, Trouble)
+    assert story.calls == ["a", "b", "c"]
+    assert [failure.record for failure in first.failures] == [2]
+    assert values(first) == [{"a": 1}, None, ["C"]]
