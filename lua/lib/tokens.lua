@@ -14,16 +14,23 @@ local function blocked_until(r)
 end
 
 -- Leases of the request, and whether nothing lies in its `retry`, which is so for most. Each is
--- asked once; whoever changes it after that says so in the request's table. Before the first part
--- is handed out there is neither.
+-- asked once; whoever changes it after that says so in the request's table. Before the first claim
+-- there is neither: two fields say so, lest one that somebody spoilt lifts the limit.
+local function is_new(r)
+  if r.new == nil then
+    r.new = r.delivered == 0 and r.unit == ""
+  end
+  return r.new
+end
+
 local function leases_of(k, r)
-  r.leases = r.leases or (r.delivered > 0 and redis.call("ZCARD", k.leases) or 0)
+  r.leases = r.leases or (is_new(r) and 0 or redis.call("ZCARD", k.leases))
   return r.leases
 end
 
 local function is_smooth(k, r)
   if r.smooth == nil then
-    r.smooth = r.delivered == 0 or redis.call("EXISTS", k.retry) == 0
+    r.smooth = is_new(r) or redis.call("EXISTS", k.retry) == 0
   end
   return r.smooth
 end

@@ -405,6 +405,21 @@ class TestGarbage:
         assert numbers(grant) == [2, 3]
         assert driver.redis.zcard(driver.keys.retry) == 0
 
+    @pytest.mark.parametrize("field", ["delivered", "unit"])
+    def test_field_that_is_lost_lifts_no_limit_and_hides_no_part(
+        self, driver: Driver, field: str
+    ) -> None:
+        driver.load(1, limit=1)
+        holder, _ = driver.claim()
+        driver.redis.hdel(driver.keys.meta, field)
+
+        _, refused = driver.claim()
+        driver.protocol.release(driver.id, holder, 1)
+        _, grant = driver.claim()
+
+        assert refused.word == "limit"
+        assert numbers(grant) == [1]
+
     def test_tries_that_say_nothing_count_as_none(self, driver: Driver) -> None:
         driver.load(1)
         holder, _ = driver.claim()
