@@ -152,15 +152,17 @@ class Lanes:
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """The answers to commands that are sent one behind the other.
 
-        The server is woken by the first one while the others are made.
+        Each is sent before the next is made, so that the server is at it meanwhile.
         """
         packed = map(pack, calls)
         lane = self._take()
         try:
             self._send(lane, next(packed))
-            others = list(packed)
-            lane.send([b"".join(piece for pieces in others for piece in pieces)])
-            answers = [self._answer(lane) for _ in range(1 + len(others))]
+            sent = 1
+            for pieces in packed:
+                lane.send(pieces)
+                sent += 1
+            answers = [self._answer(lane) for _ in range(sent)]
         except BaseException:
             lane.close()
             raise

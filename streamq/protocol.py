@@ -145,16 +145,15 @@ class Protocol:
         """
         # What the script will ask for is known, so it need not come back first.
         tokens = Tokens(0 if policy.delay_ms else 1, policy.level)
-        is_early = is_soon and not self.connection.is_cluster
+        at_first = tokens if is_soon and not self.connection.is_cluster else Tokens()
+
+        keys = self._queue_keys(policy.queue, policy.level)
+        # Who was woken may have gone before there was something: one again, if so.
+        again: Call = ("mint", keys, _mint_args(request_id, at_first, "ensure", "no"))
 
         def calls() -> Iterator[Call]:
-            keys = self._queue_keys(policy.queue, policy.level)
             begun = time.monotonic()
-            yield (
-                "mint",
-                keys,
-                _mint_args(request_id, tokens if is_early else Tokens(), "push", "yes"),
-            )
+            yield "mint", keys, _mint_args(request_id, at_first, "push", "yes")
             cursor, entries = content()
             args = {
                 "digest": policy.digest,
@@ -164,13 +163,12 @@ class Protocol:
                 "rest": [*policy.fields, *entries],
             }
             yield "submit", self.keys(request_id), args
-            if not is_early:
+            if not at_first:
                 yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
             elif time.monotonic() - begun > _SOON_S:
-                # It took long after all, and who was woken may have gone: one again, if so.
-                yield "mint", keys, _mint_args(request_id, tokens, "ensure", "no")
+                yield again
 
-        _, (_, look_ms), *_ = self._run_all(calls())
+        _, (_, look_ms), *_ = self._run_all(calls(), otherwise=[again] if at_first else [])
         if look_ms:
             self.push(policy.queue, request_id, Tokens(0, policy.level, look_ms))
         return tokens

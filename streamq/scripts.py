@@ -87,10 +87,11 @@ class Scripts:
         """The same, but never sent again."""
         return self._execute(self._connection.call_once, name, keys, args)
 
-    def run_all(self, calls: Iterable[Call]) -> list[Any]:
+    def run_all(self, calls: Iterable[Call], *, otherwise: Iterable[Call] = ()) -> list[Any]:
         """Run scripts in their order: in one round trip where there is one server.
 
-        For scripts that refuse by themselves when one before them has failed.
+        For scripts that refuse by themselves when one before them has failed. ``otherwise``: what
+        to run at the end where that took more than one round trip.
         """
         if self._connection.is_cluster:
             return self._run_each(calls)
@@ -104,10 +105,10 @@ class Scripts:
         try:
             replies = self._connection.call_all(words())
         except (RedisError, OSError):
-            return self._run_each(chain(made, calls))
+            return self._run_each(chain(made, calls, otherwise))
         for index, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
-                return replies[:index] + self._run_each(made[index:])
+                return replies[:index] + self._run_each(chain(made[index:], otherwise))
             if isinstance(reply, Exception):
                 with _refusals(), translated(self._connection.where):
                     raise reply

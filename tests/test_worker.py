@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from streamq import Client, Request
+from streamq.lanes import Lane
 from streamq.model import Policy, State
+from streamq.scripts import digest
 from streamq.server import LocalServer
 from tests.conftest import ANY_KIND, KINDS, ONE_KIND
 from tests.fleet import APPS, Fleet, most_at_once
@@ -139,6 +141,50 @@ class TestHandlers:
             waits.append(time.monotonic() - begun)
         print("waits", sorted(waits))
         assert sorted(waits)[-2] < 0.1, "nobody waited for an audit"
+
+    @ONE_KIND
+    def test_small_request_for_a_server_without_scripts_waits_for_no_audit(
+        self, fleet: Fleet, client: Client, submit: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fleet.ready(audit_ms=60_000)
+        submit([0.0], "nap").wait(10)
+        connection = client._protocol.connection
+        load = connection.load_script
+
+        def load_slowly(*words: Any, **options: Any) -> None:
+            time.sleep(0.05)
+            load(*words, **options)
+
+        monkeypatch.setattr(connection, "load_script", load_slowly)
+        for _ in range(3):
+            connection.redis.script_flush()
+            begun = time.monotonic()
+            submit([0.0], "nap").wait(10)
+            assert time.monotonic() - begun < 0.6
+
+    @ONE_KIND
+    def test_small_request_that_is_held_up_on_its_way_waits_for_no_audit(
+        self, fleet: Fleet, submit: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fleet.ready(audit_ms=60_000)
+        submit([0.0], "nap").wait(10)
+        send = Lane.send
+
+        def hold_up(lane: Lane, packed: list[bytes]) -> None:
+            if any(digest("submit").encode() in piece for piece in packed):
+                time.sleep(0.1)
+            send(lane, packed)
+
+        monkeypatch.setattr(Lane, "send", hold_up)
+        waits = []
+        for _ in range(10):
+            request = submit([0.0], "nap")
+            begun = time.monotonic()
+            request.wait(10)
+            waits.append(time.monotonic() - begun)
+
+        print("waits", sorted(waits))
+        assert sorted(waits)[-2] < 0.1
 
     @ANY_KIND
     def test_error_is_retried_with_backoff_then_given_up_with_its_traceback(
