@@ -65,7 +65,7 @@ def decode_item(item: Item) -> Any:
 
 
 def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
-    """The items of which ``encode_plain`` made one; any other as it is."""
+    """The items of which ``_joined`` made one; any other as it is."""
     if item.code == _BYTES_LINES:
         return bytes(item.data).split(b"\n")
     if item.code == _TEXT_LINES:
@@ -83,28 +83,21 @@ def size_of(item: Item) -> int:
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
     """The result of a part, and how its records' lines ended where that is not plain."""
-    plain = encode_plain(items, endings) if len(items) > 1 else None
-    return plain or _encode_items([*items, *_about(endings)])
+    kept = _joined(items) if len(items) > 1 else items
+    return _encode_items([*kept, *_about(endings)])
 
 
-def encode_plain(values: Sequence[Any], endings: bytes = b"") -> bytes | None:
-    """The result of a part whose handler returned only bytes, or only text, none with a newline.
-
-    None where that is not so.
-    """
-    kinds = set(map(type, values))
-    try:
-        if kinds == {bytes}:
-            code, lines = _BYTES_LINES, b"\n".join(values)
-        elif kinds == {str}:
-            code, lines = _TEXT_LINES, "\n".join(values).encode()
-        else:
-            return None
-    except UnicodeEncodeError:
-        return None
-    if lines.count(b"\n") != len(values) - 1:
-        return None
-    return _encode_items([msgspec.msgpack.Ext(code, lines), *_about(endings)])
+def _joined(items: Sequence[Any]) -> Sequence[Item]:
+    """Items that are all bytes or all text, none with a newline, as one; others as they are."""
+    kinds = set(map(type, items))
+    if kinds == {bytes}:
+        code, lines = _BYTES_LINES, b"\n".join(items)
+    elif kinds == {str}:
+        code, lines = _TEXT_LINES, "\n".join(items).encode()
+    else:
+        return items
+    is_clear = lines.count(b"\n") == len(items) - 1
+    return [msgspec.msgpack.Ext(code, lines)] if is_clear else items
 
 
 def _about(endings: bytes) -> list[msgspec.msgpack.Ext]:

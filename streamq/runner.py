@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
@@ -29,8 +28,6 @@ _TRACEBACK_CHARS = 4_000
 _COMPLAIN_EVERY_S = 1.0
 _MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
-#: Results of these types stay as they are, whatever a handler does afterwards.
-_FIXED = frozenset((bytes, str, type(None), bool, int, float))
 
 
 class Done(msgspec.Struct):
@@ -101,9 +98,13 @@ class Runner:
         if self._reader and (trouble := self._fetch(part, self._reader)):
             return trouble
         call = self._bind(context)
-        if plain := self._plain_values(part):
-            return self._run_plain(call, part, *plain)
         items: list[Item] = []
+        if plain := self._plain_values(part):
+            values, letter = plain
+            error = self._run_plain(call, values, items)
+            if len(items) == len(values):
+                return self._done(part, items, len(items), letter * len(items))
+            return self._run_rest(call, part, self._given(part), items, error)
         given = self._given(part)
         error = None if part.partial else self._run_straight(call, given, part, items)
         if len(items) == len(given):
@@ -158,44 +159,19 @@ class Runner:
         return records.plain_values(part.payload, self.handler.annotation, self._spec)
 
     def _run_plain(
-        self, call: Callable[[Any], Any], part: Part, values: list[Any], letter: bytes
-    ) -> Done | Trouble:
-        """Call with each value, and have a look at what came of it only where that is needed."""
-        returned, error = _call_all(call, values)
-        if len(returned) == len(values):
-            result = codec.encode_plain(returned, letter * len(returned))
-            if result and len(result) <= self._max_result:
-                return Done(result, len(returned))
-        items = self._kept(returned)
-        if error is None and len(items) == len(returned):
-            error = self._run_on(call, values[len(items) :], items)
-            if len(items) == len(values):
-                return self._done(part, items, len(items), letter * len(items))
-            return self._run_rest(call, part, self._given(part), items, error)
-        call = _known_first(call, returned[len(items) :], error)
-        return self._run_rest(call, part, self._given(part), items, None)
-
-    def _run_on(
         self, call: Callable[[Any], Any], values: list[Any], items: list[Item]
     ) -> BaseException | None:
-        """Call with each value and keep what it returns before the next call can change it.
-
-        Returns what the last call ended in, if that was an error.
-        """
+        """Call with each value. Returns what the last call ended in, if that was an error."""
+        add, encode, most = items.append, self._encode, self._max_result
         try:
             for value in values:
-                items.append(self._encode(call(value)))
+                returned = call(value)
+                kind = type(returned)
+                is_plain = kind is bytes or (kind is str and returned.isascii())
+                add(returned if is_plain and len(returned) <= most else encode(returned))
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
             return error
         return None
-
-    def _kept(self, returned: list[Any]) -> list[Item]:
-        """Items of what calls returned, up to the first that cannot be kept."""
-        items: list[Item] = []
-        with suppress(Exception):  # it is described when its turn comes
-            for each in returned:
-                items.append(self._encode(each))
-        return items
 
     def _run_straight(
         self, call: Callable[[Any], Any], given: list[bytes], part: Part, items: list[Item]
@@ -481,45 +457,6 @@ def _read_outcomes(partial: bytes, count: int) -> list[Any]:
         if len(outcomes) != count:
             raise ValueError(f"it is of {len(outcomes)} records, not of {count}")
     return outcomes
-
-
-def _call_all(
-    call: Callable[[Any], Any], values: list[Any]
-) -> tuple[list[Any], BaseException | None]:
-    """What calls with the values returned, and what one ended in if that was an error.
-
-    Up to the first result that the next call may change.
-    """
-    returned: list[Any] = []
-    add, kind = returned.append, type(None)
-    try:
-        for value in values:
-            each = call(value)
-            add(each)
-            if type(each) is not kind:  # most are like the one before, and that takes less to see
-                kind = type(each)
-                if kind not in _FIXED:
-                    break
-    except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
-        return returned, error
-    return returned, None
-
-
-def _known_first(
-    call: Callable[[Any], Any], returned: list[Any], error: BaseException | None
-) -> Callable[[Any], Any]:
-    """The call, where its first results are known already, and perhaps what followed them."""
-    ready = iter(returned)
-    errors = [error] if error else []
-
-    def run(value: Any) -> Any:
-        for each in ready:
-            return each
-        if errors:
-            raise errors.pop()
-        return call(value)
-
-    return run
 
 
 def _tamed(error: BaseException) -> Exception:
