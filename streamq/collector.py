@@ -108,11 +108,16 @@ def _json(item: Item) -> Any:
     """An item as JSON: bytes, or what can be joined with them."""
     if isinstance(item, msgspec.msgpack.Ext):
         return item.data
-    text = item.decode("utf-8", "replace") if isinstance(item, bytes) else item
-    return msgspec.json.encode(text)
+    return msgspec.json.encode(_readable(item))
+
+
+def _readable(value: object) -> object:
+    """Bytes as text, as far as they are; anything else as it is."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _cell(value: object) -> object:
+    value = _readable(value)
     return value if value is None or isinstance(value, str | int | float) else _text(value)
 
 

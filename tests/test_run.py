@@ -198,6 +198,19 @@ def test_too_many_failures_end_it_though_more_is_to_be_loaded(
     assert not (tmp_path / ".streamq").exists()
 
 
+@pytest.mark.parametrize(
+    ("output", "lines"), [("out.csv", "result\na\n\u00e4\n"), ("out.jsonl", '"a"\n"\u00e4"\n')]
+)
+def test_bytes_are_text_in_formats_of_text(
+    streamq: Streamq, tmp_path: Path, output: str, lines: str
+) -> None:
+    (tmp_path / "in.txt").write_text("a\n\u00e4\n")
+
+    done = streamq("run", "in.txt", "--map", "job:same", "-o", output)
+
+    assert (done.returncode, (tmp_path / output).read_text()) == (0, lines)
+
+
 def test_quoted_csv_comes_back_with_its_header(streamq: Streamq, tmp_path: Path) -> None:
     rows = b"".join(b'%d,"say ""hi"",\r\nthen go"\r\n' % n for n in range(500))
     (tmp_path / "in.csv").write_bytes(b"number,note\r\n" + rows)
