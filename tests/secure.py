@@ -8,10 +8,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from redis import Redis
 
 from streamq.launcher import LOOPBACK, Launcher, ask, on_free_port
 from streamq.server import command_line
+from tests.waiting import wait_until
 
 #: Why there is none, or nothing.
 MISSING = ", ".join(
@@ -137,6 +141,8 @@ class SecureSentinel(Secured):
         self.primary = self.start()
         self.replica = self.start(("replicaof", LOOPBACK, str(self.primary)))
         self.lock()
+        # A sentinel asks for replicas when it starts, and then every ten seconds.
+        wait_until(self._has_replica, 30.0)
         file = self.folder / "sentinel.conf"
         file.write_text(
             f"sentinel monitor main {LOOPBACK} {self.primary} 1\n"
@@ -147,6 +153,12 @@ class SecureSentinel(Secured):
         # Who is primary is no secret: whoever has TLS may ask.
         asked = self.start(first=(str(file), "--sentinel"))
         self.url = self.url_of("rediss+sentinel", [asked], "/main")
+
+    def _has_replica(self) -> bool:
+        way, password = str(self.folder / "node0" / "s"), password_of(self.folder, "admin")
+        with Redis(unix_socket_path=way, username="admin", password=password) as primary:
+            found: Any = primary.info("replication")
+        return "slave0" in found and found["slave0"]["state"] == "online"
 
 
 def streamq(*words: str, url: str = "") -> None:
