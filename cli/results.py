@@ -11,7 +11,7 @@ from streamq.client import Request
 from streamq.collector import Collector, show
 from streamq.errors import InvalidValue
 from streamq.model import Failure
-from streamq.output import FORMS, FileOutput, form_of, is_stream
+from streamq.output import FORMS, FileOutput, OutputError, errors_beside, form_of, is_stream
 
 from . import render
 from .context import PrefixOption, UrlOption, connected, naming
@@ -73,7 +73,14 @@ def results(
 
 def write_errors(failures: list[Failure], output: Path) -> None:
     """Failures go beside the output, one a line."""
-    path = output.with_name(f"{output.stem}.errors.jsonl")
-    if failures:
-        path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in failures))
-        render.note(f"{render.count(len(failures), 'failure')} in {path}")
+    path = errors_beside(output)
+    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
+    try:
+        if failures:
+            path.write_bytes(lines)
+            render.note(f"{render.count(len(failures), 'failure')} in {path}")
+        else:
+            # One of an earlier run would tell of failures that are none any more.
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None

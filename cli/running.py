@@ -14,6 +14,7 @@ import typer
 from streamq.errors import InvalidValue, StreamqError
 from streamq.job import Job
 from streamq.model import Failure, State, Status
+from streamq.output import OutputError
 from streamq.plan import STANDARD, Plan
 from streamq.pool import Unrunnable
 
@@ -86,7 +87,12 @@ class Run:
         if plan.is_piped:
             _tell(job.failures)
         else:
-            write_errors(job.failures, Path(plan.output))
+            try:
+                write_errors(job.failures, Path(plan.output))
+            except OutputError as error:
+                render.error(str(error))
+                _tell(job.failures)
+                return exit_code(error)
         return 1 if records.failed or status.state is not State.DONE else 0
 
     def _print(self, status: Status, seconds: float) -> None:

@@ -182,6 +182,8 @@ def _expand(files: list[str]) -> list[str]:
     """Files as given, those that patterns match, and those in folders: each time by name."""
     names: list[str] = []
     for name in files:
+        if not name:
+            raise InvalidValue("a file has no name: ''")
         if is_remote(name):
             names.append(name)
             continue

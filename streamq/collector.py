@@ -17,7 +17,7 @@ from streamq import codec
 from streamq.codec import Item
 from streamq.errors import reading
 from streamq.model import Spec, State
-from streamq.output import Output, Stopped
+from streamq.output import Output, OutputExists, Stopped
 from streamq.protocol import Protocol
 
 _ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
@@ -36,6 +36,11 @@ class Committed(msgspec.Struct, frozen=True):
     next: int = 1
     #: Column names of a CSV.
     header: list[str] = []
+    #: The file, and what is written to it.
+    file: str = ""
+    form: str = ""
+    #: The last line has no newline, as in the input: whatever follows begins with one.
+    is_open: bool = False
     #: How often something was committed: no two commits are the same.
     times: int = 0
 
@@ -43,14 +48,19 @@ class Committed(msgspec.Struct, frozen=True):
 class Writer:
     """Turns the items of results into lines of a format."""
 
-    def __init__(self, form: str, header: list[str]) -> None:
+    def __init__(self, form: str, header: list[str], *, is_open: bool = False) -> None:
         self._form = form
         self.header = header
+        self.is_open = is_open
 
     def lines(self, result: bytes) -> bytes:
         """The lines of one part's result. What is None writes no line."""
         with reading("a result"):
-            return self._lines(result)
+            was_open, self.is_open = self.is_open, False
+            lines = self._lines(result)
+        if not lines:
+            self.is_open = was_open
+        return b"\n" + lines if was_open and lines else lines
 
     def _lines(self, result: bytes) -> bytes:
         found = codec.unchecked(result)
@@ -60,11 +70,13 @@ class Writer:
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
         if self._form == "raw":
-            return b"".join(
+            lines = b"".join(
                 _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
                 for index, item in enumerate(items)
                 if item is not None
             )
+            self.is_open = not lines.endswith(b"\n")
+            return lines
         kept = [item for item in items if item is not None]
         if self._form == "csv":
             return b"".join(self._row(item) for item in kept)
@@ -73,13 +85,18 @@ class Writer:
     def _row(self, item: Item) -> bytes:
         value = codec.decode_item(item)
         fields = value if isinstance(value, dict) else {"result": value}
-        text = io.StringIO(newline="")
-        out = csv.writer(text, lineterminator="\n")
+        head = b""
         if not self.header:
             self.header = list(fields)
-            out.writerow(self.header)
-        out.writerow([_cell(fields.get(name)) for name in self.header])
-        return text.getvalue().encode()
+            head = _csv_line(self.header)
+        return head + _csv_line([_cell(fields.get(name)) for name in self.header])
+
+
+def _csv_line(cells: list[Any]) -> bytes:
+    text = io.StringIO(newline="")
+    # It quotes what has a character of the line's end in it.
+    csv.writer(text, lineterminator="\r\n").writerow(cells)
+    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
 def _plain_lines(items: list[Any]) -> bytes | None:
@@ -180,7 +197,8 @@ class Collector:
         text = self._token = found.get("committed", "")
         with reading("how far results are written"):
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
-        self._writer = Writer(self._form, self._done.header)
+        self._refuse_other(force)
+        self._writer = Writer(self._form, self._done.header, is_open=self._done.is_open)
         self._output.open(self._done.offset, has_begun=bool(text), force=force)
         try:
             if not text:
@@ -191,6 +209,20 @@ class Collector:
             return False
         finally:
             self._output.close()
+
+    def _refuse_other(self, force: bool) -> None:
+        """Raise OutputExists if what was begun is another file, or other lines."""
+        done, name = self._done, self._output.name
+        if done.form and done.form != self._form:
+            raise OutputExists(
+                f"results of request {self._id} are written to {done.file} as {done.form}, "
+                f"not as {self._form}"
+            )
+        if done.file and name and done.file != name and not force:
+            raise OutputExists(
+                f"results of request {self._id} are written to {done.file}: "
+                f"say --force if that is {name} now"
+            )
 
     def _collect(self, is_ordered: bool, follow: bool) -> bool:
         pause_s = _SOON_S
@@ -253,8 +285,15 @@ class Collector:
     def _commit(self, data: bytes, next_number: int, forget: list[str]) -> None:
         """First the bytes, then the word that they are there."""
         self._output.write(data)
-        offset = self._done.offset + len(data)
-        done = Committed(offset, next_number, self._writer.header, self._done.times + 1)
+        done = Committed(
+            self._done.offset + len(data),
+            next_number,
+            self._writer.header,
+            self._output.name,
+            self._form,
+            self._writer.is_open,
+            self._done.times + 1,
+        )
         token = msgspec.json.encode(done).decode()
         self._protocol.collect(
             self._id, next_number=1, most=0, commit=(self._token, token), forget=forget

@@ -117,7 +117,9 @@ class Job:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001  it is raised where the job is run
-                self._error = self._error or error
+                # Who takes the request back says why; the others only find it gone.
+                if self._error is None or isinstance(self._error, RequestUnknown):
+                    self._error = error
                 self._end()
 
         thread = threading.Thread(target=run, daemon=True)

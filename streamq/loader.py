@@ -310,9 +310,8 @@ class Load:
         kept, results = self._protocol.result_bytes(self._id), int(found["results"])
         self._result_size = max(self._result_size, kept / results if results else 0.0)
         held = round(left * max(size, self._result_size)) + kept
-        return min(
-            (self._window if done else self._window // _LOOKS) - held, self._window // _LOOKS
-        )
+        step = max(1, self._window // _LOOKS)
+        return min((self._window if done else step) - held, step)
 
     def _take_back(self) -> None:
         """Leave nothing of a load that went wrong for good."""

@@ -7,7 +7,8 @@ terminal, a device) only ever grows, so whoever writes to one begins anew after 
 import os
 import select
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -35,6 +36,9 @@ class Stopped(Exception):
 class Output(Protocol):
     """What a collector writes to."""
 
+    #: The file, as nobody else calls one; "" where it is none.
+    name: str
+
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """Get ready to write after so many bytes."""
 
@@ -53,6 +57,7 @@ class FileOutput:
 
     def __init__(self, path: Path, request_id: str) -> None:
         self._path = path
+        self.name = str(path.resolve())
         self._id = request_id
         self._file: BinaryIO | None = None
 
@@ -124,7 +129,8 @@ class StreamOutput:
 
     def __init__(self, fd: int, name: str, should_stop: Callable[[], bool]) -> None:
         self._fd = fd
-        self._name = name
+        self.name = ""
+        self._what = name
         self._should_stop = should_stop
         self._is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
         self._poll = select.poll()
@@ -152,7 +158,7 @@ class StreamOutput:
             except BrokenPipeError:
                 raise
             except OSError as error:
-                raise OutputError(f"cannot write {self._name}: {error.strerror}") from None
+                raise OutputError(f"cannot write {self._what}: {error.strerror}") from None
 
     def look(self) -> None:
         """See that somebody reads.
@@ -170,6 +176,23 @@ class StreamOutput:
 def form_of(name: str) -> str:
     """What is written to a file of that name: JSON lines, CSV, or lines as handlers return them."""
     return {".jsonl": "jsonl", ".csv": "csv"}.get(Path(name).suffix.lower(), "raw")
+
+
+def errors_beside(path: Path) -> Path:
+    """The file that the failures of an output are written to."""
+    return path.with_name(f"{path.stem}.errors.jsonl")
+
+
+def refuse_inputs(path: Path, inputs: Iterable[str]) -> None:
+    """Raise InvalidValue if an output or the failures beside it would replace an input."""
+    for place in (path, errors_beside(path)):
+        if not place.is_file():
+            continue
+        found = place.stat()
+        for name in inputs:
+            with suppress(OSError):
+                if os.path.samestat(found, Path(name).stat()):
+                    raise InvalidValue(f"{place} is one of the inputs: give -o another name")
 
 
 def check(path: Path, *, force: bool) -> None:

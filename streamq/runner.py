@@ -379,7 +379,8 @@ class Runner:
     def _too_large(self, part: Part, outcomes: int) -> Trouble:
         failure = Failure(
             error="ResultTooLarge",
-            message=f"the part's results have more than the {self._max_result} bytes allowed",
+            message=f"the part's results have more than the {self._max_result} bytes allowed: "
+            "make parts smaller (--lines, --bytes)",
             part=part.number,
             attempts=part.attempt,
         )

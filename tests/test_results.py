@@ -199,3 +199,26 @@ def test_stopped_it_goes_on(
     done = streamq("results", request.id, "-o", target, "--follow")
     assert done.returncode == 0, done.stderr
     assert target.read_bytes() == b"A\nB\n"
+
+
+@ONE_KIND
+def test_another_file_is_not_cut_to_what_was_written(
+    fleet: Fleet, streamq: Streamq, client: Client, tmp_path: Path
+) -> None:
+    request = client.submit(["a", "b"], handler="shout", queue=fleet.queue)
+    fleet.ready()
+    target, other = tmp_path / "out.txt", tmp_path / "other.txt"
+    streamq("results", request.id, "-o", target, "--follow")
+    other.write_bytes(b"precious\n" * 1_000)
+
+    refused = streamq("results", request.id, "-o", other)
+    other_form = streamq("results", request.id, "-o", target, "--output-format", "csv")
+
+    assert (refused.returncode, other_form.returncode) == (2, 2)
+    assert f"are written to {target}".encode() in refused.stderr
+    assert b"as raw, not as csv" in other_form.stderr
+    assert other.read_bytes() == b"precious\n" * 1_000
+    target.rename(tmp_path / "moved.txt")
+    moved = streamq("results", request.id, "-o", tmp_path / "moved.txt", "--force")
+    assert moved.returncode == 0, moved.stderr
+    assert (tmp_path / "moved.txt").read_bytes() == b"A\nB\n"

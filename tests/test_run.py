@@ -290,6 +290,8 @@ def test_failures_are_written_beside_and_the_code_is_1(
         (("run", "in.txt", "--map", "job:same", "-o", "no/out.txt"), 2, "there is no folder"),
         (("run", "in.txt", "--map", "job:same", "-o", "in.txt"), 2, "exists"),
         (("run", "in.txt", "--map", "job:same", "-o", "."), 2, "is a folder"),
+        (("run", "in.txt", "--map", "job:same", "-o", "in.txt", "--force"), 2, "of the inputs"),
+        (("run", "", "--map", "job:same", "-o", "out.txt"), 2, "a file has no name"),
         (("run", "--resume", "other"), 2, "no run other was stopped"),
     ],
 )
@@ -535,6 +537,84 @@ class TestOutputs:
 
         assert (refused.returncode, forced.returncode) == (2, 0)
         assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+
+    def test_failures_never_replace_an_input(self, streamq: Streamq, tmp_path: Path) -> None:
+        kept = tmp_path / "out.errors.jsonl"
+        kept.write_text("precious 7\n")
+
+        done = streamq(
+            "run", kept.name, "--format", "lines", "--map", "job:picky", "-o", "out.jsonl"
+        )
+
+        assert (done.returncode, kept.read_text()) == (2, "precious 7\n")
+        assert "of the inputs" in done.stderr
+
+    def test_failures_of_an_earlier_run_do_not_stay(
+        self, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        words = ("run", "in.txt", "-o", "out.jsonl", "--retries", 0, "--force", "--map")
+
+        codes = [streamq(*words, each).returncode for each in ("job:picky", "job:same")]
+
+        assert codes == [1, 0]
+        assert not (tmp_path / "out.errors.jsonl").exists()
+
+    def test_failures_that_cannot_be_written_are_told(
+        self, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "out.errors.jsonl").mkdir()
+
+        done = streamq("run", "in.txt", "--map", "job:picky", "-o", "out.jsonl", "--retries", 0)
+
+        assert done.returncode == 1
+        assert f"cannot write {tmp_path}/out.errors.jsonl: Is a directory" in done.stderr
+        assert "in.txt:8: ValueError" in done.stderr
+
+    def test_last_lines_without_a_newline_are_not_glued_to_what_follows(
+        self, streamq: Streamq, tmp_path: Path
+    ) -> None:
+        for number in (1, 2, 3):
+            (tmp_path / f"{number}.txt").write_text(f"a{number}\nb{number}")
+
+        done = streamq("run", "1.txt", "2.txt", "3.txt", "--map", "job:same", "-o", "out.txt")
+
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "out.txt").read_text() == "a1\nb1\na2\nb2\na3\nb3"
+
+    def test_carriage_returns_in_a_csv_are_quoted(self, streamq: Streamq, tmp_path: Path) -> None:
+        (tmp_path / "in.txt").write_bytes(b"x\n")
+        (tmp_path / "own.py").write_text(
+            'def f(line: str):\n    return {"a": "x\\ry", "b": "0\\r"}\n'
+        )
+
+        done = streamq("run", "in.txt", "--map", "own:f", "-o", "out.csv")
+
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "out.csv").read_bytes() == b'a,b\n"x\ry","0\r"\n'
+
+
+def test_bad_input_is_what_is_told_of_whoever_finds_out_first(
+    streamq: Streamq, tmp_path: Path
+) -> None:
+    (tmp_path / "long.txt").write_bytes(b"short\n" + b"x" * 1_500_000)
+
+    for _ in range(5):
+        done = streamq("run", "long.txt", "--map", "job:same", "-o", "out.txt", "--force")
+
+        assert done.returncode == 2, done.stderr
+        assert "long.txt" in done.stderr
+        assert not (tmp_path / ".streamq").exists()
+
+
+def test_window_of_a_few_bytes_is_slow_but_ends(streamq: Streamq, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a\nb\nc\n")
+
+    done = streamq(
+        "run", "in.txt", "--map", "job:same", "-o", "out.txt", "--lines", 1, "--window", 3
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_text() == "a\nb\nc\n"
 
 
 @STOPS
