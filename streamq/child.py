@@ -65,11 +65,16 @@ _MOST_UNSENT = 2**22
 
 # Whether this is a copy of the process that a handler made.
 _is_copy = False
+# Where coroutines run, if there are any.
+_loop: asyncio.AbstractEventLoop | None = None
 
 
 def _know_copy() -> None:
     global _is_copy
     _is_copy = True
+    if _loop:
+        # A coroutine that forked may wait for something: the copy is not to go on with the others.
+        _loop.call_soon(os._exit, 0)
 
 
 os.register_at_fork(after_in_child=_know_copy)
@@ -591,17 +596,20 @@ class Process:
     # Coroutines
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
+        global _loop
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            _loop = self._loop = asyncio.new_event_loop()
             Thread(target=self._run_loop, args=(self._loop,), name="loop", daemon=True).start()
             asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
         return self._loop
 
     @staticmethod
     def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-        loop.run_forever()
-        # Without it the coroutines' slots would hang; the parent takes back what they hold.
-        os._exit(1)
+        try:
+            loop.run_forever()
+        finally:
+            # Without it the coroutines' slots would hang; the parent takes back what they hold.
+            os._exit(1)
 
     async def _serve_async(self, lease: Lease, grant: Grant) -> None:
         loop = asyncio.get_running_loop()
@@ -627,6 +635,8 @@ class Process:
                 break
             lease.part = part
             outcome = await self._run_async(lease, part)
+            if _is_copy:
+                os._exit(0)
             self._table.end(lease.slot, index)
             took.append(time.monotonic() - lease.part_began)
             if isinstance(outcome, Done):
@@ -736,6 +746,7 @@ def main() -> None:
 
 def _leave(code: int) -> None:
     """End, whatever threads of the user's are still there."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(Exception):  # a handler may have closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from typing import TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -39,9 +40,16 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Drops what cannot be written: nothing is to fail for want of a log."""
+
+    def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802  the name is logging's
+        """Say nothing: there is nowhere to say it."""
+
+
 def configure(level: str, style: str) -> None:
     """Send the library's log lines to stderr; the root logger is the user's."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logger = logging.getLogger("streamq")
     logger.handlers[:] = [handler]

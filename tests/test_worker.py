@@ -270,6 +270,34 @@ class TestBadHandlers:
         assert fleet.children(pool) == before
 
     @ANY_KIND
+    def test_process_without_its_loop_is_replaced(self, fleet: Fleet, submit: Any) -> None:
+        fleet.ready("-c", "4")
+
+        request = submit(["exit beside", "fine"], "odd_async")
+
+        assert request.wait(20).parts.failed == 1
+        assert [failure.error for failure in request.errors()] == ["Poison"]
+        assert values(request) == ["fine"]
+
+    @ANY_KIND
+    def test_coroutine_that_forks_makes_no_second_worker(self, fleet: Fleet, submit: Any) -> None:
+        fleet.ready("-c", "4")
+
+        request = submit(["fork"] * 8 + ["fine"], "odd_async")
+
+        assert request.wait(20).parts.done == 9
+        assert values(request) == ["parent"] * 8 + ["fine"]
+
+    @ANY_KIND
+    def test_part_is_failed_though_nothing_can_be_logged(self, fleet: Fleet, submit: Any) -> None:
+        fleet.ready()
+
+        request = submit(["close_stderr", "exit", "fine"], "odd", limit=1)
+
+        assert request.wait(20).parts.failed == 1
+        assert values(request) == ["closed", "fine"]
+
+    @ANY_KIND
     def test_results_that_take_long_to_send_leak_no_lease(self, fleet: Fleet, submit: Any) -> None:
         fleet.ready("--lease", "60s")
 

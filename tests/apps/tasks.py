@@ -152,6 +152,11 @@ def _print(_: Context) -> str:
     return "printed"
 
 
+def _close_stderr(_: Context) -> str:
+    sys.stderr.close()
+    return "closed"
+
+
 def _exit(_: Context) -> None:
     sys.exit(3)
 
@@ -190,6 +195,7 @@ ODD = {
     "large": lambda _: "x" * 5_000_000,
     "fork": _fork,
     "close_stdin": _close_stdin,
+    "close_stderr": _close_stderr,
     "print": _print,
 }
 
@@ -239,7 +245,17 @@ async def odd_async(what: str) -> str:
         sys.exit(3)
     if what == "cancel":
         raise asyncio.CancelledError
+    if what == "exit beside":
+        await asyncio.gather(_exit_beside())
+    if what == "fork":
+        is_copy = os.fork() == 0
+        await asyncio.sleep(0 if is_copy else 0.3)
+        return "child" if is_copy else "parent"
     return what
+
+
+async def _exit_beside() -> None:
+    sys.exit(3)
 
 
 @app.handler
