@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streamq import Client, Request
+from streamq.connection import Connection
 from streamq.lanes import Lane
 from streamq.model import Policy, State
 from streamq.scripts import digest
@@ -144,11 +145,11 @@ class TestHandlers:
 
     @ONE_KIND
     def test_small_request_for_a_server_without_scripts_waits_for_no_audit(
-        self, fleet: Fleet, client: Client, submit: Any, monkeypatch: pytest.MonkeyPatch
+        self, fleet: Fleet, client: Client, submit: Any, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fleet.ready(audit_ms=60_000)
         submit([0.0], "nap").wait(10)
-        connection = client._protocol.connection
+        connection, owner = client._protocol.connection, Connection(url)
         load = connection.load_script
 
         def load_slowly(*words: Any, **options: Any) -> None:
@@ -157,10 +158,11 @@ class TestHandlers:
 
         monkeypatch.setattr(connection, "load_script", load_slowly)
         for _ in range(3):
-            connection.redis.script_flush()
+            owner.redis.script_flush()
             begun = time.monotonic()
             submit([0.0], "nap").wait(10)
             assert time.monotonic() - begun < 0.6
+        owner.close()
 
     @ONE_KIND
     def test_small_request_that_is_held_up_on_its_way_waits_for_no_audit(
