@@ -6,6 +6,7 @@ that forgets the results. Started again, a collector cuts the file to what is co
 
 import csv
 import io
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +20,8 @@ from streamq.errors import reading
 from streamq.model import Spec, State
 from streamq.output import Output, OutputExists, Stopped
 from streamq.protocol import Protocol
+
+log = logging.getLogger(__name__)
 
 _ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
 #: So many results, and about so many bytes of them, are written at once.
@@ -52,6 +55,7 @@ class Writer:
         self._form = form
         self.header = header
         self.is_open = is_open
+        self._left_out: set[str] = set()
 
     def lines(self, result: bytes) -> bytes:
         """The lines of one part's result. What is None writes no line."""
@@ -89,6 +93,11 @@ class Writer:
         if not self.header:
             self.header = list(fields)
             head = _csv_line(self.header)
+        for name in fields.keys() - self._left_out - set(self.header):
+            self._left_out.add(name)
+            log.warning(
+                "a CSV has the columns of its first result: %s of a later one is left out", name
+            )
         return head + _csv_line([_cell(fields.get(name)) for name in self.header])
 
 

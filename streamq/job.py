@@ -57,6 +57,7 @@ class Job:
         self._is_collected = threading.Event()
         self.failures: list[Failure] = []
         self._pool: Pool | None = None
+        self._file: FileOutput | None = None
 
     def run(self, watch: Callable[[Progress], None], *, force: bool) -> Status:
         """Run to the end, or until told to stop. Returns the last status.
@@ -92,7 +93,9 @@ class Job:
         return status
 
     def forget(self) -> None:
-        """Leave nothing of the request in the server."""
+        """Leave nothing of the request in the server, and of what was written of it."""
+        if self._file:
+            self._file.remove()
         with closing(Connection(self._url)) as connection, suppress(StreamqError):
             request = Request(Protocol(connection, self._prefix), self._plan.id)
             request.cancel()
@@ -175,7 +178,8 @@ class Job:
             return StreamOutput(1, "standard output", should_stop)
         if plan.is_piped:
             return StreamOutput(os.open(plan.output, os.O_WRONLY), plan.output, should_stop)
-        return FileOutput(Path(plan.output), plan.id)
+        self._file = FileOutput(Path(plan.output), plan.id)
+        return self._file
 
     def _watch(
         self,

@@ -4,6 +4,7 @@ A file is cut to what is known to be written before more is added. A stream (a p
 terminal, a device) only ever grows, so whoever writes to one begins anew after a crash.
 """
 
+import fcntl
 import os
 import select
 import stat
@@ -77,11 +78,23 @@ class FileOutput:
                 )
             if not has_begun:
                 check(self._path, force=force)
-            self._file = self._path.open("r+b" if size >= 0 else "w+b", buffering=0)
-            self._file.truncate(offset)
-            self._file.seek(offset)
+            file = self._path.open("r+b" if size >= 0 else "a+b", buffering=0)
+            self._lock(file)
+            file.truncate(offset)
+            file.seek(offset)
         except OSError as error:
             raise self._failed(error) from None
+        self._file = file
+
+    def _lock(self, file: BinaryIO) -> None:
+        """Keep others of us from the file, where the file system can."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise OutputExists(f"{self._path} is just being written by somebody else") from None
+        except OSError:
+            pass
 
     def write(self, data: bytes) -> None:
         """Add to the file.
@@ -114,6 +127,12 @@ class FileOutput:
             raise OutputError(
                 f"{self._path} was moved or removed while it was written; put it back to go on"
             )
+
+    def remove(self) -> None:
+        """Leave nothing of it, if it was begun."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._path.unlink()
 
     def close(self) -> None:
         """Close the file."""

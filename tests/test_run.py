@@ -581,6 +581,31 @@ class TestOutputs:
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "out.txt").read_text() == "a1\nb1\na2\nb2\na3\nb3"
 
+    def test_column_that_a_csv_has_no_place_for_is_told(
+        self, streamq: Streamq, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.txt").write_text("a\nb\nb\n")
+        (tmp_path / "own.py").write_text(
+            "def f(line: str):\n    return {'a': 1} | ({'extra': 2} if line == 'b' else {})\n"
+        )
+
+        done = streamq("run", "in.txt", "--map", "own:f", "-o", "out.csv")
+
+        assert (tmp_path / "out.csv").read_text() == "a\n1\n1\n1\n"
+        assert done.stderr.count("extra of a later one is left out") == 1
+
+    def test_two_runs_do_not_write_the_same_file(
+        self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        running, output = begin_slowly(begin, tmp_path, 100)
+
+        second = streamq("run", "in.txt", "--map", "job:same", "-o", str(output), "--force")
+
+        assert second.returncode == 2
+        assert "just being written by somebody else" in second.stderr
+        assert running.wait(100) == 0
+        assert output.read_bytes() == source.read_bytes()
+
     def test_carriage_returns_in_a_csv_are_quoted(self, streamq: Streamq, tmp_path: Path) -> None:
         (tmp_path / "in.txt").write_bytes(b"x\n")
         (tmp_path / "own.py").write_text(
@@ -599,11 +624,12 @@ def test_bad_input_is_what_is_told_of_whoever_finds_out_first(
     (tmp_path / "long.txt").write_bytes(b"short\n" + b"x" * 1_500_000)
 
     for _ in range(5):
-        done = streamq("run", "long.txt", "--map", "job:same", "-o", "out.txt", "--force")
+        done = streamq("run", "long.txt", "--map", "job:same", "-o", "out.txt")
 
         assert done.returncode == 2, done.stderr
         assert "long.txt" in done.stderr
         assert not (tmp_path / ".streamq").exists()
+        assert not (tmp_path / "out.txt").exists()
 
 
 def test_window_of_a_few_bytes_is_slow_but_ends(streamq: Streamq, tmp_path: Path) -> None:
