@@ -581,6 +581,24 @@ class TestOutputs:
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "out.txt").read_text() == "a1\nb1\na2\nb2\na3\nb3"
 
+    def test_last_line_without_a_newline_may_come_first(
+        self, streamq: Streamq, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.txt").write_text("slow\nquick\nlast")
+        (tmp_path / "own.py").write_text(
+            "import pathlib, time\n"
+            "def f(line: str):\n"
+            "    while line == 'slow' and b'last' not in pathlib.Path('out.txt').read_bytes():\n"
+            "        time.sleep(0.01)\n"
+            "    return line\n"
+        )
+        words = ("--lines", 1, "-p", 2, "--unordered")
+
+        done = streamq("run", "in.txt", "--map", "own:f", "-o", "out.txt", *words)
+
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "out.txt").read_text() == "quick\nlast\nslow\n"
+
     def test_column_that_a_csv_has_no_place_for_is_told(
         self, streamq: Streamq, tmp_path: Path
     ) -> None:
