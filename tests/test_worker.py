@@ -2,6 +2,7 @@
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -140,8 +141,7 @@ class TestHandlers:
             begun = time.monotonic()
             client.get(f"{fleet.queue}-{number}").wait(10)
             waits.append(time.monotonic() - begun)
-        print("waits", sorted(waits))
-        assert sorted(waits)[-2] < 0.1, "nobody waited for an audit"
+        assert statistics.median(waits) < 0.1, f"nobody waited for an audit: {sorted(waits)}"
 
     @ONE_KIND
     def test_small_request_for_a_server_without_scripts_waits_for_no_audit(
