@@ -34,7 +34,9 @@ def results(
             "--output-format", metavar="|".join(FORMS), help="By the file's name if not given."
         ),
     ] = "",
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over a file that exists, or was renamed.")
+    ] = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:

@@ -99,7 +99,6 @@ class JobWishes(msgspec.Struct, kw_only=True):
         )
         if plan.output != STANDARD:
             outputs.check(Path(plan.output), force=self.force)
-            outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
         elif self.is_json:
             raise InvalidValue("--json goes with -o FILE: results are on standard output")
         return plan

@@ -8,8 +8,9 @@ import csv
 import io
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from streamq import codec
 from streamq.codec import Item
 from streamq.errors import reading
 from streamq.model import Spec, State
-from streamq.output import Output, OutputExists, Stopped
+from streamq.output import Output, OutputExists, Stopped, refuse_inputs
 from streamq.protocol import Protocol
 
 log = logging.getLogger(__name__)
@@ -151,10 +152,9 @@ def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _header(spec: str) -> bytes:
-    """Raw output of a CSV begins with the header that its input had."""
+def _spec_of(found: dict[str, str]) -> Spec:
     with reading("the options of the request"):
-        return msgspec.json.decode(spec, type=Spec).header.encode()
+        return msgspec.json.decode(found.get("spec", ""), type=Spec)
 
 
 def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
@@ -162,7 +162,7 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
     found = protocol.inspect(request_id)
     writer = Writer(form, [])
     if form == "raw":
-        yield _header(found.get("spec", ""))
+        yield _spec_of(found).header.encode()
     number = 1
     while True:
         batch = protocol.collect(request_id, next_number=number, most=_BATCH)
@@ -206,22 +206,26 @@ class Collector:
         text = self._token = found.get("committed", "")
         with reading("how far results are written"):
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
-        self._refuse_other(force)
+        spec = _spec_of(found)
+        self._refuse_other(force, spec.files)
         self._writer = Writer(self._form, self._done.header, is_open=self._done.is_open)
         self._output.open(self._done.offset, has_begun=bool(text), force=force)
         try:
             if not text:
-                # Before the first result is written: the file is this request's from now on.
-                self._commit(_header(found.get("spec", "")) if self._form == "raw" else b"", 1, [])
+                # Before the first result is written: the file is this request's from now on. Raw
+                # output of a CSV begins with the header that its input had.
+                self._commit(spec.header.encode() if self._form == "raw" else b"", 1, [])
             return self._collect(is_ordered, follow)
         except Stopped:
             return False
         finally:
             self._output.close()
 
-    def _refuse_other(self, force: bool) -> None:
-        """Raise OutputExists if what was begun is another file, or other lines."""
+    def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
+        """Raise InvalidValue if it is an input, or if what was begun is another file or form."""
         done, name = self._done, self._output.name
+        if name:
+            refuse_inputs(Path(name), inputs)
         if done.form and done.form != self._form:
             raise OutputExists(
                 f"results of request {self._id} are written to {done.file} as {done.form}, "

@@ -222,3 +222,16 @@ def test_another_file_is_not_cut_to_what_was_written(
     moved = streamq("results", request.id, "-o", tmp_path / "moved.txt", "--force")
     assert moved.returncode == 0, moved.stderr
     assert (tmp_path / "moved.txt").read_bytes() == b"A\nB\n"
+
+
+@ONE_KIND
+def test_failures_never_replace_an_input(fleet: Fleet, streamq: Streamq, tmp_path: Path) -> None:
+    kept = tmp_path / "out.errors.jsonl"
+    kept.write_bytes(b'"precious"\n')
+    fleet.ready()
+    request_id = streamq("load", kept, "--handler", "echo").stdout.decode().strip()
+
+    done = streamq("results", request_id, "-o", tmp_path / "out.jsonl", "--follow")
+
+    assert (done.returncode, kept.read_bytes()) == (2, b'"precious"\n')
+    assert b"is one of the inputs" in done.stderr
