@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 from streamq import App, Client
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 
 STARTS = 5
 ALONE_S = 0.01

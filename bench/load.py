@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from streamq import Connection, Protocol
-from streamq.loader import Load
 from streamq.model import MAX_PART, Policy, Spec
-from streamq.server import LocalServer
-from streamq.source import Size
-from streamq.submission import forget
+from streamq.queue.submission import forget
+from streamq.records.splitting import Size
+from streamq.runs.load import Load
+from streamq.servers.local import LocalServer
 
 LINE = b"%012d " + b"x" * 86 + b"\n"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from streamq import Client
 from streamq.model import Terms
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 
 SIZES = (10, 100, 1_000, 10_000, 100_000)
 #: Bytes of payload in all, for each size.

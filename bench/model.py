@@ -24,7 +24,7 @@ from report import DOCS, table
 
 from streamq import Client, Connection, Protocol
 from streamq.model import Policy, Terms, Tokens
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 
 RESULTS = Path(__file__).parent / "results"
 FULL_US = 0.7e6

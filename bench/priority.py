@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from streamq import App, Client
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 
 app = App()
 

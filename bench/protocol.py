@@ -20,7 +20,7 @@ from typing import Any
 
 from streamq import Client, Connection, Protocol
 from streamq.model import Policy, Terms
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 
 HANDLERS = ("parts bench",)
 PAYLOAD = b"x" * 100

@@ -25,7 +25,7 @@ import report
 import scaling
 from redis import Redis
 
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 
 RESULTS = Path(__file__).parent / "results"
 PIECES = ("round-1", "round-2", "round-3", "scaling", "report")

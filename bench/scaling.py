@@ -15,8 +15,8 @@ from typing import Any
 from contest import CONTESTANTS, HERE, PEERS, Run, cpu_s
 
 from streamq import Client
-from streamq.local_cluster import LocalCluster
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
+from streamq.servers.local_cluster import LocalCluster
 
 PAYLOAD = b"x" * 100
 PARTS = 100_000

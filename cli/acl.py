@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from streamq import acl as rights
 from streamq import units
+from streamq.admin import acl as rights
 from streamq.errors import InvalidValue
 from streamq.settings import Settings
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from streamq.client import Request
 from streamq.errors import InvalidValue
+from streamq.queue.client import Request
 
 from . import render
 from .context import IdsArgument, PrefixOption, UrlOption, steer

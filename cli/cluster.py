@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from streamq import cluster as clusters
 from streamq import units
-from streamq.cluster import ClusterStatus, NodeStatus
+from streamq.admin import cluster as clusters
+from streamq.admin.cluster import ClusterStatus, NodeStatus
+from streamq.driver.url import Target
+from streamq.servers.topology import SLOTS
 from streamq.settings import Settings, with_login
-from streamq.target import Target
-from streamq.topology import SLOTS
 
 from . import render
 from .context import JsonOption, UrlOption, url_of

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from streamq.driver.url import mask
 from streamq.settings import files, gather, variable_of
-from streamq.target import mask
 
 from . import render
 from .context import ConfigOption, JsonOption

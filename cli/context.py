@@ -17,6 +17,7 @@ import msgspec
 import typer
 
 from streamq import units
+from streamq.driver.url import Target
 from streamq.errors import (
     InvalidValue,
     ProtocolError,
@@ -27,14 +28,13 @@ from streamq.errors import (
     WaitTimeout,
 )
 from streamq.settings import Settings, gather, variable_of, with_login
-from streamq.target import Target
 
 from . import render
 from .logs import Format, Level
 
 if TYPE_CHECKING:
-    from streamq.client import Request
-    from streamq.protocol import Protocol
+    from streamq.protocol.protocol import Protocol
+    from streamq.queue.client import Request
 
 NO_URL = """which server? Give its URL in one of three ways:
   --url redis://HOST:PORT          for this command
@@ -234,8 +234,8 @@ def connected(
         SettingsError: neither names one.
         ServerError: it cannot be used.
     """
-    from streamq.connection import Connection
-    from streamq.protocol import Protocol
+    from streamq.driver.connection import Connection
+    from streamq.protocol.protocol import Protocol
 
     address = url_of(url)
     settings = Settings.from_env()
@@ -262,7 +262,7 @@ def steer(
     ids: Iterable[str], url: str | None, prefix: str | None, act: "Callable[[Request], str]"
 ) -> None:
     """Do it to each request and say what was done. One that refuses does not stop the others."""
-    from streamq.client import Request
+    from streamq.queue.client import Request
 
     codes = {0}
     with connected(url, prefix) as protocol:

@@ -10,15 +10,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq import demonstration, logs
-from streamq.job import Job
-from streamq.meter import Progress
 from streamq.model import PREFIX, Policy, Spec
-from streamq.plan import Plan
-from streamq.server import FOR_ONE_JOB, LocalServer
-from streamq.source import Size
+from streamq.records.splitting import Size
+from streamq.runs import demo as demonstration
+from streamq.runs.plan import Plan
+from streamq.runs.progress import Progress
+from streamq.runs.run import Job
+from streamq.servers.local import FOR_ONE_JOB, LocalServer
+from streamq.telemetry import logs
 
-TARGET = "streamq.demonstration:count_letters"
+TARGET = "streamq.runs.demo:count_letters"
 PROCESSES = 2
 
 

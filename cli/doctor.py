@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from streamq import units
-from streamq.checks import FAIL, Finding
-from streamq.connection import Connection
-from streamq.doctor import Doctor
-from streamq.protocol import Protocol
+from streamq.admin.doctor import Doctor
+from streamq.admin.server_checks import FAIL, Finding
+from streamq.driver.connection import Connection
+from streamq.protocol.protocol import Protocol
 from streamq.settings import Settings
 
 from . import render

@@ -6,8 +6,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq.client import Request
 from streamq.model import Failure
+from streamq.queue.client import Request
 
 from . import render
 from .context import IdArgument, JsonOption, PrefixOption, UrlOption, connected, naming

@@ -11,9 +11,9 @@ import msgspec
 
 from streamq import units
 from streamq.errors import InvalidValue
-from streamq.inputs import STDIN
-from streamq.plan import Plan
-from streamq.server import FOR_ONE_JOB, LocalServer
+from streamq.records.inputs import STDIN
+from streamq.runs.plan import Plan
+from streamq.servers.local import FOR_ONE_JOB, LocalServer
 from streamq.settings import Settings, with_login
 
 from . import render

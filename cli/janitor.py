@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from streamq import backoff, units
-from streamq.backlog import Lookout, build
 from streamq.errors import Damaged, InvalidValue, ServerError
-from streamq.health import HealthServer, Subject
-from streamq.janitor import Janitor, totals
-from streamq.metrics import Samples
 from streamq.model import LAST_LEVEL
-from streamq.notify import Notifier
+from streamq.queue.backlog import Lookout, build
+from streamq.queue.janitor import Janitor, totals
+from streamq.telemetry.health import HealthServer, Subject
+from streamq.telemetry.metrics import Samples
+from streamq.telemetry.systemd import Notifier
 
 from . import logs
 from .context import (

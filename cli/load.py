@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from streamq import units
-from streamq.backlog import live_workers
 from streamq.errors import ServerError
-from streamq.loader import Load
 from streamq.model import LIMIT
-from streamq.protocol import Protocol
-from streamq.remote import RemoteUnreachable
-from streamq.request_lines import submit_lines
+from streamq.protocol.protocol import Protocol
+from streamq.queue.backlog import live_workers
+from streamq.records.remote import RemoteUnreachable
+from streamq.runs.load import Load
+from streamq.runs.load_requests import submit_lines
 
 from . import render
 from .context import PrefixOption, QueueOption, UrlOption, connected

@@ -3,7 +3,7 @@
 import sys
 from enum import StrEnum
 
-from streamq import logs
+from streamq.telemetry import logs
 
 from . import render
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from streamq import units
-from streamq.client import Request
 from streamq.errors import Damaged, RequestUnknown
 from streamq.model import Status
-from streamq.protocol import Protocol
+from streamq.protocol.protocol import Protocol
+from streamq.queue.client import Request
 
 from . import render
 from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected

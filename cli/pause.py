@@ -1,6 +1,6 @@
 """``streamq pause``."""
 
-from streamq.client import Request
+from streamq.queue.client import Request
 
 from .context import IdsArgument, PrefixOption, UrlOption, steer
 

@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 
-from streamq.meter import Progress
+from streamq.runs.progress import Progress
 
 from . import render
 

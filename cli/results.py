@@ -7,11 +7,18 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq.client import Request
-from streamq.collector import Collector, show
 from streamq.errors import InvalidValue
 from streamq.model import Failure
-from streamq.output import FORMS, FileOutput, OutputError, errors_beside, form_of, is_stream
+from streamq.queue.client import Request
+from streamq.records.outputs import (
+    FORMS,
+    FileOutput,
+    OutputError,
+    errors_beside,
+    form_of,
+    is_stream,
+)
+from streamq.runs.collect import Collector, show
 
 from . import render
 from .context import PrefixOption, UrlOption, connected, naming

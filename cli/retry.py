@@ -1,6 +1,6 @@
 """``streamq retry``."""
 
-from streamq.client import Request
+from streamq.queue.client import Request
 
 from . import render
 from .context import IdArgument, PrefixOption, UrlOption, connected, naming

@@ -11,12 +11,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq import output as outputs
-from streamq import program, units
+from streamq import units
 from streamq.errors import InvalidValue
-from streamq.nursery import Nursery
-from streamq.plan import STANDARD, Plan
+from streamq.records import outputs
+from streamq.runs.plan import STANDARD, Plan
 from streamq.settings import Settings
+from streamq.worker import program
+from streamq.worker.spawning import Nursery
 
 from . import logs, render
 from .context import ExecOption, LogLevelOption, PrefixOption, QueueOption, UrlOption
@@ -148,7 +149,7 @@ def run(
         begun, home = time.monotonic(), Home(plan)
         with home.folder(), home.server(named) as address:
             # The driver takes a while to import: as long as server and processes take to start.
-            from streamq.job import Job
+            from streamq.runs.run import Job
 
             from .running import Run
 

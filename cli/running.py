@@ -12,11 +12,11 @@ from typing import NoReturn
 import typer
 
 from streamq.errors import InvalidValue, StreamqError
-from streamq.job import Job
 from streamq.model import Failure, State, Status
-from streamq.output import OutputError
-from streamq.plan import STANDARD, Plan
-from streamq.pool import Unrunnable
+from streamq.records.outputs import OutputError
+from streamq.runs.plan import STANDARD, Plan
+from streamq.runs.run import Job
+from streamq.worker.pool import Unrunnable
 
 from . import render
 from .context import exit_code

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from streamq.errors import InvalidValue
-from streamq.local_cluster import LocalCluster
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
+from streamq.servers.local_cluster import LocalCluster
 
 
 def server(

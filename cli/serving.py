@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import typer
 
-from streamq.backlog import Lookout, build
-from streamq.control import Config, PoolOptions
-from streamq.health import HealthServer, Subject
-from streamq.keeper import Keeper
-from streamq.notify import Notifier
-from streamq.nursery import Nursery
-from streamq.pool import Pool, Unrunnable
-from streamq.protocol import Protocol
+from streamq.protocol.protocol import Protocol
+from streamq.queue.backlog import Lookout, build
 from streamq.settings import Settings
+from streamq.telemetry.health import HealthServer, Subject
+from streamq.telemetry.systemd import Notifier
+from streamq.worker.channel import Config, PoolOptions
+from streamq.worker.lease_keeper import Keeper
+from streamq.worker.pool import Pool, Unrunnable
+from streamq.worker.spawning import Nursery
 
 from . import render
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from streamq.client import Request
 from streamq.errors import InvalidValue
+from streamq.queue.client import Request
 
 from .context import IdArgument, PrefixOption, UrlOption, steer
 

@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq import backlog
-from streamq.client import Request
 from streamq.errors import reading
 from streamq.model import State, Status, WorkerDetails
-from streamq.protocol import Protocol
+from streamq.protocol.protocol import Protocol
+from streamq.queue import backlog
+from streamq.queue.client import Request
 
 from . import render
 from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected, naming

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from streamq import units
-from streamq.client import Request
 from streamq.errors import ServerBusy, ServerUnreachable, WaitTimeout
 from streamq.model import State, Status
+from streamq.queue.client import Request
 
 from . import render
 from .context import IdsArgument, PrefixOption, UrlOption, connected, naming

@@ -9,12 +9,12 @@ import typer
 
 from streamq import units
 from streamq.errors import InvalidValue
-from streamq.inputs import COMPRESSED, STDIN
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
-from streamq.references import MOST_REFERRED
-from streamq.remote import is_remote
-from streamq.rows import fields_of
-from streamq.source import Size, header_of
+from streamq.records.boundaries import fields_of
+from streamq.records.inputs import COMPRESSED, STDIN
+from streamq.records.references import MOST_REFERRED
+from streamq.records.remote import is_remote
+from streamq.records.splitting import Size, header_of
 
 FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

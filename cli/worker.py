@@ -7,13 +7,13 @@ import msgspec
 import typer
 
 from streamq import units
-from streamq.control import Config, PoolOptions
 from streamq.errors import InvalidValue
 from streamq.model import LAST_LEVEL, MAX_RESULT
-from streamq.nursery import Nursery
-from streamq.program import words_of
-from streamq.remote import is_remote
+from streamq.records.remote import is_remote
 from streamq.settings import Settings
+from streamq.worker.channel import Config, PoolOptions
+from streamq.worker.program import words_of
+from streamq.worker.spawning import Nursery
 
 from . import logs
 from .context import (

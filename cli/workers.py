@@ -1,7 +1,7 @@
 """``streamq workers``."""
 
-from streamq.backlog import live_workers
 from streamq.model import WorkerDetails
+from streamq.queue.backlog import live_workers
 
 from . import render
 from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected

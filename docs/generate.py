@@ -13,9 +13,9 @@ import typer
 
 from cli.app import COMMANDS, application
 from cli.context import EXIT_MEANINGS
-from streamq import acl
-from streamq.metrics import METRICS
+from streamq.admin import acl
 from streamq.settings import FIELDS, SECRETS, Settings, variable_of
+from streamq.telemetry.metrics import METRICS
 
 FILE = Path(__file__).with_name("reference.md")
 #: Options that every command with a server has; they are told once.

@@ -33,20 +33,20 @@ from streamq.errors import (
 
 if TYPE_CHECKING:
     from streamq.app import Abandon, App, Context, Retry, Snooze
-    from streamq.client import Client, Request
-    from streamq.connection import Connection
-    from streamq.janitor import Janitor
+    from streamq.driver.connection import Connection
     from streamq.model import Failure, State, Status
-    from streamq.protocol import Protocol
+    from streamq.protocol.protocol import Protocol
+    from streamq.queue.client import Client, Request
+    from streamq.queue.janitor import Janitor
     from streamq.settings import Settings
 
 _HOMES = {
     "app": ("Abandon", "App", "Context", "Retry", "Snooze"),
-    "client": ("Client", "Request"),
-    "connection": ("Connection",),
-    "janitor": ("Janitor",),
+    "queue.client": ("Client", "Request"),
+    "driver.connection": ("Connection",),
+    "queue.janitor": ("Janitor",),
     "model": ("Failure", "State", "Status"),
-    "protocol": ("Protocol",),
+    "protocol.protocol": ("Protocol",),
     "settings": ("Settings",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

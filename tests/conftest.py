@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from streamq import Client, Connection, Protocol
-from streamq.keys import QueueKeys, RequestKeys
-from streamq.local_cluster import LocalCluster
-from streamq.server import LocalServer
+from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.servers.local import LocalServer
+from streamq.servers.local_cluster import LocalCluster
 from tests.driver import Driver
 from tests.fleet import Fleet
 from tests.secure import SecureCluster, SecureServer, as_role

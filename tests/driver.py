@@ -8,7 +8,6 @@ from typing import Any
 from redis import RedisCluster
 
 from streamq import Protocol
-from streamq.keys import QueueKeys, RequestKeys
 from streamq.model import (
     Failure,
     Grant,
@@ -21,6 +20,7 @@ from streamq.model import (
     Terms,
     Tokens,
 )
+from streamq.protocol.keys import QueueKeys, RequestKeys
 
 HANDLER = "h"
 CAN_RUN = ("parts h",)

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from redis import Redis
 
-from streamq.launcher import LOOPBACK, Launcher, ask, on_free_port
-from streamq.server import command_line
+from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
+from streamq.servers.local import command_line
 from tests.waiting import wait_until
 
 #: Why there is none, or nothing.

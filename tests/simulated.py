@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from streamq import Janitor, Protocol
-from streamq.codec import encode_result
 from streamq.errors import RequestUnknown
-from streamq.keys import QueueKeys
 from streamq.model import Failure, Part, Terms
+from streamq.protocol.keys import QueueKeys
+from streamq.records.encoding import encode_result
 from tests.driver import CAN_RUN
 from tests.waiting import wait_until
 

@@ -19,9 +19,9 @@ import pytest
 from cli import main, render
 from cli.app import COMMANDS
 from streamq import Client, Protocol
-from streamq.keys import QueueKeys
 from streamq.model import Failure, Running, Tokens, WorkerDetails
-from streamq.server import LocalServer
+from streamq.protocol.keys import QueueKeys
+from streamq.servers.local import LocalServer
 from tests.conftest import KINDS
 from tests.driver import HANDLER, Driver
 from tests.secure import as_role
@@ -733,7 +733,7 @@ def test_the_janitor_says_what_it_took_back(streamq: Streamq, submitted: Driver)
 
     line = json.loads(ran.stderr)
     assert line["event"] == f"reaped 1 parts of {submitted.id}"
-    assert (line["level"], line["logger"]) == ("info", "streamq.janitor")
+    assert (line["level"], line["logger"]) == ("info", "streamq.queue.janitor")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

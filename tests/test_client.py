@@ -23,9 +23,9 @@ from streamq import (
     State,
     WaitTimeout,
 )
-from streamq.codec import encode_result
 from streamq.model import Failure, Part, Terms
-from streamq.server import LocalServer
+from streamq.records.encoding import encode_result
+from streamq.servers.local import LocalServer
 from tests.driver import Driver
 from tests.simulated import Worker, indexes, make_due, refuse, tokens, wait_for_keys_to_go
 from tests.waiting import wait_until
@@ -212,7 +212,7 @@ class TestWait:
     def test_is_told_of_the_end(
         self, request_: Request, driver: Driver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("streamq.client.LOOK_EVERY_S", 60)
+        monkeypatch.setattr("streamq.queue.client.LOOK_EVERY_S", 60)
         holder, _ = driver.claim(5)
 
         with in_thread(lambda: request_.wait(timeout=20)) as waiting:

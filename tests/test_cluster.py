@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from streamq import Client
-from streamq.cluster import arrange
-from streamq.launcher import LOOPBACK, Launcher, ask, on_free_port
-from streamq.server import LocalServer, command_line, find_server
-from streamq.topology import Peer, own, view
+from streamq.admin.cluster import arrange
+from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
+from streamq.servers.local import LocalServer, command_line, find_server
+from streamq.servers.topology import Peer, own, view
 from tests.test_cli import COMMAND, environment, run
 from tests.waiting import wait_until
 

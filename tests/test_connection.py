@@ -32,11 +32,11 @@ from streamq import (
     ServerUnreachable,
     ServerUnsafe,
 )
-from streamq.connection import translated
-from streamq.lanes import pack
-from streamq.launcher import LOOPBACK, Launcher, on_free_port
-from streamq.server import LocalServer, find_server
-from streamq.target import Target, mask
+from streamq.driver.errors import translated
+from streamq.driver.lanes import pack
+from streamq.driver.url import Target, mask
+from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
+from streamq.servers.local import LocalServer, find_server
 from tests.simulated import tokens
 from tests.waiting import wait_until
 

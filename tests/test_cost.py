@@ -15,9 +15,9 @@ import pytest
 from redis.connection import AbstractConnection
 
 from streamq import Client, Connection, Protocol
-from streamq.lanes import Lane
+from streamq.driver.lanes import Lane
 from streamq.model import Terms
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 from tests.faults.proxy import Proxy
 from tests.fleet import Fleet
 from tests.waiting import wait_until

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from streamq import Client, Connection, acl, scripts
-from streamq.keys import QueueKeys, RequestKeys
-from streamq.local_cluster import LocalCluster
-from streamq.server import LocalServer
-from streamq.versions import first_good, troubles
+from streamq import Client, Connection
+from streamq.admin import acl
+from streamq.admin.server_versions import first_good, troubles
+from streamq.protocol import scripts
+from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.servers.local import LocalServer
+from streamq.servers.local_cluster import LocalCluster
 from tests.conftest import KINDS
 from tests.driver import HANDLER, Driver
 from tests.fleet import Fleet

@@ -48,7 +48,7 @@ def test_the_driver_is_imported_by_those_who_need_it(words: list[str]) -> None:
 
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "streamq" in imported
-    assert not imported & {"redis", "streamq.connection", "pydantic"}
+    assert not imported & {"redis", "streamq.driver.connection", "pydantic"}
 
 
 def test_every_error_can_be_caught_by_its_name() -> None:

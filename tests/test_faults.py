@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from streamq import Connection, Protocol
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 from tests.driver import Driver
 from tests.faults.gauges import Gauges, Rule
 from tests.faults.program import report

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from streamq import Client, Protocol
-from streamq.health import STUCK_S, HealthServer, Subject
-from streamq.metrics import METRICS
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
+from streamq.telemetry.health import STUCK_S, HealthServer, Subject
+from streamq.telemetry.metrics import METRICS
 from tests.conftest import KINDS
 from tests.faults.proxy import Proxy
 from tests.fleet import Fleet

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from streamq import Client, Connection, Janitor, Protocol, ServerBusy, ServerUnreachable, State
-from streamq.keys import QueueKeys
 from streamq.model import Audit, Tokens
+from streamq.protocol.keys import QueueKeys
 from tests.driver import Driver
 from tests.simulated import Worker, indexes, make_due, refuse, tokens
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from streamq import Client, Protocol, Request
-from streamq.codec import decode_result
 from streamq.errors import RequestEnded, StreamqError
 from streamq.model import Policy, State, Terms
-from streamq.server import LocalServer
+from streamq.records.encoding import decode_result
+from streamq.servers.local import LocalServer
 from tests.conftest import ANY_KIND, ONE_KIND
 from tests.fleet import Fleet
 from tests.secure import as_role

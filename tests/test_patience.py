@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from streamq import Client
-from streamq.launcher import LOOPBACK, ask
-from streamq.local_cluster import LocalCluster
-from streamq.server import LocalServer
+from streamq.servers.launcher import LOOPBACK, ask
+from streamq.servers.local import LocalServer
+from streamq.servers.local_cluster import LocalCluster
 from tests.test_cli import COMMAND, NOBODY, environment, run
 from tests.waiting import wait_until
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from streamq import Client
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 from tests.conftest import KINDS
 from tests.secure import as_role
 from tests.waiting import is_alive, wait_until

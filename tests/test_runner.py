@@ -6,10 +6,10 @@ import pytest
 
 from streamq import Abandon, App, Context, Retry, Snooze
 from streamq.app import describe
-from streamq.codec import decode_item, decode_result
 from streamq.errors import InvalidValue
 from streamq.model import Part, Spec
-from streamq.runner import Done, Runner, Trouble
+from streamq.records.encoding import decode_item, decode_result
+from streamq.worker.runner import Done, Runner, Trouble
 
 
 class Story:

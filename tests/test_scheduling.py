@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from streamq import Client, Janitor, Protocol, Request
-from streamq.keys import QueueKeys
+from streamq.protocol.keys import QueueKeys
 from tests.driver import Driver
 from tests.simulated import Worker, make_due, tokens
 from tests.waiting import wait_until

@@ -11,19 +11,13 @@ import pytest
 from redis import Redis, exceptions
 
 from cli.app import COMMANDS
-from streamq import (
-    Client,
-    ServerError,
-    ServerRefused,
-    ServerUnreachable,
-    ServerUnsafe,
-    acl,
-    scripts,
-)
-from streamq.connection import Connection
-from streamq.keys import QueueKeys
-from streamq.server import LocalServer
-from streamq.target import Target
+from streamq import Client, ServerError, ServerRefused, ServerUnreachable, ServerUnsafe
+from streamq.admin import acl
+from streamq.driver.connection import Connection
+from streamq.driver.url import Target
+from streamq.protocol import scripts
+from streamq.protocol.keys import QueueKeys
+from streamq.servers.local import LocalServer
 from tests.fleet import APPS, Fleet
 from tests.secure import (
     MISSING,

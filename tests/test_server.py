@@ -15,10 +15,10 @@ import pytest
 from redis import Redis, RedisCluster
 
 import streamq
-from streamq import launcher
 from streamq.errors import InvalidValue, ServerError, ServerMissing
-from streamq.local_cluster import ClusterNode, LocalCluster
-from streamq.server import LocalServer, find_server
+from streamq.servers import launcher
+from streamq.servers.local import LocalServer, find_server
+from streamq.servers.local_cluster import ClusterNode, LocalCluster
 from tests.waiting import wait_until
 
 ROOT = str(Path(streamq.__file__).parent.parent)
@@ -28,7 +28,7 @@ has_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no 
 STARTS_SERVERS = """
 import json, os, signal, sys
 from concurrent.futures import ThreadPoolExecutor
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 
 def start(_):
     return LocalServer.start(port=0)

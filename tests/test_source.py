@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from streamq.inputs import BadInput, open_input
 from streamq.model import Spec
-from streamq.rows import fields_of, mask_of, records_of
-from streamq.source import Cursor, Size, split
+from streamq.records.boundaries import fields_of, mask_of, records_of
+from streamq.records.inputs import BadInput, open_input
+from streamq.records.splitting import Cursor, Size, split
 
 ANY = settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
 

@@ -29,8 +29,8 @@ from streamq import (
     ServerUnreachable,
     State,
 )
-from streamq.keys import QueueKeys
-from streamq.server import LocalServer
+from streamq.protocol.keys import QueueKeys
+from streamq.servers.local import LocalServer
 from tests.driver import Driver
 from tests.simulated import Worker, indexes, tokens, working
 from tests.waiting import wait_until
@@ -761,7 +761,7 @@ class TestDurable:
     def test_too_few_replicas_are_an_error_and_the_request_is_there(
         self, submit: Submit, driver: Driver, wanted: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("streamq.submission.REPLICAS_S", 0.2)
+        monkeypatch.setattr("streamq.queue.submission.REPLICAS_S", 0.2)
 
         with pytest.raises(ServerBehind) as failure:
             submit(numbered(10), durable=wanted)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from streamq import Client, Request
-from streamq.connection import Connection
-from streamq.lanes import Lane
+from streamq.driver.connection import Connection
+from streamq.driver.lanes import Lane
 from streamq.model import Policy, State
-from streamq.scripts import digest
-from streamq.server import LocalServer
+from streamq.protocol.scripts import digest
+from streamq.servers.local import LocalServer
 from tests.conftest import ANY_KIND, KINDS, ONE_KIND
 from tests.fleet import APPS, Fleet, most_at_once
 from tests.waiting import is_alive, wait_until
@@ -468,7 +468,10 @@ class TestStop:
 
     @ANY_KIND
     def test_signal_does_not_wait_for_the_next_look(self, fleet: Fleet) -> None:
-        seldom = "from streamq import cli, pool; pool.IDLE_TICK_S = 600; cli.main()"
+        seldom = (
+            "from streamq import cli; from streamq.worker import pool; "
+            "pool.IDLE_TICK_S = 600; cli.main()"
+        )
         pool = fleet.ready(program=("-c", seldom))
         for pid in fleet.children(pool):
             os.kill(pid, signal.SIGSTOP)  # else each of its words makes the pool look

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamq import Client
-from streamq.server import LocalServer
+from streamq.servers.local import LocalServer
 from tests.faults.report import replaced
 from tests.faults.verdict import missing, repeated
 from tests.fleet import read_notes

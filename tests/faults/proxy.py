@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from functools import cache
 
-from streamq.launcher import LOOPBACK
-from streamq.scripts import digest, signature
+from streamq.protocol.scripts import digest, signature
+from streamq.servers.launcher import LOOPBACK
 
 #: Linger for no time at all: closing sends a reset.
 _AT_ONCE = struct.pack("ii", 1, 0)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from redis.exceptions import RedisError
 
 from streamq import Client
-from streamq.keys import QueueKeys, RequestKeys
+from streamq.protocol.keys import QueueKeys, RequestKeys
 from tests.faults.sites import Cluster, Single, Site
 from tests.faults.subjects import LEASE_S, Command, Streamq, Subject
 from tests.waiting import wait_until

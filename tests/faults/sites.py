@@ -12,9 +12,9 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from streamq.errors import ServerError
-from streamq.launcher import LOOPBACK, ask
-from streamq.local_cluster import ClusterNode, LocalCluster
-from streamq.server import LocalServer, find_server
+from streamq.servers.launcher import LOOPBACK, ask
+from streamq.servers.local import LocalServer, find_server
+from streamq.servers.local_cluster import ClusterNode, LocalCluster
 from tests.faults.proxy import Proxy
 from tests.waiting import wait_until
 

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from streamq import Client, Request, Status
-from streamq.keys import QueueKeys
-from streamq.server import LocalServer
+from streamq.protocol.keys import QueueKeys
+from streamq.servers.local import LocalServer
 from tests.faults.gauges import (
     COUNT,
     MEMORY,

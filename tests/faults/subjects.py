@@ -16,8 +16,8 @@ from redis.exceptions import RedisError
 
 from streamq import Client
 from streamq.errors import StreamqError
-from streamq.keys import QueueKeys, RequestKeys
-from streamq.submission import forget
+from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.queue.submission import forget
 from tests.faults import baseline
 from tests.faults.sites import Cluster, Site
 from tests.fleet import Fleet, Note, read_notes

@@ -14,16 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamq import codec, records
 from streamq.app import App, Context
-from streamq.collector import Writer
-from streamq.control import Hello, Idle, Line, Look, Order
 from streamq.errors import Damaged
-from streamq.inputs import BadInput, open_input
 from streamq.model import Part, Spec
-from streamq.rows import fields_of, mask_of
-from streamq.runner import Done, Runner
-from streamq.source import Chunk, Cursor, Size, split, whole
+from streamq.records import decoding as records
+from streamq.records import encoding as codec
+from streamq.records.boundaries import fields_of, mask_of
+from streamq.records.inputs import BadInput, open_input
+from streamq.records.splitting import Chunk, Cursor, Size, split, whole
+from streamq.runs.collect import Writer
+from streamq.worker.channel import Hello, Idle, Line, Look, Order
+from streamq.worker.runner import Done, Runner
 from tests.fuzz.profile import fuzz, garbage
 
 #: Bytes with what ends lines and opens quotes in them.

@@ -18,8 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamq import Client, Janitor, Protocol, Request, StreamqError, units
-from streamq.connection import Connection
-from streamq.keys import QueueKeys, RequestKeys
+from streamq.driver.connection import Connection
+from streamq.protocol.keys import QueueKeys, RequestKeys
 from tests.conftest import KINDS
 from tests.fleet import Fleet
 from tests.fuzz.profile import IS_ASKED, anything, fuzz, garbage

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamq import Connection, units
+from streamq.driver.url import Target, mask
 from streamq.errors import InvalidValue, ServerRefused, SettingsError, StreamqError
 from streamq.settings import Settings
-from streamq.target import Target, mask
 from tests.fuzz.profile import anything, fuzz, garbage, numbers, texts
 
 UNITS = st.sampled_from(["", "ms", "s", "m", "h", "d", "B", "KB", "MB", "GB", "KiB", "MiB", "GiB"])

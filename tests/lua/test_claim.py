@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from streamq.errors import Damaged, RequestUnknown
-from streamq.keys import QueueKeys
 from streamq.model import Grant, Spec, Tokens
+from streamq.protocol.keys import QueueKeys
 from tests.driver import Driver, cancelled, done, failed
 
 

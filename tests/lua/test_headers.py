@@ -11,9 +11,9 @@ import pytest
 
 from streamq import Connection, Protocol
 from streamq.errors import BY_CODE
-from streamq.keys import QueueKeys, RequestKeys
 from streamq.model import Failure, Policy, State, Terms, Tokens
-from streamq.scripts import digest, source
+from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.scripts import digest, source
 from tests.lua.script import LIBRARY, SCRIPTS, Script, offered, undeclared, words
 
 LABELS = ["Returns", "Errors", "Cost", "Flags"]

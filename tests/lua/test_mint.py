@@ -2,9 +2,9 @@
 
 import pytest
 
-from streamq.child import LEFT_OVER_S
-from streamq.keys import QueueKeys
 from streamq.model import Tokens
+from streamq.protocol.keys import QueueKeys
+from streamq.worker.process import LEFT_OVER_S
 from tests.driver import Driver
 
 

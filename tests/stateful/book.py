@@ -16,7 +16,6 @@ from streamq.errors import (
     RequestOpen,
     RequestUnknown,
 )
-from streamq.keys import RequestKeys
 from streamq.model import (
     Audit,
     Collected,
@@ -30,6 +29,7 @@ from streamq.model import (
     State,
     Tokens,
 )
+from streamq.protocol.keys import RequestKeys
 from tests.driver import HANDLER
 from tests.stateful.seen import EPOCH, Seen
 

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from streamq import Janitor, Protocol, Request
 from streamq.errors import ProtocolError
-from streamq.keys import QueueKeys
 from streamq.model import State
+from streamq.protocol.keys import QueueKeys
 from tests.stateful.actors import (
     LEASE_MS,
     PLAIN,

@@ -10,7 +10,7 @@ from importlib.resources import files
 from math import ceil
 from typing import Any
 
-from streamq.keys import QueueKeys, RequestKeys
+from streamq.protocol.keys import QueueKeys, RequestKeys
 
 
 def constant(file: str, name: str) -> int:

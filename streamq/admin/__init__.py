@@ -1,0 +1,1 @@
+"""Looking at servers and queues, and mending them."""

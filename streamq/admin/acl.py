@@ -1,0 +1,263 @@
+"""Users of the server by role, each with the rights its work needs and no others.
+
+What a role needs is worked out, not listed: it runs certain scripts; their headers name
+the keys, and their bodies the commands, for a server holds what a script does against
+the rights of whoever runs it. Scripts are allowed by digest, so a user can load what it
+likes and run only what we have written.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from streamq.model import PREFIX
+from streamq.protocol import scripts
+from streamq.protocol.keys import QueueKeys, RequestKeys
+
+#: What every connection needs: to be checked, and to find its way in a cluster.
+_EVERYBODY = (
+    "ping",
+    "info",
+    "select",
+    "client|setname",
+    "script|load",
+    "cluster|slots",
+    "command",
+    "readonly",
+    "asking",
+    "time",
+    "acl|whoami",
+    "acl|dryrun",
+)
+_FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
+#: To rename keys of the queue that are of another type.
+_ASIDE = ("type", "rename")
+_JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect")
+_LOADER = (
+    "submit",
+    "open",
+    "append",
+    "seal",
+    "mint",
+    "inspect",
+    "collect",
+    "set",
+    "pause",
+    "resume",
+    "cancel",
+    "redrive",
+    "purge",
+    "close",
+)
+_WORKER = ("claim", "finish", "fail", "handback", "release", "renew", "beat", *_JANITOR)
+_CALL = re.compile(r'redis\.p?call\("([A-Z]+)"(?:,\s*"([A-Z]+)")?')
+_WITH_SUBCOMMANDS = ("XGROUP",)
+_DIGEST = re.compile(r"\+evalsha\|([0-9a-f]{40})")
+
+
+class Role(msgspec.Struct, frozen=True):
+    """What a kind of user does."""
+
+    says: str
+    scripts: tuple[str, ...]
+    commands: tuple[str, ...]
+    #: Keys that commands touch outside of scripts.
+    keys: tuple[str, ...] = ()
+
+
+ROLES: dict[str, Role] = {
+    "loader": Role(
+        "submits, steers and collects requests: load, results, set, pause, cancel, retry",
+        _LOADER,
+        (*_FOLLOW, "wait", "set", "memory|usage"),
+        ("open", "closed", "workers", "worker", "failed", "results", "sync", "queue_sync"),
+    ),
+    "worker": Role(
+        "runs parts, and does a janitor's work: worker",
+        _WORKER,
+        ("brpop", "zrange", "hget", *_ASIDE),
+        ("tokens", "open", "workers", "worker", "aside"),
+    ),
+    "janitor": Role(
+        "takes back what the dead left: janitor",
+        _JANITOR,
+        ("zrange", "hget", *_ASIDE),
+        ("workers", "worker", "aside"),
+    ),
+    "reader": Role(
+        "looks, and changes nothing: status, ls, workers, wait, errors, doctor",
+        ("inspect",),
+        (
+            *_FOLLOW,
+            "role",
+            "cluster|info",
+            "cluster|nodes",
+            "script|exists",
+            "xinfo|groups",
+            "xinfo|consumers",
+            "xpending",
+            "xrange",
+            "xlen",
+            "zcard",
+            "zcount",
+            "zrangebyscore",
+            "llen",
+            "lpos",
+            "lrange",
+            "hlen",
+            "hgetall",
+            "get",
+            "exists",
+            "scan",
+        ),
+        (
+            "open",
+            "closed",
+            "due",
+            "tokens",
+            "workers",
+            "worker",
+            "failed",
+            "parts",
+            "holders",
+        ),
+    ),
+    "runner": Role(
+        "is loader and worker at once: run --url",
+        (*_LOADER, *_WORKER),
+        (*_FOLLOW, "wait", "set", "memory|usage", "brpop", *_ASIDE),
+        (
+            "aside",
+            "tokens",
+            "open",
+            "closed",
+            "workers",
+            "worker",
+            "failed",
+            "results",
+            "sync",
+            "queue_sync",
+        ),
+    ),
+}
+#: Beside the roles: who may do everything, the replicas of a primary, and sentinels.
+ADMIN, REPLICA, SENTINEL = "admin", "replica", "sentinel"
+OTHERS: dict[str, tuple[str, str]] = {
+    ADMIN: ("may do everything: to load this file, and for emergencies", "~* &* +@all"),
+    REPLICA: (
+        "for replicas: masteruser and masterauth",
+        "resetkeys resetchannels -@all +ping +psync +replconf",
+    ),
+    SENTINEL: (
+        "for sentinels: sentinel auth-user and auth-pass",
+        "resetkeys resetchannels -@all &__sentinel__:hello +ping +info +role +publish +subscribe "
+        "+multi +exec +slaveof +config|rewrite +client|setname +client|kill +script|kill",
+    ),
+}
+USERS = (*ROLES, *OTHERS)
+
+
+def file_text(
+    passwords: Mapping[str, str],
+    prefix: str = PREFIX,
+    queues: Iterable[str] = (),
+    kept: str = "",
+) -> str:
+    """An ACL file with a user for each role that has a password.
+
+    ``kept`` is an earlier file: what it lets each role run stays allowed, for as long as
+    workers of two versions run side by side.
+    """
+    lines = ["user default off resetkeys resetchannels -@all"]
+    for user, password in passwords.items():
+        login = f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()}"
+        if user in OTHERS:
+            _, rights = OTHERS[user]
+        else:
+            rights = " ".join(rights_of(user, prefix, queues, _kept_digests(kept, user)))
+        lines.append(f"{login} {rights}")
+    return "\n".join(lines) + "\n"
+
+
+def rights_of(
+    name: str, prefix: str = PREFIX, queues: Iterable[str] = (), digests: Iterable[str] = ()
+) -> list[str]:
+    """A role's rights, as the server reads them."""
+    role = ROLES[name]
+    allowed = sorted({*map(scripts.digest, role.scripts), *digests})
+    patterns, channels = _patterns(role, prefix, tuple(queues))
+    return [
+        "resetkeys",
+        "resetchannels",
+        "-@all",
+        *(f"~{pattern}" for pattern in patterns),
+        *(f"&{channel}" for channel in channels),
+        *(f"+{command}" for command in commands_of(role)),
+        *(f"+evalsha|{digest}" for digest in allowed),
+    ]
+
+
+def commands_of(role: Role) -> list[str]:
+    """The commands a role uses, in scripts and outside of them."""
+    used = {*_EVERYBODY, *role.commands}
+    for script in role.scripts:
+        for command, word in _CALL.findall(scripts.source(script)):
+            is_two = command in _WITH_SUBCOMMANDS
+            used.add((f"{command}|{word}" if is_two else command).lower())
+    return sorted(used)
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A call that a role makes: what it stands for, how it begins, and what may fill it up."""
+
+    what: str
+    words: tuple[str, ...]
+    filling: str = ""
+
+
+def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
+    """A call for each script, key and command of a role."""
+    role = ROLES[name]
+    request, keys = RequestKeys("ID", prefix), QueueKeys(queue, prefix, worker="WORKER")
+    for script in role.scripts:
+        own = [_key(key, request, keys) for key in scripts.signature(script)[0]]
+        words = ("EVALSHA", scripts.digest(script), str(len(own)), *own)
+        yield Trial(f"run {script}", words)
+    for key in role.keys:
+        spelt = _key(key, request, keys)
+        yield Trial(f"read {spelt}", ("HGET", spelt, "field"))
+    for command in commands_of(role):
+        filling = request.events if "subscribe" in command or command == "spublish" else spelt
+        yield Trial(command, tuple(command.split("|")), filling)
+
+
+def _key(name: str, request: RequestKeys, keys: QueueKeys) -> str:
+    is_queue = not hasattr(request, name)
+    return str(getattr(keys, name.removeprefix("queue_")) if is_queue else getattr(request, name))
+
+
+def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Patterns of the keys and of the channels that a role touches."""
+    names = {key for script in role.scripts for key in scripts.signature(script)[0]} | {*role.keys}
+    request = RequestKeys("ID", prefix)
+    found, channels = set(), set()
+    for name in names:
+        if name == "events" or "ssubscribe" in role.commands:
+            channels.add(request.events.replace("{r:ID}", "{r:*}"))
+        if hasattr(request, name):
+            found.add(getattr(request, name).replace("{r:ID}", "{r:*}"))
+        for queue in queues or ("ANY",):
+            keys = QueueKeys(queue, prefix, worker="WORKER")
+            if name != "sync" and hasattr(keys, name.removeprefix("queue_")):
+                key = getattr(keys, name.removeprefix("queue_"))
+                key = key.replace("tokens:00", "tokens:*").replace("worker:WORKER", "worker:*")
+                key += "*" if key.endswith(":") else ""
+                found.add(key if queues else key.replace("{q:ANY}", "{q:*}"))
+    return sorted(found), sorted(channels)
+
+
+def _kept_digests(text: str, user: str) -> list[str]:
+    lines = (line for line in text.splitlines() if line.startswith(f"user {user} "))
+    return [digest for line in lines for digest in _DIGEST.findall(line)]

@@ -1,0 +1,384 @@
+"""Making a cluster of servers that run somewhere, and looking at one, without another tool."""
+
+import socket
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from streamq.driver.connection import Line, refuse_open
+from streamq.driver.url import Target
+from streamq.errors import InvalidValue, ServerBusy, ServerRefused, ServerUnreachable
+from streamq.servers import topology
+from streamq.servers.topology import SLOTS, Member, Peer, View
+
+_POLL_S = 0.2
+
+Groups = list[list[Peer]]
+"""Each primary with the replicas behind it."""
+
+Role = Literal["primary", "replica"]
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """One node. ``failed`` is what the others think of it, ``unreachable`` what we found."""
+
+    id: str
+    address: str
+    role: Role
+    state: Literal["ok", "failed", "unreachable"]
+    #: The address of a replica's primary.
+    primary: str | None
+    slots: tuple[tuple[int, int], ...]
+    keys: int | None
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """A cluster. It is ``ok`` without problems and ``down`` when it takes no commands."""
+
+    state: Literal["ok", "degraded", "down"]
+    #: How many of the 16384 slots somebody serves.
+    slots: int
+    nodes: tuple[NodeStatus, ...]
+    problems: tuple[str, ...]
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``.
+
+    Raises:
+        InvalidValue: it is not that.
+    """
+    try:
+        split = urlsplit(f"//{text}")
+        host, port = split.hostname, split.port
+    except ValueError:
+        host = port = None
+    if not host or not port or split.netloc != text or "@" in text:
+        raise InvalidValue(f"{text!r} is not HOST:PORT")
+    return host, port
+
+
+def create(
+    target: Target, replicas: int, timeout_s: float, *, is_waiting: bool, is_insecure: bool
+) -> bool:
+    """Make a cluster of the target's hosts; False when they are one already, as asked.
+
+    Servers that do not answer yet may be waited for. It returns when all nodes see the same, whole
+    cluster. Cut short and called again, it goes on.
+
+    Raises:
+        InvalidValue: so many nodes make no such cluster.
+        ServerError: a node cannot be used, has data, or belongs to another cluster.
+    """
+    places = target.hosts
+    primaries = _primaries(len(set(places)), len(places), replicas)
+    if not is_insecure:
+        refuse_open(target, ", ".join(_text(*place) for place in places))
+    if is_waiting:
+        _wait(target, timeout_s)
+    with _peers(places, target) as peers:
+        views = {peer.name: topology.view(peer) for peer in peers}
+        _refuse_twins(peers, views)
+        if _stands(list(views.values()), primaries, replicas):
+            topology.settle(peers, timeout_s)
+            return False
+        groups = arrange(peers, replicas)
+        for peer in peers:
+            _refuse_used(peer, views)
+        _refuse_other_layout(groups, views)
+        if replicas and "password" in target.options:
+            _refuse_without_masterauth(peers)
+        topology.join(groups, timeout_s)
+    return True
+
+
+def _wait(target: Target, timeout_s: float) -> None:
+    """Wait until every node answers."""
+    deadline = time.monotonic() + timeout_s
+    for place in target.hosts:
+        while True:
+            try:
+                Line(target, *place).close()
+                break
+            except (ServerUnreachable, ServerBusy):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
+
+
+def arrange(peers: Sequence[Peer], replicas: int) -> Groups:
+    """Primaries on as many machines as there are, and replicas where nothing of theirs is yet."""
+    spread = _interleaved(peers)
+    count = len(peers) // (1 + replicas)
+    groups = [[peer] for peer in spread[:count]]
+    for begin in range(count, len(spread), count):
+        newcomers = spread[begin : begin + count]
+        placed = _matched(newcomers, groups)
+        left = [peer for peer in newcomers if peer not in placed.values()]
+        for index, group in enumerate(groups):
+            group.append(placed[index] if index in placed else left.pop(0))
+    return groups
+
+
+def status(target: Target, *, is_insecure: bool) -> ClusterStatus:
+    """The cluster of the target's first host that answers, as all its nodes see it.
+
+    Raises:
+        ServerError: none answers, or it is no node of a cluster.
+    """
+    places = target.hosts
+    if not places:
+        raise InvalidValue("a cluster is reached by host and port, not by a socket")
+    if not is_insecure:
+        refuse_open(target, ", ".join(_text(*place) for place in places))
+    with ExitStack() as stack:
+        first = stack.enter_context(_first(places, target))
+        _refuse_single(first)
+        known = topology.view(first)
+        peers: dict[str, Peer] = {}
+        for member in known.values():
+            place = (member.host or first.machine, member.port)
+            try:
+                peers[member.id] = stack.enter_context(_peer(place, target))
+            except ServerUnreachable:
+                continue
+        return _summary(first, known, peers)
+
+
+def _primaries(distinct: int, count: int, replicas: int) -> int:
+    if distinct < count:
+        raise InvalidValue("a node is given twice")
+    primaries, left = divmod(count, 1 + replicas)
+    if left:
+        raise InvalidValue(
+            f"{count} nodes cannot be {1 + replicas} for each primary: give {count - left} or "
+            f"{count - left + 1 + replicas}, or another --replicas"
+        )
+    if primaries < 3:
+        raise InvalidValue(
+            f"{count} nodes with --replicas {replicas} make {primaries} primaries, and a cluster "
+            f"needs 3 to agree on anything: give {3 * (1 + replicas)} nodes"
+        )
+    return primaries
+
+
+@contextmanager
+def _peer(place: tuple[str, int], target: Target) -> Generator[Peer]:
+    host, port = place
+    line = Line(target, host, port)
+    name = _text(host, port)
+    try:
+        # Servers are introduced to each other by address: they take no names.
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        yield Peer(name, str(found[0][4][0]), port, line.ask)
+    except socket.gaierror as error:
+        raise ServerUnreachable(f"{name} does not answer: {error}") from None
+    finally:
+        line.close()
+
+
+@contextmanager
+def _peers(places: Iterable[tuple[str, int]], target: Target) -> Generator[list[Peer]]:
+    with ExitStack() as stack:
+        peers = [stack.enter_context(_peer(place, target)) for place in places]
+        for peer in peers:
+            _refuse_single(peer)
+        yield peers
+
+
+@contextmanager
+def _first(places: Sequence[tuple[str, int]], target: Target) -> Generator[Peer]:
+    """The first that answers."""
+    with ExitStack() as stack:
+        for index, place in enumerate(places):
+            try:
+                peer = stack.enter_context(_peer(place, target))
+                break
+            except ServerUnreachable:
+                if index == len(places) - 1:
+                    raise
+        yield peer
+
+
+def _refuse_single(peer: Peer) -> None:
+    if "cluster_enabled:1" not in peer.ask("INFO", "cluster"):
+        raise ServerRefused(f"{peer.name} is a server by itself: start it with cluster-enabled yes")
+
+
+def _refuse_twins(peers: Sequence[Peer], views: dict[str, View]) -> None:
+    seen: dict[str, str] = {}
+    for peer in peers:
+        twin = seen.setdefault(topology.own(views[peer.name]).id, peer.name)
+        if twin != peer.name:
+            raise InvalidValue(f"{twin} and {peer.name} are one and the same server")
+
+
+def _refuse_used(peer: Peer, views: dict[str, View]) -> None:
+    """Only what knows nobody but the others given, and holds nothing, may become a node."""
+    ours = {topology.own(known).id for known in views.values()}
+    strangers = [member for member in views[peer.name].values() if member.id not in ours]
+    if strangers:
+        others = ", ".join(sorted(_text(member.host, member.port) for member in strangers))
+        raise ServerRefused(f"{peer.name} is already in a cluster, with {others}")
+    keys = _keys(peer)
+    if keys:
+        raise ServerRefused(
+            f"{peer.name} has data ({keys} keys): only empty servers are made into a cluster"
+        )
+
+
+def _refuse_other_layout(groups: Groups, views: dict[str, View]) -> None:
+    """What an earlier call has done is left; what it would not have done is not ours to undo."""
+    for index, (primary, *replicas) in enumerate(groups):
+        mine = topology.own(views[primary.name])
+        planned = (topology.share(index, len(groups)),)
+        is_as_planned = not mine.primary and mine.slots in ((), planned)
+        for replica in replicas:
+            its = topology.own(views[replica.name])
+            is_as_planned &= its.primary in ("", mine.id) and not its.slots
+        if not is_as_planned:
+            raise ServerRefused(
+                f"{primary.name} is already in a cluster, of another layout than asked for: "
+                "CLUSTER RESET takes an empty node out of it"
+            )
+
+
+def _refuse_without_masterauth(peers: Iterable[Peer]) -> None:
+    for peer in peers:
+        try:
+            _, _, secret = peer.ask("CONFIG", "GET", "masterauth").partition("\n")
+        except ServerRefused:
+            continue  # It hides its configuration, and will say so if replicas cannot log in.
+        if not secret:
+            raise ServerRefused(
+                f"{peer.name} has a password but no masterauth: as a replica it could not log in "
+                "at its primary. Start every node with masterauth as well as requirepass"
+            )
+
+
+def _stands(views: list[View], primaries: int, replicas: int) -> bool:
+    """Whether the nodes are one cluster, of so many primaries with so many replicas each."""
+    known = views[0]
+    if known.keys() != {topology.own(each).id for each in views}:
+        return False
+    followers = dict.fromkeys((m.id for m in known.values() if not m.primary), 0)
+    for member in known.values():
+        if member.primary in followers:
+            followers[member.primary] += 1
+    is_agreed = len({topology.shape(each) for each in views}) == 1
+    is_asked = list(followers.values()) == [replicas] * primaries
+    return is_agreed and is_asked and _served(known.values()) == SLOTS
+
+
+def _served(members: Iterable[Member]) -> int:
+    return sum(last - first + 1 for member in members for first, last in member.slots)
+
+
+def _interleaved(peers: Sequence[Peer]) -> list[Peer]:
+    """One of each machine in turn."""
+    machines: dict[str, list[Peer]] = {}
+    for peer in peers:
+        machines.setdefault(peer.machine, []).append(peer)
+    longest = max(map(len, machines.values()))
+    return [row[i] for i in range(longest) for row in machines.values() if i < len(row)]
+
+
+def _matched(newcomers: Sequence[Peer], groups: Groups) -> dict[int, Peer]:
+    """As many newcomers as can be, each at a group that has nobody on its machine."""
+    placed: dict[int, Peer] = {}
+
+    def place(peer: Peer, tried: set[int]) -> bool:
+        for index, group in enumerate(groups):
+            if index in tried or peer.machine in {member.machine for member in group}:
+                continue
+            tried.add(index)
+            # Who is there already may find another place.
+            if index not in placed or place(placed[index], tried):
+                placed[index] = peer
+                return True
+        return False
+
+    for peer in newcomers:
+        place(peer, set())
+    return placed
+
+
+def _keys(peer: Peer) -> int:
+    lines = peer.ask("INFO", "keyspace").splitlines()
+    counts = (line.partition("keys=")[2].partition(",")[0] for line in lines if "keys=" in line)
+    return sum(map(int, counts))
+
+
+def _text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _summary(first: Peer, known: View, peers: dict[str, Peer]) -> ClusterStatus:
+    names = {
+        member.id: _text(member.host or first.machine, member.port) for member in known.values()
+    }
+    nodes = []
+    for member in sorted(known.values(), key=partial(_rank, known)):
+        reached = peers.get(member.id)
+        nodes.append(
+            NodeStatus(
+                id=member.id,
+                address=names[member.id],
+                role="replica" if member.primary else "primary",
+                state="failed" if member.is_failed else "ok" if reached else "unreachable",
+                primary=names.get(member.primary),
+                slots=member.slots,
+                keys=_keys(reached) if reached else None,
+            )
+        )
+    problems = tuple(_problems(known, nodes, peers))
+    is_up = topology.is_ok(first)
+    return ClusterStatus(
+        state="down" if not is_up else "degraded" if problems else "ok",
+        slots=_served(known.values()),
+        nodes=tuple(nodes),
+        problems=problems,
+    )
+
+
+def _rank(known: View, member: Member) -> tuple[object, ...]:
+    """Primaries by their slots, and behind each those who follow it."""
+    leader = known.get(member.primary, member)
+    return leader.slots, leader.id, member.primary, member.port
+
+
+def _problems(known: View, nodes: Sequence[NodeStatus], peers: dict[str, Peer]) -> Generator[str]:
+    missing = SLOTS - _served(known.values())
+    if missing:
+        yield f"{missing} of {SLOTS} slots are served by nobody"
+    for node in nodes:
+        if node.state == "failed":
+            yield f"{node.address} is down, say the others"
+        elif node.state == "unreachable":
+            yield f"{node.address} does not answer here"
+    yield from _replica_problems(known, nodes, peers)
+    for id_, peer in peers.items():
+        if topology.shape(topology.view(peer)) != topology.shape(known):
+            yield f"{_address(nodes, id_)} sees another cluster than the first node asked"
+
+
+def _replica_problems(
+    known: View, nodes: Sequence[NodeStatus], peers: dict[str, Peer]
+) -> Generator[str]:
+    for node in nodes:
+        peer = peers.get(node.id)
+        if node.role == "replica" and peer and not topology.is_linked(peer):
+            yield f"{node.address} does not get the data of its primary"
+    followed = {member.primary for member in known.values() if not member.is_failed}
+    for node in nodes:
+        if node.role == "primary" and node.slots and followed != {""} and node.id not in followed:
+            yield f"{node.address} has no replica, others have"
+
+
+def _address(nodes: Sequence[NodeStatus], id_: str) -> str:
+    return next(node.address for node in nodes if node.id == id_)

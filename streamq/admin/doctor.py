@@ -1,0 +1,225 @@
+"""Looking for what is wrong with a server or a queue, and saying how to mend it.
+
+Nothing is changed by looking. What is mended on request is what a janitor does anyway,
+and a server's eviction policy.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from streamq.admin.probe import Books, Probe
+from streamq.admin.server_checks import FAIL, MOST_QUEUES, OK, WARN, Examiner, Finding, ServerChecks
+from streamq.errors import Damaged, RequestUnknown, ServerError
+from streamq.model import State, Tokens
+from streamq.protocol.protocol import Protocol
+from streamq.queue import backlog
+from streamq.queue.janitor import Janitor
+
+#: Nobody swept a queue whose looks are overdue by this much.
+UNSWEPT_MS = 30_000
+#: Books of a living request are read again so often, until they add up.
+_READINGS = 5
+_PAUSE_S = 0.1
+
+
+class Doctor(Examiner):
+    """Examines a server, and queues in it."""
+
+    def __init__(self, protocol: Protocol, prefix: str, *, is_mending: bool = False) -> None:
+        super().__init__(Probe(protocol.connection, prefix), is_mending=is_mending)
+        self._protocol = protocol
+
+    def examine(self, queues: list[str]) -> Iterator[Finding]:
+        """Everything that can be said, as it is found. Without queues, of every queue there is."""
+        chosen = queues or self._queues()
+        server = ServerChecks(self._probe, chosen[:MOST_QUEUES], is_mending=self._is_mending)
+        for name, check in server.all():
+            yield from _guarded(name, check)
+        for queue in chosen:
+            yield from _guarded("queue", partial(self._queue, queue))
+        if not queues:
+            yield from _guarded("orphans", self._orphans)
+
+    def _queues(self) -> list[str]:
+        try:
+            return sorted(
+                set(self._probe.names("q", "open")) | set(self._probe.names("q", "workers"))
+            )
+        except ServerError:
+            return ["default"]
+
+    def _queue(self, queue: str) -> Iterator[Finding]:
+        found = backlog.look(self._protocol, queue)
+        yield from self._care(queue, found)
+        wrong = 0
+        for finding in self._requests(queue, found):
+            wrong += 1
+            yield finding
+        if not wrong:
+            says = f"queue {queue}: {len(found.requests)} open, {len(found.workers)} live workers"
+            yield Finding(check="requests", verdict=OK, says=says)
+
+    def _care(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
+        """Who looks after the queue."""
+        versions = Counter(worker.version for worker in found.workers)
+        if len(versions) > 1:
+            says = f"queue {queue}: workers of versions {', '.join(sorted(versions))}"
+            remedy = "an upgrade is under way, or one was forgotten: streamq workers"
+            yield Finding(check="workers", verdict=WARN, says=says, remedy=remedy)
+        overdue_ms = self._probe.overdue_ms(queue, found.now_ms)
+        if overdue_ms > UNSWEPT_MS:
+            yield self.mend(
+                "janitor",
+                f"queue {queue}: nobody has swept it for {overdue_ms / 1e3:.0f} s",
+                "run a worker or streamq janitor",
+                lambda: self._sweep(queue),
+            )
+
+    def _requests(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
+        """What is wrong with the queue's requests."""
+        for request_id, error in found.damaged:
+            yield _damage(request_id, error)
+        unserved = found.unserved()
+        for status in unserved:
+            yield Finding(
+                check="handler",
+                verdict=FAIL,
+                says=f"request {status.id}: no live worker of queue {queue} has its handler, "
+                f"{status.handler}",
+                remedy="start a worker with it; if the name is wrong, cancel the request",
+            )
+        idle = {status.id for status in unserved}
+        for status, _ in found.requests:
+            try:
+                yield from self._request(queue, status.id, is_served=status.id not in idle)
+            except Damaged as error:
+                yield _damage(status.id, str(error))
+
+    def _sweep(self, queue: str) -> None:
+        janitor = Janitor(self._protocol, queue)
+        while janitor.sweep() == 0:
+            pass
+
+    def _request(self, queue: str, request_id: str, *, is_served: bool) -> Iterator[Finding]:
+        """What is wrong with a request."""
+        for kind, says in self._lasting_complaints(request_id):
+            if kind == "token" and not is_served:
+                continue  # workers without the handler drop its tokens until the next audit
+            what = f"request {request_id}: {says}"
+            if kind in ("token", "lease"):
+                yield self.mend(
+                    kind,
+                    what,
+                    "a worker or streamq janitor mends it at its next look",
+                    lambda: self._look(queue, request_id),
+                    verdict=WARN if kind == "token" else FAIL,
+                )
+            else:
+                remedy = (
+                    "save what streamq status and errors say, and report it; cancel the request"
+                )
+                yield Finding(check=kind, verdict=FAIL, says=what, remedy=remedy)
+
+    def _lasting_complaints(self, request_id: str) -> list[tuple[str, str]]:
+        """What is seen once may be on its way: only what is seen each time counts."""
+        try:
+            lasting = set(_complaints(self._probe.books(request_id)))
+            for _ in range(_READINGS - 1):
+                if not lasting:
+                    break
+                time.sleep(_PAUSE_S)
+                lasting &= set(_complaints(self._probe.books(request_id)))
+        except RequestUnknown:
+            return []
+        return sorted(lasting)
+
+    def _look(self, queue: str, request_id: str) -> None:
+        """What a janitor does with a request."""
+        score = self._protocol.registered(queue, request_id) or 0.0
+        tick = self._protocol.tick(queue, limit=0)
+        Janitor(self._protocol, queue).look(request_id, score, tick)
+
+    def _orphans(self) -> Iterator[Finding]:
+        lost = []
+        for request_id in self._probe.names("r", "meta"):
+            try:
+                queue = self._protocol.inspect(request_id).get("queue", "")
+            except (RequestUnknown, Damaged):  # just purged; told of already
+                continue
+            if not queue:
+                yield _damage(request_id, "it does not say which queue it is of")
+            elif not self._probe.indexed(queue, request_id):
+                lost.append((queue, request_id))
+        for queue, request_id in lost:
+            yield self.mend(
+                "orphan",
+                f"request {request_id} is in no index of queue {queue}: nobody looks at it",
+                "it is registered again by streamq doctor --fix, and by workers that touch it",
+                lambda queue=queue, id_=request_id: self._protocol.mint(  # type: ignore[misc]
+                    queue, id_, Tokens(), register="again"
+                ),
+                verdict=WARN,
+            )
+        if not lost:
+            yield Finding(check="orphans", verdict=OK, says="every request is in its queue's index")
+
+
+def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """A check that cannot be made says so, and does not stop the others."""
+    try:
+        yield from look()
+    except Damaged as error:
+        yield _damage(check, str(error))
+    except ServerError as error:
+        remedy = "ask as a user that may: admin, or reader of streamq acl"
+        yield Finding(check=check, verdict=WARN, says=f"cannot look: {error}", remedy=remedy)
+
+
+def _damage(what: str, error: str) -> Finding:
+    return Finding(
+        check="damage",
+        verdict=FAIL,
+        says=f"{what} is damaged: {error}",
+        remedy="somebody else wrote to streamq's keys; janitors pass it over, cancel or purge it",
+    )
+
+
+def _complaints(books: Books) -> Iterator[tuple[str, str]]:
+    """What does not add up in a request's books, or stands still."""
+    if State(books.meta["state"]).is_live:
+        yield from _miscounts(books)
+        yield from _standstills(books)
+
+
+def _miscounts(books: Books) -> Iterator[tuple[str, str]]:
+    total, done, failed = (_number(books, field) for field in ("total", "done", "failed"))
+    left = total - done - failed + (books.meta["state"] == State.LOADING)
+    said = _number(books, "left")
+    if said != left:
+        yield "count", f"{said} parts are said to be left, and {left} are"
+    if books.entries != total - done:
+        yield "parts", f"{books.entries} parts are stored, and {total - done} should be"
+    handed = _number(books, "delivered") - done - failed
+    if books.pending != handed:
+        yield "parts", f"{books.pending} parts are in somebody's hands, and {handed} were given out"
+    for holder in books.without_lease:
+        yield "parts", f"holder {holder} has parts and no lease"
+
+
+def _standstills(books: Books) -> Iterator[tuple[str, str]]:
+    for holder, ms in books.expired.items():
+        # A janitor comes by every few seconds.
+        if ms > UNSWEPT_MS:
+            yield "lease", f"the lease of {holder} has expired, and nobody took its parts back"
+    held_ms = max(_number(books, "hold_ms"), _number(books, "rate_at_ms"))
+    is_held = books.meta.get("paused") == "1" or held_ms > _number(books, "now_ms")
+    free = _number(books, "limit") - _number(books, "leases")
+    ready = _number(books, "total") - _number(books, "delivered") + books.retry_due
+    if min(free, ready) > 0 and not books.tokens and not is_held:
+        yield "token", "parts of it could run, and nobody is invited: a token is lost"
+
+
+def _number(books: Books, field: str) -> int:
+    return int(float(books.meta.get(field) or 0))

@@ -1,0 +1,193 @@
+"""Reading what a server, and a request in it, are like; for the doctor. Nothing is changed."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from streamq.driver.connection import Connection
+from streamq.driver.errors import translated
+from streamq.errors import ServerError, ServerRefused, reading
+from streamq.model import PREFIX
+from streamq.protocol.keys import QueueKeys
+from streamq.protocol.protocol import Protocol
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """A server's clock beside ours."""
+
+    #: How far it is ahead of ours, and how long the answer took.
+    ahead_s: float
+    trip_s: float
+
+
+class Books(msgspec.Struct, frozen=True):
+    """What is kept of a request, from its own keys and from its queue's."""
+
+    meta: dict[str, str]
+    #: Entries of the stream, and those that some consumer has.
+    entries: int
+    pending: int
+    #: Consumers that have entries and no lease.
+    without_lease: list[str]
+    #: Holders whose lease has expired, and for how long (ms).
+    expired: dict[str, int]
+    #: Parts that are to run again and may do so now.
+    retry_due: int
+    tokens: int
+    #: When a janitor is to look at it next (ms), if it is registered.
+    look_ms: float | None
+
+
+class Probe:
+    """Asks one server, or every primary of a cluster."""
+
+    def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
+        self._connection = connection
+        self.prefix = prefix
+        self._protocol = Protocol(connection, prefix)
+        self._lengths: dict[str, int] = {}
+
+    def primaries(self) -> list[Any]:
+        """The nodes to ask; each by the name it has in an error."""
+        if not self._connection.is_cluster:
+            return [None]
+        return list(self._connection.redis.get_primaries())
+
+    def name(self, node: Any) -> str:
+        """What to call a node."""
+        return self._connection.where.partition("?")[0] if node is None else str(node.name)
+
+    def ask(self, node: Any, *words: Any) -> Any:
+        """What a node answers."""
+        with translated(self.name(node)):
+            redis = self._connection.redis
+            client = redis if node is None else redis.get_redis_connection(node)
+            return client.execute_command(*words)
+
+    def info(self, node: Any, section: str) -> dict[str, Any]:
+        """A section of what a node says of itself."""
+        found: dict[str, Any] = self.ask(node, "INFO", section)
+        return found
+
+    def clock(self, node: Any) -> Clock:
+        """A node's clock beside ours: the best of three."""
+        seen = []
+        for _ in range(3):
+            begun, before = time.monotonic(), time.time()
+            seconds, micros = self.ask(node, "TIME")
+            trip_s = time.monotonic() - begun
+            seen.append(Clock(int(seconds) + int(micros) / 1e6 - before - trip_s / 2, trip_s))
+        return min(seen, key=lambda clock: clock.trip_s)
+
+    def slots(self) -> list[tuple[int, int]]:
+        """The ranges of slots that primaries say they serve; what others say of them may be old."""
+        ranges = []
+        for node in self.primaries():
+            lines = self.ask(node, "CLUSTER", "NODES").decode().splitlines()
+            (own,) = (line.split() for line in lines if "myself" in line.split()[2])
+            for word in own[8:]:
+                first, _, last = word.partition("-")
+                if first.isdecimal():  # others are on their way in or out
+                    ranges.append((int(first), int(last or first)))
+        return sorted(ranges)
+
+    def may(self, node: Any, user: str, words: Sequence[str], filling: str) -> bool:
+        """Whether a user may call this, filled up to the length that the command wants.
+
+        Nothing is done but ask.
+
+        Raises:
+            ServerError: we may not ask, or the server knows no such question.
+        """
+        name = words[0]
+        if filling:
+            name = "|".join(words)
+            words = [*words, *[filling] * (self._length(name) - len(words))]
+        try:
+            reply = self.ask(node, "ACL", "DRYRUN", user, *words)
+        except ServerError:
+            raise
+        except Exception as error:  # noqa: BLE001  the driver's own: it is none that we know
+            raise ServerRefused(f"ACL DRYRUN of {name}: {error}") from None
+        return reply in (b"OK", "OK")
+
+    def _length(self, command: str) -> int:
+        """How many words a command has at least."""
+        if command not in self._lengths:
+            reply = self.ask(self.primaries()[0], "COMMAND INFO", command)
+            self._lengths[command] = abs(int(reply[0][1])) if reply and reply[0] else 1
+        return self._lengths[command]
+
+    def names(self, kind: str, last: str) -> Iterator[str]:
+        """Names of the requests (``r``) or queues (``q``) that have such a key."""
+        head = f"{self.prefix}:{{{kind}:"
+        for node in self.primaries():
+            cursor: Any = 0
+            while True:
+                words = ("SCAN", cursor, "MATCH", f"{head}*}}:{last}", "COUNT", 1000)
+                cursor, keys = self.ask(node, *words)
+                for key in keys:
+                    yield key.decode().removeprefix(head).partition("}")[0]
+                if int(cursor) == 0:
+                    break
+
+    def indexed(self, queue: str, request_id: str) -> bool:
+        """Whether a request is in one of its queue's indexes."""
+        keys = QueueKeys(queue, self.prefix)
+        with translated(self._connection.where):
+            redis = self._connection.redis
+            return any(
+                redis.zscore(key, request_id) is not None for key in (keys.open, keys.closed)
+            )
+
+    def overdue_ms(self, queue: str, now_ms: int) -> float:
+        """For how long the queue's first look has been due; 0 if none is."""
+        with translated(self._connection.where):
+            key = QueueKeys(queue, self.prefix).due
+            first = self._connection.redis.zrange(key, 0, 0, withscores=True)
+        return max(0.0, now_ms - float(first[0][1])) if first else 0.0
+
+    def books(self, request_id: str) -> Books:
+        """What is kept of a request. Read in several steps, so a living one may not add up.
+
+        Raises:
+            RequestUnknown: there is no such request.
+            Damaged: it cannot be read.
+        """
+        with reading(f"what the server has of {request_id}"):
+            return self._books(request_id)
+
+    def _books(self, request_id: str) -> Books:
+        meta = self._protocol.inspect(request_id)
+        now_ms = int(meta["now_ms"])
+        own = self._protocol.keys(request_id)
+        queue = QueueKeys(meta["queue"], self.prefix, int(meta["level"]))
+        with translated(self._connection.where):
+            redis = self._connection.redis
+            leases = {
+                name.decode(): at for name, at in redis.zrange(own.leases, 0, -1, withscores=True)
+            }
+            holders = dict(_holders(redis.execute_command("XPENDING", own.parts, "w")))
+            found = redis.execute_command(
+                "LPOS", queue.tokens, request_id, "COUNT", int(meta["limit"])
+            )
+            look_ms = redis.zscore(queue.due, request_id)
+            return Books(
+                meta=meta,
+                entries=redis.xlen(own.parts),
+                pending=sum(holders.values()),
+                without_lease=sorted(set(holders) - set(leases) - {"-"}),
+                expired={name: round(now_ms - at) for name, at in leases.items() if at < now_ms},
+                retry_due=redis.zcount(own.retry, "-inf", now_ms),
+                tokens=len(found or ()),
+                look_ms=look_ms,
+            )
+
+
+def _holders(reply: Any) -> Iterable[tuple[str, int]]:
+    """Entries by consumer, from what XPENDING sums up."""
+    if isinstance(reply, dict):
+        return [(each["name"].decode(), int(each["pending"])) for each in reply["consumers"]]
+    return [(name.decode(), int(count)) for name, count in reply[3] or ()]

@@ -1,0 +1,252 @@
+"""What to check of a server: its version, settings, replicas, slots and clock, and our rights."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from streamq.admin import acl
+from streamq.admin.probe import Probe
+from streamq.admin.server_versions import OLDEST, first_good, troubles
+from streamq.errors import ServerError
+from streamq.protocol import scripts
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+#: A server's clock may be off by this much without a word, and by this much at all.
+SKEW_S, BAD_SKEW_S = 1.0, 30.0
+SLOTS = 16_384
+#: So many missing rights are named, and so many queues tried.
+_SHOWN = 8
+MOST_QUEUES = 5
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of what was found."""
+
+    check: str
+    #: ok, warn or fail.
+    verdict: str
+    says: str
+    #: What to do about it.
+    remedy: str = ""
+    #: It was mended just now.
+    is_mended: bool = False
+
+
+class Examiner:
+    """Whoever looks at something, and mends it if that was asked for."""
+
+    def __init__(self, probe: Probe, *, is_mending: bool) -> None:
+        self._probe = probe
+        self._is_mending = is_mending
+
+    def mend(
+        self, check: str, says: str, remedy: str, mend: Callable[[], object], verdict: str = FAIL
+    ) -> Finding:
+        """What is wrong; mended, if that was asked for and can be done."""
+        if self._is_mending:
+            try:
+                mend()
+            except ServerError as error:
+                says = f"{says}; it cannot be mended: {error}"
+            else:
+                return Finding(check=check, verdict=OK, says=f"{says}: mended", is_mended=True)
+        return Finding(check=check, verdict=verdict, says=says, remedy=remedy)
+
+
+class ServerChecks(Examiner):
+    """Examines a server, or each primary of a cluster."""
+
+    def __init__(self, probe: Probe, queues: Sequence[str], *, is_mending: bool) -> None:
+        """The queues are those that the user should have rights to, one of them at least."""
+        super().__init__(probe, is_mending=is_mending)
+        self._queues = queues or ["default"]
+        self._asked: dict[tuple[Any, acl.Trial], bool] = {}
+
+    def all(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
+        """Every check, with its name."""
+        yield "version", self._versions
+        yield "eviction", self._eviction
+        yield "persistence", self._persistence
+        yield "replicas", self._replicas
+        yield "slots", self._slots
+        yield "clock", self._clocks
+        yield "rights", self._rights
+        yield "scripts", self._scripts
+
+    def _versions(self) -> Iterator[Finding]:
+        for node in self._probe.primaries():
+            info = self._probe.info(node, "server")
+            kind = "valkey" if "valkey_version" in info else "redis"
+            text = str(info.get("valkey_version") or info["redis_version"])
+            version = tuple(int(word) for word in text.split(".")[:3] if word.isdecimal())
+            name = f"{self._probe.name(node)}: {kind} {text}"
+            if version < OLDEST:
+                remedy = "use Redis 7 or newer, or Valkey"
+                yield Finding(
+                    check="version", verdict=FAIL, says=f"{name} is too old", remedy=remedy
+                )
+                continue
+            bad = troubles(kind, version)
+            if bad:
+                says = f"{name} {' and '.join(bad)}"
+                better = ".".join(map(str, first_good(kind, version)))
+                remedy = f"upgrade it to {better} or newer"
+                yield Finding(check="version", verdict=WARN, says=says, remedy=remedy)
+            else:
+                yield Finding(check="version", verdict=OK, says=name)
+
+    def _eviction(self) -> Iterator[Finding]:
+        for node in self._probe.primaries():
+            info, name = self._probe.info(node, "memory"), self._probe.name(node)
+            policy = info.get("maxmemory_policy", "noeviction")
+            if policy != "noeviction":
+                yield self.mend(
+                    "eviction",
+                    f"{name} may drop keys: maxmemory-policy is {policy}",
+                    "CONFIG SET maxmemory-policy noeviction, and so in its configuration file",
+                    lambda node=node: self._probe.ask(  # type: ignore[misc]
+                        node, "CONFIG", "SET", "maxmemory-policy", "noeviction"
+                    ),
+                )
+                continue
+            used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+            if most and used > 0.85 * most:
+                says = f"{name} uses {used / most:.0%} of its memory: at 100 % loaders are refused"
+                remedy = (
+                    "let workers drain it, collect results, load with --window, or raise maxmemory"
+                )
+                yield Finding(check="memory", verdict=WARN, says=says, remedy=remedy)
+            else:
+                yield Finding(check="eviction", verdict=OK, says=f"{name} drops no keys")
+
+    def _persistence(self) -> Iterator[Finding]:
+        for node in self._probe.primaries():
+            info, name = self._probe.info(node, "persistence"), self._probe.name(node)
+            if not int(info.get("aof_enabled", 0)):
+                says = f"{name} keeps no append-only file: a restart loses what it was given"
+                remedy = "CONFIG SET appendonly yes, and the same in its configuration file"
+                yield Finding(check="persistence", verdict=WARN, says=says, remedy=remedy)
+            elif info.get("aof_last_write_status", "ok") != "ok":
+                says = f"{name} cannot write its append-only file"
+                yield Finding(check="persistence", verdict=FAIL, says=says, remedy="free its disk")
+            else:
+                yield Finding(
+                    check="persistence", verdict=OK, says=f"{name} keeps an append-only file"
+                )
+
+    def _replicas(self) -> Iterator[Finding]:
+        nodes = self._probe.primaries()
+        for node in nodes:
+            info, name = self._probe.info(node, "replication"), self._probe.name(node)
+            count = int(info.get("connected_slaves", 0))
+            if info.get("role") != "master":
+                remedy = "name the primary, or a sentinel: redis+sentinel://"
+                yield Finding(
+                    check="replicas", verdict=FAIL, says=f"{name} is a replica", remedy=remedy
+                )
+            elif node is not None and not count:
+                says = f"{name} has no replica: when it fails, its slots are gone"
+                remedy = "add one: CLUSTER REPLICATE"
+                yield Finding(check="replicas", verdict=WARN, says=says, remedy=remedy)
+            else:
+                yield Finding(check="replicas", verdict=OK, says=f"{name} has {count}")
+
+    def _slots(self) -> Iterator[Finding]:
+        if self._probe.primaries() == [None]:
+            return
+        missing, upto = [], 0
+        for first, last in [*self._probe.slots(), (SLOTS, SLOTS)]:
+            if first > upto:
+                missing.append(f"{upto}-{first - 1}" if first - 1 > upto else f"{upto}")
+            upto = last + 1
+        if missing:
+            says = f"nobody serves the slots {', '.join(missing)}: requests there stand still"
+            remedy = "bring their node back, or give them to another: CLUSTER ADDSLOTS"
+            yield Finding(check="slots", verdict=FAIL, says=says, remedy=remedy)
+        else:
+            yield Finding(check="slots", verdict=OK, says="every slot is served")
+
+    def _clocks(self) -> Iterator[Finding]:
+        for node in self._probe.primaries():
+            clock, name = self._probe.clock(node), self._probe.name(node)
+            trip = f"answers in {clock.trip_s * 1e3:.1f} ms"
+            off = abs(clock.ahead_s)
+            if off <= SKEW_S + clock.trip_s:
+                yield Finding(check="clock", verdict=OK, says=f"{name} {trip}, its clock is ours")
+                continue
+            way = "ahead of" if clock.ahead_s > 0 else "behind"
+            yield Finding(
+                check="clock",
+                verdict=FAIL if off > BAD_SKEW_S else WARN,
+                says=f"{name}: its clock is {off:.1f} s {way} ours",
+                remedy="let NTP keep both; nodes of a cluster that differ end leases early or late",
+            )
+
+    def _rights(self) -> Iterator[Finding]:
+        user = self._whoami()
+        # Who is called as a role is to have that one; anybody else any of them.
+        roles = [user] if user in acl.ROLES else list(acl.ROLES)
+        for node in self._probe.primaries():
+            missing = {name: self._lacks(node, user, name) for name in roles}
+            able = _largest(name for name, lacks in missing.items() if not lacks)
+            where = f"{self._probe.name(node)}: user {user}"
+            if able:
+                says = f"{where} may be {', '.join(able)}"
+                yield Finding(check="rights", verdict=OK, says=says)
+                continue
+            nearest = min(missing, key=lambda name: len(missing[name]))
+            few, more = missing[nearest][:_SHOWN], len(missing[nearest]) - _SHOWN
+            lacks = ", ".join(few) + (f" and {more} more" if more > 0 else "")
+            yield Finding(
+                check="rights",
+                verdict=FAIL,
+                says=f"{where} can be nobody; as {nearest} it may not {lacks}",
+                remedy="write the ACL file of this version (streamq acl FOLDER --keep) and "
+                "ACL LOAD it on every node",
+            )
+
+    def _lacks(self, node: Any, user: str, role: str) -> list[str]:
+        """What a role does and the user may not, on the queue that suits the user best."""
+        return min(
+            (
+                [
+                    trial.what
+                    for trial in acl.trials_of(role, self._probe.prefix, queue)
+                    if not self._may(node, user, trial)
+                ]
+                for queue in self._queues
+            ),
+            key=len,
+        )
+
+    def _may(self, node: Any, user: str, trial: acl.Trial) -> bool:
+        key = (node, trial)
+        if key not in self._asked:
+            self._asked[key] = self._probe.may(node, user, trial.words, trial.filling)
+        return self._asked[key]
+
+    def _whoami(self) -> str:
+        try:
+            name = self._probe.ask(self._probe.primaries()[0], "ACL", "WHOAMI")
+        except ServerError:
+            return "unknown"
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def _scripts(self) -> Iterator[Finding]:
+        known = sorted({name for role in acl.ROLES.values() for name in role.scripts})
+        for node in self._probe.primaries():
+            digests = [scripts.digest(name) for name in known]
+            there = sum(map(bool, self._probe.ask(node, "SCRIPT EXISTS", *digests)))
+            says = f"{self._probe.name(node)} has {there} of {len(known)}; others come when needed"
+            yield Finding(check="scripts", verdict=OK, says=says)
+
+
+def _largest(names: Iterable[str]) -> list[str]:
+    """Of these roles those that no other one of them includes."""
+    scripts_of = {name: set(acl.ROLES[name].scripts) for name in names}
+    return [
+        name
+        for name, own in scripts_of.items()
+        if not any(own < each for each in scripts_of.values())
+    ]

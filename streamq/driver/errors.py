@@ -1,0 +1,93 @@
+"""What the driver raises, as errors of ours.
+
+Every error of the driver that a caller can act on is translated here, and nowhere else. Code
+outside of this folder that must tell the driver's own errors apart imports them from here.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from redis import exceptions as driver
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
+from redis.sentinel import MasterNotFoundError
+
+from streamq.errors import (
+    Damaged,
+    ServerBusy,
+    ServerError,
+    ServerFull,
+    ServerRefused,
+    ServerUnreachable,
+    StreamqError,
+)
+
+__all__ = [
+    "NoScriptError",
+    "RedisClusterException",
+    "RedisError",
+    "ResponseError",
+    "ours",
+    "translated",
+]
+
+# What the driver raises, and what it means to a caller; the first that fits counts.
+_KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
+    (driver.AuthenticationError, ServerRefused, "does not let us in"),
+    (driver.AuthorizationError, ServerRefused, "does not let us in"),
+    (driver.NoPermissionError, ServerRefused, "does not let us do this"),
+    (driver.OutOfMemoryError, ServerFull, "is out of memory: let workers drain it"),
+    (driver.ReadOnlyError, ServerBusy, "is not ready"),
+    (driver.BusyLoadingError, ServerBusy, "is not ready"),
+    (driver.ClusterError, ServerBusy, "is not ready"),
+    (driver.AskError, ServerBusy, "is not ready"),
+    (driver.MasterDownError, ServerBusy, "is not ready"),
+    (driver.TryAgainError, ServerBusy, "is not ready"),
+    (driver.SlotNotCoveredError, ServerBusy, "is not ready"),
+    (MasterNotFoundError, ServerBusy, "is not ready"),
+    (driver.InvalidResponse, ServerUnreachable, "answers, but not as a server of ours would"),
+    (driver.ConnectionError, ServerUnreachable, "does not answer"),
+    (driver.TimeoutError, ServerUnreachable, "does not answer"),
+    (driver.RedisClusterException, ServerUnreachable, "does not answer as a cluster"),
+    (OSError, ServerUnreachable, "does not answer"),
+)
+# The same by the first word of a reply that the driver has no class for.
+_WORDS: dict[str, tuple[type[StreamqError], str]] = {
+    "WRONGTYPE": (Damaged, "has a key of another type than streamq writes"),
+    "OOM": (ServerFull, "is out of memory: let workers drain it"),
+    "NOAUTH": (ServerRefused, "does not let us in"),
+    "WRONGPASS": (ServerRefused, "does not let us in"),
+    "NOPERM": (ServerRefused, "does not let us do this"),
+} | dict.fromkeys(
+    ("UNBLOCKED", "MISCONF", "BUSY", "NOREPLICAS", "LOADING", "CLUSTERDOWN", "TRYAGAIN"),
+    (ServerBusy, "is not ready"),
+)
+
+
+def ours(error: BaseException, where: str) -> StreamqError | None:
+    """The driver's error as one of ours, if a caller can act on it."""
+    if isinstance(error, driver.RedisClusterException):
+        # No node could be used; what the last one answered says more.
+        cause = error.__cause__ or error.__context__
+        meant = ours(cause, where) if cause else None
+        if meant:
+            return meant
+    for kind, type_, says in _KINDS:
+        if isinstance(error, kind):
+            return type_(f"{where} {says}: {error}")
+    word = str(error).partition(" ")[0]
+    if word in _WORDS:
+        named, says = _WORDS[word]
+        return named(f"{where} {says}: {error}")
+    return None
+
+
+@contextmanager
+def translated(where: str) -> Generator[None]:
+    """Driver errors become ours. Refusals of scripts pass: ``scripts`` knows them."""
+    try:
+        yield
+    except (driver.RedisError, driver.RedisClusterException, OSError) as error:
+        meant = ours(error, where)
+        if meant is None:
+            raise
+        raise meant from None

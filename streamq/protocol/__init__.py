@@ -1,0 +1,1 @@
+"""The scripts of ``lua/`` in Python: keys, arguments, typed replies. Decides nothing."""

@@ -1,0 +1,728 @@
+"""The protocol in Python: one method for each script in ``lua/``.
+
+A method passes what the script's header asks for and gives the reply a type. It
+decides nothing: every rule is in the Lua.
+"""
+
+import re
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from streamq import units
+from streamq.driver.connection import Connection
+from streamq.driver.errors import translated
+from streamq.errors import UNREADABLE, Damaged, StreamqError
+from streamq.model import (
+    LAST_LEVEL,
+    PREFIX,
+    Audit,
+    Collected,
+    Failure,
+    Grant,
+    Opened,
+    Outcome,
+    Part,
+    Policy,
+    Reaped,
+    State,
+    Terms,
+    Tick,
+    Tokens,
+)
+from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.scripts import Ahead, Call, Scripts
+
+_NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
+_FIELD = re.compile(rb"[1-9][0-9]{0,15}(\.[0-9]{1,15})?")
+#: Who was woken for a request that is not there yet asks again for longer than this.
+_SOON_S = 0.001
+_EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
+_POISON = msgspec.json.encode(
+    [Failure(error="Poison", message="it was running each time its worker died")]
+)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _typed(method: Callable[P, R]) -> Callable[P, R]:
+    """The method, for which a reply that cannot be read is ``Damaged`` and no crash."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except StreamqError:
+            raise
+        except UNREADABLE as error:
+            raise Damaged(f"what {method.__name__} was told cannot be read: {error}") from error
+
+    return run
+
+
+class Protocol:
+    """Every transition a request or a part can make."""
+
+    def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
+        self.connection = connection
+        scripts = Scripts(connection)
+        self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
+        self._prefix = prefix
+        # Keys are spelled anew for every call otherwise, and a take has a hundred of them.
+        self._queue_keys = lru_cache(1024)(lambda queue, level=0: QueueKeys(queue, prefix, level))
+        self._token_lists = lru_cache(64)(
+            lambda queue, levels: tuple(QueueKeys(queue, prefix, level).tokens for level in levels)
+        )
+
+    def keys(self, request_id: str) -> RequestKeys:
+        """The keys of a request."""
+        return RequestKeys(request_id, self._prefix)
+
+    # Requests
+
+    @_typed
+    def open(self, request_id: str, digest: str, policy: Policy, source: bytes = b"") -> Opened:
+        """Create a request, or find the one of the same submission.
+
+        ``source`` is kept for whoever goes on with the load: what it was made from.
+
+        Raises:
+            RequestExists: the id is taken by another submission.
+        """
+        is_new, state, total, cursor = self._run(
+            "open",
+            self.keys(request_id),
+            digest=digest,
+            delay_ms=policy.delay_ms,
+            fields=[*policy.fields, "source", source],
+        )
+        return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
+
+    @_typed
+    def append(
+        self, request_id: str, first: int, cursor: str, records: int, entries: Sequence[bytes | int]
+    ) -> tuple[int, str, Tokens]:
+        """Add parts (payload, about, payload, ...). Returns parts so far, cursor, tokens to push.
+
+        Raises:
+            RequestEnded: the request takes no more parts.
+            LoadGap: the parts do not follow those that are there.
+        """
+        total, stands, *tokens = self._run(
+            "append",
+            self.keys(request_id),
+            first=first,
+            cursor=cursor,
+            records=records,
+            entries=entries,
+        )
+        return total, stands.decode(), Tokens(*tokens)
+
+    def appending(self, request_id: str) -> "Appending":
+        """For many calls of ``append`` in a row; the caller closes it."""
+        return Appending(Ahead(Scripts(self.connection), self.connection), self.keys(request_id))
+
+    @_typed
+    def submit(
+        self,
+        request_id: str,
+        policy: Policy,
+        content: Callable[[], tuple[str, Sequence[bytes]]],
+        *,
+        is_soon: bool = False,
+    ) -> Tokens:
+        """Register a request, create it with all its parts, and wake a worker, at once.
+
+        ``content`` makes the cursor and the entries; with ``is_soon`` that takes no time, and a
+        worker is woken before: until it asks for parts they are there. Returns the tokens that
+        were pushed.
+        """
+        # What the script will ask for is known, so it need not come back first.
+        tokens = Tokens(0 if policy.delay_ms else 1, policy.level)
+        at_first = tokens if is_soon and not self.connection.is_cluster else Tokens()
+
+        keys = self._queue_keys(policy.queue, policy.level)
+        # Who was woken may have gone before there was something: one again, if so.
+        again: Call = ("mint", keys, _mint_args(request_id, at_first, "ensure", "no"))
+
+        def calls() -> Iterator[Call]:
+            begun = time.monotonic()
+            yield "mint", keys, _mint_args(request_id, at_first, "push", "yes")
+            cursor, entries = content()
+            args = {
+                "digest": policy.digest,
+                "cursor": cursor,
+                "delay_ms": policy.delay_ms,
+                "total": len(entries) // 2,
+                "rest": [*policy.fields, *entries],
+            }
+            yield "submit", self.keys(request_id), args
+            if not at_first:
+                yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
+            elif time.monotonic() - begun > _SOON_S:
+                yield again
+
+        _, (_, look_ms), *_ = self._run_all(calls(), otherwise=[again] if at_first else [])
+        if look_ms:
+            self.push(policy.queue, request_id, Tokens(0, policy.level, look_ms))
+        return tokens
+
+    @_typed
+    def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
+        """The load is complete.
+
+        Raises:
+            LoadGap: the server has another number of parts.
+            RequestExists: the server has other content.
+        """
+        reply = self._run("seal", self.keys(request_id), total=total, cursor=cursor)
+        return _state_and_tokens(reply)
+
+    @_typed
+    def set(
+        self,
+        request_id: str,
+        level: int | None = None,
+        limit: int | None = None,
+        rate_ms: float | None = None,
+    ) -> tuple[State, Tokens]:
+        """Change level, limit or rate of a request that runs.
+
+        Raises:
+            RequestEnded: it does not run any more.
+        """
+        given = {"level": level, "limit": limit, "rate_ms": rate_ms}
+        args = {name: "" if value is None else value for name, value in given.items()}
+        return _state_and_tokens(self._run("set", self.keys(request_id), **args))
+
+    @_typed
+    def pause(self, request_id: str) -> State:
+        """Start no more parts of a request; what runs goes on."""
+        return State(self._run("pause", self.keys(request_id)).decode())
+
+    @_typed
+    def resume(self, request_id: str) -> tuple[State, Tokens]:
+        """Start parts of a request again."""
+        return _state_and_tokens(self._run("resume", self.keys(request_id)))
+
+    @_typed
+    def cancel(self, request_id: str) -> int:
+        """End a request now. Returns how many parts will not be finished."""
+        return int(self._run("cancel", self.keys(request_id)))
+
+    @_typed
+    def redrive(self, request_id: str, numbers: Iterable[int]) -> tuple[int, State, Tokens]:
+        """Run failed parts again. Returns how many, the state, and tokens to push."""
+        redriven, *rest = self._run("redrive", self.keys(request_id), numbers=list(numbers))
+        return redriven, *_state_and_tokens(rest)
+
+    @_typed
+    def collect(
+        self,
+        request_id: str,
+        *,
+        next_number: int,
+        most: int = 500,
+        max_bytes: int = 2**22,
+        commit: tuple[str, str] = ("", ""),
+        forget: Sequence[str | int] = (),
+    ) -> Collected:
+        """Results in input order. With ``commit`` (expected, new) earlier ones are forgotten.
+
+        Raises:
+            CollectorLost: another collector has committed meanwhile.
+        """
+        state, next_, left, *flat = self._run(
+            "collect",
+            self.keys(request_id),
+            expected=commit[0],
+            committed=commit[1],
+            next=next_number,
+            most=most,
+            max_bytes=max_bytes,
+            fields=forget,
+        )
+        results = [(int(number), result) for number, result in _pairs(flat)]
+        return Collected(State(state.decode()), next_, left, results)
+
+    @_typed
+    def purge(self, request_id: str, *, force: bool = False) -> int:
+        """Forget an ended request. Returns 0, or the moment (ms) from which it may be forgotten.
+
+        Raises:
+            RequestOpen: it still runs.
+        """
+        return int(self._run("purge", self.keys(request_id), force=int(force)))
+
+    @_typed
+    def inspect(self, request_id: str) -> dict[str, str]:
+        """Everything that is counted of a request, at one moment."""
+        now, left, leases, retry, results, *flat = self._run("inspect", self.keys(request_id))
+        found = {field.decode(): value.decode() for field, value in _pairs(flat)}
+        counts = {"now_ms": now, "left": left, "leases": leases, "retry": retry, "results": results}
+        return found | {name: str(value) for name, value in counts.items()}
+
+    # Parts
+
+    @_typed
+    def claim(
+        self,
+        request_id: str,
+        holder: str,
+        terms: Terms,
+        handlers: Sequence[str],
+        *,
+        level: int = -1,
+        known: int = 0,
+    ) -> Grant:
+        """Ask for a lease and parts to run under it.
+
+        It is never sent again: a copy that came late would grant a lease under a name that is
+        over. A caller that gets no answer releases the holder and takes another name.
+        """
+        word, count, at, look, handler, spec, created, waited, troubles, *told = self._run_once(
+            "claim",
+            self.keys(request_id),
+            holder=holder,
+            level=level,
+            most=terms.most,
+            max_bytes=terms.max_bytes,
+            lease_ms=terms.lease_ms,
+            known=known,
+            handlers=handlers,
+        )
+        return Grant(
+            word.decode(),
+            Tokens(count, at, look),
+            _parts(told, troubles),
+            retried=len(troubles) // 3,
+            handler=handler.decode(),
+            spec=spec or b"",
+            created_ms=created,
+            waited_ms=waited,
+        )
+
+    @_typed
+    def finish(
+        self,
+        request_id: str,
+        holder: str,
+        call: int,
+        results: Sequence[bytes | int],
+        records: int,
+        terms: Terms,
+    ) -> Grant:
+        """Record results (number, result, number, ...) and ask for the next parts.
+
+        With ``terms.most`` 0 the lease ends, and what is still pending under it goes back.
+        """
+        given = len(results) // 2
+        numbers: Any = results[::2]
+        values: Any = results[1::2]
+        word, count, at, look, counted, troubles, *told = self._run(
+            "finish",
+            self.keys(request_id),
+            holder=holder,
+            call=call,
+            most=terms.most,
+            max_bytes=terms.max_bytes,
+            lease_ms=terms.lease_ms,
+            records=records,
+            numbers=struct.pack(f"<{given}Q", *numbers),
+            sizes=struct.pack(f"<{given}I", *map(len, values)),
+            results=b"".join(values),
+        )
+        return Grant(
+            word.decode(),
+            Tokens(count, at, look),
+            _parts(told, troubles),
+            retried=len(troubles) // 3,
+            counted=counted,
+        )
+
+    @_typed
+    def fail(
+        self,
+        request_id: str,
+        holder: str,
+        call: int,
+        number: int,
+        failures: Sequence[Failure],
+        *,
+        kind: str = "retry",
+        delay_ms: int = 0,
+        records: tuple[int, int] = (0, 1),
+        result: bytes = b"",
+        partial: bytes = b"",
+    ) -> Outcome:
+        """Put a part off, or give it up. ``records``: of the part, done and failed (-1: all)."""
+        reply = self._run(
+            "fail",
+            self.keys(request_id),
+            holder=holder,
+            call=call,
+            number=number,
+            kind=kind,
+            delay_ms=delay_ms,
+            records_done=records[0],
+            records_failed=records[1],
+            failure=msgspec.json.encode(failures),
+            result=result,
+            partial=partial,
+        )
+        return _outcome(reply)
+
+    @_typed
+    def handback(self, request_id: str, holder: str, call: int, numbers: Iterable[int]) -> Outcome:
+        """Give back parts that were not started. They were struck before this is called."""
+        reply = self._run(
+            "handback", self.keys(request_id), holder=holder, call=call, numbers=list(numbers)
+        )
+        return _outcome(reply)
+
+    @_typed
+    def release(
+        self, request_id: str, holder: str, call: int, crashed: int | None = None
+    ) -> Outcome:
+        """End a lease. ``crashed``: the part that was running when its process died."""
+        reply = self._run(
+            "release",
+            self.keys(request_id),
+            holder=holder,
+            call=call,
+            crashed="" if crashed is None else crashed,
+            failure=_POISON,
+        )
+        return _outcome(reply)
+
+    @_typed
+    def renew(
+        self, request_id: str, lease_ms: int, running: dict[str, int | None]
+    ) -> tuple[State, bool, dict[str, bool]]:
+        """Move the deadlines of leases. Returns the state, paused, and which leases stand."""
+        flat = [value for pair in running.items() for value in pair]
+        state, paused, *stands = self._run(
+            "renew",
+            self.keys(request_id),
+            lease_ms=lease_ms,
+            holders=["" if value is None else value for value in flat],
+        )
+        answers = dict(zip(running, map(bool, stands), strict=True))
+        return State(state.decode()), bool(paused), answers
+
+    # Recovery
+
+    @_typed
+    def reap(self, request_id: str, limit: int = 100) -> Reaped:
+        """Take back what holders left whose lease has expired."""
+        leases, parts, state, *tokens = self._run(
+            "reap", self.keys(request_id), limit=limit, failure=_POISON
+        )
+        return Reaped(leases, parts, State(state.decode()), Tokens(*tokens))
+
+    @_typed
+    def audit(self, request_id: str) -> Audit:
+        """Which tokens should be out, worked out afresh."""
+        state, queue, want, level, look, expired, purge_at, strays = self._run(
+            "audit", self.keys(request_id)
+        )
+        tokens = Tokens(want, level, look)
+        return Audit(State(state.decode()), queue.decode(), tokens, expired, purge_at, strays)
+
+    # Queues
+
+    def mint(
+        self,
+        queue: str,
+        request_id: str,
+        tokens: Tokens,
+        *,
+        mode: str = "push",
+        register: str = "no",
+    ) -> int:
+        """Push tokens of a request and register its next look. Returns how many were pushed."""
+        keys = self._queue_keys(queue, tokens.level)
+        return int(self._run("mint", keys, **_mint_args(request_id, tokens, mode, register)))
+
+    def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
+        """Do what a script asked its caller to do in the queue, if anything."""
+        if tokens:
+            self.mint(queue, request_id, tokens)
+
+    @_typed
+    def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
+        """Take the requests that are due for a look, and those that may be purged."""
+        now, wait_ms, due, *flat = self._run(
+            "tick", self._queue_keys(queue), limit=limit, every_ms=every_ms
+        )
+        pairs = [(name, float(score)) for name, score in _pairs(flat)]
+        strays = [(name, score) for name, score in pairs if not _names([name])]
+        known = [(name.decode(), score) for name, score in pairs[:due] if _names([name])]
+        return Tick(now, wait_ms, known, _names([name for name, _ in pairs[due:]]), strays)
+
+    def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
+        """Take an ended request out of the open ones, or a purged one (0) out of all."""
+        return bool(
+            self._run(
+                "close",
+                self._queue_keys(queue),
+                request_id=request_id,
+                score=score,
+                purge_at=purge_at,
+            )
+        )
+
+    def beat(
+        self,
+        queue: str,
+        worker: str,
+        ttl_ms: int,
+        details: bytes = b"",
+        lease_ms: int = 20_000,
+        requests: Sequence[str] = (),
+    ) -> int:
+        """Say that a worker lives and what it holds; with a TTL of 0, that it goes."""
+        forgotten = self._run(
+            "beat",
+            QueueKeys(queue, self._prefix, worker=worker),
+            name=worker,
+            ttl_ms=ttl_ms,
+            details=details,
+            lease_ms=lease_ms,
+            requests=requests,
+        )
+        return int(forgotten)
+
+    # What a script cannot do: block, subscribe, and read an index page by page.
+
+    def take(
+        self, queue: str, block_s: float, levels: Sequence[int] = _EVERY_LEVEL
+    ) -> tuple[str, int] | None:
+        """The next token, best level first: a request id and the level it was taken from."""
+        lists = self._token_lists(queue, tuple(levels))
+        try:
+            reply = self.connection.pop(lists, block_s)
+        except Damaged as error:
+            raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
+        if reply is None:
+            return None
+        name, token = reply
+        try:
+            return units.name(token.decode(), "request id"), int(name[-2:])
+        except ValueError:
+            raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
+
+    def set_aside(self, queue: str) -> list[str]:
+        """Rename keys of a queue that are of another type, which nobody could use otherwise."""
+        keys = self._queue_keys(queue)
+        indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), b"zset")
+        wanted = indexes | dict.fromkeys(self._token_lists(queue, _EVERY_LEVEL), b"list")
+        renamed = []
+        with translated(self.connection.where):
+            redis = self.connection.redis
+            for key, type_ in wanted.items():
+                if redis.type(key) not in (type_, b"none"):
+                    renamed.append(keys.aside + key.partition("}:")[2])
+                    redis.rename(key, renamed[-1])
+        return renamed
+
+    def listen(self, request_id: str) -> "Events":
+        """Hear of the request's end; the caller closes it."""
+        return Events(self.connection, self.keys(request_id).events)
+
+    def ids(self, queue: str, *, closed: bool = False) -> list[str]:
+        """Ids of the queue's open requests, or of those that have ended, oldest first."""
+        keys = self._queue_keys(queue)
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(keys.closed if closed else keys.open, 0, -1)
+        return _names(found)
+
+    def registered(self, queue: str, request_id: str) -> float | None:
+        """The score of a request among the queue's open ones, for ``close``."""
+        with translated(self.connection.where):
+            score = self.connection.redis.zscore(self._queue_keys(queue).open, request_id)
+        return None if score is None else float(score)
+
+    def replicas(self, queue: str, request_id: str, wanted: int, wait_s: float) -> int:
+        """How many replicas have the request, and how it stands in its queue; waits for so many."""
+        keys = (self.keys(request_id).sync, self._queue_keys(queue).sync)
+        return min(self.connection.replicas(key, wanted, wait_s) for key in keys)
+
+    def newest(self, queue: str, *, closed: bool, first: int, count: int) -> list[str]:
+        """A page of the ids of open requests, last submitted first, or of ended ones: those
+        first that are kept longest.
+        """
+        keys = self._queue_keys(queue)
+        index = keys.closed if closed else keys.open
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(index, first, first + count - 1, desc=True)
+        return _names(found)
+
+    def workers(self, queue: str) -> dict[str, bytes]:
+        """What each live worker of the queue says of itself."""
+        keys = self._queue_keys(queue)
+        alive = {}
+        with translated(self.connection.where):
+            redis = self.connection.redis
+            for name in _names(redis.zrange(keys.workers, 0, -1)):
+                key = QueueKeys(queue, self._prefix, worker=name).worker
+                details = redis.hget(key, "details")
+                if details is not None:
+                    alive[name] = details
+        return alive
+
+    def holders(self, request_id: str) -> list[str]:
+        """Who holds a lease of the request."""
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(self.keys(request_id).leases, 0, -1)
+        return [holder.decode("utf-8", "replace") for holder in found]
+
+    def result_bytes(self, request_id: str) -> int:
+        """Memory of the results the server has, about."""
+        with translated(self.connection.where):
+            used = self.connection.redis.memory_usage(self.keys(request_id).results, samples=20)
+        return int(used or 0)
+
+    def failures(self, request_id: str) -> Iterable[tuple[int, bytes]]:
+        """Parts that were given up, in no order, and what is kept of each."""
+        for number, text in self._scan(self.keys(request_id).failed):
+            if _NUMBER.fullmatch(number):
+                yield int(number), text
+
+    def leftovers(self, request_id: str, at_once: int = 2**22) -> Iterable[tuple[str, bytes]]:
+        """Every result the server has, in no order, by its field; about so many bytes a call."""
+        for field, result in self._scan(self.keys(request_id).results, at_once):
+            if _FIELD.fullmatch(field):
+                yield field.decode(), result
+
+    def _scan(self, key: str, at_once: int = 2**22) -> Iterable[tuple[bytes, bytes]]:
+        cursor, count = 0, 10
+        while True:
+            with translated(self.connection.where):
+                redis = self.connection.redis
+                cursor, found = redis.hscan(key, cursor, count=count)
+            yield from found.items()
+            if cursor == 0:
+                return
+            mean = sum(map(len, found.values())) // max(1, len(found))
+            count = max(1, min(500, at_once // max(1, mean)))
+
+
+class Events:
+    """A subscription that can only wake its owner: what happened is read from the request."""
+
+    def __init__(self, connection: Connection, channel: str) -> None:
+        self._where = connection.where
+        self._pubsub = connection.subscribe(channel)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at the next message, or when the time is over."""
+        with translated(self._where):
+            self._pubsub.get_sharded_message(ignore_subscribe_messages=True, timeout=timeout_s)
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._pubsub.close()
+
+
+class Appending:
+    """``append`` again and again: parts are on their way while the server adds those before."""
+
+    def __init__(self, ahead: Ahead, keys: RequestKeys) -> None:
+        self._ahead = ahead
+        self._keys = keys
+        self._answer: Callable[[], Any] | None = None
+
+    def send(self, first: int, cursor: str, records: int, entries: Sequence[bytes | int]) -> Tokens:
+        """Send parts. Returns the tokens to push for those sent before, when they are there.
+
+        Raises:
+            RequestEnded: the request takes no more parts.
+            LoadGap: the parts do not follow those that are there.
+        """
+        sent = self._ahead.run(
+            "append", self._keys, first=first, cursor=cursor, records=records, entries=entries
+        )
+        tokens = self.wait()
+        self._answer = sent
+        return tokens
+
+    def wait(self) -> Tokens:
+        """Wait until all that was sent is there. Returns the tokens to push for it."""
+        answer, self._answer = self._answer, None
+        return Tokens(*answer()[2:]) if answer else Tokens()
+
+    def close(self) -> None:
+        """Let go of the way to the server."""
+        self._ahead.close()
+
+
+def _mint_args(request_id: str, tokens: Tokens, mode: str, register: str) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "count": tokens.count,
+        "mode": mode,
+        "look_ms": tokens.look_ms,
+        "register": register,
+    }
+
+
+def _names(found: Iterable[bytes]) -> list[str]:
+    """Those that can be names; whatever else is in an index is the janitor's to take out."""
+    names = []
+    for each in found:
+        with suppress(ValueError):
+            names.append(units.name(each.decode(), "name"))
+    return names
+
+
+def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _state_and_tokens(reply: Sequence[Any]) -> tuple[State, Tokens]:
+    state, *tokens = reply
+    return State(state.decode()), Tokens(*tokens)
+
+
+def _outcome(reply: Sequence[Any]) -> Outcome:
+    word, *tokens = reply
+    return Outcome(word.decode(), Tokens(*tokens))
+
+
+def _parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:
+    """Parts, from what ``lua/lib/hand.lua`` packed; an id ends in ``-0``."""
+    if not told:
+        return []
+    ids, abouts, sizes, *chunks = told
+    if len(sizes) == 4 and len(chunks) == 1 and not troubles:  # one part, as is often so
+        return [Part(int(ids[:-2]), chunks[0], abouts)]
+    parts = []
+    chunks = [chunk for chunk in reversed(chunks) if chunk]
+    chunk, at = b"", 0
+    sized = struct.unpack(f"<{len(sizes) // 4}I", sizes)
+    for id_, about, size in zip(ids.split(), abouts.split(b"\n"), sized, strict=True):
+        if size and at == len(chunk):
+            chunk, at = chunks.pop(), 0
+        parts.append(Part(int(id_[:-2]), chunk[at : at + size], about))
+        at += size
+    if troubles:
+        _add_troubles(parts, troubles)
+    return parts
+
+
+def _add_troubles(parts: Sequence[Part], troubles: Sequence[Any]) -> None:
+    by_number = {part.number: part for part in parts}
+    for number, tries, partial in zip(*[iter(troubles)] * 3, strict=True):
+        part = by_number[int(number)]
+        errors, crashes, alone, *_ = map(int, tries.split())
+        part.attempt = errors + 1
+        part.is_suspect = crashes > 0 or alone > 0
+        part.partial = partial

@@ -1,0 +1,1 @@
+"""What anybody may do with requests: submit, hold, steer, read, sweep."""

@@ -1,0 +1,185 @@
+"""What a queue has to do, and who is there to do it."""
+
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from importlib.metadata import version
+
+import msgspec
+
+from streamq import units
+from streamq.errors import Damaged, RequestUnknown, ServerError, ServerUnreachable
+from streamq.model import LAST_LEVEL, Status, WorkerDetails
+from streamq.protocol.protocol import Protocol
+from streamq.queue.client import status_of
+from streamq.telemetry.metrics import Samples
+
+log = logging.getLogger(__name__)
+
+#: What was seen is good for so long; for longer where looking takes long.
+FRESH_S = 5.0
+_TIMES = 20
+#: Whoever asks waits no longer than this for a look.
+PATIENCE_S = 2.0
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at one moment."""
+
+    queue: str
+    #: Its requests that are not finished, and the slots that each could use now.
+    requests: list[tuple[Status, int]]
+    #: Requests that cannot be read, and why.
+    damaged: list[tuple[str, str]]
+    workers: list[WorkerDetails]
+    #: The server's clock.
+    now_ms: int
+
+    def wanted(self, handlers: Collection[str] | None, levels: Collection[int]) -> int:
+        """Slots that could be used now by requests of these handlers (None: any) and levels."""
+        return sum(
+            slots
+            for status, slots in self.requests
+            if (handlers is None or status.handler in handlers) and status.level in levels
+        )
+
+    def unserved(self) -> list[Status]:
+        """Requests whose handler no live worker has."""
+        served = {name for worker in self.workers for name in worker.handlers}
+        return [status for status, _ in self.requests if status.handler not in served]
+
+    def samples(self) -> Samples:
+        """The same as metrics."""
+        found = [status for status, _ in self.requests]
+        states = Counter("paused" if each.paused else each.state.value for each in found)
+        tens = Counter(each.level // 10 for each in found)
+        oldest_ms = min((each.created_ms for each in found), default=self.now_ms)
+        label = {"queue": self.queue}
+        return {
+            "streamq_queue_requests": [
+                ({**label, "state": state}, states[state])
+                for state in ("loading", "open", "paused")
+            ],
+            "streamq_queue_level_requests": [
+                ({**label, "levels": f"{ten}0-{ten}9" if ten else "0-9"}, tens[ten])
+                for ten in range(10)
+            ],
+            "streamq_queue_parts": [
+                ({**label, "state": state}, sum(getattr(each.parts, state) for each in found))
+                for state in ("waiting", "running", "retry", "failed")
+            ],
+            "streamq_queue_oldest_age_seconds": [(label, (self.now_ms - oldest_ms) / 1e3)],
+            "streamq_queue_slots_wanted": [(label, self.wanted(None, range(LAST_LEVEL + 1)))],
+            "streamq_queue_workers": [(label, len(self.workers))],
+            "streamq_queue_unserved_requests": [(label, len(self.unserved()))],
+        }
+
+
+def look(
+    protocol: Protocol, queue: str, on_read: Callable[[int, int], None] = lambda *_: None
+) -> Backlog:
+    """What a queue has to do now. It reads request after request, and tells how many of all."""
+    requests, damaged = [], []
+    now_ms = 0
+    ids = protocol.ids(units.name(queue, "queue"))
+    for number, request_id in enumerate(ids, 1):
+        on_read(number, len(ids))
+        try:
+            found = protocol.inspect(request_id)
+            status = status_of(request_id, found)
+        except RequestUnknown:  # about to be opened, or just purged
+            continue
+        except Damaged as error:
+            damaged.append((request_id, str(error)))
+            continue
+        now_ms = int(found["now_ms"])
+        if status.state.is_live:
+            is_held = status.paused or float(found.get("hold_ms") or 0) > now_ms
+            left = status.parts.waiting + status.parts.running + status.parts.retry
+            requests.append((status, 0 if is_held else min(status.limit, left)))
+    return Backlog(
+        queue=queue,
+        requests=requests,
+        damaged=damaged,
+        workers=live_workers(protocol, queue),
+        now_ms=now_ms or round(time.time() * 1e3),
+    )
+
+
+def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
+    """The live workers of a queue, by name."""
+    found = []
+    for name, details in sorted(protocol.workers(units.name(queue, "queue")).items()):
+        try:
+            found.append(msgspec.json.decode(details, type=WorkerDetails))
+        except (ValueError, RecursionError):
+            # It lives, and is of a version that says other things of itself.
+            found.append(WorkerDetails(name=name, queue=queue))
+    return found
+
+
+class Lookout:
+    """Looks at queues for those who ask often: what was just seen is told again.
+
+    The looking is done in one thread, so that a server that is away holds up nobody for
+    long, and the looks never take more than a twentieth of that thread's time.
+    """
+
+    def __init__(self, protocol: Protocol, queues: Iterable[str]) -> None:
+        self._protocol = protocol
+        self._queues = list(queues)
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "lookout")
+        self._look: Future[list[Backlog]] | None = None
+        self._good_until = 0.0
+
+    def backlogs(self) -> list[Backlog]:
+        """Of each queue what it has to do.
+
+        Raises:
+            ServerError: the server does not answer, or not soon enough.
+        """
+        with self._lock:
+            if self._look is None or (self._look.done() and time.monotonic() >= self._good_until):
+                self._look = self._thread.submit(self._look_at_all)
+            current = self._look
+        try:
+            return current.result(PATIENCE_S)
+        except NotYet:
+            raise ServerUnreachable("the server has not answered yet") from None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _look_at_all(self) -> list[Backlog]:
+        begun = time.monotonic()
+        # A look that fails is good for a moment too.
+        self._good_until = begun + FRESH_S
+        try:
+            return [look(self._protocol, queue) for queue in self._queues]
+        finally:
+            now = time.monotonic()
+            self._good_until = now + max(FRESH_S, _TIMES * (now - begun))
+
+    def samples(self) -> Samples:
+        """What the queues have to do, as metrics; nothing of it while the server is away."""
+        found: Samples = {}
+        try:
+            for backlog in self.backlogs():
+                for name, more in backlog.samples().items():
+                    found.setdefault(name, []).extend(more)
+        except (ServerError, Damaged) as error:
+            log.debug("no metrics of queues: %s", error)
+        return found
+
+
+def build() -> Samples:
+    """Which streamq this is."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"streamq_build_info": [({"version": version("streamq"), "python": python}, 1)]}

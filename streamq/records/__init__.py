@@ -1,0 +1,1 @@
+"""From bytes to records to values, and back. Knows no server."""

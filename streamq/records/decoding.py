@@ -1,0 +1,148 @@
+"""Records of a part: how a part's bytes become what a handler is called with.
+
+Records come without their line ending. Which ending each had is kept with the result
+where it is not a plain newline, so that raw output can put it back.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from streamq.app import Abandon, Handler
+from streamq.errors import InvalidValue
+from streamq.model import Part, Spec
+from streamq.records.boundaries import fields_of, names_of, records_of
+
+#: What ``about`` ends in when the payload is JSON made from a value that was no bytes.
+IS_JSON = b"j"
+#: Formats whose records are lines or rows of a file.
+TEXT_FORMATS = ("lines", "jsonl", "csv")
+
+_RAW = (bytes, str)
+_NOTHING = (inspect.Parameter.empty, Any)
+
+Decode = Callable[[bytes, bool], Any]
+
+
+def records_in(part: Part, spec: Spec) -> list[bytes]:
+    """The records of a part, each with its line ending."""
+    return records_of(part.payload, spec) if spec.format in TEXT_FORMATS else [part.payload]
+
+
+def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any], bytes] | None:
+    """All values of a part at once, and the letter of how their lines ended ("" for newlines).
+
+    None where records are to be looked at one by one.
+    """
+    if spec.format != "lines" or annotation not in (bytes, str, *_NOTHING):
+        return None
+    if not payload.endswith(b"\n"):
+        return None
+    ending, letter = "\n", b""
+    # To look for one costs next to nothing, to count them as much as to split.
+    if b"\r" in payload:
+        returns = payload.count(b"\r")
+        if not payload.count(b"\n") == returns == payload.count(b"\r\n"):
+            return None
+        ending, letter = "\r\n", b"r"
+    values: list[Any]
+    if annotation is bytes:
+        values = payload.split(ending.encode())
+    else:
+        try:
+            values = payload.decode().split(ending)
+        except UnicodeDecodeError:
+            return None
+    values.pop()
+    return values, letter
+
+
+def bare(record: bytes) -> bytes:
+    """The record without its line ending."""
+    if record.endswith(b"\r\n"):
+        return record[:-2]
+    return record[:-1] if record.endswith(b"\n") else record
+
+
+def endings(records: list[bytes]) -> bytes:
+    """A letter for each record's ending, or nothing where all are plain newlines."""
+    letters = b"".join(
+        b"r" if record.endswith(b"\r\n") else b"n" if record.endswith(b"\n") else b"0"
+        for record in records
+    )
+    return b"" if letters == b"n" * len(letters) else letters
+
+
+def is_skipped(record: bytes, spec: Spec) -> bool:
+    """Whether a line of JSON lines is blank and no record at all."""
+    return spec.format == "jsonl" and not record.strip()
+
+
+def decoder_for(handler: Handler, spec: Spec) -> Decode:
+    """How one record (of a map) or one part becomes the value a handler asks for.
+
+    The function is given the bytes, and whether they are JSON made by ``submit``.
+    """
+    if handler.is_map:
+        return _record_decoder(handler.annotation, spec)
+    return _part_decoder(handler.annotation, spec)
+
+
+def _part_decoder(annotation: Any, spec: Spec) -> Decode:
+    if typing.get_origin(annotation) is not list:
+        return _record_decoder(annotation, msgspec.structs.replace(spec, format=""))
+    (element,) = typing.get_args(annotation)
+    if spec.format not in TEXT_FORMATS and element not in _RAW:
+        return _record_decoder(annotation, spec)
+    decode = _record_decoder(element, spec)
+
+    def decode_all(payload: bytes, is_json: bool) -> list[Any]:
+        found = records_in(Part(0, payload, b""), spec)
+        kept = [record for record in found if not is_skipped(record, spec)]
+        is_text = spec.format in TEXT_FORMATS
+        return [decode(bare(record) if is_text else record, is_json) for record in kept]
+
+    return decode_all
+
+
+def _record_decoder(annotation: Any, spec: Spec) -> Decode:
+    if annotation is bytes:
+        return lambda record, _: record
+    if annotation is str:
+        from_json: Any = msgspec.json.Decoder(str).decode
+        return lambda record, is_json: from_json(record) if is_json else record.decode()
+    if spec.format == "csv":
+        return _row_decoder(annotation, spec)
+    if annotation in _NOTHING and spec.format != "jsonl":
+        is_text = spec.format == "lines"
+        return lambda record, is_json: (
+            msgspec.json.decode(record) if is_json else record.decode() if is_text else record
+        )
+    decode = msgspec.json.Decoder(Any if annotation in _NOTHING else annotation).decode
+    return lambda record, _: decode(record)
+
+
+def _row_decoder(annotation: Any, spec: Spec) -> Decode:
+    """A row as a dict by the header, as the type that is asked for, or as a list of its fields."""
+    names = names_of(spec)
+    is_unnamed = annotation in _NOTHING and not names
+    if is_unnamed or annotation is list or typing.get_origin(annotation) in (list, tuple):
+        wanted = list[str] if is_unnamed else annotation
+        return lambda record, _: msgspec.convert(fields_of(record, spec), wanted, strict=False)
+    if not names:
+        raise InvalidValue(
+            "the fields of a CSV without a header have no names: "
+            "annotate the parameter list[str], or give the names with --header"
+        )
+    wanted = dict[str, str] if annotation in (*_NOTHING, dict) else annotation
+
+    def decode(record: bytes, _: bool) -> Any:
+        fields = fields_of(record, spec)
+        if len(fields) != len(names):
+            raise Abandon(f"the row has {len(fields)} fields, the header {len(names)}")
+        return msgspec.convert(dict(zip(names, fields, strict=True)), wanted, strict=False)
+
+    return decode

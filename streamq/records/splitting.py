@@ -1,0 +1,221 @@
+"""Parts out of inputs, at record boundaries, in constant memory. Knows no server.
+
+A part holds the raw bytes of whole records, so putting parts together gives the input
+back byte for byte. The cursor after a part says where to go on: file, byte, record.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import accumulate
+
+import msgspec
+
+from streamq.model import MAX_PART, Spec
+from streamq.records.boundaries import Mask, mask_of
+from streamq.records.inputs import BadInput, Input, open_input
+
+#: How much is read at once, at least.
+BLOCK = 2**20
+#: One call to the server carries at most so many parts, and about so many bytes.
+CHUNK_PARTS = 500
+CHUNK_BYTES = 2**20
+
+
+class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a load stands: the next byte and the next record of a file."""
+
+    file: int = 0
+    offset: int = 0
+    record: int = 1
+    #: Of all that was taken from an input that cannot be read again.
+    digest: str = ""
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How large parts are: whole records up to so many bytes, or so many records."""
+
+    bytes: int = 256 * 1024
+    records: int = 0
+    #: No part is ever larger, and so no record.
+    most: int = 2**20
+
+
+class Chunk(msgspec.Struct):
+    """Parts to be, one after another, and where to go on after them."""
+
+    payloads: list[bytes]
+    #: Of each part: how many records, in which file, and the number of the first.
+    abouts: list[bytes]
+    records: int
+    size: int
+    end: Cursor
+
+    def add(self, other: "Chunk") -> None:
+        """Put those that follow behind these."""
+        self.payloads += other.payloads
+        self.abouts += other.abouts
+        self.records += other.records
+        self.size += other.size
+        self.end = other.end
+
+    def has_room_for(self, other: "Chunk") -> bool:
+        """Whether one call to the server can carry both."""
+        parts = len(self.payloads) + len(other.payloads)
+        return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
+
+
+def split(source: Input, mask: Mask, size: Size, start: Cursor) -> Iterator[Chunk]:
+    """The rest of an input, which stands at the cursor, in chunks of parts.
+
+    Raises:
+        BadInput: it is damaged, a record is too long, or a quote is not closed.
+    """
+    rest, cursor, is_end = b"", start, False
+    wanted = 0 if size.records else size.bytes + 1
+    cut = _cut_by_records if size.records else _cut_by_bytes
+    while not is_end:
+        source.record = cursor.record
+        data, is_end = _fill(source, rest, wanted)
+        seen = mask(data)
+        total = len(data)
+        if is_end and len(seen) < total:
+            # A quote is left open: what stands before it is good.
+            seen = seen[: seen.rfind(b"\n") + 1]
+            total = len(seen)
+        ends, counts = cut(seen, total, size, is_end)
+        for chunk in _chunks(data, ends, counts, cursor):
+            yield chunk
+            cursor = chunk.end
+        rest = data[ends[-1] :] if ends else data
+        if rest and (is_end or len(rest) > size.most):
+            raise _stuck(source.name, cursor, size, is_open=len(rest) <= size.most)
+
+
+def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
+    """What was left and what comes next, at least so many bytes; and whether that is all."""
+    blocks, have = [rest], len(rest)
+    while True:
+        block = source.read(max(BLOCK, 4 * wanted))
+        blocks.append(block)
+        have += len(block)
+        if not block or have >= wanted:
+            return b"".join(blocks), not block
+
+
+def _cut_by_bytes(seen: bytes, total: int, size: Size, is_end: bool) -> tuple[list[int], list[int]]:
+    """Where parts end, and how many records each has. What may still grow is left over.
+
+    Of all that was read, ``total`` bytes, only ``seen`` is known to be whole.
+    """
+    ends: list[int] = []
+    counts: list[int] = []
+    begin = 0
+    while begin < total:
+        is_rest = begin + size.bytes >= total
+        if is_rest and not is_end:
+            break
+        end = total if is_rest else seen.rfind(b"\n", begin, begin + size.bytes) + 1
+        # One record alone may be larger than a part is meant to be.
+        end = end or seen.find(b"\n", begin, begin + size.most) + 1
+        if not end and is_end and total - begin <= size.most:
+            end = total
+        if not end:
+            break
+        ends.append(end)
+        counts.append(seen.count(b"\n", begin, end) + (seen[end - 1 : end] != b"\n"))
+        begin = end
+    return ends, counts
+
+
+def _cut_by_records(
+    seen: bytes, total: int, size: Size, is_end: bool
+) -> tuple[list[int], list[int]]:
+    """The same with so many records in each, or as many as fit."""
+    lengths = [len(line) + 1 for line in seen.split(b"\n")]
+    lengths[-1] -= 1
+    if not is_end or not lengths[-1]:
+        lengths.pop()
+    begins = list(accumulate(lengths, initial=0))
+    if size.records == 1 and max(lengths, default=0) <= size.most:
+        return begins[1:], [1] * len(lengths)
+    ends: list[int] = []
+    counts: list[int] = []
+    first = 0
+    while first < len(lengths):
+        last = first + size.records
+        if last > len(lengths) and not is_end and total - begins[first] <= size.most:
+            break
+        fitting = bisect_right(begins, begins[first] + size.most) - 1
+        last = min(last, len(lengths), fitting)
+        if last == first:
+            break
+        ends.append(begins[last])
+        counts.append(last - first)
+        first = last
+    return ends, counts
+
+
+def _chunks(data: bytes, ends: list[int], counts: list[int], start: Cursor) -> Iterator[Chunk]:
+    """The parts that end there, as many at once as one call may carry."""
+    cursor, first, begin = start, 0, 0
+    while first < len(ends):
+        most = min(len(ends), first + CHUNK_PARTS)
+        last = min(most, bisect_left(ends, begin + CHUNK_BYTES, first, most) + 1)
+        here, each = ends[first:last], counts[first:last]
+        numbers = list(accumulate(each, initial=cursor.record))
+        cursor = Cursor(start.file, cursor.offset + here[-1] - begin, numbers[-1])
+        yield Chunk(
+            [data[one:two] for one, two in zip([begin, *here], here, strict=False)],
+            [b"%d %d %d" % (n, start.file, at) for n, at in zip(each, numbers, strict=False)],
+            sum(each),
+            here[-1] - begin,
+            cursor,
+        )
+        first, begin = last, here[-1]
+
+
+def _stuck(name: str, cursor: Cursor, size: Size, *, is_open: bool) -> BadInput:
+    if is_open:
+        return BadInput(f"{name}: record {cursor.record}: a quote is not closed")
+    return BadInput(
+        f"{name}: record {cursor.record}, at byte {cursor.offset}, is longer than the "
+        f"{size.most} bytes a part may have"
+    )
+
+
+def whole(source: Input, file: int, most: int) -> Chunk:
+    """An input as one part.
+
+    Raises:
+        BadInput: it cannot be read, or has more bytes than a part may have.
+    """
+    blocks, size = [], 0
+    while size <= most and (block := source.read(max(BLOCK, most + 1))):
+        blocks.append(block)
+        size += len(block)
+    if size > most:
+        raise BadInput(f"{source.name} is larger than the {most} bytes a part may have")
+    return Chunk([b"".join(blocks)], [b"1 %d 1" % file], 1, size, Cursor(file + 1))
+
+
+def first_record(source: Input, mask: Mask, most: int) -> bytes:
+    """The first record, with its line ending; it is read again by the next who reads."""
+    data, block = b"", b"_"
+    while block and len(data) <= most:
+        seen = mask(data)
+        if end := seen.find(b"\n") + 1:
+            source.unread(data)
+            return data[:end]
+        block = source.read(BLOCK)
+        data += block
+    source.unread(data)
+    if len(data) > most or len(mask(data)) < len(data):
+        raise _stuck(source.name, Cursor(), Size(most=most), is_open=len(data) <= most)
+    return data
+
+
+def header_of(name: str, spec: Spec) -> bytes:
+    """The first row of a CSV, with its line ending."""
+    with closing(open_input(name)) as source:
+        return first_record(source, mask_of(spec), MAX_PART)

@@ -1,0 +1,314 @@
+"""Collecting results: each once, in input order or as they come, also when killed.
+
+What was written and where the next result goes are committed with the request, in the step
+that forgets the results. Started again, a collector cuts the file to what is committed.
+"""
+
+import csv
+import io
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streamq.errors import reading
+from streamq.model import Spec, State
+from streamq.protocol.protocol import Protocol
+from streamq.records import encoding as codec
+from streamq.records.encoding import Item
+from streamq.records.outputs import Output, OutputExists, Stopped, refuse_inputs
+
+log = logging.getLogger(__name__)
+
+_ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
+#: So many results, and about so many bytes of them, are written at once.
+_BATCH = 500
+_BATCH_BYTES = 2**22
+_LOOK_S = 0.05
+#: The first look after there was something comes soon: then there may well be more.
+_SOON_S = 0.003
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """How far a file has been written."""
+
+    offset: int = 0
+    next: int = 1
+    #: Column names of a CSV.
+    header: list[str] = []
+    #: The file, and what is written to it.
+    file: str = ""
+    form: str = ""
+    #: The last line has no newline, as in the input: whatever follows begins with one.
+    is_open: bool = False
+    #: How often something was committed: no two commits are the same.
+    times: int = 0
+
+
+class Writer:
+    """Turns the items of results into lines of a format."""
+
+    def __init__(self, form: str, header: list[str], *, is_open: bool = False) -> None:
+        self._form = form
+        self.header = header
+        self.is_open = is_open
+        self._left_out: set[str] = set()
+
+    def lines(self, result: bytes) -> bytes:
+        """The lines of one part's result. What is None writes no line."""
+        with reading("a result"):
+            was_open, self.is_open = self.is_open, False
+            lines = self._lines(result)
+        if not lines:
+            self.is_open = was_open
+        return b"\n" + lines if was_open and lines else lines
+
+    def _lines(self, result: bytes) -> bytes:
+        found = codec.unchecked(result)
+        if self._form == "raw" and (whole := _plain_lines(found)) is not None:
+            return whole
+        items, endings = codec.checked(found)
+        if len(items) == 1 and codec.is_verbatim(items[0]):
+            return bytes(items[0].data)
+        if self._form == "raw":
+            lines = b"".join(
+                _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
+                for index, item in enumerate(items)
+                if item is not None
+            )
+            self.is_open = not lines.endswith(b"\n")
+            return lines
+        kept = [item for item in items if item is not None]
+        if self._form == "csv":
+            return b"".join(self._row(item) for item in kept)
+        return b"\n".join([*map(_json, kept), b""])
+
+    def _row(self, item: Item) -> bytes:
+        value = codec.decode_item(item)
+        fields = value if isinstance(value, dict) else {"result": value}
+        head = b""
+        if not self.header:
+            self.header = list(fields)
+            head = _csv_line(self.header)
+        for name in fields.keys() - self._left_out - set(self.header):
+            self._left_out.add(name)
+            log.warning(
+                "a CSV has the columns of its first result: %s of a later one is left out", name
+            )
+        return head + _csv_line([_cell(fields.get(name)) for name in self.header])
+
+
+def _csv_line(cells: list[Any]) -> bytes:
+    text = io.StringIO(newline="")
+    # It quotes what has a character of the line's end in it.
+    csv.writer(text, lineterminator="\r\n").writerow(cells)
+    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
+
+
+def _plain_lines(items: list[Any]) -> bytes | None:
+    """Items that are all bytes or all text as lines, in one go; None where they are not.
+
+    Joining tells: it takes nothing else, and how lines ended is neither.
+    """
+    if not items:
+        return b""
+    if (lines := codec.as_lines(items)) is not None:
+        return lines
+    with suppress(TypeError):
+        return b"\n".join([*items, b""])
+    with suppress(TypeError):
+        return "\n".join([*items, ""]).encode()
+    return None
+
+
+def _raw(item: Item) -> bytes:
+    if isinstance(item, msgspec.msgpack.Ext):
+        return bytes(item.data)
+    return item.encode() if isinstance(item, str) else item or b""
+
+
+def _json(item: Item) -> Any:
+    """An item as JSON: bytes, or what can be joined with them."""
+    if isinstance(item, msgspec.msgpack.Ext):
+        return item.data
+    return msgspec.json.encode(_readable(item))
+
+
+def _readable(value: object) -> object:
+    """Bytes as text, as far as they are; anything else as it is."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _cell(value: object) -> object:
+    value = _readable(value)
+    return value if value is None or isinstance(value, str | int | float) else _text(value)
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _spec_of(found: dict[str, str]) -> Spec:
+    with reading("the options of the request"):
+        return msgspec.json.decode(found.get("spec", ""), type=Spec)
+
+
+def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
+    """Results in input order for somebody who only looks: nothing is forgotten."""
+    found = protocol.inspect(request_id)
+    writer = Writer(form, [])
+    if form == "raw":
+        yield _spec_of(found).header.encode()
+    number = 1
+    while True:
+        batch = protocol.collect(request_id, next_number=number, most=_BATCH)
+        yield b"".join(writer.lines(result) for _, result in batch.results)
+        if batch.next > number:
+            number = batch.next
+        elif follow and batch.state.is_live:
+            time.sleep(_LOOK_S)
+        else:
+            return
+
+
+class Collector:
+    """Writes one request's results to one output."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        request_id: str,
+        output: Output,
+        form: str,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._should_stop = should_stop
+        self._protocol = protocol
+        self._id = request_id
+        self._output = output
+        self._form = form
+
+    def run(self, *, is_ordered: bool, follow: bool, force: bool) -> bool:
+        """Write what there is; with ``follow`` until the request has ended.
+
+        Returns whether it has ended, and all of it is written.
+
+        Raises:
+            OutputExists: the file is there, and not from this request.
+            OutputError: the output cannot be written.
+            CollectorLost: somebody else collects the same.
+        """
+        found = self._protocol.inspect(self._id)
+        text = self._token = found.get("committed", "")
+        with reading("how far results are written"):
+            self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
+        spec = _spec_of(found)
+        self._refuse_other(force, spec.files)
+        self._writer = Writer(self._form, self._done.header, is_open=self._done.is_open)
+        self._output.open(self._done.offset, has_begun=bool(text), force=force)
+        try:
+            if not text:
+                # Before the first result is written: the file is this request's from now on. Raw
+                # output of a CSV begins with the header that its input had.
+                self._commit(spec.header.encode() if self._form == "raw" else b"", 1, [])
+            return self._collect(is_ordered, follow)
+        except Stopped:
+            return False
+        finally:
+            self._output.close()
+
+    def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
+        """Raise InvalidValue if it is an input, or if what was begun is another file or form."""
+        done, name = self._done, self._output.name
+        if name:
+            refuse_inputs(Path(name), inputs)
+        if done.form and done.form != self._form:
+            raise OutputExists(
+                f"results of request {self._id} are written to {done.file} as {done.form}, "
+                f"not as {self._form}"
+            )
+        if done.file and name and done.file != name and not force:
+            raise OutputExists(
+                f"results of request {self._id} are written to {done.file}: "
+                f"say --force if that is {name} now"
+            )
+
+    def _collect(self, is_ordered: bool, follow: bool) -> bool:
+        pause_s = _SOON_S
+        while True:
+            state, has_more = self._ordered() if is_ordered else self._unordered()
+            if has_more:
+                pause_s = _SOON_S
+                continue
+            if not state.is_live and self._is_settled():
+                self._late()
+                return True
+            if not follow or self._should_stop():
+                return False
+            self._output.look()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S)
+
+    def _ordered(self) -> tuple[State, bool]:
+        found = self._protocol.collect(
+            self._id, next_number=self._done.next, most=_BATCH, max_bytes=_BATCH_BYTES
+        )
+        if found.next == self._done.next:
+            return found.state, False
+        if not found.state.is_live and not self._is_settled():
+            return found.state, False
+        data = b"".join(self._writer.lines(result) for _, result in found.results)
+        self._commit(data, found.next, [str(number) for number, _ in found.results])
+        return found.state, True
+
+    def _unordered(self) -> tuple[State, bool]:
+        state = State(self._protocol.inspect(self._id)["state"])
+        has_some = False
+        for fields, data in self._in_batches():
+            self._commit(data, self._done.next, fields)
+            has_some = True
+        return state, has_some
+
+    def _in_batches(self, only_late: bool = False) -> Iterator[tuple[list[str], bytes]]:
+        fields: dict[str, bytes] = {}
+        size = 0
+        for field, result in self._protocol.leftovers(self._id, _BATCH_BYTES):
+            if "." in field or not only_late:
+                fields[field] = result
+                size += len(result)
+            if len(fields) >= _BATCH or size >= _BATCH_BYTES:
+                yield list(fields), b"".join(map(self._writer.lines, fields.values()))
+                fields, size = {}, 0
+        if fields:
+            yield list(fields), b"".join(map(self._writer.lines, fields.values()))
+
+    def _late(self) -> None:
+        """What retries yielded comes after everything else."""
+        for fields, data in self._in_batches(only_late=True):
+            self._commit(data, self._done.next, fields)
+
+    def _is_settled(self) -> bool:
+        """Whether nobody runs a part any more: what runs when a request fails still counts."""
+        return self._protocol.inspect(self._id)["leases"] == "0"
+
+    def _commit(self, data: bytes, next_number: int, forget: list[str]) -> None:
+        """First the bytes, then the word that they are there."""
+        self._output.write(data)
+        done = Committed(
+            self._done.offset + len(data),
+            next_number,
+            self._writer.header,
+            self._output.name,
+            self._form,
+            self._writer.is_open,
+            self._done.times + 1,
+        )
+        token = msgspec.json.encode(done).decode()
+        self._protocol.collect(
+            self._id, next_number=1, most=0, commit=(self._token, token), forget=forget
+        )
+        self._done, self._token = done, token

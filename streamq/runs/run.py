@@ -1,0 +1,226 @@
+"""The whole job at once: load, work, collect, each going on while the others do.
+
+What is needed to go on after a stop or a crash is kept in a folder of the job's own: the
+embedded server's data and how the job was started.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from streamq.driver.connection import Connection
+from streamq.errors import ProtocolError, RequestEnded, RequestUnknown, ServerError, StreamqError
+from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
+from streamq.protocol.protocol import Protocol
+from streamq.queue.client import Request
+from streamq.records.outputs import FileOutput, Output, StreamOutput
+from streamq.runs.collect import Collector
+from streamq.runs.load import Load
+from streamq.runs.plan import STANDARD, Plan
+from streamq.runs.progress import Meter, Progress
+from streamq.worker.channel import Config, PoolOptions
+from streamq.worker.lease_keeper import Keeper
+from streamq.worker.pool import LAST_CALL, Pool
+from streamq.worker.spawning import Nursery
+
+_LEASE_MS = 8_000
+_BEAT_MS = 2_000
+_AUDIT_MS = 2_000
+_CANCEL_GRACE_S = 3.0
+_WATCH_S = 0.25
+
+
+class Job:
+    """One run of a plan on one server."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        url: str,
+        prefix: str,
+        *,
+        log_level: str,
+        is_alone: bool = False,
+        nursery: Nursery | None = None,
+    ) -> None:
+        """With ``is_alone`` nobody else works on the server."""
+        self._nursery = nursery
+        self._plan = plan
+        self._url = url
+        self._prefix = prefix
+        self._log_level = log_level
+        self._is_alone = is_alone
+        self._is_stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._is_collected = threading.Event()
+        self.failures: list[Failure] = []
+        self._pool: Pool | None = None
+        self._file: FileOutput | None = None
+
+    def run(self, watch: Callable[[Progress], None], *, force: bool) -> Status:
+        """Run to the end, or until told to stop. Returns the last status.
+
+        Raises:
+            StreamqError: what went wrong with the input, the output, the function or the server.
+            BrokenPipeError: nobody reads the output any more.
+        """
+        # The loader, the collector, whoever watches and the pool's keeper: a connection each.
+        connections = [Connection(self._url) for _ in range(4)]
+        protocols = [Protocol(connection, self._prefix) for connection in connections]
+        if self._is_alone:
+            self._take_over(protocols[0])
+        opened = threading.Event()
+        pool = self._pool = self._make_pool(protocols[3])
+        threads = [
+            self._thread(lambda: self._load(protocols[0], opened)),
+            self._thread(lambda: self._collect(protocols[1], opened, force=force)),
+            self._thread(lambda: self._watch(protocols[2], opened, pool, watch)),
+        ]
+        try:
+            self._pool.run()
+        finally:
+            self._is_stopping.set()
+            for thread in threads:
+                thread.join()
+        if self._error:
+            raise self._error
+        request = Request(protocols[2], self._plan.id)
+        status, self.failures = request.status(), request.errors()
+        for connection in connections:
+            connection.close()
+        return status
+
+    def forget(self) -> None:
+        """Leave nothing of the request in the server, and of what was written of it."""
+        if self._file:
+            self._file.remove()
+        with closing(Connection(self._url)) as connection, suppress(StreamqError):
+            request = Request(Protocol(connection, self._prefix), self._plan.id)
+            request.cancel()
+            request.purge()
+
+    @property
+    def stopped_by(self) -> int:
+        """The signal that stopped it before its end, if one did."""
+        return self._pool.stopped_by if self._pool else 0
+
+    def processes(self) -> list[int]:
+        """Ids of the processes that run the function."""
+        return self._pool.processes() if self._pool else []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every result is in the output."""
+        return self._is_collected.is_set()
+
+    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  it is raised where the job is run
+                # Who takes the request back says why; the others only find it gone.
+                if self._error is None or isinstance(self._error, RequestUnknown):
+                    self._error = error
+                self._end()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def _end(self) -> None:
+        self._is_stopping.set()
+        assert self._pool is not None
+        self._pool.end()
+
+    def _take_over(self, protocol: Protocol) -> None:
+        """Hand back at once what processes of an earlier run held: they are dead, and no part
+        is to blame for it.
+        """
+        plan = self._plan
+        with suppress(RequestUnknown):
+            for holder in protocol.holders(plan.id):
+                protocol.release(plan.id, holder, LAST_CALL)
+            audit = protocol.audit(plan.id)
+            protocol.mint(plan.policy.queue, plan.id, audit.tokens, mode="ensure")
+
+    def _load(self, protocol: Protocol, opened: threading.Event) -> None:
+        plan = self._plan
+        load = Load(
+            protocol,
+            plan.id,
+            plan.policy,
+            plan.size,
+            window_bytes=plan.window_bytes,
+            counts_results=True,
+            checks_complete=False,
+            should_stop=self._is_stopping.is_set,
+        )
+        # With too many failures it ends before all is loaded: the collector sees that.
+        with suppress(RequestEnded):
+            load.run(opened.set)
+
+    def _collect(self, protocol: Protocol, opened: threading.Event, *, force: bool) -> None:
+        plan = self._plan
+        if not _await(opened, self._is_stopping):
+            return
+        should_stop = self._is_stopping.is_set
+        collector = Collector(protocol, plan.id, self._output(), plan.form, should_stop)
+        if collector.run(is_ordered=plan.is_ordered, follow=True, force=force):
+            self._is_collected.set()
+            self._end()
+
+    def _output(self) -> Output:
+        plan = self._plan
+        should_stop = self._is_stopping.is_set
+        if plan.output == STANDARD:
+            return StreamOutput(1, "standard output", should_stop)
+        if plan.is_piped:
+            return StreamOutput(os.open(plan.output, os.O_WRONLY), plan.output, should_stop)
+        self._file = FileOutput(Path(plan.output), plan.id)
+        return self._file
+
+    def _watch(
+        self,
+        protocol: Protocol,
+        opened: threading.Event,
+        pool: Pool,
+        watch: Callable[[Progress], None],
+    ) -> None:
+        if not _await(opened, self._is_stopping):
+            return
+        meter = Meter(protocol, self._plan, pool)
+        while not self._is_stopping.wait(_WATCH_S):
+            with suppress(ServerError, ProtocolError):
+                watch(meter.read())
+
+    def _make_pool(self, protocol: Protocol) -> Pool:
+        plan = self._plan
+        config = Config(
+            url=self._url,
+            prefix=self._prefix,
+            queue=plan.policy.queue,
+            target=plan.target,
+            handler=plan.policy.handler,
+            argv=plan.argv,
+            keeps_stdout=not plan.is_piped,
+            allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),
+            slots=plan.slots,
+            levels=tuple(range(LAST_LEVEL + 1)),
+            quantum_ms=50,
+            lease_ms=_LEASE_MS,
+            max_result=MAX_RESULT,
+            log_level=self._log_level,
+            log_format="text",
+        )
+        keeper = Keeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
+        options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
+        return Pool(config, options, keeper, nursery=self._nursery)
+
+
+def _await(opened: threading.Event, stopping: threading.Event) -> bool:
+    while not opened.wait(0.05):
+        if stopping.is_set():
+            return False
+    return True

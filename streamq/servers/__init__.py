@@ -1,0 +1,1 @@
+"""Servers that are started here: embedded ones, local clusters."""

@@ -1,0 +1,155 @@
+"""Health, metrics and scale over HTTP, for whoever looks after the process.
+
+The server runs in a thread of the parent, beside the loop that it reports on. ``/livez``
+asks nobody: it says whether that loop still turns. A server that is away makes a pool
+not ready, and never a reason to restart it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import msgspec
+
+from streamq import units
+from streamq.errors import Damaged, InvalidValue, ServerError, SettingsError
+from streamq.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+#: A loop that has not turned for so long is stuck.
+STUCK_S = 10.0
+#: A client that says nothing is not waited for longer.
+_SILENT_S = 5.0
+_JSON = "application/json"
+_TEXT = "text/plain; charset=utf-8"
+
+Reply = tuple[HTTPStatus, str, bytes]
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """What is reported on."""
+
+    #: When the loop last turned, by the clock that never jumps.
+    ticked_at: Callable[[], float]
+    #: Why it is not ready; empty when it is.
+    unready: Callable[[], str]
+    samples: Callable[[], metrics.Samples]
+    #: Slots that could be used now.
+    wanted: Callable[[], int]
+
+
+class HealthServer:
+    """Answers at an address until it is closed."""
+
+    def __init__(self, address: str, subject: Subject) -> None:
+        """Listen at ``PORT`` (on every interface) or ``HOST:PORT``; port 0 is a free one.
+
+        Raises:
+            SettingsError: nobody can listen there.
+        """
+        host, port = _host_and_port(address)
+        try:
+            self._server = _Server((host, port), subject)
+        except OSError as error:
+            reason = error.strerror or error
+            raise SettingsError(f"cannot listen for --health-port {address}: {reason}") from None
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.2,), name="health", daemon=True
+        )
+        self._thread.start()
+        log.info("health on http://%s:%d/livez, readyz, metrics, scale", host, self.port)
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], subject: Subject) -> None:
+        self.subject = subject
+        super().__init__(address, _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _SILENT_S
+    server_version = "streamq"
+    sys_version = ""
+    _PAGES: ClassVar[dict[str, Callable[[Subject], Reply]]]
+
+    def do_GET(self) -> None:
+        """Answer one of the pages there are."""
+        page = self._PAGES.get(self.path.partition("?")[0])
+        if page is None:
+            known = ", ".join(self._PAGES)
+            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, f"there are {known}\n".encode()
+        else:
+            status, kind, body = page(self.server.subject)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        """The same without the body."""
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Probes come every few seconds: they are worth no line."""
+        log.debug("%s %s", self.client_address[0], format % args)
+
+
+def _livez(subject: Subject) -> Reply:
+    silent_s = time.monotonic() - subject.ticked_at()
+    return _verdict("" if silent_s < STUCK_S else f"no sign of life for {silent_s:.0f} s")
+
+
+def _readyz(subject: Subject) -> Reply:
+    return _verdict(subject.unready())
+
+
+def _verdict(problem: str) -> Reply:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+    return status, _TEXT, f"{problem or 'ok'}\n".encode()
+
+
+def _metrics(subject: Subject) -> Reply:
+    return HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.text(subject.samples())
+
+
+def _scale(subject: Subject) -> Reply:
+    try:
+        value = subject.wanted()
+    except (ServerError, Damaged):
+        # Without its address: anybody may ask here.
+        body = {"error": "the server does not answer"}
+        return HTTPStatus.SERVICE_UNAVAILABLE, _JSON, msgspec.json.encode(body)
+    return HTTPStatus.OK, _JSON, msgspec.json.encode({"value": value})
+
+
+_Handler._PAGES = {
+    "/livez": _livez,
+    "/readyz": _readyz,
+    "/metrics": _metrics,
+    "/scale": _scale,
+}
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise InvalidValue(f"--health-port {address!r}: write 8080 or 127.0.0.1:8080")
+    return host or "0.0.0.0", units.whole(int(port), "--health-port", 0, 65_535)

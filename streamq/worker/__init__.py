@@ -1,0 +1,1 @@
+"""A pool: a parent, and processes that run handlers under leases."""

@@ -1,0 +1,197 @@
+"""A program as a handler: a part's records are its input, what it prints is the result.
+
+Programs stay in the process group of the process that starts them, so whoever ends that
+process for good (a time limit, a cancelled request, a pool that is gone) ends them too,
+with everything they started themselves.
+"""
+
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from streamq.app import Abandon, App, Context
+from streamq.errors import InvalidValue, StreamqError
+from streamq.records.encoding import Verbatim
+
+#: So much of what a program says on stderr is kept with its failure.
+_TAIL_BYTES = 2_000
+_BLOCK = 2**16
+#: How often a program that runs is asked whether it is still wanted.
+_LOOK_S = 0.1
+#: How often it is looked at for its end where the system does not tell.
+_NAP_S = 0.002
+
+
+class ProgramMissing(StreamqError):
+    """There is no such program."""
+
+
+class ProgramFailed(Exception):
+    """A program ended with an exit code or by a signal. The text ends with what it said."""
+
+
+def words_of(command: str) -> tuple[str, ...]:
+    """The words of a command, as a shell splits them: the program and its arguments.
+
+    Raises:
+        InvalidValue: it has no end, or no words.
+    """
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidValue(f"--exec {command!r}: {error}") from None
+    if command and not words:
+        raise InvalidValue("--exec names no program")
+    return words
+
+
+def app_of(name: str, argv: Sequence[str], max_result: int) -> App:
+    """An app whose one handler, of that name, runs the program with each part.
+
+    Raises:
+        ProgramMissing: there is no such program.
+    """
+    path = shutil.which(argv[0])
+    if path is None:
+        raise ProgramMissing(f"--exec: there is no program {argv[0]!r} that can be run")
+    app = App()
+
+    @app.handler(name=name)
+    def run(part: bytes, context: Context) -> Verbatim:
+        return Verbatim(_Run([path, *argv[1:]], context, max_result).result(part))
+
+    return app
+
+
+class _Run:
+    """One run of a program."""
+
+    def __init__(self, argv: list[str], context: Context, max_result: int) -> None:
+        self._context = context
+        self._max_result = max_result
+        self._output: list[bytes] = []
+        self._size = 0
+        self._errors = b""
+        self._rest = memoryview(b"")
+        self._looked = time.monotonic()
+        self._is_unwanted = False
+        self._marks = {
+            "STREAMQ_REQUEST_ID": context.request,
+            "STREAMQ_PART": str(context.part),
+            "STREAMQ_ATTEMPT": str(context.attempt),
+            "STREAMQ_SOURCE": context.source,
+        }
+        self._popen = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | self._marks,
+        )
+
+    def result(self, part: bytes) -> bytes:
+        """What it prints, when it has ended well."""
+        with self._popen:
+            try:
+                self._talk(part)
+                code = self._await_end()
+            except BaseException:
+                self._signal(signal.SIGKILL)
+                raise
+            if self._is_unwanted:
+                self._signal(signal.SIGKILL)
+        if code:
+            how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
+            said = self._errors.decode(errors="replace").strip()
+            raise ProgramFailed(f"{how}: {said}" if said else how)
+        return b"".join(self._output)
+
+    def _talk(self, part: bytes) -> None:
+        """Give it the records and take what it prints, both as it is ready for them."""
+        popen, self._rest = self._popen, memoryview(part)
+        with selectors.DefaultSelector() as selector:
+            for stream, event, step in (
+                (popen.stdin, selectors.EVENT_WRITE, self._feed),
+                (popen.stdout, selectors.EVENT_READ, self._hear),
+                (popen.stderr, selectors.EVENT_READ, self._heed),
+            ):
+                assert stream is not None
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, event, (step, stream))
+            while selector.get_map():
+                for key, _ in selector.select(_LOOK_S):
+                    step, stream = key.data
+                    if not step(key.fd):
+                        selector.unregister(stream)
+                        with suppress(OSError):
+                            stream.close()
+                self._look()
+
+    def _feed(self, fd: int) -> bool:
+        """Write what it takes. False at the end, or when it reads no more: it has had enough."""
+        try:
+            self._rest = self._rest[os.write(fd, self._rest[:_BLOCK]) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return bool(self._rest)
+
+    def _hear(self, fd: int) -> bool:
+        """Read what it prints. False at the end."""
+        data = os.read(fd, _BLOCK)
+        self._output.append(data)
+        self._size += len(data)
+        if self._size > self._max_result:
+            raise Abandon(f"it printed more than the {self._max_result} bytes allowed")
+        return bool(data)
+
+    def _heed(self, fd: int) -> bool:
+        """Read what it complains of, and keep the end of it. False at the end."""
+        data = os.read(fd, _BLOCK)
+        self._errors = (self._errors + data)[-_TAIL_BYTES:]
+        return bool(data)
+
+    def _look(self) -> None:
+        """End it when its result is not wanted any more."""
+        if time.monotonic() - self._looked > _LOOK_S:
+            self._looked = time.monotonic()
+            if self._context.should_stop() and not self._is_unwanted:
+                self._is_unwanted = True
+                # If it does not care, the pool ends everything in its group after a while.
+                self._signal(signal.SIGTERM)
+
+    def _await_end(self) -> int:
+        """Its exit code: it may close what it prints to long before it ends."""
+        while (code := self._popen.poll()) is None:
+            _sleep_beside(self._popen.pid)
+            self._look()
+        return code
+
+    def _signal(self, number: int) -> None:
+        """Signal the program and, where the system tells, everything that it started."""
+        self._popen.send_signal(number)
+        marks = {f"{name}={value}".encode() for name, value in self._marks.items()}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            pid = int(path.parent.name)
+            with suppress(OSError):  # it has gone, or is not ours
+                is_ours = pid != self._popen.pid and os.getpgid(pid) == os.getpgrp()
+                if is_ours and marks <= set(path.read_bytes().split(b"\0")):
+                    os.kill(pid, number)
+
+
+def _sleep_beside(pid: int) -> None:
+    """Sleep until a child ends, or for a moment."""
+    if not hasattr(os, "pidfd_open"):
+        time.sleep(_NAP_S)
+        return
+    with open(os.pidfd_open(pid)) as child, selectors.DefaultSelector() as selector:  # noqa: PTH123
+        selector.register(child, selectors.EVENT_READ)
+        selector.select(_LOOK_S)

@@ -1,0 +1,272 @@
+"""What each slot of a process holds and runs, in memory that its parent sees too.
+
+The parent renews leases, stops parts that take too long and hands back parts that wait
+behind a slow one, whatever the process itself is doing, even while a handler holds the
+GIL. So the two must agree, without waiting for each other, which parts were started:
+the slot writes `current` and then reads `cut`; the parent writes `cut` and then reads
+`current`. Whoever comes second sees the other, so no part is both started and struck.
+"""
+
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from threading import Lock
+
+import msgspec
+
+from streamq.worker import counters as tally
+
+#: Parts one holder is ever handed at once.
+MOST_PARTS = 500
+#: No part is struck.
+UNCUT = 2**62
+#: Room between two calls of a slot for the parent's own calls under the same lease.
+CALL_STEP = 1_000
+
+#: Attempts share a word with the delay after them.
+_ATTEMPTS = 2**16
+
+_WORDS = 16
+_TEXT = 64
+_HOLDER = _WORDS * 8
+_REQUEST = _HOLDER + _TEXT
+_HANDLER = _REQUEST + _TEXT
+_NUMBERS = (_HANDLER + _TEXT) // 8
+_SLOT = _NUMBERS + MOST_PARTS
+
+(
+    VERSION,
+    CALLS,
+    CURRENT,
+    ENDED,
+    COUNT,
+    PROGRESS,
+    TOLD,
+    CUT,
+    SINCE_MS,
+    TIMEOUT_MS,
+    IS_ASYNC,
+    RETRY_MS,
+) = range(12)
+#: From CALLS to TOLD as they are at the beginning of a lease, and the texts behind the words.
+_BEGIN = struct.pack("=6q", 0, -1, -1, 0, 0, 0)
+_NAMES = struct.Struct(f"={_TEXT}s{_TEXT}s")
+
+# A store, two locks taken and left, and a load cannot change places on any processor. On
+# these, whatever takes a lock is a fence already.
+_first, _second = Lock(), Lock()
+_IS_ORDERED = os.uname().machine in ("x86_64", "i686")
+
+
+def _fence() -> None:
+    with _first:
+        pass
+    if _IS_ORDERED:
+        return
+    with _second:
+        pass
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a slot held at one moment."""
+
+    version: int
+    #: Calls of the slot that were answered.
+    calls: int
+    current: int
+    #: Whether the current part has ended, and waits to be finished.
+    is_ended: bool
+    since_ms: int
+    timeout_ms: int
+    progress: int
+    told: int
+    is_async: bool
+    #: How long the running part waits if it is stopped and runs again, and which attempt it is.
+    retry_ms: int
+    attempt: int
+    holder: str
+    request_id: str
+    handler: str
+    numbers: tuple[int, ...]
+
+    @property
+    def running(self) -> int | None:
+        """Number of the part that runs, if one does."""
+        if 0 <= self.current < len(self.numbers) and not self.is_ended:
+            return self.numbers[self.current]
+        return None
+
+
+class Table:
+    """The slots of one process. The process and its parent map the same memory."""
+
+    def __init__(self, fd: int, slots: int) -> None:
+        self._memory = mmap.mmap(fd, _size(slots))
+        self._words = memoryview(self._memory).cast("q")
+        self._rows = [self._words[slot * _SLOT :][:_WORDS] for slot in range(slots)]
+        self.slots = slots
+        #: What the slots have done; behind what they hold.
+        self._counts = self._words[slots * _SLOT :]
+        self.tally = tally.Tally(self._counts, slots)
+
+    @classmethod
+    def create(cls, slots: int) -> "tuple[Table, int]":
+        """A new table, and the file descriptor to hand to the process."""
+        fd = os.memfd_create("streamq") if hasattr(os, "memfd_create") else _unlinked_file()
+        os.truncate(fd, _size(slots))
+        return cls(fd, slots), fd
+
+    def close(self) -> None:
+        """Unmap it."""
+        for view in (*self._rows, self._counts):
+            view.release()
+        self._words.release()
+        self._memory.close()
+
+    # The slot's side.
+
+    def hold(self, slot: int, holder: str, request_id: str) -> None:
+        """A lease is about to begin: of this holder and request."""
+        at = slot * _SLOT
+        words = self._words
+        words[at + VERSION] += 1
+        _fence()
+        begin = (at + CALLS) * 8
+        self._memory[begin : begin + len(_BEGIN)] = _BEGIN
+        _NAMES.pack_into(self._memory, at * 8 + _HOLDER, holder.encode(), request_id.encode())
+        _fence()
+        words[at + VERSION] += 1
+
+    def describe(self, slot: int, handler: str, *, timeout_ms: int, is_async: bool) -> None:
+        """What the lease's request wants; written before its first batch is dealt."""
+        at = slot * _SLOT
+        self._write(at * 8 + _HANDLER, handler)
+        self._words[at + TIMEOUT_MS] = timeout_ms
+        self._words[at + IS_ASYNC] = is_async
+
+    def _write(self, start: int, text: str) -> None:
+        self._memory[start : start + _TEXT] = text.encode().ljust(_TEXT, b"\0")
+
+    def deal(self, slot: int, numbers: Sequence[int]) -> None:
+        """The lease has a new batch of parts; none is started."""
+        at = slot * _SLOT
+        words = self._words
+        words[at + VERSION] += 1
+        _fence()
+        words[at + CURRENT] = words[at + ENDED] = -1
+        words[at + CUT] = UNCUT
+        words[at + COUNT] = len(numbers)
+        for index, number in enumerate(numbers, at + _NUMBERS):
+            words[index] = number
+        _fence()
+        words[at + VERSION] += 1
+
+    def expect(self, slot: int, attempt: int, retry_ms: int) -> None:
+        """What to say of the part that is to start, should it take too long."""
+        self._words[slot * _SLOT + RETRY_MS] = retry_ms * _ATTEMPTS + min(attempt, _ATTEMPTS - 1)
+
+    def start(self, slot: int, index: int, now_ms: int) -> bool:
+        """Start a part of the batch, unless it was struck or the lease is not wanted any more."""
+        row = self._rows[slot]
+        row[SINCE_MS] = now_ms
+        row[CURRENT] = index
+        _fence()
+        return index < row[CUT] and not row[TOLD]
+
+    def end(self, slot: int, index: int) -> None:
+        """The part that was started has ended: it runs no more, though it is not finished yet."""
+        self._rows[slot][ENDED] = index
+
+    def next_call(self, slot: int) -> int:
+        """The number of the slot's next call under its lease.
+
+        What the parent says meanwhile has a lower one, so it cannot make this call a late one.
+        """
+        return (self._words[slot * _SLOT + CALLS] + 1) * CALL_STEP
+
+    def answered(self, slot: int) -> None:
+        """The slot's call was answered."""
+        self._words[slot * _SLOT + CALLS] += 1
+
+    def is_told(self, slot: int) -> bool:
+        """Whether the parent says that the lease is lost or the request cancelled."""
+        return self._words[slot * _SLOT + TOLD] != 0
+
+    def set_progress(self, slot: int, percent: float) -> None:
+        """How far the running part is, in percent."""
+        self._words[slot * _SLOT + PROGRESS] = round(percent)
+
+    def drop(self, slot: int) -> None:
+        """The lease is over."""
+        self.hold(slot, "", "")
+
+    # The parent's side.
+
+    def read(self, slot: int, *, is_dead: bool = False) -> Held | None:
+        """What the slot holds, or None when it holds nothing or is just changing.
+
+        A dead process changes nothing any more, so what it was just writing counts.
+        """
+        at = slot * _SLOT
+        words = self._words
+        version = words[at + VERSION]
+        if not self._memory[at * 8 + _HOLDER] or (version % 2 and not is_dead):
+            return None
+        _fence()
+        texts = [
+            bytes(self._memory[at * 8 + offset : at * 8 + offset + _TEXT])
+            .rstrip(b"\0")
+            .decode("ascii", "replace")
+            for offset in (_HOLDER, _REQUEST, _HANDLER)
+        ]
+        count = words[at + COUNT]
+        held = Held(
+            version,
+            words[at + CALLS],
+            words[at + CURRENT],
+            words[at + CURRENT] == words[at + ENDED],
+            words[at + SINCE_MS],
+            words[at + TIMEOUT_MS],
+            words[at + PROGRESS],
+            words[at + TOLD],
+            bool(words[at + IS_ASYNC]),
+            *divmod(words[at + RETRY_MS], _ATTEMPTS),
+            texts[0],
+            texts[1],
+            texts[2],
+            tuple(words[at + _NUMBERS : at + _NUMBERS + count]),
+        )
+        _fence()
+        return held if words[at + VERSION] == version else None
+
+    def strike(self, slot: int, held: Held) -> tuple[int, ...]:
+        """Strike what the slot has not started. Returns the parts that it never will start."""
+        at = slot * _SLOT
+        words = self._words
+        cut = held.current + 1
+        while cut < len(held.numbers):
+            words[at + CUT] = cut
+            _fence()
+            if words[at + VERSION] != held.version:
+                # Another batch was dealt meanwhile: its slot stops early, and hands back itself.
+                return ()
+            if words[at + CURRENT] < cut:
+                return held.numbers[cut:]
+            cut = words[at + CURRENT] + 1
+        return ()
+
+    def tell(self, slot: int, held: Held) -> None:
+        """Say that the lease is lost or the request cancelled."""
+        if self._words[slot * _SLOT + VERSION] == held.version:
+            self._words[slot * _SLOT + TOLD] = 1
+
+
+def _size(slots: int) -> int:
+    return slots * (_SLOT + tally.WORDS) * 8
+
+
+def _unlinked_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,77 @@
+"""Processes of a pool that are started before it is known what they are to do.
+
+A new interpreter is busy for a while before it can be told anything. Who starts them first
+and then looks for a server, for files and for its own modules does not wait for them.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import NamedTuple, Self
+
+from streamq.worker.channel import Line
+from streamq.worker.slot_table import Table
+
+#: Nothing that is imported is garbage: who looks for it meanwhile is only in the way.
+_BEGIN = "import gc; gc.disable(); from streamq.worker.process import main; main()"
+
+
+class Newborn(NamedTuple):
+    """A process that waits for its first word, the line to it, and the table it shares."""
+
+    popen: subprocess.Popen[bytes]
+    line: Line
+    table: Table
+
+
+class Nursery:
+    """Starts processes, some of them ahead of time. At its end those are killed nobody took."""
+
+    def __init__(self, slots: int, ahead: int = 0) -> None:
+        self._slots = slots
+        self._waiting: list[Newborn] = []
+        with suppress(OSError):  # whoever takes one is told
+            self._waiting += [self._start() for _ in range(ahead)]
+
+    def take(self) -> Newborn:
+        """A process to be told what to do.
+
+        Raises:
+            OSError: none can be started.
+        """
+        return self._waiting.pop(0) if self._waiting else self._start()
+
+    def _start(self) -> Newborn:
+        table, fd = Table.create(self._slots)
+        ours, theirs = socket.socketpair()
+        try:
+            popen = subprocess.Popen(
+                [sys.executable, "-c", _BEGIN, str(theirs.fileno()), str(fd)],
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C in the terminal is for the parent, which lets its processes finish.
+                process_group=0,
+                pass_fds=(theirs.fileno(), fd),
+            )
+        except OSError:
+            ours.close()
+            table.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(fd)
+        return Newborn(popen, Line(ours), table)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for popen, line, table in self._waiting:
+            with suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
+            popen.wait()
+            line.close()
+            table.close()
+        self._waiting.clear()
