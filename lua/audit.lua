@@ -1,14 +1,15 @@
 -- audit: work out afresh which tokens should be out, whatever was believed.
 --
---   (changes beliefs only)  request
+--   (changes beliefs only)  request, and since when its holders are suspected to be dead
 --
 -- KEYS[1]  meta      HASH    state, limit, counts, tokens believed out
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
 --
 -- Returns  state; queue; tokens that should be out; their level; when to look again; leases
---          that have expired; when the request may be purged (0: it has not ended);
---          entries in its stream that were not ours, since the last audit
+--          that may be reaped; when the request may be purged (0: it has not ended, or leases
+--          stand); entries in its stream that were not ours, since the last audit; leases past
+--          their deadline
 -- Errors   UNKNOWN   no such request
 -- Cost     O(log leases)
 -- Flags    allow-oom
@@ -17,6 +18,7 @@
 -- @include request
 -- @include most_out
 -- @include tokens
+-- @include suspicion
 
 local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }
 
@@ -33,14 +35,35 @@ local want, look = invite(k, r, now)
 -- Never more than was believed: what the caller will find missing is not out yet, and whoever
 -- mints meanwhile must not be told that it is. Too low a belief only makes a token too many.
 put(r, "out", math.min(believed, want))
-local expired = redis.call("ZCOUNT", k.leases, "-inf", now)
--- Also look when the first lease would expire, so that the dead do not wait for the next round.
+
+-- What is to be said of leases that are past their deadline: how many may be reaped.
+local function suspect(overdue)
+  local since = suspected_since(k.meta, now)
+  if overdue == 0 then
+    redis.call("HDEL", k.meta, "suspected_ms", "looked_ms")
+    return 0
+  end
+  put(r, "suspected_ms", since or now)
+  put(r, "looked_ms", now)
+  local latest = reap_until(r, now, since)
+  return latest and redis.call("ZCOUNT", k.leases, "-inf", latest) or 0
+end
+
+local overdue = redis.call("ZCOUNT", k.leases, "-inf", now)
+local expired = suspect(overdue)
+-- Also look when the first lease would expire, so that the dead do not wait for the next round,
+-- and again and again while some are suspected.
 local first = redis.call("ZRANGEBYSCORE", k.leases, "(" .. now, "+inf", "WITHSCORES", "LIMIT", 0, 1)
-if first[2] and (look == 0 or tonumber(first[2]) < look) then
-  look = tonumber(first[2])
+local next_look = tonumber(first[2])
+if overdue > 0 then
+  next_look = math.min(now + LOOK_EVERY_MS, next_look or math.huge)
+end
+if next_look and (look == 0 or next_look < look) then
+  look = next_look
 end
 local purge_at = 0
-if not is_live(r) then
+-- Not while a lease stands: nobody looks at what is closed, and its holder may be dead.
+if not is_live(r) and overdue == 0 and not next_look then
   load_more(k.meta, r)
   purge_at = r.finished_ms + r.keep_ms
 end
@@ -49,4 +72,5 @@ local strays = tonumber(redis.call("HGET", k.meta, "strays")) or 0
 if strays > 0 then
   redis.call("HDEL", k.meta, "strays")
 end
-return { r.state, redis.call("HGET", k.meta, "queue"), want, r.level, look, expired, purge_at, strays }
+return { r.state, redis.call("HGET", k.meta, "queue"), want, r.level, look, expired, purge_at, strays,
+  overdue }

@@ -9,6 +9,7 @@
 -- KEYS[5]  holders   HASH    call number and running part of each lease
 -- KEYS[6]  tries     HASH    part number, what went wrong with it
 -- KEYS[7]  partial   HASH    part number, outcomes so far
+-- KEYS[8]  gone      ZSET    holder that was released without a lease, scored by when (ms)
 --
 -- ARGV[1]  holder    a name never used before; kept when this call is repeated
 -- ARGV[2]  level     the list the token came from, or -1 without a token
@@ -19,7 +20,7 @@
 -- ARGV[7+] handlers  that the caller has: "parts NAME RETRIES" or "records NAME RETRIES";
 --                    the retries count when the request does not say how many
 --
--- Returns  ok, empty, limit, held, paused, handler, level or the state of an ended request;
+-- Returns  ok, empty, limit, held, paused, handler, level, lost or the state of an ended request;
 --          tokens to push; their level; when to look again; handler; and with parts: spec, or
 --          "" when known; creation time; how long (ms) it has been there to be run;
 --          troubles (number, tries, partial, ...); and of the parts, if there are any: their ids,
@@ -38,7 +39,7 @@
 
 local k = {
   meta = KEYS[1], parts = KEYS[2], leases = KEYS[3], retry = KEYS[4],
-  holders = KEYS[5], tries = KEYS[6], partial = KEYS[7],
+  holders = KEYS[5], tries = KEYS[6], partial = KEYS[7], gone = KEYS[8],
 }
 local holder, level, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, lease_ms, known = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -97,6 +98,10 @@ end
 if not is_live(r) then
   return answer(r.state, 0, 0)
 end
+if redis.call("ZSCORE", k.gone, holder) then
+  -- It came after its own release: nobody waits for the answer, or would end the lease.
+  return refuse("lost")
+end
 if level >= 0 and level ~= r.level then
   return answer("level", 0, 0)
 end
@@ -111,7 +116,7 @@ end
 if leases_of(k, r) >= r.limit then
   return refuse("limit")
 end
-if blocked_until(r) > now then
+if blocked_until(r, now) > now then
   return refuse("held")
 end
 if r.unit == "" then
@@ -130,6 +135,9 @@ end
 redis.call("ZADD", k.leases, now + lease_ms, holder)
 redis.call("HSET", k.holders, holder, 0)
 r.leases = r.leases + 1
+if lease_ms > r.lease_ms then
+  put(r, "lease_ms", lease_ms)
+end
 if is_first then
   put(r, "started_ms", now)
 end

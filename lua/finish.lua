@@ -21,10 +21,11 @@
 -- ARGV[3]  most      parts to hand over at most; 0 ends the lease
 -- ARGV[4]  max_bytes stop handing over new parts beyond this
 -- ARGV[5]  lease_ms  how long the lease stands without a renewal
--- ARGV[6]  records   in all parts given
--- ARGV[7]  numbers   of the parts (I8)
--- ARGV[8]  sizes     of their results (I4)
--- ARGV[9]  results   joined
+-- ARGV[6]  created   when the request was created whose parts these are, as claim told it
+-- ARGV[7]  records   in all parts given
+-- ARGV[8]  numbers   of the parts (I8)
+-- ARGV[9]  sizes     of their results (I4)
+-- ARGV[10] results   joined
 --
 -- Returns  ok, over (the lease is), lost, late or the state of an ended request; tokens to
 --          push; their level; when to look again; parts counted; and of the parts handed over
@@ -48,8 +49,8 @@ local k = {
   events = KEYS[11],
 }
 local holder, call, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local max_bytes, lease_ms, records = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local numbers, sizes, results = ARGV[7], ARGV[8], ARGV[9]
+local max_bytes, lease_ms, created = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local records, numbers, sizes, results = tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
 
 local given = #sizes / 4
 numbers = { struct.unpack("<" .. string.rep("I8", given), numbers) }
@@ -143,7 +144,8 @@ local function record_batch()
   end
 end
 
--- Without a lease, only parts that nobody has taken since: they lie in `retry`.
+-- Without a lease, only parts that nobody has taken since: they lie in `retry`. Never those of
+-- an earlier request of the same id, which was purged.
 local function record_mercifully()
   record_those(function(number)
     return redis.call("ZSCORE", k.retry, number) and redis.call("XACK", k.parts, "w", number) == 1
@@ -153,7 +155,7 @@ end
 -- Hand over the next batch, or end the lease: a call that hands out nothing leaves none.
 local function go_on()
   local room = leases_of(k, r) <= r.limit
-  if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r) <= now then
+  if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r, now) <= now then
     local basket, troubles = hand(k, r, now, holder, most, max_bytes)
     if #basket.ids > 0 then
       redis.call("ZADD", k.leases, now + lease_ms, holder)
@@ -168,7 +170,7 @@ end
 local lease = redis.call("ZSCORE", k.leases, holder)
 if given > 0 and lease then
   record_batch()
-elseif given > 0 then
+elseif given > 0 and created == r.created_ms then
   record_mercifully()
 end
 if counted > 0 and count_down(k, r, now, counted) then

@@ -12,6 +12,7 @@
 -- KEYS[8]  partial   HASH
 -- KEYS[9]  results   HASH
 -- KEYS[10] failed    HASH
+-- KEYS[11] gone      ZSET
 --
 -- ARGV[1]  force     1: do not wait for the end of its retention
 --
@@ -25,6 +26,7 @@
 
 local keys = {
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
+  KEYS[11],
 }
 local force = ARGV[1]
 

@@ -1,4 +1,4 @@
--- reap: take back what holders left whose lease has expired.
+-- reap: take back what holders left whose lease expired and who kept silent for a grace.
 --
 --   running -> retry        parts, at the front, each to be handed out alone
 --   running -> failed       a part that has cost too many workers
@@ -14,13 +14,13 @@
 -- KEYS[9]  failed    HASH    part number, what was given up
 -- KEYS[10] events    channel the end is published there
 --
--- ARGV[1]  limit     leases to reap at most
+-- ARGV[1]  limit     leases to reap at most; fewer when they have very many parts
 -- ARGV[2]  failure   what to keep of a part that is given up as poison
 --
 -- Returns  leases reaped; parts taken back; state; tokens to push; their level; when to look
 --          again
 -- Errors   UNKNOWN   no such request
--- Cost     O(limit * parts held)
+-- Cost     O(parts taken back): PARTS_AT_ONCE, and those of one lease
 -- Flags    allow-oom
 
 -- @include clock
@@ -31,6 +31,10 @@
 -- @include tries
 -- @include ending
 -- @include giveup
+-- @include suspicion
+
+-- So many parts are about what the server may be kept busy with by one call.
+local PARTS_AT_ONCE = 1000
 
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
@@ -57,21 +61,42 @@ local function running_of(numbers, said)
   return nil
 end
 
-local expired = redis.call("ZRANGEBYSCORE", k.leases, "-inf", now, "LIMIT", 0, limit)
+-- Have parts handed out alone from now on, but for the one that is charged.
+local function set_apart(numbers, running)
+  for start = 1, #numbers, MOST_HELD do
+    local some = { unpack(numbers, start, math.min(#numbers, start + MOST_HELD - 1)) }
+    local flat = {}
+    for i, text in ipairs(redis.call("HMGET", k.tries, unpack(some))) do
+      if some[i] ~= running then
+        local t = read_tries(text)
+        t.alone = 1
+        flat[#flat + 1] = some[i]
+        flat[#flat + 1] = tries_text(t)
+      end
+    end
+    if #flat > 0 then
+      redis.call("HSET", k.tries, unpack(flat))
+    end
+  end
+end
+
+local expired = {}
+local latest = reap_until(r, now, suspected_since(k.meta, now))
+if latest then
+  expired = redis.call("ZRANGEBYSCORE", k.leases, "-inf", latest, "LIMIT", 0, limit)
+end
 local reaped, taken = 0, 0
 for _, holder in ipairs(expired) do
   local said = redis.call("HGET", k.holders, holder .. "#")
   local numbers = end_lease(k, holder)
   local running = running_of(numbers, said)
   reaped, taken = reaped + 1, taken + #numbers
-  for _, number in ipairs(numbers) do
-    if number == running then
-      charge_crash(k, r, now, number, failure)
-    else
-      local t = read_tries(redis.call("HGET", k.tries, number))
-      t.alone = 1
-      write_tries(k.tries, number, t)
-    end
+  set_apart(numbers, running)
+  if running then
+    charge_crash(k, r, now, running, failure)
+  end
+  if taken >= PARTS_AT_ONCE then
+    break
   end
 end
 local mint, look = invite(k, r, now)

@@ -13,6 +13,7 @@
 -- KEYS[8]  partial   HASH    part number, outcomes so far
 -- KEYS[9]  failed    HASH    part number, what was given up
 -- KEYS[10] events    channel the end is published there
+-- KEYS[11] gone      ZSET    holder that was released without a lease, scored by when (ms)
 --
 -- ARGV[1]  holder
 -- ARGV[2]  call      number of this call under the lease; kept when it is repeated
@@ -34,9 +35,13 @@
 -- @include ending
 -- @include giveup
 
+-- A call may be on its way for so long.
+local GONE_MS = 600000
+
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
   holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], failed = KEYS[9], events = KEYS[10],
+  gone = KEYS[11],
 }
 local holder, call, crashed, failure = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 
@@ -44,12 +49,18 @@ local r = load_request(k.meta)
 if not r then
   return unknown()
 end
+local now = now_ms()
 local refused = refusal(k, r, holder, call)
+if refused and refused[1] == "lost" then
+  -- Its claim may still come, and would grant a lease to nobody.
+  redis.call("ZREMRANGEBYSCORE", k.gone, "-inf", now - GONE_MS)
+  redis.call("ZADD", k.gone, now, holder)
+  redis.call("PEXPIRE", k.gone, GONE_MS)
+end
 if refused then
   return refused
 end
 
-local now = now_ms()
 local is_held = crashed ~= "" and #redis.call("XPENDING", k.parts, "w", crashed, crashed, 1, holder) == 1
 end_lease(k, holder)
 if is_held then

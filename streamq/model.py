@@ -188,10 +188,14 @@ class Audit(msgspec.Struct, frozen=True):
     state: State
     queue: str
     tokens: Tokens
+    #: Leases that may be reaped.
     expired: int
+    #: 0 while it lives, or while leases stand.
     purge_at: int
     #: Entries that somebody else added to its stream, dropped since the last audit.
     strays: int = 0
+    #: Leases past their deadline: their holders are suspected to be dead.
+    overdue: int = 0
 
 
 class Reaped(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from streamq.protocol.keys import QueueKeys, RequestKeys
 
 HANDLER = "h"
 CAN_RUN = ("parts h",)
+HOUR_MS = 3_600_000
 
 
 def policy(queue: str, **changes: Any) -> Policy:
@@ -92,12 +93,14 @@ class Driver:
         *,
         call: int | None = None,
         records: int | None = None,
+        created_ms: int | None = None,
     ) -> Grant:
         """Finish parts of one record with the results ``b"r1"``, ``b"r2"``, ..."""
         results = [value for n in numbers for value in (n, f"r{n}".encode())]
         number = self.call(holder) if call is None else call
         count = len(numbers) if records is None else records
-        return self.protocol.finish(self.id, holder, number, results, count, Terms(most))
+        made = int(self.meta("created_ms") or 0) if created_ms is None else created_ms
+        return self.protocol.finish(self.id, holder, number, results, count, Terms(most), made)
 
     def fail(self, holder: str, number: int, *, call: int | None = None, **changes: Any) -> Outcome:
         call = self.call(holder) if call is None else call
@@ -129,8 +132,20 @@ class Driver:
         return self.protocol.redrive(self.id, numbers)
 
     def expire(self, holder: str) -> None:
-        """Let a lease be over: the clock is moved by rewriting the deadline."""
-        assert self.redis.zadd(self.keys.leases, {holder: 1}, xx=True, ch=True) == 1
+        """Let a lease be over, and its holder silent for longer than any grace: the clock is
+        moved by rewriting moments."""
+        self.pass_deadline(holder)
+        self.suspect(HOUR_MS)
+
+    def pass_deadline(self, holder: str, ago_ms: int = HOUR_MS) -> None:
+        """Let the deadline of a lease have passed so long ago."""
+        deadline = {holder: self.now_ms() - ago_ms}
+        assert self.redis.zadd(self.keys.leases, deadline, xx=True, ch=True) == 1
+
+    def suspect(self, since_ms: int, looked_ms: int = 0) -> None:
+        """Leases past their deadline were seen for so long, the last time so long ago."""
+        now = self.now_ms()
+        self.set_meta(suspected_ms=now - since_ms, looked_ms=now - looked_ms)
 
     def set_meta(self, **fields: Any) -> None:
         """Rewrite fields of meta: a count, a belief, or a time that is to have passed."""

@@ -55,7 +55,7 @@ class Worker:
             grant = self.protocol.claim(request_id, holder, self.terms, CAN_RUN, level=level)
         except RequestUnknown:
             return "unknown"
-        call = 0
+        call, created_ms = 0, grant.created_ms
         while True:
             self.protocol.push(self.queue, request_id, grant.tokens)
             if grant.word != "ok":
@@ -70,7 +70,7 @@ class Worker:
                     self._fail(request_id, holder, call, part, error)
             call += 1
             grant = self.protocol.finish(
-                request_id, holder, call, results, len(results) // 2, self.terms
+                request_id, holder, call, results, len(results) // 2, self.terms, created_ms
             )
 
     def drain(self) -> list[Ran]:

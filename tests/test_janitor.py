@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from streamq.model import Audit, Tokens
 from streamq.protocol.keys import QueueKeys
 from tests.driver import Driver
 from tests.simulated import Worker, indexes, make_due, refuse, tokens
+from tests.waiting import wait_until
 
 HOUR_MS = 3_600_000
 
@@ -85,6 +87,126 @@ def test_more_leases_than_one_call_reaps(driver: Driver, protocol: Protocol, que
 
     assert driver.leases() == {}
     assert len(driver.retry()) == 150
+
+
+class TestSilence:
+    """A holder whose lease has expired may only have been cut off."""
+
+    @pytest.fixture
+    def silent(self, driver: Driver, protocol: Protocol, queue: str) -> str:
+        """The holder of a lease that has expired."""
+        protocol.mint(queue, driver.id, Tokens(), register="yes")
+        driver.load(3)
+        holder, _ = driver.claim()
+        driver.pass_deadline(holder)
+        return holder
+
+    def test_is_looked_at_again_within_a_second_and_not_reaped(
+        self, driver: Driver, silent: str, janitor: Janitor, sweep: Callable[[], int]
+    ) -> None:
+        assert 0 < sweep() <= 1_000
+
+        assert janitor.is_watching
+        assert (set(driver.leases()), driver.tries()) == ({silent}, {})
+
+    def test_is_forgotten_when_the_holder_is_heard(
+        self, driver: Driver, silent: str, janitor: Janitor, sweep: Callable[[], int]
+    ) -> None:
+        sweep()
+        driver.protocol.renew(driver.id, 20_000, {silent: None})
+
+        sweep()
+
+        assert not janitor.is_watching
+        assert (set(driver.leases()), driver.tries()) == ({silent}, {})
+
+    def test_that_lasts_is_death(
+        self, driver: Driver, silent: str, janitor: Janitor, sweep: Callable[[], int]
+    ) -> None:
+        sweep()
+        driver.suspect(60_000, looked_ms=1_000)
+
+        sweep()
+
+        assert (driver.leases(), driver.tries()) == ({}, {1: "0 1 1 0 0"})
+        assert (janitor.is_watching, janitor.reaped) == (False, 1)
+
+    def test_is_watched_also_when_other_looks_are_due_before(
+        self, driver: Driver, silent: str, janitor: Janitor, sweep: Callable[[], int]
+    ) -> None:
+        sweep()
+        looked = driver.meta("looked_ms")
+        driver.redis.zadd(QueueKeys(driver.queue).due, {driver.id: driver.now_ms() + HOUR_MS})
+
+        def is_looked_at() -> bool:
+            janitor.sweep()
+            return driver.meta("looked_ms") > looked
+
+        wait_until(is_looked_at)
+
+    def test_is_watched_in_the_middle_of_a_long_sweep(
+        self,
+        driver: Driver,
+        silent: str,
+        client: Client,
+        protocol: Protocol,
+        queue: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        for _ in range(5):
+            client.submit([b"x"], handler="h", queue=queue)
+        looks: list[str] = []
+        slow = Slow(protocol.connection, looks)
+        monkeypatch.setattr("streamq.queue.janitor.WATCH_EVERY_S", 0.05)
+        make_due(protocol, queue)
+        set_score(protocol, QueueKeys(queue).due, driver.id, 0)
+
+        Janitor(slow, queue).sweep()
+
+        assert looks.count(driver.id) > 1
+
+    def test_of_a_request_that_failed_is_not_forgotten_with_it(
+        self, driver: Driver, protocol: Protocol, queue: str, sweep: Callable[[], int]
+    ) -> None:
+        protocol.mint(queue, driver.id, Tokens(), register="yes")
+        driver.load(3, max_failures=0)
+        dead, _ = driver.claim()
+        driver.give_up(2)
+
+        sweep()
+        assert indexes(protocol, queue, driver.id) == {"open", "due"}
+        driver.expire(dead)
+        sweep()
+
+        assert driver.leases() == {}
+        assert indexes(protocol, queue, driver.id) == {"closed"}
+
+
+class Slow(Protocol):
+    """Each look takes a tenth of a second."""
+
+    def __init__(self, connection: Connection, looks: list[str]) -> None:
+        super().__init__(connection)
+        self.looks = looks
+
+    def audit(self, request_id: str) -> Audit:
+        self.looks.append(request_id)
+        time.sleep(0.1)
+        return super().audit(request_id)
+
+
+def test_ended_request_is_looked_at_once_more_and_then_kept_for_its_time(
+    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+) -> None:
+    client.submit([], handler="h", queue=queue, id=driver.id, keep="1h")
+    closed = QueueKeys(queue).closed
+
+    sweep()
+    assert 0 < driver.redis.zscore(closed, driver.id) - driver.now_ms() <= 300_000
+    set_score(protocol, closed, driver.id, 1)
+    sweep()
+
+    assert driver.redis.zscore(closed, driver.id) == int(driver.meta("finished_ms")) + HOUR_MS
 
 
 def test_the_next_look_comes_when_a_lease_would_expire(

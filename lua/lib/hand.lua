@@ -46,7 +46,8 @@ local function spend(r, now, about)
   if r.unit == "records" then
     units = tonumber(string.match(about, "^%d+")) or 1
   end
-  put(r, "rate_at_ms", math.max(r.rate_at_ms, now) + units * r.rate_ms)
+  put(r, "rate_at_ms", math.max(rate_at(r, now), now) + units * r.rate_ms)
+  put(r, "rate_charge_ms", units * r.rate_ms)
 end
 
 -- Which due parts to hand out after those chosen already: a part that is to run alone comes alone.
@@ -158,7 +159,7 @@ end
 -- Under a rate parts are handed out one by one, while the rate allows.
 local function hand_by_rate(k, r, now, holder, n, basket)
   local retried, stop = {}, false
-  while #basket.ids < n and not stop and blocked_until(r) <= now do
+  while #basket.ids < n and not stop and blocked_until(r, now) <= now do
     local before, entries = #basket.ids, nil
     entries, stop = hand_retries(k, r, now, holder, 1, before)
     if entries[1] then

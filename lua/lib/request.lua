@@ -4,7 +4,8 @@ local TEXTS = 3
 local FIELDS = {
   "state", "handler", "unit",
   "paused", "level", "limit", "total", "bytes", "delivered", "done", "records_done",
-  "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms", "retries", "created_ms",
+  "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms", "rate_charge_ms", "retries", "created_ms",
+  "lease_ms",
 }
 local MORE = {
   "failed", "records_failed", "poison", "max_failures", "max_percent",

@@ -5,10 +5,24 @@
 -- of a second with the millisecond that the clock is cut to.
 local RATE_AHEAD_MS = 49
 
+-- The last charge explains how far the rate is ahead of now, but for this much. What is further
+-- ahead was charged by a clock that has gone back since.
+local CLOCK_OFF_MS = 1000
+
+-- Up to when the request's rate is spent. (A charge of 0 was made by an earlier version, and is
+-- not known.)
+local function rate_at(r, now)
+  local charge = r.rate_charge_ms
+  if charge > 0 and r.rate_at_ms - now > charge + CLOCK_OFF_MS then
+    return now
+  end
+  return r.rate_at_ms
+end
+
 -- The moment from which the request may start parts: a delayed start, a snooze, its rate.
-local function blocked_until(r)
+local function blocked_until(r, now)
   if r.rate_ms > 0 then
-    return math.max(r.hold_ms, math.ceil(r.rate_at_ms) - RATE_AHEAD_MS)
+    return math.max(r.hold_ms, math.ceil(rate_at(r, now)) - RATE_AHEAD_MS)
   end
   return r.hold_ms
 end
@@ -44,7 +58,7 @@ local function startable(k, r, now)
   elseif first[2] then
     later = tonumber(first[2])
   end
-  local blocked = blocked_until(r)
+  local blocked = blocked_until(r, now)
   if blocked > now and (ready > 0 or later > 0) then
     return 0, math.max(blocked, ready > 0 and 0 or later)
   end

@@ -21,6 +21,8 @@ class RequestKeys:
     leases: str
     #: HASH    holder -> number of its last call; holder# -> number of the part it runs
     holders: str
+    #: ZSET    holder that was released without a lease, scored by when (ms); has a TTL
+    gone: str
     #: ZSET    part number, scored by when it may run again; below any time: at once
     retry: str
     #: HASH    part number -> errors, crashes, alone, run, records

@@ -318,10 +318,12 @@ class Protocol:
         results: Sequence[bytes | int],
         records: int,
         terms: Terms,
+        created_ms: int = 0,
     ) -> Grant:
         """Record results (number, result, number, ...) and ask for the next parts.
 
         With ``terms.most`` 0 the lease ends, and what is still pending under it goes back.
+        ``created_ms`` is what ``claim`` told: without it the results count under the lease only.
         """
         given = len(results) // 2
         numbers: Any = results[::2]
@@ -334,6 +336,7 @@ class Protocol:
             most=terms.most,
             max_bytes=terms.max_bytes,
             lease_ms=terms.lease_ms,
+            created=created_ms,
             records=records,
             numbers=struct.pack(f"<{given}Q", *numbers),
             sizes=struct.pack(f"<{given}I", *map(len, values)),
@@ -421,7 +424,7 @@ class Protocol:
 
     @_typed
     def reap(self, request_id: str, limit: int = 100) -> Reaped:
-        """Take back what holders left whose lease has expired."""
+        """Take back what holders left who are dead: suspected at every look for a grace."""
         leases, parts, state, *tokens = self._run(
             "reap", self.keys(request_id), limit=limit, failure=_POISON
         )
@@ -429,12 +432,14 @@ class Protocol:
 
     @_typed
     def audit(self, request_id: str) -> Audit:
-        """Which tokens should be out, worked out afresh."""
-        state, queue, want, level, look, expired, purge_at, strays = self._run(
+        """Which tokens should be out, worked out afresh, and which holders seem to be dead."""
+        state, queue, want, level, look, expired, purge_at, strays, overdue = self._run(
             "audit", self.keys(request_id)
         )
         tokens = Tokens(want, level, look)
-        return Audit(State(state.decode()), queue.decode(), tokens, expired, purge_at, strays)
+        return Audit(
+            State(state.decode()), queue.decode(), tokens, expired, purge_at, strays, overdue
+        )
 
     # Queues
 

@@ -17,6 +17,7 @@ from streamq.errors import (
     InvalidValue,
     RequestUnknown,
     ServerBusy,
+    ServerError,
     ServerUnreachable,
     SettingsError,
     StreamqError,
@@ -40,12 +41,14 @@ from streamq.model import (
     Tokens,
 )
 from streamq.protocol.protocol import Protocol
-from streamq.queue.submission import CHUNK_PARTS, Submission, forget
+from streamq.queue.submission import CHUNK_PARTS, Submission, forget, register
 from streamq.records import encoding as codec
 from streamq.settings import Settings, with_login
 
 #: A waiter that is told nothing looks for itself this often.
 LOOK_EVERY_S = 1.0
+#: How often a waiter makes sure that its request is registered: a failover may forget that.
+REGISTER_EVERY_S = 10.0
 
 
 class Client:
@@ -141,7 +144,7 @@ class Client:
             RequestUnknown: there is none.
         """
         request = Request(self._protocol, units.name(request_id, "request id"))
-        request.status()
+        request._register(request.status())
         return request
 
     def list(self, queue: str = "default", *, ended: bool = False) -> "list[Status]":
@@ -233,6 +236,7 @@ class Request:
         """
         deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
         status = self.status()
+        self._register(status)
         while status.state.is_live:
             with suppress(ServerBusy, ServerUnreachable):
                 return self._await_end(deadline)
@@ -241,11 +245,15 @@ class Request:
 
     def _await_end(self, deadline: float | None) -> Status:
         events = self._protocol.listen(self.id)
+        register_at = time.monotonic() + REGISTER_EVERY_S
         try:
             while True:
                 status = self.status()
                 if not status.state.is_live:
                     return status
+                if time.monotonic() > register_at:
+                    self._register(status)
+                    register_at = time.monotonic() + REGISTER_EVERY_S
                 left = LOOK_EVERY_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise WaitTimeout(f"request {self.id} is not finished")
@@ -369,6 +377,12 @@ class Request:
         """
         queue = self._queue()
         forget(self._protocol, queue, self.id)
+
+    def _register(self, status: Status) -> None:
+        """See that somebody looks at a request that lives; who may only read leaves it."""
+        if status.state.is_live:
+            with suppress(ServerError):
+                register(self._protocol, status.queue, self.id)
 
     def _push(self, tokens: Tokens) -> None:
         if tokens:

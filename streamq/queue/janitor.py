@@ -6,7 +6,7 @@ Every step is idempotent: any number of janitors may sweep one queue at once.
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
@@ -22,6 +22,15 @@ FORGET_UNOPENED_MS = 3_600_000
 MOST_REPORTED = 1_000
 #: So many requests of one sweep may be on nodes that do not answer.
 MOST_AWAY = 3
+#: Requests with leases past their deadline are looked at so often, also in the middle of a sweep:
+#: a longer time between two looks may have been an outage, and starts their grace anew.
+WATCH_EVERY_S = 1.0
+#: Ended requests are looked at once more after this. A failover may have taken back the last
+#: moments of a request, its end with them, and not those of its queue.
+CONFIRM_MS = 180_000
+
+#: A request, and what to do about it.
+Look = tuple[str, Callable[[], None]]
 
 
 class Janitor:
@@ -39,14 +48,23 @@ class Janitor:
         #: Requests that it closed, by their last state.
         self.closed: Counter[State] = Counter()
         self._reported: set[str] = set()
+        #: Requests with leases past their deadline: their score, and when they were looked at.
+        self._suspects: dict[str, tuple[float, float]] = {}
+        #: The first moment (ms) at which one of the requests looked at wants another look.
+        self._next_look_ms = 0
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it saw leases past their deadline, and has not made sure of them yet."""
+        return bool(self._suspects)
 
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
         tick = self._tick()
         self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
+        self._next_look_ms = 0
         away = 0
-        looks = [partial(self.look, request_id, score, tick) for request_id, score in tick.due]
-        for look in looks + [partial(self._purge, request_id) for request_id in tick.purgeable]:
+        for request_id, look in self._looks(tick):
             try:
                 look()
             except (ServerBusy, ServerUnreachable) as error:
@@ -54,11 +72,36 @@ class Janitor:
                 away += 1
                 if away > MOST_AWAY:
                     raise
-                log.warning("cannot look at %s: %s", look.args[0], error)
+                log.warning("cannot look at %s: %s", request_id, error)
             except Damaged as error:
-                self._report(look.args[0], error)
+                self._report(request_id, error)
         self.swept_at = time.time()
-        return tick.wait_ms
+        if not self._next_look_ms:
+            return tick.wait_ms
+        now_ms = self.ahead_ms + time.monotonic() * 1e3
+        return max(0, min(tick.wait_ms, round(self._next_look_ms - now_ms)))
+
+    def _looks(self, tick: Tick) -> Iterator[Look]:
+        """What a sweep does, one request after the other; suspects come whenever it is time."""
+        for request_id, score in tick.due:
+            yield from self._watch(tick)
+            yield request_id, partial(self.look, request_id, score, tick)
+        for request_id in tick.purgeable:
+            yield from self._watch(tick)
+            yield request_id, partial(self._purge, request_id)
+        yield from self._watch(tick)
+
+    def _watch(self, tick: Tick) -> Iterator[Look]:
+        """Suspects that want another look, the oldest first. Those beyond what can be looked at
+        in time are left to others, or to when they are due."""
+        begun = time.monotonic()
+        for request_id, (score, looked_at) in list(self._suspects.items()):
+            if begun - looked_at < WATCH_EVERY_S:
+                continue
+            if time.monotonic() - begun > WATCH_EVERY_S:
+                del self._suspects[request_id]
+            else:
+                yield request_id, partial(self.look, request_id, score, tick)
 
     def _tick(self) -> Tick:
         try:
@@ -83,11 +126,14 @@ class Janitor:
             self._reported.add(request_id)
 
     def look(self, request_id: str, score: float, tick: Tick) -> None:
-        """Reap what has expired, push the tokens that are missing, close what has ended."""
+        """Reap the dead, push the tokens that are missing, close what has ended."""
+        self._suspects.pop(request_id, None)
         try:
             audit = self._protocol.audit(request_id)
             while audit.expired:
                 reaped = self._protocol.reap(request_id)
+                if not reaped.leases:
+                    break
                 self.reaped += reaped.parts
                 log.info("reaped %d parts of %s", reaped.parts, request_id)
                 audit = self._protocol.audit(request_id)
@@ -98,11 +144,18 @@ class Janitor:
         if audit.queue != self.queue:
             # Somebody submitted to this queue under an id that another one has, and died.
             self._protocol.close(self.queue, request_id, score, 0)
-        elif audit.purge_at:
-            is_closed = self._protocol.close(self.queue, request_id, score, audit.purge_at)
+            return
+        if audit.overdue:
+            self._suspects[request_id] = score, time.monotonic()
+        if audit.purge_at:
+            purge_at = min(audit.purge_at, tick.now_ms + CONFIRM_MS)
+            is_closed = self._protocol.close(self.queue, request_id, score, purge_at)
             self.closed[audit.state] += is_closed
         elif audit.tokens:
             self._protocol.mint(self.queue, request_id, audit.tokens, mode="ensure")
+            look_ms = audit.tokens.look_ms
+            if look_ms and not 0 < self._next_look_ms < look_ms:
+                self._next_look_ms = look_ms
         if audit.strays:
             log.warning("%s: %d entries of its stream were not ours", request_id, audit.strays)
 

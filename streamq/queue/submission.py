@@ -30,7 +30,7 @@ from streamq.errors import (
     StreamqError,
     reading,
 )
-from streamq.model import Opened, Policy, Tokens
+from streamq.model import Opened, Policy, State, Tokens
 from streamq.protocol.protocol import Protocol
 
 #: One call to the server carries at most so many parts, and about so many bytes.
@@ -153,6 +153,8 @@ class Submission:
             return False
         if next(encoded, None) is not None:
             raise RequestExists(f"request {self._id} was submitted with fewer parts")
+        if State(found["state"]).is_live:
+            register(self._protocol, self._policy.queue, self._id)
         return True
 
     def _open(self) -> Opened:
@@ -343,6 +345,13 @@ def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
             yield chunk
             chunk, size = [], 0
     yield chunk
+
+
+def register(protocol: Protocol, queue: str, request_id: str) -> None:
+    """Have a request looked at that lives and that nobody looks at: a failover may have taken
+    back its registration and left the request, which is in another slot."""
+    if protocol.registered(queue, request_id) is None:
+        protocol.mint(queue, request_id, Tokens(), register="yes")
 
 
 def unregister(protocol: Protocol, queue: str, request_id: str) -> None:

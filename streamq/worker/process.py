@@ -126,6 +126,7 @@ class Lease:
         self.slot = slot
         self.request_id = request_id
         self.holder = holder
+        self.created_ms = known.created_ms
         self.handler = known.handler
         self.runner = known.runner
         self.takes_context = known.runner.handler.context_name is not None
@@ -542,7 +543,13 @@ class Process:
         results, records, terms = lease.results, lease.records, self._terms(most)
         grant = self._insist(
             lambda: self._protocol.finish(
-                lease.request_id, lease.holder, call, results, records, terms
+                lease.request_id,
+                lease.holder,
+                call,
+                results,
+                records,
+                terms,
+                lease.created_ms,
             )
         )
         self._table.answered(lease.slot)

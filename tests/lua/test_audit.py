@@ -125,8 +125,58 @@ def test_finds_leases_that_have_expired_and_leaves_them_to_be_reaped(driver: Dri
 
     audit = driver.protocol.audit(driver.id)
 
-    assert audit.expired == 2
+    assert (audit.expired, audit.overdue) == (2, 2)
     assert len(driver.leases()) == 3
+
+
+class TestSuspicion:
+    def test_is_noted_and_looked_at_again_within_a_second(self, driver: Driver) -> None:
+        driver.load(9)
+        driver.pass_deadline(driver.claim()[0])
+
+        audit = driver.protocol.audit(driver.id)
+
+        now = driver.now_ms()
+        assert (audit.expired, audit.overdue) == (0, 1)
+        assert now < audit.tokens.look_ms <= now + 1_000
+        assert driver.meta("suspected_ms") == driver.meta("looked_ms")
+
+    def test_lasts_from_look_to_look(self, driver: Driver) -> None:
+        driver.load(9)
+        driver.pass_deadline(driver.claim()[0])
+        driver.suspect(3_000, looked_ms=1_500)
+        since = driver.meta("suspected_ms")
+
+        driver.protocol.audit(driver.id)
+
+        assert driver.meta("suspected_ms") == since
+        assert driver.now_ms() - int(driver.meta("looked_ms")) < 1_000
+
+    def test_ends_when_every_lease_was_renewed(self, driver: Driver) -> None:
+        driver.load(9)
+        holder, _ = driver.claim()
+        driver.expire(holder)
+        driver.protocol.renew(driver.id, 20_000, {holder: None})
+
+        assert driver.protocol.audit(driver.id).overdue == 0
+        assert (driver.meta("suspected_ms"), driver.meta("looked_ms")) == ("", "")
+
+
+def test_failed_request_is_not_to_be_closed_while_a_lease_stands(driver: Driver) -> None:
+    driver.load(3, max_failures=0)
+    dead, _ = driver.claim()
+    driver.give_up(2)
+    assert driver.meta("state") == "failed"
+
+    audit = driver.protocol.audit(driver.id)
+    assert (audit.purge_at, audit.tokens.look_ms) == (0, driver.leases()[dead])
+    driver.expire(dead)
+    audit = driver.protocol.audit(driver.id)
+    assert (audit.purge_at, audit.expired) == (0, 1)
+    driver.reap()
+
+    assert driver.protocol.audit(driver.id).purge_at > 0
+    assert driver.retry() == {1: 1}
 
 
 def test_request_that_runs_is_not_to_be_purged(driver: Driver) -> None:

@@ -8,7 +8,7 @@ import pytest
 from streamq.errors import Damaged, RequestUnknown
 from streamq.model import Grant, Spec, Tokens
 from streamq.protocol.keys import QueueKeys
-from tests.driver import Driver, cancelled, done, failed
+from tests.driver import HOUR_MS, Driver, cancelled, done, failed
 
 
 def numbers(grant: Grant) -> list[int]:
@@ -598,6 +598,74 @@ class TestRate:
         _, grant = driver.claim(9, handlers=("parts h",))
 
         assert numbers(grant) == [1, 2, 3, 4, 5]
+
+
+    def test_rate_charged_by_a_clock_that_was_ahead_is_forgotten(self, driver: Driver) -> None:
+        driver.load(9, rate_ms=60_000.0)
+        holder, _ = driver.claim()
+        driver.set_meta(rate_at_ms=driver.now_ms() + HOUR_MS)
+
+        _, grant = driver.claim()
+
+        assert numbers(grant) == [2]
+        assert 59_000 < float(driver.meta("rate_at_ms")) - driver.now_ms() <= 60_000
+        assert driver.claim()[1].word == "held"
+
+    def test_part_of_many_records_holds_the_rate_for_as_long_as_they_take(
+        self, driver: Driver
+    ) -> None:
+        driver.open(rate_ms=10.0)
+        driver.append(9, records=360_000)
+        driver.claim(handlers=("records h",))
+        driver.set_meta(due_ms=0)
+
+        _, grant = driver.claim(handlers=("records h",))
+
+        assert grant.word == "held"
+        assert grant.tokens.look_ms - driver.now_ms() > HOUR_MS - 60_000
+
+    def test_rate_charged_by_an_earlier_version_stands(self, driver: Driver) -> None:
+        driver.load(9, rate_ms=60_000.0)
+        driver.set_meta(rate_at_ms=driver.now_ms() + HOUR_MS)
+
+        assert driver.claim()[1].word == "held"
+
+
+class TestGone:
+    def test_claim_that_comes_after_its_own_release_grants_nothing(self, driver: Driver) -> None:
+        driver.load(1)
+        driver.release("w1")
+
+        _, grant = driver.claim(holder="w1", level=50)
+
+        assert (grant.word, grant.parts, grant.tokens.count) == ("lost", [], 0)
+        assert (driver.leases(), driver.holders(), driver.consumers()) == ({}, {}, set())
+        assert driver.meta("out") == "0", "its token is used up all the same"
+
+    def test_part_that_nobody_was_handed_is_charged_with_no_crash(self, driver: Driver) -> None:
+        driver.load(1)
+        for name in ("w1", "w2", "w3"):
+            driver.release(name)
+            driver.claim(holder=name)
+            if name in driver.leases():
+                driver.expire(name)
+            driver.reap()
+
+        assert (driver.tries(), driver.failed()) == ({}, {})
+
+    def test_part_that_kills_whole_hosts_at_once_is_given_up(self, driver: Driver) -> None:
+        driver.load(1)
+        for _ in range(3):  # nothing is heard of a holder after its claim
+            driver.expire(driver.claim()[0])
+            driver.reap()
+
+        assert set(driver.failed()) == {1}
+
+    def test_others_can_claim(self, driver: Driver) -> None:
+        driver.load(1)
+        driver.release("w1")
+
+        assert driver.claim()[1].word == "ok"
 
 
 def test_full_server_still_hands_out(driver: Driver) -> None:

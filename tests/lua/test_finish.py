@@ -435,6 +435,26 @@ class TestLost:
         assert (grant.word, grant.counted) == ("lost", 0)
         assert driver.snapshot() == before
 
+    def test_result_of_an_earlier_request_of_the_same_id_is_dropped(self, driver: Driver) -> None:
+        driver.load(3)
+        old, grant = driver.claim(3)
+        driver.set_meta(created_ms=grant.created_ms - 1)  # it was not made in the same moment
+        driver.protocol.cancel(driver.id)
+        driver.protocol.purge(driver.id, force=True)
+        driver.load(3)
+        new, _ = driver.claim(3)
+        driver.handback(new, [2, 3])
+
+        late = driver.finish(old, [1, 2, 3], created_ms=grant.created_ms - 1)
+
+        assert (late.word, late.counted) == ("lost", 0)
+        assert (driver.results(), driver.retry()) == ({}, {2: 2, 3: 3})
+
+    def test_who_does_not_say_of_which_request_counts_nothing(
+        self, driver: Driver, lost: str
+    ) -> None:
+        assert driver.finish(lost, [1, 2], created_ms=0).counted == 0
+
     def test_repeated_counts_nothing_twice(self, driver: Driver, lost: str) -> None:
         driver.finish(lost, [1, 2], call=1)
         before = driver.snapshot()

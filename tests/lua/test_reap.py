@@ -5,7 +5,7 @@ import pytest
 
 from streamq.errors import RequestUnknown
 from streamq.model import Failure, State, Tokens
-from tests.driver import Driver
+from tests.driver import HOUR_MS, Driver
 
 
 @pytest.fixture
@@ -82,6 +82,111 @@ class TestLeases:
         driver.set_meta(out=0)
 
         assert driver.reap().tokens == Tokens(6, 50)
+
+
+class TestGrace:
+    """Nobody is reaped before each holder that lives could be heard, whatever was away."""
+
+    #: With a lease of 20 s: a renewal's patience, the longest rest, and the next renewal.
+    GRACE_MS = 8_000
+
+    def test_lease_that_just_expired_is_not_reaped(self, driver: Driver) -> None:
+        driver.load(6)
+        driver.pass_deadline(driver.claim()[0])
+
+        assert driver.reap().leases == 0
+        assert driver.protocol.audit(driver.id).expired == 0
+        assert driver.reap().leases == 0
+
+    @pytest.mark.parametrize(("since_ms", "reaped"), [(GRACE_MS - 500, 0), (GRACE_MS, 1)])
+    def test_is_as_long_as_one_who_lives_may_be_silent(
+        self, driver: Driver, since_ms: int, reaped: int
+    ) -> None:
+        driver.load(6)
+        driver.pass_deadline(driver.claim()[0])
+        driver.suspect(since_ms)
+
+        assert driver.reap().leases == reaped
+
+    @pytest.mark.parametrize(("lease_ms", "grace_ms"), [(2_000, 4_000), (8_000, 5_000)])
+    def test_is_shorter_with_shorter_leases(
+        self, driver: Driver, lease_ms: int, grace_ms: int
+    ) -> None:
+        driver.load(6)
+        driver.pass_deadline(driver.claim(lease_ms=lease_ms)[0])
+
+        driver.suspect(grace_ms - 500)
+        assert driver.reap().leases == 0
+        driver.suspect(grace_ms)
+        assert driver.reap().leases == 1
+
+    def test_of_one_is_not_spent_by_another(self, driver: Driver) -> None:
+        driver.load(6)
+        dead, slow = (driver.claim()[0] for _ in range(2))
+        driver.pass_deadline(dead)
+        driver.pass_deadline(slow, self.GRACE_MS - 500)
+        driver.suspect(HOUR_MS)
+
+        assert driver.protocol.audit(driver.id).expired == 1
+        assert driver.reap().leases == 1
+        assert set(driver.leases()) == {slow}
+
+    def test_begins_anew_when_nobody_looked_for_a_while(self, driver: Driver) -> None:
+        driver.load(6)
+        driver.pass_deadline(driver.claim()[0])
+        driver.suspect(HOUR_MS, looked_ms=2_500)
+
+        assert driver.reap().leases == 0
+        assert driver.protocol.audit(driver.id).expired == 0
+        assert driver.now_ms() - int(driver.meta("suspected_ms")) < 1_000
+
+    def test_begins_anew_when_the_clock_went_back(self, driver: Driver) -> None:
+        driver.load(6)
+        driver.pass_deadline(driver.claim()[0])
+        driver.suspect(HOUR_MS, looked_ms=-HOUR_MS)
+
+        assert driver.reap().leases == 0
+        assert driver.protocol.audit(driver.id).expired == 0
+
+    def test_outages_charge_nobody_who_renews_after_them(self, driver: Driver) -> None:
+        driver.load(5, poison=3)
+        holders = [driver.claim()[0] for _ in range(5)]
+
+        for _ in range(3):  # the server was away for longer than any lease stands
+            for holder in holders:
+                driver.pass_deadline(holder)
+            if "suspected_ms" in driver.protocol.inspect(driver.id):
+                driver.suspect(HOUR_MS, looked_ms=HOUR_MS // 2)
+            for holder in holders:  # each pool looks before it, or another, renews
+                assert driver.protocol.audit(driver.id).expired == 0
+                assert driver.reap().leases == 0
+                driver.protocol.renew(driver.id, 20_000, {holder: None})
+
+        assert driver.protocol.audit(driver.id).overdue == 0
+        assert (driver.tries(), driver.failed(), set(driver.leases())) == ({}, {}, set(holders))
+
+
+class TestBounds:
+    def test_parts_of_a_call_are_bounded_not_only_leases(self, driver: Driver) -> None:
+        driver.load(3_000, limit=30)
+        for _ in range(30):
+            driver.expire(driver.claim(100)[0])
+
+        counts = [driver.reap() for _ in range(4)]
+
+        assert [(each.leases, each.parts) for each in counts] == [(10, 1_000)] * 3 + [(0, 0)]
+        assert set(driver.tries().values()) == {"0 0 1 0 0"}
+
+    def test_commands_do_not_grow_with_the_parts(self, driver: Driver) -> None:
+        driver.load(600)
+        driver.expire(driver.claim(500)[0])
+        names = ("hget", "hset", "hmget", "zadd", "xclaim")
+        before = driver.commands(names)
+
+        driver.reap()
+
+        after = driver.commands(names)
+        assert sum(after[name] - before[name] for name in names) < 20
 
 
 class TestCharge:

@@ -121,8 +121,14 @@ class TestCrash:
         assert driver.retry() == {1: 1}
 
 
+def without_gone(found: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: text for name, text in found.items() if name != "gone"}
+
+
 class TestRefusal:
-    def test_without_a_lease_changes_nothing(self, driver: Driver, holder: str) -> None:
+    def test_without_a_lease_notes_the_name_and_changes_nothing_else(
+        self, driver: Driver, holder: str
+    ) -> None:
         driver.expire(holder)
         driver.reap()
         before = driver.snapshot()
@@ -130,14 +136,25 @@ class TestRefusal:
         outcome = driver.release(holder, crashed=1)
 
         assert (outcome.word, bool(outcome.tokens)) == ("lost", False)
-        assert driver.snapshot() == before
+        assert without_gone(driver.snapshot()) == before
+        assert driver.redis.zrange(driver.keys.gone, 0, -1) == [holder.encode()]
 
     def test_repeated_after_a_lost_reply_charges_once(self, driver: Driver, holder: str) -> None:
         driver.release(holder, crashed=1, call=1)
         before = driver.snapshot()
 
         assert driver.release(holder, crashed=1, call=1).word == "lost"
-        assert driver.snapshot() == before
+        assert without_gone(driver.snapshot()) == before
+
+    def test_names_are_forgotten_when_no_claim_can_come_any_more(self, driver: Driver) -> None:
+        driver.load(6)
+        driver.release("first")
+        driver.redis.zadd(driver.keys.gone, {"first": driver.now_ms() - 600_001})
+
+        driver.release("second")
+
+        assert driver.redis.zrange(driver.keys.gone, 0, -1) == [b"second"]
+        assert 0 < driver.redis.pttl(driver.keys.gone) <= 600_000
 
     @pytest.mark.parametrize("call", [3, 4])
     def test_lower_or_equal_call_changes_nothing(
