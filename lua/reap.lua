@@ -34,7 +34,7 @@
 -- @include suspicion
 
 -- So many parts are about what the server may be kept busy with by one call.
-local PARTS_AT_ONCE = 1000
+local PARTS_AT_ONCE = 500
 
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
@@ -61,6 +61,14 @@ local function running_of(numbers, said)
   return nil
 end
 
+-- What is known of a part, and that it is to be handed out alone; of most nothing is known.
+local FIRST_ALONE = tries_text({ errors = 0, crashes = 0, alone = 1, run = 0, records = 0 })
+local function alone_text(text)
+  local t = read_tries(text)
+  t.alone = 1
+  return tries_text(t)
+end
+
 -- Have parts handed out alone from now on, but for the one that is charged.
 local function set_apart(numbers, running)
   for start = 1, #numbers, MOST_HELD do
@@ -68,10 +76,8 @@ local function set_apart(numbers, running)
     local flat = {}
     for i, text in ipairs(redis.call("HMGET", k.tries, unpack(some))) do
       if some[i] ~= running then
-        local t = read_tries(text)
-        t.alone = 1
         flat[#flat + 1] = some[i]
-        flat[#flat + 1] = tries_text(t)
+        flat[#flat + 1] = text and alone_text(text) or FIRST_ALONE
       end
     end
     if #flat > 0 then

@@ -28,7 +28,7 @@ MET = (
     *("handback ok", "release over", "release lost", "crashes", "lost replies", "late calls"),
     *("stalls", "reaped", "mercy", "charged", "poison", "alone", "given up", "failed early"),
     *("redriven", "reopened", "cancelled", "tokens lost", "crashes between calls", "purged"),
-    *("repeated", "calm examples"),
+    *("repeated", "calm examples", "claim lost", "former", "watched"),
 )
 
 

@@ -174,7 +174,7 @@ class TestBounds:
 
         counts = [driver.reap() for _ in range(4)]
 
-        assert [(each.leases, each.parts) for each in counts] == [(10, 1_000)] * 3 + [(0, 0)]
+        assert [(each.leases, each.parts) for each in counts] == [(5, 500)] * 4
         assert set(driver.tries().values()) == {"0 0 1 0 0"}
 
     def test_commands_do_not_grow_with_the_parts(self, driver: Driver) -> None:

@@ -9,14 +9,18 @@ for it, and popping one before the claim.
 Faults, each with a budget. *Late*: a call is left in the network and sent again. Executed at
 once it is a lost reply, executed later it is a late call. *Crash*: a worker loses all it had,
 tokens to push included; its calls never arrive, or are left in the network. A janitor or the
-loader loses its push. *Stall*: a lease passes its deadline though its holder lives. A token is
+loader loses its push. *Stall*: a lease passes its deadline, and the grace after it, though its
+holder lives. *Doze*: a lease passes its deadline, and its holder renews it within the grace.
+*Outage*: the server is away for longer than leases and the grace; then holders renew. A token is
 *lost* or *doubled*. *Rollback*: the request's slot goes back to a state it had before. (A
-rollback of the queue's slot is tokens lost or doubled.) A handler that *fails*, a polite *stop*
-and a *redrive* are no faults, but have budgets too.
+rollback of the queue's slot is tokens lost or doubled.) A handler that *fails*, a polite *stop*,
+a *redrive*, and a *reuse* (the request is cancelled, purged, and submitted anew under its id) are
+no faults, but have budgets too.
 
 A crashed process is started again at once. A lease nobody beats for may be found expired at
 any moment. The loader reads its cursor from the request, so a second one would be the same.
-Not modelled: levels, ``set``, ``pause``, ``cancel``, the indexes ``open`` and ``due`` (a retry
+The grace is a step of its own where holders may doze or the server be away; elsewhere it is over
+at once. Not modelled: levels, ``set``, ``pause``, ``cancel``, the indexes ``open`` and ``due`` (a retry
 that falls due is audited at once), a chunk appended twice, purge.
 """
 
@@ -25,7 +29,18 @@ from itertools import count
 
 from tests.model import scripts
 from tests.model.explore import Kind, Step
-from tests.model.scripts import Call, Lease, Place, Request, Rule, Script, Slot, Standing, State
+from tests.model.scripts import (
+    Call,
+    Lease,
+    Place,
+    Request,
+    Rule,
+    Script,
+    Slot,
+    Standing,
+    State,
+    Suspicion,
+)
 from tests.model.world import (
     NO_CALL,
     OWN,
@@ -48,6 +63,7 @@ from tests.model.world import (
 RUN_TWICE = "a part runs at two holders, and neither has stalled"
 OVERRUN = "more parts run than the limit allows, not counting stalled holders"
 STARVED = "room and work, no fault, and no token anywhere"
+ALIVE = "a holder was reaped that lives, and did not stall"
 
 Steps = Iterator[tuple[Step, World]]
 
@@ -58,6 +74,7 @@ class Protocol:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.terms = config.terms
+        self.has_grace = bool(config.budget.outages or config.budget.dozes)
 
     def has(self, rule: Rule) -> bool:
         """Whether a rule is kept."""
@@ -66,12 +83,8 @@ class Protocol:
     def initial(self) -> World:
         """Nobody has begun; the request is loaded, or empty."""
         config = self.config
-        slot = Slot(self.terms, Request((Place.NEW,) * config.parts))
-        tokens = 0
-        if not config.chunk:
-            slot.append(tuple(range(config.parts)))
-            slot.seal()
-            tokens = slot.out
+        slot = self._submitted()
+        tokens = 0 if config.chunk else slot.out
         return World(
             slot.saved(),
             tokens,
@@ -79,6 +92,15 @@ class Protocol:
             (Janitor(),) * config.janitors,
             config.budget,
         )
+
+    def _submitted(self, made: int = 0) -> Slot:
+        """The request as somebody submits it, for the first time or under an id used before."""
+        parts = self.config.parts
+        slot = Slot(self.terms, Request((Place.NEW,) * parts, made=made))
+        if not self.config.chunk:
+            slot.append(tuple(range(parts)))
+            slot.seal()
+        return slot
 
     # What must hold.
 
@@ -143,6 +165,15 @@ class Protocol:
             spent = spend(world, "redrives")
             yield Step("redrive", Kind.FAULT), spent._replace(request=slot.saved(), pushing=push)
 
+        if world.budget.reuses:
+            slot = self._submitted(world.request.made + 1)
+            push = 0 if self.config.chunk else slot.out
+            workers = tuple(worker._replace(forgotten=worker.held) for worker in world.workers)
+            spent = spend(world, "reuses")._replace(
+                request=slot.saved(), pushing=push, workers=workers
+            )
+            yield Step("the id is used again", Kind.FAULT), spent
+
     def _loads(self, world: World) -> tuple[Step, World]:
         slot = Slot(self.terms, world.request)
         new = [part for part, place in enumerate(slot.places) if place == Place.NEW]
@@ -195,7 +226,7 @@ class Protocol:
             return step, self._retire(world, name, worker)
         if call.script not in (Script.FAIL, Script.GIVE_UP):
             worker = worker._replace(
-                queue=answer.parts, finished=(), stalled=False, forgotten=False
+                queue=answer.parts, finished=(), stalled=False, forgotten=False, made=request.made
             )
         return step, put(world, name, worker)
 
@@ -268,13 +299,49 @@ class Protocol:
         elif janitor.seen >= 0:
             yield self._reaps(sweep(world, name, Janitor()), name, janitor.seen)
         else:
+            if self.has_grace:
+                yield from self._suspects(world, name)
             yield from self._looks(world, name)
             yield from self._audits(world, name)
+
+    def _suspects(self, world: World, name: int) -> Steps:
+        """Note that leases are past their deadline, or that none is any more; let time pass."""
+        request = world.request
+        overdue = [lease for lease in request.leases if self._is_expired(world, lease)]
+        seen = request._replace(suspicion=Suspicion.BEGUN if overdue else Suspicion.NONE)
+        if bool(overdue) != bool(request.suspicion):
+            step = Step(f"janitor {name} suspects {len(overdue)}", Kind.REPAIR)
+            yield step, world._replace(request=seen)
+        if not overdue or any(self._is_awake(world, lease.holder) for lease in overdue):
+            return
+        if request.suspicion:
+            old = [lease._replace(standing=Standing.OLD) for lease in overdue]
+            others = [lease for lease in request.leases if lease not in overdue]
+            ripe = request._replace(
+                suspicion=Suspicion.RIPE, leases=tuple(sorted([*old, *others]))
+            )
+            yield Step("the grace passes", Kind.REPAIR), world._replace(request=ripe)
+
+    def _is_awake(self, world: World, holder: int) -> bool:
+        """Whether the holder lives and is able to renew its lease."""
+        if holder >= len(world.workers):
+            return False
+        worker = world.workers[holder]
+        return worker.held and not worker.stalled and not worker.forgotten
+
+    def _may_reap(self, world: World, lease: Lease) -> bool:
+        if not self._is_expired(world, lease):
+            return False
+        if not self.has_grace:
+            return True
+        if self.has(Rule.GRACE) and world.request.suspicion is not Suspicion.RIPE:
+            return False
+        return lease.standing is Standing.OLD or not self.has(Rule.OWN_GRACE)
 
     def _looks(self, world: World, name: int) -> Steps:
         """Find an expired lease, and reap it in the same script, or without rule 7 later."""
         for lease in world.request.leases:
-            if self._is_expired(world, lease):
+            if self._may_reap(world, lease):
                 if self.has(Rule.REAP_CHECKS):
                     yield self._reaps(world, name, lease.holder)
                 else:
@@ -292,6 +359,8 @@ class Protocol:
             return step, world
         slot = Slot(self.terms, world.request)
         janitor = Janitor(pushing=slot.reap(holder))
+        if self.has_grace and self._is_awake(world, holder):
+            slot.broken = ALIVE
         return step, sweep(world._replace(request=slot.saved()), name, janitor)
 
     def _audits(self, world: World, name: int) -> Steps:
@@ -320,6 +389,8 @@ class Protocol:
             yield from self._late_calls(spend(world, "late"), name, worker)
         if budget.stalls and worker.held:
             yield from self._stalls(world, name, worker)
+        if budget.dozes and worker.held:
+            yield from self._dozes(world, name)
         if budget.fails and worker.running >= 0 and not worker.pushing:
             yield from self._fails(spend(world, "fails"), name, worker)
         if budget.stops and worker.held and not worker.pushing:
@@ -349,10 +420,16 @@ class Protocol:
                 stalled = put(spend(expired, "stalls"), name, worker._replace(stalled=True))
                 yield Step(f"worker {name} stalls", Kind.FAULT), stalled
 
+    def _dozes(self, world: World, name: int) -> Steps:
+        for lease in world.request.leases:
+            if lease.holder == name and lease.standing is Standing.LIVE:
+                expired = with_lease(world, lease._replace(standing=Standing.EXPIRED))
+                yield Step(f"worker {name} dozes", Kind.FAULT), spend(expired, "dozes")
+
     def _fails(self, world: World, name: int, worker: Worker) -> Steps:
         number = worker.number + 1
         for script in (Script.FAIL, Script.GIVE_UP):
-            call = Call(script, OWN, number, (worker.running,))
+            call = Call(script, OWN, number, (worker.running,), made=worker.made)
             after = worker._replace(running=-1, number=number, call=call)
             yield Step(f"worker {name} sends {script.name}", Kind.FAULT), put(world, name, after)
 
@@ -384,6 +461,8 @@ class Protocol:
             yield from self._lost_pushes(world)
         if world.budget.rollbacks:
             yield from self._rollback(world)
+        if world.budget.outages:
+            yield self._outage(spend(world, "outages"))
 
     def _lost_pushes(self, world: World) -> Steps:
         if world.pushing:
@@ -393,6 +472,16 @@ class Protocol:
             if janitor != Janitor():
                 after = sweep(spend(world, "crashes"), name, Janitor())
                 yield Step(f"janitor {name} crashes", Kind.FAULT), after
+
+    def _outage(self, world: World) -> tuple[Step, World]:
+        """Nobody reaches the server for a long time; by its clock everything is long ago."""
+        request = world.request
+        leases = tuple(lease._replace(standing=Standing.OLD) for lease in request.leases)
+        suspicion = Suspicion.NONE
+        if request.suspicion and not self.has(Rule.GAP):
+            suspicion = Suspicion.RIPE
+        after = request._replace(leases=leases, suspicion=suspicion)
+        return Step("outage", Kind.FAULT), world._replace(request=after)
 
     def _rollback(self, world: World) -> Steps:
         """A replica stops hearing of the request's slot, and later takes its place."""

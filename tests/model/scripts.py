@@ -3,7 +3,7 @@
 A script is one atomic step, as on the server. Modelled as they are: a pending list without
 an owner check in XACK and XCLAIM, leases with the number of the last call, ``retry`` as a set
 beside the pending list, ``left``, and ``out`` (tokens believed out). Abstracted away: a
-deadline is only ahead or passed, a retry only due or not; payloads, results, records,
+deadline is ahead, passed, or passed for the grace, a retry due or not; payloads, results, records,
 attempts, levels and rates are not there at all. A script may check more than it does here.
 
 Each rule of the protocol is a switch, so that a test can leave it out.
@@ -21,6 +21,8 @@ WRONG_END = "the request is over while parts are left, or goes on while none is"
 OVER_LIMIT = "more leases than the limit"
 TRESPASS = "a call changed what was no longer its holder's"
 HALF_ACK = "a batch XACK answered neither all nor none"
+IN_VAIN = "a lease was granted to a holder that was released before"
+FORMER = "a result of an earlier request of the same id was counted"
 
 Parts = tuple[int, ...]
 
@@ -36,14 +38,19 @@ class Rule(StrEnum):
     REPEAT_RENEWS = "2-repeat"  # added: a repeat moves the deadline, for it lets its holder go on
     FRESH_NAMES = "3"  # no holder's name is used for a second lease
     CLAIM_ONCE = "3-once"  # added: a claim is not sent twice; unanswered, its name is released
+    RELEASE_LASTS = "3-over"  # added: a claim that comes after its own release is refused
     HAND_BACK_ALL = "4"  # who ends a lease hands back everything pending under it
     HAND_BACK_DRY = "4-dry"  # added: also finish that asked for more and got nothing
     LEASE_OR_NOTHING = "5"  # without a lease, only the mercy
+    SAME_REQUEST = "5-same"  # added: no mercy for results of an earlier request of the same id
     RECOUNT = "5-recount"  # added: a batch XACK answered in part (a rollback) counts that part
     RENEW_ONLY_MOVES = "6"  # renew creates no lease
     REAP_CHECKS = "7-deadline"  # reap checks the deadline itself
     REAP_EMPTIES = "7-pending"  # reap ends a lease only when nothing is pending under it
     REAP_WHOLE = "7-whole"  # added: reap takes all parts of a lease in one call
+    GRACE = "7-grace"  # added: reap waits for a grace after leases were seen expired
+    GAP = "7-gap"  # added: an outage starts the grace anew
+    OWN_GRACE = "7-own"  # added: each lease has a grace of its own
     NO_IDLE_LEASE = "8"  # who is handed nothing has no lease
     RETRY_AGREES = "9"  # what is finished leaves retry
     KEEP_ENTRY = "10-entry"  # giving up is XACK without XDEL
@@ -64,10 +71,19 @@ class Place(IntEnum):
 
 
 class Standing(IntEnum):
-    """A lease's deadline is ahead, or passed."""
+    """A lease's deadline is ahead, or passed, or passed for longer than the grace."""
 
     LIVE = 0
     EXPIRED = 1
+    OLD = 2
+
+
+class Suspicion(IntEnum):
+    """What is known of leases past their deadline."""
+
+    NONE = 0
+    BEGUN = 1  # they were seen
+    RIPE = 2  # they were seen for the whole grace
 
 
 class State(IntEnum):
@@ -107,6 +123,7 @@ class Call(NamedTuple):
     parts: Parts = ()
     more: bool = False  # finish: hand out the next batch
     rest: Parts = ()  # what else the caller knows it has; rule 4 makes it needless
+    made: int = 0  # which of the requests of this id its parts are of
 
 
 class Answer(NamedTuple):
@@ -128,6 +145,9 @@ class Request(NamedTuple):
     state: State = State.LOADING
     out: int = 0
     broken: str = ""
+    suspicion: Suspicion = Suspicion.NONE
+    gone: Parts = ()  # holders that were released without a lease
+    made: int = 0  # how many requests of this id there were before
 
 
 class Terms(NamedTuple):
@@ -142,7 +162,10 @@ class Terms(NamedTuple):
 class Slot:
     """A working copy of a request, for the length of one script."""
 
-    __slots__ = ("broken", "later", "leases", "left", "out", "places", "retry", "state", "terms")
+    __slots__ = (
+        *("broken", "gone", "later", "leases", "left", "made", "out", "places", "retry", "state"),
+        *("suspicion", "terms"),
+    )
 
     def __init__(self, terms: Terms, request: Request) -> None:
         self.terms = terms
@@ -154,6 +177,9 @@ class Slot:
         self.state = request.state
         self.out = request.out
         self.broken = request.broken
+        self.suspicion = request.suspicion
+        self.gone = list(request.gone)
+        self.made = request.made
 
     def saved(self) -> Request:
         """The request as the script leaves it."""
@@ -166,6 +192,9 @@ class Slot:
             self.state,
             self.out,
             self.broken,
+            self.suspicion,
+            tuple(sorted(self.gone)),
+            self.made,
         )
 
     def has(self, rule: Rule) -> bool:
@@ -292,10 +321,13 @@ class Slot:
         lease = self.leases.get(call.holder)
         if lease is not None:
             return self._claim_again(call, lease)
+        is_gone = call.holder in self.gone
         has_room = len(self.leases) < self.terms.limit
+        has_room = has_room and not (is_gone and self.has(Rule.RELEASE_LASTS))
         parts = self.hand_out(call.holder) if has_room else ()
         if parts or (has_room and not self.has(Rule.NO_IDLE_LEASE)):
             self.leases[call.holder] = Lease(call.holder, call.number)
+            self.broken = IN_VAIN if is_gone else self.broken
         if parts or self.has(Rule.COUNT_REFUSED):
             self.out = max(0, self.out - 1)
         return Answer(bool(parts), parts, self.mint())
@@ -342,9 +374,12 @@ class Slot:
 
     def finish_lost(self, call: Call) -> Answer:
         """The one mercy: a result still counts for a part that lies in ``retry``."""
+        if call.made != self.made and self.has(Rule.SAME_REQUEST):
+            return Answer(False, (), self.mint())
         for part in call.parts:
             if part in self.retry and self.is_pending(part):
                 self.count(part, Place.DONE)
+                self.broken = FORMER if call.made != self.made else self.broken
         return Answer(False, (), self.mint())
 
     def fail(self, call: Call) -> Answer:
@@ -405,6 +440,8 @@ def execute(terms: Terms, request: Request, call: Call) -> tuple[Request, Answer
 def _once(slot: Slot, call: Call) -> Answer:
     """Run a call of a lease, unless it ran before; without a lease, only the mercy."""
     lease = slot.leases.get(call.holder)
+    if lease is None and call.script is Script.RELEASE:
+        slot.gone.append(call.holder)
     if lease is None and slot.has(Rule.LEASE_OR_NOTHING):
         return slot.finish_lost(call) if call.script is Script.FINISH else Answer(goes_on=False)
     if lease is not None and slot.has(Rule.NUMBERED):

@@ -10,9 +10,11 @@ import pytest
 
 from tests.model.explore import SPIN, STUCK, STUCK_CLEAN, explore
 from tests.model.naive import Naive, Seed
-from tests.model.protocol import OVERRUN, RUN_TWICE, STARVED, Protocol
+from tests.model.protocol import ALIVE, OVERRUN, RUN_TWICE, STARVED, Protocol
 from tests.model.scripts import (
+    FORMER,
     HALF_ACK,
+    IN_VAIN,
     LOST_PART,
     MISPLACED,
     OVER_LIMIT,
@@ -50,6 +52,11 @@ CONFIGS = {
     "rollback": Config(parts=3, workers=1, budget=Budget(rollbacks=1)),
     "rollback, two workers": Config(budget=Budget(rollbacks=1)),
     "rollback, late": Config(workers=1, budget=Budget(rollbacks=1, late=1)),
+    "outage": Config(terms=TWO, budget=Budget(outages=1)),
+    "outage, crash": Config(terms=TWO_ALONE, budget=Budget(outages=2, crashes=1)),
+    "doze, crash": Config(terms=TWO_ALONE, budget=Budget(dozes=1, crashes=1)),
+    "reuse": Config(budget=Budget(reuses=1)),
+    "reuse, late": Config(workers=1, budget=Budget(reuses=1, late=1)),
     "rollback, load": Config(workers=1, chunk=1, budget=Budget(rollbacks=1)),
 }
 
@@ -59,14 +66,19 @@ WITHOUT = {
     Rule.REPEAT_RENEWS: ("stall, late", OVERRUN),
     Rule.FRESH_NAMES: ("late", RUN_TWICE),
     Rule.CLAIM_ONCE: ("crash, late", TRESPASS),
+    Rule.RELEASE_LASTS: ("late", IN_VAIN),
     Rule.HAND_BACK_ALL: ("plain", STRANDED),
     Rule.HAND_BACK_DRY: ("plain", STRANDED),
     Rule.LEASE_OR_NOTHING: ("stall", TRESPASS),
+    Rule.SAME_REQUEST: ("reuse", FORMER),
     Rule.RECOUNT: ("rollback", HALF_ACK),
     Rule.RENEW_ONLY_MOVES: ("stall", OVER_LIMIT),
     Rule.REAP_CHECKS: ("stall with room", RUN_TWICE),
     Rule.REAP_EMPTIES: ("crash, two janitors", STRANDED),
     Rule.REAP_WHOLE: ("stall with room", RUN_TWICE),
+    Rule.GRACE: ("outage", ALIVE),
+    Rule.GAP: ("outage, crash", ALIVE),
+    Rule.OWN_GRACE: ("doze, crash", ALIVE),
     Rule.NO_IDLE_LEASE: ("load", STUCK_CLEAN),
     Rule.RETRY_AGREES: ("stall", MISPLACED),
     Rule.KEEP_ENTRY: ("fail, redrive", LOST_PART),

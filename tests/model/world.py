@@ -23,13 +23,16 @@ class Budget(NamedTuple):
     lost: int = 0
     doubled: int = 0
     rollbacks: int = 0
+    outages: int = 0
+    dozes: int = 0
     fails: int = 0
     stops: int = 0
     redrives: int = 0
+    reuses: int = 0
 
     def faults(self) -> tuple[int, ...]:
         """What counts as a fault, not as a user's doing."""
-        return self[:6]
+        return self[:8]
 
 
 class Config(NamedTuple):
@@ -60,6 +63,7 @@ class Worker(NamedTuple):
     pushing: int = 0  # tokens to push before anything else
     stalled: bool = False  # past its lease, until it is told to go on
     forgotten: bool = False  # a rollback took back what it had been told
+    made: int = 0  # which of the requests of this id its parts are of
 
 
 class Janitor(NamedTuple):
@@ -84,7 +88,9 @@ class World(NamedTuple):
 
 
 def canonical(world: World) -> World:
-    """The same world with workers and janitors in order."""
+    """The same world with workers and janitors in order, and no name that cannot come again."""
+    if world.request.gone or (world.memory and world.memory.gone):
+        world = _without_gone(world)
     if len(world.janitors) > 1:
         world = world._replace(janitors=tuple(sorted(world.janitors)))
     workers = world.workers
@@ -101,6 +107,17 @@ def canonical(world: World) -> World:
         for names in permutations(order)
         if [workers[name] for name in names] == ordered
     )
+
+
+def _without_gone(world: World) -> World:
+    """Who was released, and has no claim in the network, is of no interest."""
+    claiming = {call.holder for call in world.late if call.script is Script.CLAIM}
+
+    def kept(request: Request) -> Request:
+        return request._replace(gone=tuple(name for name in request.gone if name in claiming))
+
+    memory = world.memory and kept(world.memory)
+    return world._replace(request=kept(world.request), memory=memory)
 
 
 def put(world: World, name: int, worker: Worker) -> World:
@@ -129,7 +146,7 @@ def spend(world: World, what: str) -> World:
 def send(worker: Worker, script: Script, parts: Parts = (), more: bool = False) -> Worker:
     """Number a call and send it; what the slot has not started is struck with it."""
     number = worker.number + 1
-    call = Call(script, OWN, number, parts, more, worker.queue)
+    call = Call(script, OWN, number, parts, more, worker.queue, worker.made)
     return worker._replace(call=call, number=number, queue=())
 
 
@@ -150,11 +167,13 @@ def with_lease(world: World, lease: Lease) -> World:
 def names_in(world: World) -> set[int]:
     """Every name something refers to, and some numbers below 0 that are none."""
     names = {*world.request.places, *(lease.holder for lease in world.request.leases)}
+    names.update(world.request.gone)
     names.update([call.holder for call in world.late])
     names.update([worker.beat.holder for worker in world.workers])
     names.update([janitor.seen for janitor in world.janitors])
     if world.memory is not None:
         names.update(world.memory.places, [lease.holder for lease in world.memory.leases])
+        names.update(world.memory.gone)
     return names
 
 
@@ -178,4 +197,5 @@ def renamed(world: World, names: dict[int, int]) -> World:
 def _renamed_request(request: Request, names: dict[int, int]) -> Request:
     leases = [le._replace(holder=names.get(le.holder, le.holder)) for le in request.leases]
     places = [names.get(place, place) for place in request.places]
-    return request._replace(places=tuple(places), leases=tuple(sorted(leases)))
+    gone = tuple(sorted(names.get(name, name) for name in request.gone))
+    return request._replace(places=tuple(places), leases=tuple(sorted(leases)), gone=gone)

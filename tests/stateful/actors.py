@@ -40,6 +40,8 @@ class Pick:
     stranger: bool = False
     #: A call that is sent again will arrive twice, the first time after the second.
     copy: bool = False
+    #: To have worked on an earlier request of the same id.
+    former: bool = False
 
 
 PLAIN = Pick()
@@ -180,6 +182,8 @@ class Holding:
 
     book: Book
     holder: str
+    #: When its request was created, as the claim was told.
+    created_ms: int = 0
     #: Of the last call.
     number: int = 0
     queue: list[int] = field(default_factory=list)
@@ -280,6 +284,7 @@ class Slot(Actor):
     def _hear_claim(self, holding: Holding, reply: Grant | ProtocolError) -> None:
         if isinstance(reply, Grant) and reply.word == "ok":
             holding.accept(reply, 0)
+            holding.created_ms = reply.created_ms
             self.holding = holding
 
     def _work(self, holding: Holding, pick: Pick) -> None:
@@ -310,11 +315,13 @@ class Slot(Actor):
         flat = [value for pair in results.items() for value in pair]
         records = sum(book.outstanding(number) for number in results)
         terms = Terms(pick.most, lease_ms=LEASE_MS)
+        # One whose lease was lost may work on what was another request of the same name.
+        created_ms = holding.created_ms - (pick.former and holding.holder not in book.leases)
         self.attempt(
             Sent(
                 book,
                 lambda: self.net.protocol.finish(
-                    book.id, holding.holder, call, flat, records, terms
+                    book.id, holding.holder, call, flat, records, terms, created_ms
                 ),
                 lambda reply: self._hear_finish(holding, call, reply),
             ),

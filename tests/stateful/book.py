@@ -31,7 +31,7 @@ from streamq.model import (
 )
 from streamq.protocol.keys import RequestKeys
 from tests.driver import HANDLER
-from tests.stateful.seen import EPOCH, Seen
+from tests.stateful.seen import EPOCH, LOOK_EVERY_MS, Seen
 
 # Where a part is, if it is not under a holder. Parts in retry are pending under `-`.
 WAITING, PARKED, DONE, FAILED = "(waiting)", "-", "(done)", "(failed)"
@@ -127,6 +127,8 @@ class Book:
     committed: str = ""
     #: Holders whose request ended under them: their consumers stay.
     litter: set[str] = field(default_factory=set)
+    #: Holders that were released without a lease: their claim may still come.
+    gone: set[str] = field(default_factory=set)
     #: No token and no look was lost since the last audit.
     trusted: bool = True
     #: Who redrove it died on the way, and is to be run again.
@@ -358,7 +360,7 @@ class Book:
             assert grant.word == "ok"
             self._hand_again(holder, grant.parts)
             return
-        refusal = self._refusal(level, unit)
+        refusal = self._refusal(holder, level, unit)
         if refusal:
             assert grant.word == refusal
         elif grant.word == "held":
@@ -376,10 +378,12 @@ class Book:
             assert self._nothing_to_hand()
         self.shunned |= grant.word == "handler"
 
-    def _refusal(self, level: int, unit: str | None) -> str:
+    def _refusal(self, holder: str, level: int, unit: str | None) -> str:
         """Why a fresh claim must be refused whatever the time is, or nothing."""
         if not self.is_live:
             return str(self.state)
+        if holder in self.gone:
+            return "lost"
         if level not in (-1, self.level):
             return "level"
         if self.paused:
@@ -396,13 +400,14 @@ class Book:
         call: int,
         results: dict[int, bytes],
         most: int,
+        created_ms: int,
     ) -> None:
         self._note(f"finish {grant.word}")
         if self.is_over:
             assert (grant.word, grant.parts, grant.counted) == (str(self.state), [], 0)
             return
         lease = self.leases.get(holder)
-        numbers = self._countable(holder, results)
+        numbers = self._countable(holder, results, created_ms)
         assert grant.counted == len(numbers)
         self.records_done += sum(self.outstanding(number) for number in numbers)
         self._record(numbers, results)
@@ -414,8 +419,11 @@ class Book:
             assert not grant.parts
         assert grant.word == (word if self.is_live else str(self.state))
 
-    def _countable(self, holder: str, results: dict[int, bytes]) -> list[int]:
+    def _countable(self, holder: str, results: dict[int, bytes], created_ms: int) -> list[int]:
         """Which of the results are to be counted."""
+        if holder not in self.leases and created_ms != self.seen.number("created_ms"):
+            self.tally["former"] += len(results)
+            return []
         if holder not in self.leases:
             merciful = [number for number in results if self.place[number] == PARKED]
             self.tally["mercy"] += len(merciful)
@@ -508,6 +516,8 @@ class Book:
         refusal = self._refusal_of(holder, call)
         if refusal:
             assert reply.word == refusal
+            if refusal == "lost":
+                self.gone.add(holder)
             return
         is_held = crashed is not None and self.place[crashed] == holder
         self._end_lease(holder)
@@ -528,11 +538,12 @@ class Book:
 
     def reaped(self, reply: Reaped, after: Seen) -> None:
         before = self.seen
-        expired = [
-            (deadline, holder)
-            for holder, deadline in before.leases.items()
-            if deadline <= before.now or (deadline <= after.now and holder not in after.leases)
-        ]
+        reaped = before.leases.keys() - after.leases.keys()
+        sure, maybe = before.reapable(before.now), before.reapable(after.now)
+        if reply.state is State.DONE:  # with the last part every lease ends
+            reaped &= sure | maybe
+        assert sure & maybe <= reaped <= sure | maybe, "reaped is who was silent for the grace"
+        expired = [(before.leases[holder], holder) for holder in reaped]
         taken = 0
         for _, holder in sorted(expired):
             numbers = self.held(holder)
@@ -551,10 +562,21 @@ class Book:
 
     def audited(self, reply: Audit, after: Seen) -> None:
         assert reply.state == self.state
-        assert bool(reply.purge_at) == (not self.is_live)
-        deadlines = self.seen.leases.values()
-        least, most = (sum(at <= s.now for at in deadlines) for s in (self.seen, after))
-        assert least <= reply.expired <= most
+        assert bool(reply.purge_at) == (not self.is_live and not self.leases)
+        before = self.seen
+        times = (before.now, after.now)
+        least, most = (len(before.overdue(now)) for now in times)
+        assert least <= reply.overdue <= most
+        assert reply.expired in {len(before.reapable(now)) for now in times}
+        if not reply.overdue:
+            assert not after.number("suspected_ms") + after.number("looked_ms")
+        else:
+            assert before.now <= after.number("looked_ms") <= after.now
+            since = after.number("suspected_ms")
+            kept = {before.suspected_since(now) for now in times}
+            assert since in kept - {0} or (0 in kept and since == after.number("looked_ms"))
+            look = reply.tokens.look_ms
+            assert 0 < look <= after.now + LOOK_EVERY_MS, "suspects are looked at again"
         assert 0 <= reply.tokens.count <= max(0, self.limit - len(self.leases))
 
     def purged(self, reply: int | ProtocolError, after: Seen, *, force: bool) -> None:
@@ -568,6 +590,7 @@ class Book:
             assert after.keys == 0, "something of a purged request remains"
             self.state, self.is_purged = None, True
             self.leases.clear()
+            self.gone.clear()
             self._note("purged")
             return
         assert not isinstance(reply, ProtocolError)
@@ -714,6 +737,7 @@ class Book:
             assert len(self.seen.leases) < self.seen.number("limit"), "leases grew at the limit"
             assert len(grown) == 1
         assert seen.leases.keys() == self.leases.keys()
+        assert seen.gone == self.gone
         holders = {holder: str(lease.call) for holder, lease in self.leases.items()}
         said = {f"{h}#": lease.said for h, lease in self.leases.items() if lease.said is not None}
         assert seen.holders == holders | said

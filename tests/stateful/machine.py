@@ -34,7 +34,7 @@ from tests.stateful.actors import (
     Slot,
 )
 from tests.stateful.book import KEEP_MS, Book, Plan
-from tests.stateful.seen import EPOCH, MOST_OUT, Eye, QueueSeen
+from tests.stateful.seen import EPOCH, LOOK_EVERY_MS, MOST_OUT, Eye, QueueSeen
 from tests.stateful.watched import Crash, Watched
 
 SLOTS = 4
@@ -68,6 +68,7 @@ def _some_picks() -> list[Pick]:
             release=chance.random() < 0.1,
             stranger=chance.random() < 0.05,
             copy=chance.random() < 0.7,
+            former=chance.random() < 0.1,
         )
         for _ in range(500)
     ]
@@ -124,6 +125,10 @@ ACTS: dict[str, tuple[int, st.SearchStrategy[tuple[Any, ...]]]] = {
     "pass_time": (2, st.tuples(st.sampled_from([30, 1_000, 4_000, LEASE_MS + 1_000, 60_000]))),
     "spoil_tokens": (2, st.tuples(indexes, st.sampled_from(LEVELS), st.integers(-2, 2))),
     "sweep": (3, st.tuples(st.integers(0, 1), waits)),
+    "watch": (
+        2,
+        st.tuples(st.integers(0, 1), waits, st.sampled_from([LOOK_EVERY_MS] * 3 + [EVERY_MS])),
+    ),
     "sweep_disturbed": (3, st.tuples(between, waits)),
     "sweep_late": (2, st.tuples(waits)),
     "steer": (4, st.tuples(indexes, st.sampled_from(STEERING))),
@@ -323,6 +328,8 @@ class Machine(RuleBasedStateMachine):
                 if reap:
                     # Its tokens are dropped here, as a janitor's that dies after this.
                     holding.book.trusted = False
+                    self.eye.suspect(holding.book.keys, holding.book.seen.now)
+                    holding.book.compare(self.eye.request(holding.book.keys))
                     self.protocol.reap(holding.book.id)
 
     def pass_time(self, ms: int) -> None:
@@ -358,6 +365,15 @@ class Machine(RuleBasedStateMachine):
             book.trusted, book.shunned = True, False
             there, now = (queue.tokens[book.level].count(book.id) for queue in (before, after))
             assert now <= max(there, wanted(book)), "an audit pushes only what is missing"
+
+    def watch(self, index: int, wait_ms: int, every_ms: int) -> None:
+        """A janitor sweeps, and again and again while there are suspects, or with gaps."""
+        self.sweep(index, wait_ms)
+        for _ in range(LEASE_MS // LOOK_EVERY_MS):
+            if not any(book.seen.overdue(book.seen.now) for book in self.books):
+                return
+            self.tally["watched"] += 1
+            self.sweep(index, every_ms)
 
     def sweep_disturbed(self, acts: list[Any], wait_ms: int) -> None:
         """A janitor sweeps while others act, or dies in the middle."""
@@ -573,7 +589,7 @@ class Machine(RuleBasedStateMachine):
             while not loader.is_over:
                 loader.step()
         self.work_off()
-        self.sweep(0, LEASE_MS + 1_000)
+        self.watch(0, LEASE_MS + 1_000, LOOK_EVERY_MS)
         self.work_off()
         self.check()
 
@@ -584,6 +600,9 @@ class Machine(RuleBasedStateMachine):
     def purge(self) -> None:
         """After the end and the retention, nothing of a request remains."""
         self.work_off()
+        # The holder of a failed request is to be known dead first. And who is closed is looked at
+        # once more before it is kept for its time.
+        self.watch(1, LEASE_MS + 1_000, LOOK_EVERY_MS)
         for _ in range(2):
             # Who was registered and is not there is forgotten after an hour.
             self.eye.move_queue(3_700_000, registered=True)

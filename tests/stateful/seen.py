@@ -24,6 +24,10 @@ def constant(file: str, name: str) -> int:
 #: Tokens of one request are never more than this out at once.
 MOST_OUT = constant("most_out", "MOST_OUT")
 RATE_AHEAD_MS = constant("tokens", "RATE_AHEAD_MS")
+CLOCK_OFF_MS = constant("tokens", "CLOCK_OFF_MS")
+#: Suspects are looked at so often, and a longer time between two looks starts their grace anew.
+LOOK_EVERY_MS = constant("suspicion", "LOOK_EVERY_MS")
+MOST_BETWEEN_MS = constant("suspicion", "MOST_BETWEEN_MS")
 
 # A part put off is scored by a moment, one at the front by its number, far below.
 EPOCH = 10**9
@@ -63,6 +67,7 @@ return {
   redis.call("HGETALL", keys[9]),
   redis.call("HGETALL", keys[10]),
   entries, pending, consumers, last,
+  redis.call("ZRANGE", keys[11], 0, -1),
 }
 """
 
@@ -119,7 +124,11 @@ end
 return nil
 """
 
-_MOMENTS = ("hold_ms", "rate_at_ms", "due_ms", "started_ms", "finished_ms", "created_ms")
+# Not when it was created: that is a part of the request's name.
+_MOMENTS = (
+    *("hold_ms", "rate_at_ms", "due_ms", "started_ms", "finished_ms"),
+    *("suspected_ms", "looked_ms"),
+)
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
@@ -165,6 +174,8 @@ class Seen:
     consumers: frozenset[str] = frozenset()
     #: The last part that was delivered.
     last: int = 0
+    #: Holders that were released without a lease.
+    gone: frozenset[str] = frozenset()
 
     def number(self, name: str) -> float:
         """A number in meta, 0 when it is not there."""
@@ -175,7 +186,29 @@ class Seen:
         hold = self.number("hold_ms")
         if not self.number("rate_ms"):
             return hold
-        return max(hold, ceil(self.number("rate_at_ms")) - RATE_AHEAD_MS)
+        at, charge = self.number("rate_at_ms"), self.number("rate_charge_ms")
+        if charge and at - self.now > charge + CLOCK_OFF_MS:
+            return hold
+        return max(hold, ceil(at) - RATE_AHEAD_MS)
+
+    def overdue(self, now: float) -> set[str]:
+        """Holders whose lease is past its deadline."""
+        return {holder for holder, deadline in self.leases.items() if deadline <= now}
+
+    def grace_ms(self) -> float:
+        """How long a holder must be silent."""
+        return 3_000 + max(1_000, min(10_000, self.number("lease_ms") / 4))
+
+    def suspected_since(self, now: float) -> float:
+        """Since when leases past their deadline were seen at every look, or 0."""
+        since, looked = self.number("suspected_ms"), self.number("looked_ms")
+        lasts = 0 < since <= looked <= now <= looked + MOST_BETWEEN_MS
+        return since if lasts else 0
+
+    def reapable(self, now: float) -> set[str]:
+        """Holders that are known to be dead."""
+        latest, since = now - self.grace_ms(), self.suspected_since(now)
+        return self.overdue(latest) if 0 < since <= latest else set()
 
     def due(self, now: float) -> list[int]:
         """Parts in retry that may run, in the order in which they are handed out."""
@@ -206,6 +239,7 @@ def _keys(keys: RequestKeys) -> list[str]:
         keys.partial,
         keys.results,
         keys.failed,
+        keys.gone,
     ]
 
 
@@ -232,7 +266,7 @@ class Eye:
 
     def _seen(self, reply: list[Any]) -> Seen:
         now, count, meta, left, leases, retry, holders, tries, partial, results, failed = reply[:11]
-        entries, pending, consumers, last = reply[11:]
+        entries, pending, consumers, last, gone = reply[11:]
         return Seen(
             now=now,
             keys=count,
@@ -249,6 +283,7 @@ class Eye:
             pending={_number(id_): consumer.decode() for id_, consumer in _pairs(pending)},
             consumers=frozenset(consumer.decode() for consumer in consumers),
             last=_number(last),
+            gone=frozenset(holder.decode() for holder in gone),
         )
 
     def request_of(self, request_id: str) -> Seen:
@@ -272,6 +307,10 @@ class Eye:
     def expire(self, keys: RequestKeys, holder: str) -> None:
         """Let one lease be over."""
         self._redis.zadd(keys.leases, {holder: 1}, xx=True)
+
+    def suspect(self, keys: RequestKeys, now: int) -> None:
+        """Somebody has looked all the while: whose lease is over is dead."""
+        self._redis.hset(keys.meta, mapping={"suspected_ms": 1, "looked_ms": now})
 
     def pop(self) -> tuple[str, int] | None:
         """The next token, best level first, without waiting: a request id and the level."""

@@ -234,15 +234,18 @@ class Watched(Protocol):
         results: Sequence[bytes | int],
         records: int,
         terms: Terms,
+        created_ms: int = 0,
     ) -> Grant:
         flat = iter(results)
         by_number = {int(n): bytes(result) for n, result in zip(flat, flat, strict=True)}
         return self._watch(
             "finish",
             request_id,
-            lambda: super(Watched, self).finish(request_id, holder, call, results, records, terms),
+            lambda: super(Watched, self).finish(
+                request_id, holder, call, results, records, terms, created_ms
+            ),
             lambda book, reply, after: book.finished(
-                reply, after, holder, call, by_number, terms.most
+                reply, after, holder, call, by_number, terms.most, created_ms
             ),
         )
 
