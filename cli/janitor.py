@@ -37,8 +37,6 @@ LONGEST_REST_MS = 10_000
 #: How often to say that all is well, and how long a sweep may take to end.
 TICK_S = 0.2
 LEAVE_S = 5.0
-#: With --once: so long it stays for holders that are silent. The grace is 13 s at most.
-WATCH_S = 60.0
 
 
 def janitor(
@@ -59,7 +57,8 @@ def janitor(
     """Take back what the dead left, and forget what was kept long enough.
 
     Every worker pool does this too; any number may do it at once. Ends politely with
-    Ctrl-C or TERM.
+    Ctrl-C or TERM. With --once it stays for some seconds where a lease has just expired,
+    until it is known whether its holder is dead.
 
         streamq janitor --queue default --queue slow
     """
@@ -72,22 +71,13 @@ def janitor(
         janitors = [Janitor(protocol, name, every_ms) for name in names]
         if is_once:
             for each in janitors:
-                _sweep_once(each)
+                each.sweep_out()
             return
         rounds = [Round(each, name) for each, name in zip(janitors, names, strict=True)]
         stop = _stop_on_signals()
         log.info("sweeping %s at %s", ", ".join(names), protocol.connection.where)
         _serve(rounds, Watch(rounds, Lookout(protocol, names)), health_port, stop)
     log.info("stopped")
-
-
-def _sweep_once(janitor: Janitor) -> None:
-    """Look at all that is due, and stay until it is known who of the silent is dead."""
-    until = time.monotonic() + WATCH_S
-    while (wait_ms := janitor.sweep()) == 0 or janitor.is_watching:
-        if time.monotonic() > until:
-            return
-        time.sleep(wait_ms / 1e3)
 
 
 def _serve(rounds: list["Round"], watch: "Watch", health_port: str, stop: threading.Event) -> None:

@@ -90,7 +90,8 @@ class PoolWishes(msgspec.Struct, kw_only=True):
         str,
         typer.Option(
             metavar="TIME",
-            help="When a whole pool is silent for so long, others take its parts. [default: 20s]",
+            help="When a whole pool is silent for so long, and for some seconds of grace, others "
+            "take its parts. [default: 20s]",
         ),
     ] = ""
     health_port: HealthPortOption = ""

@@ -139,7 +139,9 @@ class Doctor(Examiner):
         """What a janitor does with a request."""
         score = self._protocol.registered(queue, request_id) or 0.0
         tick = self._protocol.tick(queue, limit=0)
-        Janitor(self._protocol, queue).look(request_id, score, tick)
+        janitor = Janitor(self._protocol, queue)
+        janitor.look(request_id, score, tick)
+        janitor.sweep_out()
 
     def _orphans(self) -> Iterator[Finding]:
         lost = []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
-from streamq.model import State, Tick, Tokens
+from streamq.model import Audit, State, Tick, Tokens
 from streamq.protocol.protocol import Protocol
 from streamq.telemetry.metrics import Samples
 
@@ -25,6 +25,8 @@ MOST_AWAY = 3
 #: Requests with leases past their deadline are looked at so often, also in the middle of a sweep:
 #: a longer time between two looks may have been an outage, and starts their grace anew.
 WATCH_EVERY_S = 1.0
+#: Who sweeps once stays so long for them at most; the grace is 13 s at most.
+WATCH_S = 60.0
 #: Ended requests are looked at once more after this. A failover may have taken back the last
 #: moments of a request, its end with them, and not those of its queue.
 CONFIRM_MS = 180_000
@@ -53,11 +55,6 @@ class Janitor:
         #: The first moment (ms) at which one of the requests looked at wants another look.
         self._next_look_ms = 0
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether it saw leases past their deadline, and has not made sure of them yet."""
-        return bool(self._suspects)
-
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
         tick = self._tick()
@@ -80,6 +77,12 @@ class Janitor:
             return tick.wait_ms
         now_ms = self.ahead_ms + time.monotonic() * 1e3
         return max(0, min(tick.wait_ms, round(self._next_look_ms - now_ms)))
+
+    def sweep_out(self) -> None:
+        """Sweep until nothing is due, and it is known who of the silent is dead."""
+        until = time.monotonic() + WATCH_S
+        while (wait_ms := self.sweep()) == 0 or (self._suspects and time.monotonic() < until):
+            time.sleep(wait_ms / 1e3)
 
     def _looks(self, tick: Tick) -> Iterator[Look]:
         """What a sweep does, one request after the other; suspects come whenever it is time."""
@@ -129,14 +132,7 @@ class Janitor:
         """Reap the dead, push the tokens that are missing, close what has ended."""
         self._suspects.pop(request_id, None)
         try:
-            audit = self._protocol.audit(request_id)
-            while audit.expired:
-                reaped = self._protocol.reap(request_id)
-                if not reaped.leases:
-                    break
-                self.reaped += reaped.parts
-                log.info("reaped %d parts of %s", reaped.parts, request_id)
-                audit = self._protocol.audit(request_id)
+            audit = self._reap(request_id)
         except RequestUnknown:
             if tick.now_ms - score > FORGET_UNOPENED_MS:
                 self._protocol.close(self.queue, request_id, score, 0)
@@ -144,20 +140,34 @@ class Janitor:
         if audit.queue != self.queue:
             # Somebody submitted to this queue under an id that another one has, and died.
             self._protocol.close(self.queue, request_id, score, 0)
-            return
-        if audit.overdue:
-            self._suspects[request_id] = score, time.monotonic()
-        if audit.purge_at:
+        elif audit.purge_at:
             purge_at = min(audit.purge_at, tick.now_ms + CONFIRM_MS)
             is_closed = self._protocol.close(self.queue, request_id, score, purge_at)
             self.closed[audit.state] += is_closed
         elif audit.tokens:
             self._protocol.mint(self.queue, request_id, audit.tokens, mode="ensure")
-            look_ms = audit.tokens.look_ms
-            if look_ms and not 0 < self._next_look_ms < look_ms:
-                self._next_look_ms = look_ms
+            self._expect(audit.tokens.look_ms)
+        if audit.overdue and audit.queue == self.queue:
+            self._suspects[request_id] = score, time.monotonic()
         if audit.strays:
             log.warning("%s: %d entries of its stream were not ours", request_id, audit.strays)
+
+    def _reap(self, request_id: str) -> Audit:
+        """Take back what the dead hold, a bounded number of parts at a time."""
+        audit = self._protocol.audit(request_id)
+        while audit.expired:
+            reaped = self._protocol.reap(request_id)
+            if not reaped.leases:
+                break
+            self.reaped += reaped.parts
+            log.info("reaped %d parts of %s", reaped.parts, request_id)
+            audit = self._protocol.audit(request_id)
+        return audit
+
+    def _expect(self, look_ms: int) -> None:
+        """A request wants another look at that moment (0: at none in particular)."""
+        if look_ms and not 0 < self._next_look_ms < look_ms:
+            self._next_look_ms = look_ms
 
     def _purge(self, request_id: str) -> None:
         try:

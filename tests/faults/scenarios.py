@@ -15,11 +15,13 @@ from redis.exceptions import RedisError
 from streamq import Client
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from tests.faults.sites import Cluster, Single, Site
-from tests.faults.subjects import LEASE_S, Command, Streamq, Subject
+from tests.faults.subjects import GRACE_S, LEASE_S, Command, Streamq, Subject
 from tests.waiting import wait_until
 
 #: Faults are injected for so long at most; then it must come to its end.
 WINDOW_S = 8.0
+#: Longer than a lease stands, and the grace after it.
+STALL_S = LEASE_S + GRACE_S + 1.0
 #: All parts together take so long at best. Each takes between half and one and a half of its share.
 WORK_S = 5.0
 NAP_MS = 5_000
@@ -124,11 +126,11 @@ def kill_pool(run: Run) -> None:
 
 
 def stall(run: Run) -> None:
-    """A whole pool sleeps for longer than its leases stand."""
+    """A whole pool sleeps for so long that it is taken for dead."""
     while run.goes_on(0.5):
         pids = run.chance.choice(run.subject.pools())
         _signal(pids, signal.SIGSTOP)
-        time.sleep(LEASE_S * 1.5)
+        time.sleep(STALL_S)
         _signal(pids, signal.SIGCONT)
         run.faults += 1
         run.stalled = run.subject.slots // 2
@@ -362,7 +364,7 @@ SCENARIOS = [
     ),
     Scenario(
         "stall",
-        f"a pool stopped for {LEASE_S * 1.5:g} s, leases stand {LEASE_S:g} s",
+        f"a pool stopped for {STALL_S:g} s, taken for dead after {LEASE_S + GRACE_S:g} s",
         stall,
         lambda n: n * 4 * BATCH,
         is_seen=True,

@@ -25,6 +25,8 @@ from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 LEASE_S = 2.0
+#: How long holders of such leases must be silent after the deadline, to be taken for dead.
+GRACE_S = 4.0
 WAITERS = 3
 #: What a pool must never say.
 _BAD_WORDS = ("Traceback", "stumbled", "goes on after", "the process ends")

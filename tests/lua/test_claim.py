@@ -599,10 +599,9 @@ class TestRate:
 
         assert numbers(grant) == [1, 2, 3, 4, 5]
 
-
     def test_rate_charged_by_a_clock_that_was_ahead_is_forgotten(self, driver: Driver) -> None:
         driver.load(9, rate_ms=60_000.0)
-        holder, _ = driver.claim()
+        driver.claim()
         driver.set_meta(rate_at_ms=driver.now_ms() + HOUR_MS)
 
         _, grant = driver.claim()

@@ -20,8 +20,8 @@ no faults, but have budgets too.
 A crashed process is started again at once. A lease nobody beats for may be found expired at
 any moment. The loader reads its cursor from the request, so a second one would be the same.
 The grace is a step of its own where holders may doze or the server be away; elsewhere it is over
-at once. Not modelled: levels, ``set``, ``pause``, ``cancel``, the indexes ``open`` and ``due`` (a retry
-that falls due is audited at once), a chunk appended twice, purge.
+at once. Not modelled: levels, ``set``, ``pause``, the indexes ``open`` and ``due`` (a retry that
+falls due is audited at once), a chunk appended twice, ``cancel`` and ``purge`` but for a reuse.
 """
 
 from collections.abc import Iterator
@@ -317,9 +317,7 @@ class Protocol:
         if request.suspicion:
             old = [lease._replace(standing=Standing.OLD) for lease in overdue]
             others = [lease for lease in request.leases if lease not in overdue]
-            ripe = request._replace(
-                suspicion=Suspicion.RIPE, leases=tuple(sorted([*old, *others]))
-            )
+            ripe = request._replace(suspicion=Suspicion.RIPE, leases=tuple(sorted([*old, *others])))
             yield Step("the grace passes", Kind.REPAIR), world._replace(request=ripe)
 
     def _is_awake(self, world: World, holder: int) -> bool:
