@@ -32,11 +32,11 @@ META = (
     *("delivered", "records", "records_done", "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms"),
     *("failed", "records_failed", "retries", "poison", "max_failures", "max_percent", "keep_ms"),
     *("finished_ms", "created_ms", "started_ms", "spec", "digest", "cursor", "source", "sealed"),
-    *("committed", "redrives"),
+    *("committed", "redrives", "rate_charge_ms", "lease_ms", "suspected_ms", "looked_ms"),
 )
 REQUEST_KEYS = (
     *("meta", "parts", "left", "leases", "holders", "retry", "tries", "partial", "results"),
-    "failed",
+    *("failed", "gone"),
 )
 
 
