@@ -12,6 +12,7 @@ from functools import partial
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import Audit, State, Tick, Tokens
 from streamq.protocol.protocol import Protocol
+from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,16 @@ Look = tuple[str, Callable[[], None]]
 class Janitor:
     """Sweeps one queue."""
 
-    def __init__(self, protocol: Protocol, queue: str = "default", every_ms: int = 5_000) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        queue: str = "default",
+        every_ms: int = 5_000,
+        outages: Outages | None = None,
+    ) -> None:
+        """``outages`` are those that others in this process see, too."""
         self._protocol = protocol
+        self._outages = outages or Outages()
         self.queue = queue
         self._every_ms = every_ms
         #: How far the server's clock is ahead of this process's monotonic one.
@@ -61,11 +70,16 @@ class Janitor:
         self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
         self._next_look_ms = 0
         away = 0
+        is_away: dict[str, bool] = {}
         for request_id, look in self._looks(tick):
+            node = self._protocol.node_of(request_id)
+            if node and is_away.setdefault(node, self._outages.left_s(node) > 0):
+                continue  # known before this sweep: its requests get their look later
             try:
                 look()
             except (ServerBusy, ServerUnreachable) as error:
                 # Others may be on a node that is well; but the sweep is not to take for ever.
+                self._outages.saw(node)
                 away += 1
                 if away > MOST_AWAY:
                     raise

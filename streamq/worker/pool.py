@@ -29,7 +29,7 @@ from streamq.worker.channel import Config, Hello, Idle, Look, PoolOptions, Unfit
 from streamq.worker.lease_keeper import Keeper
 from streamq.worker.process_handle import Member
 from streamq.worker.slot_table import CALL_STEP, Held
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import MOST_STARTING, Nursery
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Pool:
                 self._fill()
                 self._hear(self._pause_s())
                 self._bury()
-                self._keeper.holdings = self._look_after_all()
+                self._keeper.hold(self._look_after_all())
                 self._look_around()
                 self.ticked_at = time.monotonic()
                 self._notifier.alive()
@@ -196,7 +196,8 @@ class Pool:
         staying = sum(not member.is_leaving for member in self._members)
         if self._is_stopping or time.monotonic() < self._start_at:
             return
-        for _ in range(self._options.processes - staying):
+        starting = sum(member.hello is None for member in self._members)
+        for _ in range(min(self._options.processes - staying, MOST_STARTING - starting)):
             try:
                 member = Member(self._config, self._nursery.take())
             except OSError as error:
@@ -297,7 +298,9 @@ class Pool:
         was_busy = False
         for slot, held in member.held(is_dead=True):
             was_busy = was_busy or held.running is not None
-            if member.overdue.get(slot) == held.version and held.running is not None:
+            # The slot may have gone on to its next part before the process was gone.
+            is_overdue = member.overdue.get(slot) == (held.version, held.running)
+            if is_overdue and held.running is not None:
                 self._keeper.time_out(held, LAST_CALL - 1)
             crashed = None if member.why_killed else held.running
             self._keeper.release(held, LAST_CALL, crashed)
@@ -328,7 +331,7 @@ class Pool:
                 self._hand_back(member, slot, held)
             limit_ms = held.timeout_ms + (ASYNC_GRACE_MS if held.is_async else 0)
             if held.timeout_ms and ran_ms > limit_ms:
-                member.overdue[slot] = held.version
+                member.overdue[slot] = (held.version, held.running)
                 seconds = held.timeout_ms / 1e3
                 part = f"part {held.running} of {held.request_id}"
                 member.kill(f"{part} took longer than {seconds:g} s")
