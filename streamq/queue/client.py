@@ -40,6 +40,7 @@ from streamq.model import (
     Tokens,
 )
 from streamq.protocol.protocol import Protocol
+from streamq.queue.results import ResultReader, part_of
 from streamq.queue.submission import CHUNK_PARTS, Submission, forget
 from streamq.records import encoding as codec
 from streamq.settings import Settings, with_login
@@ -277,34 +278,22 @@ class Request:
         """
         patience = None if timeout is None else _seconds(timeout)
         self.status()  # From here on the server may be away for a while.
-        number, yielded, fallow = 1, 0, 0.0
+        reader, fallow = ResultReader(self._protocol, self.id), 0.0
         while True:
-            batch = None
+            found = None
             with suppress(ServerBusy, ServerUnreachable):
-                batch = self._protocol.collect(self.id, next_number=number)
-            if batch and batch.next > number:
-                yield from batch.results
-                number, fallow = batch.next, 0.0
-                yielded += len(batch.results)
+                found = reader.read()
+            if found is not None:
+                yield from ((part_of(field), result) for field, result in found)
+                fallow = 0.0
                 continue
-            if batch and not batch.state.is_live:
-                if batch.left > yielded:
-                    yield from self._redriven()
+            if reader.is_over:
                 return
             if patience is not None and fallow >= patience:
                 raise WaitTimeout(f"request {self.id}: no result for {patience:g} s")
             pause = min(0.2, 0.005 + fallow / 4)
             time.sleep(pause)
             fallow += pause
-
-    def _redriven(self) -> Iterator[tuple[int, bytes]]:
-        """What retries yielded, one after the other: their fields are ``<number>.<run>``."""
-        late = []
-        for field, result in self._protocol.leftovers(self.id):
-            number, dot, run = field.partition(".")
-            if dot:
-                late.append((int(run), int(number), result))
-        yield from ((number, result) for _, number, result in sorted(late))
 
     def errors(self) -> list[Failure]:
         """What was given up, by part and record."""

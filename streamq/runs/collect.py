@@ -18,6 +18,7 @@ import msgspec
 from streamq.errors import reading
 from streamq.model import Spec, State
 from streamq.protocol.protocol import Protocol
+from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader, is_settled
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
 from streamq.records.outputs import Output, OutputExists, Stopped, refuse_inputs
@@ -25,9 +26,6 @@ from streamq.records.outputs import Output, OutputExists, Stopped, refuse_inputs
 log = logging.getLogger(__name__)
 
 _ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
-#: So many results, and about so many bytes of them, are written at once.
-_BATCH = 500
-_BATCH_BYTES = 2**22
 _LOOK_S = 0.05
 #: The first look after there was something comes soon: then there may well be more.
 _SOON_S = 0.003
@@ -163,16 +161,29 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
     writer = Writer(form, [])
     if form == "raw":
         yield _spec_of(found).header.encode()
-    number = 1
+    reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
-        batch = protocol.collect(request_id, next_number=number, most=_BATCH)
-        yield b"".join(writer.lines(result) for _, result in batch.results)
-        if batch.next > number:
-            number = batch.next
-        elif follow and batch.state.is_live:
-            time.sleep(_LOOK_S)
-        else:
+        batch = reader.read()
+        if batch is not None:
+            yield b"".join(writer.lines(result) for _, result in batch)
+        elif reader.is_over or not follow:
             return
+        else:
+            time.sleep(_LOOK_S)
+
+
+def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """The same, as many at once as are written at once."""
+    batch: dict[str, bytes] = {}
+    size = 0
+    for field, result in results.items():
+        batch[field] = result
+        size += len(result)
+        if len(batch) >= BATCH or size >= BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 class Collector:
@@ -209,6 +220,9 @@ class Collector:
         spec = _spec_of(found)
         self._refuse_other(force, spec.files)
         self._writer = Writer(self._form, self._done.header, is_open=self._done.is_open)
+        self._reader = ResultReader(
+            self._protocol, self._id, first=self._done.next, is_forgetting=True
+        )
         self._output.open(self._done.offset, has_begun=bool(text), force=force)
         try:
             if not text:
@@ -240,12 +254,10 @@ class Collector:
     def _collect(self, is_ordered: bool, follow: bool) -> bool:
         pause_s = _SOON_S
         while True:
-            state, has_more = self._ordered() if is_ordered else self._unordered()
-            if has_more:
+            if self._ordered() if is_ordered else self._unordered():
                 pause_s = _SOON_S
                 continue
-            if not state.is_live and self._is_settled():
-                self._late()
+            if self._reader.is_over:
                 return True
             if not follow or self._should_stop():
                 return False
@@ -253,47 +265,29 @@ class Collector:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_S)
 
-    def _ordered(self) -> tuple[State, bool]:
-        found = self._protocol.collect(
-            self._id, next_number=self._done.next, most=_BATCH, max_bytes=_BATCH_BYTES
-        )
-        if found.next == self._done.next:
-            return found.state, False
-        if not found.state.is_live and not self._is_settled():
-            return found.state, False
-        data = b"".join(self._writer.lines(result) for _, result in found.results)
-        self._commit(data, found.next, [str(number) for number, _ in found.results])
-        return found.state, True
+    def _ordered(self) -> bool:
+        """Write the next results. Returns whether there may be more now."""
+        found = self._reader.read()
+        if found is not None and (found or self._reader.next != self._done.next):
+            self._write(dict(found))
+        return found is not None
 
-    def _unordered(self) -> tuple[State, bool]:
-        state = State(self._protocol.inspect(self._id)["state"])
+    def _unordered(self) -> bool:
+        """Write whatever is there. Returns whether there may be more now."""
+        status = self._protocol.inspect(self._id)
         has_some = False
-        for fields, data in self._in_batches():
-            self._commit(data, self._done.next, fields)
-            has_some = True
-        return state, has_some
+        for page in self._protocol.result_pages(self._id, BATCH_BYTES):
+            # All of a page is forgotten before the next is asked for: nothing comes twice.
+            for results in _batches(page):
+                self._write(results)
+                has_some = True
+        # Read before the results: what they had then is all there will be.
+        self._reader.is_over = not State(status["state"]).is_live and is_settled(status)
+        return has_some and not self._reader.is_over
 
-    def _in_batches(self, only_late: bool = False) -> Iterator[tuple[list[str], bytes]]:
-        fields: dict[str, bytes] = {}
-        size = 0
-        for field, result in self._protocol.leftovers(self._id, _BATCH_BYTES):
-            if "." in field or not only_late:
-                fields[field] = result
-                size += len(result)
-            if len(fields) >= _BATCH or size >= _BATCH_BYTES:
-                yield list(fields), b"".join(map(self._writer.lines, fields.values()))
-                fields, size = {}, 0
-        if fields:
-            yield list(fields), b"".join(map(self._writer.lines, fields.values()))
-
-    def _late(self) -> None:
-        """What retries yielded comes after everything else."""
-        for fields, data in self._in_batches(only_late=True):
-            self._commit(data, self._done.next, fields)
-
-    def _is_settled(self) -> bool:
-        """Whether nobody runs a part any more: what runs when a request fails still counts."""
-        return self._protocol.inspect(self._id)["leases"] == "0"
+    def _write(self, results: dict[str, bytes]) -> None:
+        data = b"".join(map(self._writer.lines, results.values()))
+        self._commit(data, self._reader.next, list(results))
 
     def _commit(self, data: bytes, next_number: int, forget: list[str]) -> None:
         """First the bytes, then the word that they are there."""
