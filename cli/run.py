@@ -174,4 +174,4 @@ def _place_of(output: str) -> str:
         return STANDARD
     if not output:
         raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
-    return str(Path(output).absolute())
+    return units.file_name(str(Path(output).absolute()))

@@ -102,13 +102,13 @@ def test_json_lines_csv_and_failures(
         request.wait(20)
 
     streamq("results", first.id, "-o", tmp_path / "out.jsonl")
-    streamq("results", second.id, "-o", tmp_path / "out.csv")
+    streamq("results", second.id, "-o", tmp_path / "prices.csv")
     shown = streamq("results", third.id)
 
     assert (tmp_path / "out.jsonl").read_text() == '{"a":3}\n{"c":9}\n'
     (failure,) = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
     assert failure["part"] == 2
-    assert (tmp_path / "out.csv").read_text() == 'a\n3\n""\n'
+    assert (tmp_path / "prices.csv").read_text() == 'a\n3\n""\n'
     assert shown.stdout == b"X\nY\n"
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from streamq.model import Spec
-from streamq.records.boundaries import fields_of, mask_of, records_of
+from streamq.records.boundaries import fields_of, records_of
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.splitting import Cursor, Size, split
 
@@ -41,13 +41,13 @@ def pieces(
     start: Cursor = START,
     spec: Spec = COMMON,
 ) -> list[Piece]:
-    mask = mask_of(msgspec.structs.replace(spec, format=form))
+    spec = msgspec.structs.replace(spec, format=form)
     found = []
     with closing(open_input(str(path))) as source:
         source.seek(start.offset)
-        for chunk in split(source, mask, size, start):
+        for chunk in split(source, spec, size, start):
             for payload, about in zip(chunk.payloads, chunk.abouts, strict=True):
-                records, _, record = map(int, about.split())
+                records, _, record, *_ = map(int, about.split())
                 found.append(Piece(payload, records, record))
     return found
 

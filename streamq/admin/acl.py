@@ -42,6 +42,7 @@ _LOADER = (
     "seal",
     "mint",
     "inspect",
+    "locate",
     "collect",
     "set",
     "pause",
@@ -88,7 +89,7 @@ ROLES: dict[str, Role] = {
     ),
     "reader": Role(
         "looks, and changes nothing: status, ls, workers, wait, errors, doctor",
-        ("inspect",),
+        ("inspect", "locate"),
         (
             *_FOLLOW,
             "role",

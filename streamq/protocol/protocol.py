@@ -269,6 +269,11 @@ class Protocol:
         counts = {"now_ms": now, "left": left, "leases": leases, "retry": retry, "results": results}
         return found | {name: str(value) for name, value in counts.items()}
 
+    @_typed
+    def locate(self, request_id: str, numbers: Sequence[int]) -> list[bytes]:
+        """Where parts came from, as their entries say; b"" where one has none."""
+        return list(self._run("locate", self.keys(request_id), numbers=list(numbers)))
+
     # Parts
 
     @_typed

@@ -43,10 +43,13 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue.results import ResultReader, part_of
 from streamq.queue.submission import CHUNK_PARTS, Submission, forget
 from streamq.records import encoding as codec
+from streamq.records.decoding import Place
 from streamq.settings import Settings, with_login
 
 #: A waiter that is told nothing looks for itself this often.
 LOOK_EVERY_S = 1.0
+#: Where so many parts came from is asked at once: the server reads each with its payload.
+_LOCATED = 50
 
 
 class Client:
@@ -296,12 +299,36 @@ class Request:
             fallow += pause
 
     def errors(self) -> list[Failure]:
-        """What was given up, by part and record."""
+        """What was given up, by part and record.
+
+        What was loaded from a file has the file and the line; a part that failed as a whole has
+        its first and last line, and how many records it has.
+        """
         found = []
         for number, text in self._protocol.failures(self.id):
             for failure in _failures(text):
                 found.append(msgspec.structs.replace(failure, part=number))
-        return sorted(found, key=lambda failure: (failure.part, failure.record))
+        return sorted(self._located(found), key=lambda failure: (failure.part, failure.record))
+
+    def _located(self, failures: list[Failure]) -> list[Failure]:
+        """The same, each whole part with where it came from: who gives it up may not know."""
+        whole = sorted({each.part for each in failures if not each.record and not each.records})
+        if not whole:
+            return failures
+        with reading(f"the options of {self.id}"):
+            spec = msgspec.json.decode(self._protocol.inspect(self.id)["spec"], type=Spec)
+        if not spec.files:
+            return failures
+        abouts: dict[int, bytes] = {}
+        for first in range(0, len(whole), _LOCATED):
+            some = whole[first : first + _LOCATED]
+            abouts |= zip(some, self._protocol.locate(self.id, some), strict=True)
+        return [
+            _located(each, abouts[each.part], spec)
+            if not each.record and each.part in abouts
+            else each
+            for each in failures
+        ]
 
     def set(
         self, *, level: int | None = None, limit: int | None = None, rate: str | None = None
@@ -373,6 +400,17 @@ def _failures(text: bytes) -> list[Failure]:
         return msgspec.json.decode(text, type=list[Failure])
     except UNREADABLE as error:
         return [Failure(error="Damaged", message=f"what is kept of it cannot be read: {error}")]
+
+
+def _located(failure: Failure, about: bytes, spec: Spec) -> Failure:
+    """The failure of a whole part, with where the part came from, where that is known."""
+    place = Place.of(about, spec)
+    if place is None:
+        return failure
+    lines: dict[str, Any] = {"source": place.source, "line": place.line}
+    if place.records > 1:
+        lines |= {"last_line": place.last_line, "records": place.records}
+    return msgspec.structs.replace(failure, **lines)
 
 
 def _seconds(timeout: str | float) -> float:

@@ -21,7 +21,14 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader, is_settled
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
-from streamq.records.outputs import Output, OutputExists, Stopped, refuse_inputs
+from streamq.records.outputs import (
+    Output,
+    OutputError,
+    OutputExists,
+    Stopped,
+    check_errors,
+    refuse_inputs,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +52,24 @@ class Committed(msgspec.Struct, frozen=True):
     is_open: bool = False
     #: How often something was committed: no two commits are the same.
     times: int = 0
+    #: The file of failures beside it is this request's, and may be written over.
+    owns_errors: bool = False
 
 
 class Writer:
     """Turns the items of results into lines of a format."""
 
-    def __init__(self, form: str, header: list[str], *, is_open: bool = False) -> None:
+    def __init__(
+        self, form: str, header: list[str], *, is_open: bool = False, preamble: bytes = b""
+    ) -> None:
+        """``preamble``: what lines that handlers returned begin with; values have none."""
         self._form = form
         self.header = header
         self.is_open = is_open
+        self._preamble = preamble if form == "raw" else b""
+        self._is_value = False
         self._left_out: set[str] = set()
+        self._garbled = 0
 
     def lines(self, result: bytes) -> bytes:
         """The lines of one part's result. What is None writes no line."""
@@ -63,16 +78,40 @@ class Writer:
             lines = self._lines(result)
         if not lines:
             self.is_open = was_open
-        return b"\n" + lines if was_open and lines else lines
+            return lines
+        if was_open:
+            return b"\n" + lines
+        preamble = self.preamble()
+        if not preamble or self._is_value:
+            return lines
+        return preamble + (b"" if preamble.endswith(b"\n") else b"\n") + lines
+
+    def preamble(self) -> bytes:
+        """What is to stand before the first line, where nothing was written yet."""
+        preamble, self._preamble = self._preamble, b""
+        return preamble
+
+    def warn(self) -> None:
+        """Say what could not be written as it was."""
+        if self._garbled:
+            log.warning(
+                "%d of the results hold bytes that are not UTF-8: there the output has U+FFFD "
+                "instead; --output-format raw writes bytes as they are",
+                self._garbled,
+            )
+        self._garbled = 0
 
     def _lines(self, result: bytes) -> bytes:
         found = codec.unchecked(result)
+        self._is_value = False
         if self._form == "raw" and (whole := _plain_lines(found)) is not None:
             return whole
         items, endings = codec.checked(found)
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
+        kept = [item for item in items if item is not None]
         if self._form == "raw":
+            self._is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
             lines = b"".join(
                 _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
                 for index, item in enumerate(items)
@@ -80,10 +119,29 @@ class Writer:
             )
             self.is_open = not lines.endswith(b"\n")
             return lines
-        kept = [item for item in items if item is not None]
         if self._form == "csv":
             return b"".join(self._row(item) for item in kept)
-        return b"\n".join([*map(_json, kept), b""])
+        return b"\n".join([*map(self._json, kept), b""])
+
+    def _json(self, item: Item) -> Any:
+        """An item as JSON: bytes, or what can be joined with them."""
+        if isinstance(item, msgspec.msgpack.Ext):
+            return item.data
+        return msgspec.json.encode(self._readable(item))
+
+    def _readable(self, value: object) -> object:
+        """Bytes as text, as far as they are; anything else as it is."""
+        if not isinstance(value, bytes):
+            return value
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            self._garbled += 1
+            return value.decode("utf-8", "replace")
+
+    def _cell(self, value: object) -> object:
+        value = self._readable(value)
+        return value if value is None or isinstance(value, str | int | float) else _text(value)
 
     def _row(self, item: Item) -> bytes:
         value = codec.decode_item(item)
@@ -97,7 +155,7 @@ class Writer:
             log.warning(
                 "a CSV has the columns of its first result: %s of a later one is left out", name
             )
-        return head + _csv_line([_cell(fields.get(name)) for name in self.header])
+        return head + _csv_line([self._cell(fields.get(name)) for name in self.header])
 
 
 def _csv_line(cells: list[Any]) -> bytes:
@@ -129,23 +187,6 @@ def _raw(item: Item) -> bytes:
     return item.encode() if isinstance(item, str) else item or b""
 
 
-def _json(item: Item) -> Any:
-    """An item as JSON: bytes, or what can be joined with them."""
-    if isinstance(item, msgspec.msgpack.Ext):
-        return item.data
-    return msgspec.json.encode(_readable(item))
-
-
-def _readable(value: object) -> object:
-    """Bytes as text, as far as they are; anything else as it is."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _cell(value: object) -> object:
-    value = _readable(value)
-    return value if value is None or isinstance(value, str | int | float) else _text(value)
-
-
 def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -157,19 +198,18 @@ def _spec_of(found: dict[str, str]) -> Spec:
 
 def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
     """Results in input order for somebody who only looks: nothing is forgotten."""
-    found = protocol.inspect(request_id)
-    writer = Writer(form, [])
-    if form == "raw":
-        yield _spec_of(found).header.encode()
+    writer = Writer(form, [], preamble=_spec_of(protocol.inspect(request_id)).header.encode())
     reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
         batch = reader.read()
         if batch is not None:
             yield b"".join(writer.lines(result) for _, result in batch)
         elif reader.is_over or not follow:
-            return
+            break
         else:
             time.sleep(_LOOK_S)
+    yield writer.preamble()
+    writer.warn()
 
 
 def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
@@ -219,27 +259,44 @@ class Collector:
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
         spec = _spec_of(found)
         self._refuse_other(force, spec.files)
-        self._writer = Writer(self._form, self._done.header, is_open=self._done.is_open)
+        # Raw output of a CSV begins with the header that its input had.
+        preamble = b"" if self._done.offset else spec.header.encode()
+        self._writer = Writer(
+            self._form, self._done.header, is_open=self._done.is_open, preamble=preamble
+        )
         self._reader = ResultReader(
             self._protocol, self._id, first=self._done.next, is_forgetting=True
         )
         self._output.open(self._done.offset, has_begun=bool(text), force=force)
         try:
             if not text:
-                # Before the first result is written: the file is this request's from now on. Raw
-                # output of a CSV begins with the header that its input had.
-                self._commit(spec.header.encode() if self._form == "raw" else b"", 1, [])
-            return self._collect(is_ordered, follow)
+                # Before the first result is written: the file is this request's from now on.
+                self._commit(b"", 1, [])
+            if not self._collect(is_ordered, follow):
+                return False
+            self._complete(force)
         except Stopped:
             return False
         finally:
             self._output.close()
+            self._writer.warn()
+        return True
+
+    def _complete(self, force: bool) -> None:
+        """Write what is to be there also without a result; the failures beside it are ours."""
+        name, owned = self._output.name, self._done.owns_errors
+        if name and not owned and not force:
+            check_errors(Path(name), OutputError)
+        if (preamble := self._writer.preamble()) or (name and not owned):
+            self._commit(preamble, self._done.next, [], owns_errors=bool(name))
 
     def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
         """Raise InvalidValue if it is an input, or if what was begun is another file or form."""
         done, name = self._done, self._output.name
         if name:
             refuse_inputs(Path(name), inputs)
+            if not done.owns_errors and not force:
+                check_errors(Path(name))
         if done.form and done.form != self._form:
             raise OutputExists(
                 f"results of request {self._id} are written to {done.file} as {done.form}, "
@@ -289,7 +346,9 @@ class Collector:
         data = b"".join(map(self._writer.lines, results.values()))
         self._commit(data, self._reader.next, list(results))
 
-    def _commit(self, data: bytes, next_number: int, forget: list[str]) -> None:
+    def _commit(
+        self, data: bytes, next_number: int, forget: list[str], *, owns_errors: bool = False
+    ) -> None:
         """First the bytes, then the word that they are there."""
         self._output.write(data)
         done = Committed(
@@ -300,6 +359,7 @@ class Collector:
             self._form,
             self._writer.is_open,
             self._done.times + 1,
+            owns_errors or self._done.owns_errors,
         )
         token = msgspec.json.encode(done).decode()
         self._protocol.collect(
