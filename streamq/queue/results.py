@@ -97,12 +97,12 @@ class ResultReader:
             self._late = self._find_late()
 
     def _find_late(self) -> list[tuple[int, int, int]]:
-        """Retry, part and size of each result that was not given yet, in order."""
+        """Retry, part and size of each result of a part that was run again, in order."""
         sizes = {}
         for field, result in self._protocol.leftovers(self._id, BATCH_BYTES):
             number, dot, run = field.partition(".")
-            if dot or self._is_forgetting:
-                sizes[int(run or 0), int(number)] = len(result)
+            if dot:
+                sizes[int(run), int(number)] = len(result)
         return sorted((*key, size) for key, size in sizes.items())
 
     def _read_late(self, late: list[tuple[int, int, int]]) -> Found | None:
@@ -110,7 +110,7 @@ class ResultReader:
         while count < min(BATCH, len(late)) and size < BATCH_BYTES:
             size += late[count][2]
             count += 1
-        fields = [f"{number}.{run}" if run else f"{number}" for run, number, _ in late[:count]]
+        fields = [f"{number}.{run}" for run, number, _ in late[:count]]
         found = self._protocol.results_of(self._id, fields) if fields else []
         del late[:count]
         self.is_over = not late
