@@ -99,6 +99,7 @@ class JobWishes(msgspec.Struct, kw_only=True):
             is_ordered=self.is_ordered,
         )
         if plan.output != STANDARD:
+            outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
             outputs.check(Path(plan.output), force=self.force)
         elif self.is_json:
             raise InvalidValue("--json goes with -o FILE: results are on standard output")

@@ -66,8 +66,8 @@ def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
     return escaped + rb"|" + quoted if escape else quoted
 
 
-#: A blank line behind another, and one at the beginning.
-_BLANK = re.compile(rb"\n[ \t\r\v\f]*(?=\n)|\A[ \t\r\v\f]*(?=\n)")
+#: A blank line at the beginning, and one behind another line.
+_BLANK = re.compile(rb"\A[ \t\r\v\f]*(?=\n)|\n[ \t\r\v\f]*(?=\n)")
 #: How a line begins that may be blank; to look for these costs next to nothing.
 _BEFORE_BLANK = (b"\n\n", b"\n\r", b"\n ", b"\n\t", b"\n\v", b"\n\f")
 
