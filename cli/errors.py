@@ -86,14 +86,14 @@ def _row(failure: Failure) -> tuple[str, ...]:
     return (
         f"{failure.part}",
         f"{failure.record or render.NOTHING}",
-        _where(failure) or render.NOTHING,
+        where(failure) or render.NOTHING,
         f"{failure.attempts or render.NOTHING}",
         _what(failure),
     )
 
 
 def _place(failure: Failure) -> str:
-    places = [_where(failure), f"part {failure.part}"]
+    places = [where(failure), f"part {failure.part}"]
     if failure.record:
         places.append(f"record {failure.record}")
     if failure.attempts:
@@ -101,8 +101,14 @@ def _place(failure: Failure) -> str:
     return ", ".join(filter(None, places))
 
 
-def _where(failure: Failure) -> str:
-    return f"{failure.source}:{failure.line}" if failure.line else failure.source
+def where(failure: Failure) -> str:
+    """File and line: ``in.txt:7``, or of a part of several records ``in.txt:1-9 (9 records)``."""
+    if not failure.line:
+        return failure.source
+    if not failure.records:
+        return f"{failure.source}:{failure.line}"
+    records = render.count(failure.records, "record")
+    return f"{failure.source}:{failure.line}-{failure.last_line} ({records})"
 
 
 def _what(failure: Failure) -> str:

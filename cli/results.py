@@ -7,17 +7,12 @@ from typing import Annotated
 import msgspec
 import typer
 
+from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import Failure
 from streamq.queue.client import Request
-from streamq.records.outputs import (
-    FORMS,
-    FileOutput,
-    OutputError,
-    errors_beside,
-    form_of,
-    is_stream,
-)
+from streamq.records import outputs
+from streamq.records.outputs import FORMS, FileOutput, form_of, is_stream
 from streamq.runs.collect import Collector, show
 
 from . import render
@@ -60,6 +55,7 @@ def results(
         raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
     if not output and not is_ordered:
         raise InvalidValue("--unordered goes with -o FILE")
+    units.file_name(str(Path(output).absolute()))
     if output and is_stream(Path(output)):
         raise InvalidValue(f"{output} is no regular file: leave -o out, and use the shell's >")
     with connected(url, prefix) as protocol, naming(request_id):
@@ -81,15 +77,8 @@ def results(
 
 
 def write_errors(failures: list[Failure], output: Path) -> None:
-    """Failures go beside the output, one a line."""
-    path = errors_beside(output)
+    """Write failures beside the output, one a line, and say so."""
     lines = b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
-    try:
-        if failures:
-            path.write_bytes(lines)
-            render.note(f"{render.count(len(failures), 'failure')} in {path}")
-        else:
-            # One of an earlier run would tell of failures that are none any more.
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+    path = outputs.write_errors(output, lines)
+    if failures:
+        render.note(f"{render.count(len(failures), 'failure')} in {path}")

@@ -105,6 +105,7 @@ class JobWishes(msgspec.Struct, kw_only=True):
             is_ordered=self.is_ordered,
         )
         if plan.output != STANDARD:
+            outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
             outputs.check(Path(plan.output), force=self.force)
         elif self.is_json:
             raise InvalidValue("--json goes with -o FILE: results are on standard output")
@@ -180,4 +181,4 @@ def _place_of(output: str) -> str:
         return STANDARD
     if not output:
         raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
-    return str(Path(output).absolute())
+    return units.file_name(str(Path(output).absolute()))

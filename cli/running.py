@@ -21,6 +21,7 @@ from streamq.worker.pool import Unrunnable
 
 from . import render
 from .context import exit_code
+from .errors import where
 from .home import Home
 from .progress import Display
 from .results import write_errors
@@ -107,7 +108,7 @@ class Run:
 def _tell(failures: list[Failure]) -> None:
     """The first failures, for a person."""
     for each in failures[:_MOST_TOLD]:
-        place = f"{each.source}:{each.line}" if each.source else f"part {each.part}"
+        place = where(each) or f"part {each.part}"
         render.note(render.clean(f"{place}: {each.error}: {each.message}"))
     if len(failures) > _MOST_TOLD:
         render.note(f"and {len(failures) - _MOST_TOLD:,} more; with -o FILE all are written")

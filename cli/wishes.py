@@ -10,11 +10,13 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import LAST_LEVEL, LEVEL, MAX_PART, Policy, Spec
-from streamq.records.boundaries import fields_of
+from streamq.records.boundaries import bare_header, fields_of, mask_of, names_of
 from streamq.records.inputs import COMPRESSED, STDIN
 from streamq.records.references import MOST_REFERRED
 from streamq.records.remote import is_remote
 from streamq.records.splitting import Size, header_of
+
+from . import render
 
 FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -70,7 +72,12 @@ class Wishes(msgspec.Struct, kw_only=True):
     )
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="For each part.")] = ""
     max_failures: Annotated[
-        str, typer.Option("--max-failures", metavar="N|P%", help="More than this ends the request.")
+        str,
+        typer.Option(
+            "--max-failures",
+            metavar="N|P%",
+            help="More than this ends the request; P% is judged from 1,000 on and at the end.",
+        ),
     ] = ""
 
     def policy(self) -> Policy:
@@ -113,7 +120,9 @@ class Wishes(msgspec.Struct, kw_only=True):
             return msgspec.structs.replace(spec, names=tuple(_names(self.header, spec)))
         if self.has_no_header:
             return spec
-        return msgspec.structs.replace(spec, header=_header_of(name, spec))
+        spec = msgspec.structs.replace(spec, header=_header_of(name, spec))
+        _warn_of_doubles(name, spec)
+        return spec
 
     def policy_of_each(self) -> Policy:
         """What the requests of ``--format requests`` have in common."""
@@ -127,7 +136,7 @@ class Wishes(msgspec.Struct, kw_only=True):
         """
         if self.form not in FORMATS:
             raise InvalidValue(f"--format {self.form!r} is none of {', '.join(FORMATS)}")
-        names = _expand(self.files)
+        names = [units.file_name(name) for name in _expand(self.files)]
         if STDIN in names and len(names) > 1:
             raise InvalidValue("- stands for standard input, and goes alone: no files beside it")
         return names
@@ -165,10 +174,27 @@ class Wishes(msgspec.Struct, kw_only=True):
 
 
 def _header_of(name: str, spec: Spec) -> str:
+    header = header_of(name, spec)
+    # In quotes it may stand.
+    if b"\r" in mask_of(spec)(header.rstrip(b"\r\n")):
+        raise InvalidValue(
+            f"{name}: record 1: there is a carriage return without a newline behind it: lines end "
+            "in \\n or \\r\\n. If it is an old file of a Mac: tr '\\r' '\\n' mends it"
+        )
     try:
-        return header_of(name, spec).decode()
+        return header.decode()
     except UnicodeDecodeError as error:
         raise InvalidValue(f"{name}: record 1: the header is not UTF-8: {error}") from None
+
+
+def _warn_of_doubles(name: str, spec: Spec) -> None:
+    own, called = fields_of(bare_header(spec), spec), names_of(spec)
+    for column, (first, second) in enumerate(zip(own, called, strict=True), 1):
+        if first != second:
+            render.warning(
+                f"{name}: the header has the column {first!r} more than once: "
+                f"column {column} is {second!r}"
+            )
 
 
 def _names(header: str, spec: Spec) -> list[str]:

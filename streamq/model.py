@@ -236,9 +236,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     part: int = 0
     record: int = 0
     attempts: int = 0
+    #: The file, and the line there; the first line where the whole part failed.
     source: str = ""
     line: int = 0
     traceback: str = ""
+    #: Where a part of several records failed as a whole: its last line, and how many they are.
+    last_line: int = 0
+    records: int = 0
 
 
 class PartCounts(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """Durations, sizes, rates and names as people write them, with one parser for each."""
 
+import os
 import re
 from typing import TypeGuard
 
@@ -31,6 +32,17 @@ def name(value: str, what: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidValue(f"{what} {value!r} is not 1 to 64 characters of A-Z a-z 0-9 _ . -")
     return str.__str__(value)  # a member of an enumeration is written as its value
+
+
+def file_name(value: str) -> str:
+    """The name of a file, if it is text: requests are kept as JSON, which holds nothing else."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidValue(
+            f"the file name {os.fsencode(value)!r} is not UTF-8: give the file another name"
+        ) from None
+    return value
 
 
 def whole(value: int, what: str, least: int, most: int = _LARGEST) -> int:

@@ -102,13 +102,13 @@ def test_json_lines_csv_and_failures(
         request.wait(20)
 
     streamq("results", first.id, "-o", tmp_path / "out.jsonl")
-    streamq("results", second.id, "-o", tmp_path / "out.csv")
+    streamq("results", second.id, "-o", tmp_path / "prices.csv")
     shown = streamq("results", third.id)
 
     assert (tmp_path / "out.jsonl").read_text() == '{"a":3}\n{"c":9}\n'
     (failure,) = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
     assert failure["part"] == 2
-    assert (tmp_path / "out.csv").read_text() == 'a\n3\n""\n'
+    assert (tmp_path / "prices.csv").read_text() == 'a\n3\n""\n'
     assert shown.stdout == b"X\nY\n"
 
 
@@ -235,3 +235,113 @@ def test_failures_never_replace_an_input(fleet: Fleet, streamq: Streamq, tmp_pat
 
     assert (done.returncode, kept.read_bytes()) == (2, b'"precious"\n')
     assert b"is one of the inputs" in done.stderr
+
+
+@ONE_KIND
+def test_collected_then_retried_and_collected_again_it_has_every_line_once(
+    fleet: Fleet, streamq: Streamq, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"".join(b"%d\n" % n for n in range(1, 201)))
+    fleet.ready("-p", "1")
+    words = ("--handler", "abandons_tenths", "--lines", 1, "--limit", 1, "--max-failures", 3)
+    request_id = streamq("load", source, *words).stdout.decode().strip()
+    assert streamq("wait", request_id).returncode == 1
+    first = streamq("results", request_id, "-o", target)
+    assert first.returncode == 0, first.stderr
+    before, status = target.read_bytes(), accounted(streamq, request_id)
+    assert status["state"] == "failed"
+    assert before.count(b"\n") == status["records"]["done"] < 180
+    assert (tmp_path / "out.errors.jsonl").exists()
+
+    Path(f"{fleet.log}.mended").touch()
+    streamq("retry", request_id)
+    assert streamq("wait", request_id).returncode == 0
+    again = streamq("results", request_id, "-o", target)
+
+    assert again.returncode == 0, again.stderr
+    assert accounted(streamq, request_id)["records"] == {"total": 200, "done": 200, "failed": 0}
+    after = target.read_bytes()
+    assert after.startswith(before)
+    assert sorted(map(int, after.split())) == [*range(1, 201)]
+    assert not (tmp_path / "out.errors.jsonl").exists()
+    assert streamq("results", request_id, "-o", target).returncode == 0
+    assert target.read_bytes() == after
+
+
+def accounted(streamq: Streamq, request_id: str) -> Any:
+    """The status of an ended request; of one that is done every record is done or failed."""
+    status = json.loads(streamq("status", request_id, "--json").stdout)
+    records = status["records"]
+    is_all = records["done"] + records["failed"] == records["total"]
+    assert is_all or status["state"] == "failed"
+    return status
+
+
+@ONE_KIND
+def test_stdout_has_what_a_retry_yielded(
+    fleet: Fleet, streamq: Streamq, client: Client, queue: str
+) -> None:
+    fleet.ready()
+    request = client.submit([10, 11, 12], handler="abandons_tenths", queue=queue)
+    request.wait(20)
+    Path(f"{fleet.log}.mended").touch()
+    streamq("retry", request.id)
+    request.wait(20)
+
+    shown = streamq("results", request.id)
+
+    assert shown.stdout == b"11\n12\n10\n"
+    assert list(request.results()) == [(2, 11), (3, 12), (1, 10)]
+
+
+@ONE_KIND
+def test_parts_that_kill_or_never_end_have_file_and_lines(
+    fleet: Fleet, streamq: Streamq, client: Client, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(b"".join(b"%d\n" % n for n in range(1, 1_001)))
+    fleet.ready("-p", "2")
+    words = ("--handler", "deadly", "--lines", 100, "--timeout", "1s", "--retries", 0)
+    request_id = streamq("load", source, *words).stdout.decode().strip()
+
+    done = streamq("results", request_id, "-o", target, "--follow")
+
+    assert done.returncode == 0, done.stderr
+    failures = [
+        json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()
+    ]
+    assert [each["error"] for each in failures] == ["Poison", "Timeout"]
+    places = [[each[name] for name in ("line", "last_line", "records")] for each in failures]
+    assert places == [[301, 400, 100], [401, 500, 100]]
+    assert {each["source"] for each in failures} == {str(source)}
+    status = accounted(streamq, request_id)
+    assert status["records"] == {"total": 1_000, "done": 800, "failed": 200}
+    assert target.read_bytes().count(b"\n") == 800
+    listed = streamq("errors", request_id).stdout.decode()
+    assert f"{source}:301-400 (100 records)" in listed
+    assert [each.line for each in client.get(request_id).errors()] == [301, 401]
+
+
+@ONE_KIND
+def test_failures_never_replace_what_is_not_theirs(
+    fleet: Fleet, streamq: Streamq, client: Client, queue: str, tmp_path: Path
+) -> None:
+    target, beside = tmp_path / "out.txt", tmp_path / "out.errors.jsonl"
+    precious = tmp_path / "precious"
+    precious.write_text("precious\n")
+    fleet.ready()
+    request = client.submit([1, 2], handler="abandons_tenths", queue=queue)
+    request.wait(20)
+    beside.symlink_to(precious)
+    linked = streamq("results", request.id, "-o", target)
+    beside.unlink()
+    beside.write_text("precious\n")
+    refused = streamq("results", request.id, "-o", target)
+
+    assert (linked.returncode, refused.returncode) == (2, 2)
+    assert b"out.errors.jsonl exists" in refused.stderr
+    assert (beside.read_text(), precious.read_text()) == ("precious\n", "precious\n")
+    assert not target.exists()
+    forced = streamq("results", request.id, "-o", target, "--force")
+    assert (forced.returncode, target.read_bytes(), beside.exists()) == (0, b"1\n2\n", False)

@@ -52,6 +52,14 @@ def stuck_thrice(line: bytes) -> bytes:
             pathlib.Path(f"stuck{times}").touch()
             time.sleep(1000)
     return line
+def rowed(row):
+    return row
+def broken(line: bytes) -> bytes:
+    return line[:-1] + b"\\xff" if line.endswith(b"7") else line
+def endless(line: str) -> float:
+    return {"value": float(line)}
+def typed(record: dict) -> dict:
+    return record
 def picky(line: str) -> str:
     if line.endswith("7"):
         raise ValueError("seven")
@@ -559,6 +567,29 @@ class TestOutputs:
         assert codes == [1, 0]
         assert not (tmp_path / "out.errors.jsonl").exists()
 
+    @pytest.mark.parametrize("target", ["job:same", "job:picky"])
+    def test_failures_never_replace_what_is_not_theirs(
+        self, streamq: Streamq, source: Path, tmp_path: Path, target: str
+    ) -> None:
+        beside, precious = tmp_path / "out.errors.jsonl", tmp_path / "precious"
+        beside.write_text("precious")
+        words = ("run", "in.txt", "--map", target, "-o", "out.txt", "--retries", 0)
+
+        refused = streamq(*words)
+        beside.unlink()
+        precious.write_text("precious")
+        beside.symlink_to(precious)
+        linked = streamq(*words)
+
+        assert (refused.returncode, linked.returncode) == (2, 2)
+        assert "out.errors.jsonl exists" in refused.stderr
+        assert not (tmp_path / "out.txt").exists()
+        forced = streamq(*words, "--force")
+        assert forced.returncode == (1 if target == "job:picky" else 0)
+        assert precious.read_text() == "precious"
+        assert not beside.is_symlink()
+        assert beside.exists() == (target == "job:picky")
+
     def test_failures_that_cannot_be_written_are_told(
         self, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
@@ -822,3 +853,117 @@ def test_demo_kills_a_worker_and_loses_nothing(streamq: Streamq) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing was lost" in done.stdout
     assert "killed with signal 9" in done.stdout
+
+
+class TestRecords:
+    """Every record of an input is accounted for, and what cannot be is said."""
+
+    def run(self, streamq: Streamq, *words: Any) -> Any:
+        """A run's summary; what was done and what failed are all there was."""
+        done = streamq("run", *words, "--json", "--retries", 0, "-p", 1)
+        assert done.stdout, done.stderr
+        summary = json.loads(done.stdout)
+        records = summary["records"]
+        assert records["done"] + records["failed"] == records["total"]
+        return summary | {"said": done.stderr, "code": done.returncode}
+
+    def test_blank_lines_of_json_are_no_records(self, streamq: Streamq, tmp_path: Path) -> None:
+        (tmp_path / "in.jsonl").write_bytes(b'\n \r\n{"a":1}\n\t\n\nno\n{"a":2}\n\n  ')
+
+        found = self.run(streamq, "in.jsonl", "--map", "job:typed", "-o", "out.jsonl")
+
+        assert found["records"] == {"total": 3, "done": 2, "failed": 1}
+        assert (tmp_path / "out.jsonl").read_text() == '{"a":1}\n{"a":2}\n'
+        (failure,) = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
+        assert (failure["source"], failure["line"]) == ("in.jsonl", 6)
+
+    def test_json_lines_may_begin_with_a_mark(self, streamq: Streamq, tmp_path: Path) -> None:
+        (tmp_path / "in.jsonl").write_bytes(b'\xef\xbb\xbf{"a":1}\n{"a":2}\n')
+
+        found = self.run(streamq, "in.jsonl", "--map", "job:typed", "-o", "out.jsonl")
+
+        assert found["records"] == {"total": 2, "done": 2, "failed": 0}
+        assert (tmp_path / "out.jsonl").read_text() == '{"a":1}\n{"a":2}\n'
+
+    def test_numbers_that_json_does_not_have_fail(self, streamq: Streamq, tmp_path: Path) -> None:
+        (tmp_path / "in.txt").write_text("1\nnan\n-inf\n2\n")
+
+        found = self.run(streamq, "in.txt", "--map", "job:endless", "-o", "out.jsonl")
+
+        assert found["records"] == {"total": 4, "done": 2, "failed": 2}
+        assert (tmp_path / "out.jsonl").read_text() == '{"value":1.0}\n{"value":2.0}\n'
+        first, second = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
+        assert (first["line"], second["line"]) == (2, 3)
+        assert "a NaN or an infinity is no number in JSON" in first["message"]
+
+    @pytest.mark.parametrize("form", ["jsonl", "csv"])
+    def test_bytes_that_are_no_text_are_told(
+        self, streamq: Streamq, source: Path, tmp_path: Path, form: str
+    ) -> None:
+        found = self.run(streamq, "in.txt", "--map", "job:broken", "-o", f"out.{form}")
+
+        assert found["records"] == {"total": 3_001, "done": 3_001, "failed": 0}
+        assert "300 of the results hold bytes that are not UTF-8" in found["said"]
+        assert (tmp_path / f"out.{form}").read_text().count("\ufffd") == 300
+
+    def test_values_have_no_header_of_a_csv_before_them(
+        self, streamq: Streamq, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.csv").write_text("a,b\n1,2\n")
+        (tmp_path / "none.csv").write_text("a,b\n")
+
+        self.run(streamq, "in.csv", "--map", "job:rowed", "-o", "values.txt")
+        self.run(streamq, "in.csv", "--map", "job:same", "-o", "rows.txt")
+        self.run(streamq, "none.csv", "--map", "job:same", "-o", "none.txt")
+        piped = streamq("run", "in.csv", "--map", "job:rowed", "-o", "-")
+
+        assert (tmp_path / "values.txt").read_text() == piped.stdout == '{"a":"1","b":"2"}\n'
+        assert (tmp_path / "rows.txt").read_text() == "a,b\n1,2\n"
+        assert (tmp_path / "none.txt").read_text() == "a,b\n"
+
+    def test_columns_of_one_name_are_both_there(self, streamq: Streamq, tmp_path: Path) -> None:
+        (tmp_path / "in.csv").write_text("a,b,a,a_2\n1,2,3,4\n")
+
+        found = self.run(streamq, "in.csv", "--map", "job:rowed", "-o", "out.jsonl")
+
+        values = json.loads((tmp_path / "out.jsonl").read_text())
+        assert values == {"a": "1", "b": "2", "a_3": "3", "a_2": "4"}
+        assert "the column 'a' more than once: column 3 is 'a_3'" in found["said"]
+
+    @pytest.mark.parametrize("command", ["run", "load"])
+    def test_carriage_returns_alone_end_no_row(
+        self, streamq: Streamq, tmp_path: Path, command: str
+    ) -> None:
+        (tmp_path / "in.csv").write_bytes(b"a,b\r1,2\r3,4\r")
+        how = ("--map", "job:rowed", "-o", "o") if command == "run" else ("--handler", "x")
+
+        done = streamq(command, "in.csv", *how)
+
+        assert done.returncode == 2
+        assert "in.csv: record 1: there is a carriage return without a newline" in done.stderr
+        assert not (tmp_path / "o").exists()
+
+    @pytest.mark.parametrize("command", ["run", "load"])
+    @pytest.mark.parametrize("is_folder", [False, True])
+    def test_name_that_is_no_text_is_refused(
+        self, streamq: Streamq, tmp_path: Path, command: str, is_folder: bool
+    ) -> None:
+        (tmp_path / "folder").mkdir()
+        name = os.fsdecode(b"caf\xe9.txt")
+        (tmp_path / "folder" / name).write_text("a\n")
+        (tmp_path / "folder" / "fine.txt").write_text("a\n")
+        how = ("--map", "job:same", "-o", "o") if command == "run" else ("--handler", "x")
+
+        done = streamq(command, "folder" if is_folder else f"folder/{name}", *how)
+
+        assert done.returncode == 2
+        assert r"the file name b'folder/caf\xe9.txt' is not UTF-8" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_output_whose_name_is_no_text_is_refused(
+        self, streamq: Streamq, source: Path, tmp_path: Path
+    ) -> None:
+        done = streamq("run", "in.txt", "--map", "job:same", "-o", os.fsdecode(b"caf\xe9.txt"))
+
+        assert done.returncode == 2
+        assert "is not UTF-8" in done.stderr

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from streamq.model import Spec
-from streamq.records.boundaries import fields_of, mask_of, records_of
+from streamq.records.boundaries import blank_lines, fields_of, records_of
+from streamq.records.decoding import Place, is_skipped
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.splitting import Cursor, Size, split
 
@@ -41,13 +42,13 @@ def pieces(
     start: Cursor = START,
     spec: Spec = COMMON,
 ) -> list[Piece]:
-    mask = mask_of(msgspec.structs.replace(spec, format=form))
+    spec = msgspec.structs.replace(spec, format=form)
     found = []
     with closing(open_input(str(path))) as source:
         source.seek(start.offset)
-        for chunk in split(source, mask, size, start):
+        for chunk in split(source, spec, size, start):
             for payload, about in zip(chunk.payloads, chunk.abouts, strict=True):
-                records, _, record = map(int, about.split())
+                records, _, record, *_ = map(int, about.split())
                 found.append(Piece(payload, records, record))
     return found
 
@@ -216,6 +217,30 @@ class TestBehindTheCompressedData:
             file.write_bytes(whole[:size])
             with pytest.raises(BadInput, match="end"):
                 self.read(file)
+
+
+@ANY
+@given(
+    pieces_=st.lists(st.sampled_from([b"\n", b"\r", b" ", b"\t", b"\v", b"\f", b"1"]), max_size=30)
+)
+def test_blank_lines_are_those_that_workers_pass_over(pieces_: list[bytes]) -> None:
+    data, spec = b"".join(pieces_), Spec(format="jsonl")
+
+    skipped = [each for each in records_of(data, spec) if is_skipped(each, spec)]
+
+    assert blank_lines(data) == len(skipped)
+
+
+def test_lines_are_counted_beside_records_where_some_are_blank(file: Path) -> None:
+    file.write_bytes(b"1\n\n2\n3\n4\n")
+    spec = Spec(format="jsonl")
+    with closing(open_input(str(file))) as source:
+        chunks = list(split(source, spec, Size(records=3), START))
+
+    abouts = [about for chunk in chunks for about in chunk.abouts]
+    assert (abouts, sum(chunk.records for chunk in chunks)) == ([b"2 0 1 3", b"2 0 4"], 4)
+    places = [Place.of(about, Spec(files=("in",))) for about in abouts]
+    assert places == [Place("in", 1, 3, 2), Place("in", 4, 5, 2)]
 
 
 def test_gzip_of_several_members(file: Path) -> None:

@@ -42,6 +42,7 @@ _LOADER = (
     "seal",
     "mint",
     "inspect",
+    "locate",
     "collect",
     "set",
     "pause",
@@ -71,7 +72,7 @@ ROLES: dict[str, Role] = {
     "loader": Role(
         "submits, steers and collects requests: load, results, set, pause, cancel, retry",
         _LOADER,
-        (*_FOLLOW, "wait", "set", "memory|usage"),
+        (*_FOLLOW, "hmget", "wait", "set", "memory|usage"),
         ("open", "closed", "workers", "worker", "failed", "results", "sync", "queue_sync"),
     ),
     "worker": Role(
@@ -88,7 +89,7 @@ ROLES: dict[str, Role] = {
     ),
     "reader": Role(
         "looks, and changes nothing: status, ls, workers, wait, errors, doctor",
-        ("inspect",),
+        ("inspect", "locate"),
         (
             *_FOLLOW,
             "role",
@@ -127,7 +128,7 @@ ROLES: dict[str, Role] = {
     "runner": Role(
         "is loader and worker at once: run --url",
         (*_LOADER, *_WORKER),
-        (*_FOLLOW, "wait", "set", "memory|usage", "brpop", *_ASIDE),
+        (*_FOLLOW, "hmget", "wait", "set", "memory|usage", "brpop", *_ASIDE),
         (
             "aside",
             "tokens",

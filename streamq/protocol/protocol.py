@@ -284,6 +284,11 @@ class Protocol:
         counts = {"now_ms": now, "left": left, "leases": leases, "retry": retry, "results": results}
         return found | {name: str(value) for name, value in counts.items()}
 
+    @_typed
+    def locate(self, request_id: str, numbers: Sequence[int]) -> list[bytes]:
+        """Where parts came from, as their entries say; b"" where one has none."""
+        return list(self._run("locate", self.keys(request_id), numbers=list(numbers)))
+
     # Parts
 
     @_typed
@@ -617,18 +622,36 @@ class Protocol:
                 yield int(number), text
 
     def leftovers(self, request_id: str, at_once: int = 2**22) -> Iterable[tuple[str, bytes]]:
-        """Every result the server has, in no order, by its field; about so many bytes a call."""
-        for field, result in self._scan(self.keys(request_id).results, at_once):
-            if _FIELD.fullmatch(field):
-                yield field.decode(), result
+        """Every result the server has, in no order, by its field; some perhaps twice."""
+        for page in self.result_pages(request_id, at_once):
+            yield from page.items()
+
+    def result_pages(self, request_id: str, at_once: int = 2**22) -> Iterable[dict[str, bytes]]:
+        """Results in no order, by their fields; about so many bytes a call, which gives a page.
+
+        A result that is still there when the next page is asked for may come again.
+        """
+        for page in self._pages(self.keys(request_id).results, at_once):
+            yield {key.decode(): value for key, value in page.items() if _FIELD.fullmatch(key)}
+
+    def results_of(self, request_id: str, fields: Sequence[str]) -> list[tuple[str, bytes]]:
+        """The results that have these fields, in that order, as far as the server has them."""
+        with translated(self.connection.where):
+            found = self.connection.redis.hmget(self.keys(request_id).results, list(fields))
+        pairs = zip(fields, found, strict=True)
+        return [(field, result) for field, result in pairs if result is not None]
 
     def _scan(self, key: str, at_once: int = 2**22) -> Iterable[tuple[bytes, bytes]]:
+        for page in self._pages(key, at_once):
+            yield from page.items()
+
+    def _pages(self, key: str, at_once: int) -> Iterable[dict[bytes, bytes]]:
         cursor, count = 0, 10
         while True:
             with translated(self.connection.where):
                 redis = self.connection.redis
                 cursor, found = redis.hscan(key, cursor, count=count)
-            yield from found.items()
+            yield found
             if cursor == 0:
                 return
             mean = sum(map(len, found.values())) // max(1, len(found))

@@ -41,14 +41,18 @@ from streamq.model import (
     Tokens,
 )
 from streamq.protocol.protocol import Protocol
+from streamq.queue.results import ResultReader, part_of
 from streamq.queue.submission import CHUNK_PARTS, Submission, forget, register
 from streamq.records import encoding as codec
+from streamq.records.decoding import Place
 from streamq.settings import Settings, with_login
 
 #: A waiter that is told nothing looks for itself this often.
 LOOK_EVERY_S = 1.0
 #: How often a waiter makes sure that its request is registered: a failover may forget that.
 REGISTER_EVERY_S = 10.0
+#: Where so many parts came from is asked at once: the server reads each with its payload.
+_LOCATED = 50
 
 
 class Client:
@@ -285,19 +289,16 @@ class Request:
         """
         patience = None if timeout is None else _seconds(timeout)
         self.status()  # From here on the server may be away for a while.
-        number, yielded, fallow = 1, 0, 0.0
+        reader, fallow = ResultReader(self._protocol, self.id), 0.0
         while True:
-            batch = None
+            found = None
             with suppress(ServerBusy, ServerUnreachable):
-                batch = self._protocol.collect(self.id, next_number=number)
-            if batch and batch.next > number:
-                yield from batch.results
-                number, fallow = batch.next, 0.0
-                yielded += len(batch.results)
+                found = reader.read()
+            if found is not None:
+                yield from ((part_of(field), result) for field, result in found)
+                fallow = 0.0
                 continue
-            if batch and not batch.state.is_live:
-                if batch.left > yielded:
-                    yield from self._redriven()
+            if reader.is_over:
                 return
             if patience is not None and fallow >= patience:
                 raise WaitTimeout(f"request {self.id}: no result for {patience:g} s")
@@ -305,22 +306,37 @@ class Request:
             time.sleep(pause)
             fallow += pause
 
-    def _redriven(self) -> Iterator[tuple[int, bytes]]:
-        """What retries yielded, one after the other: their fields are ``<number>.<run>``."""
-        late = []
-        for field, result in self._protocol.leftovers(self.id):
-            number, dot, run = field.partition(".")
-            if dot:
-                late.append((int(run), int(number), result))
-        yield from ((number, result) for _, number, result in sorted(late))
-
     def errors(self) -> list[Failure]:
-        """What was given up, by part and record."""
+        """What was given up, by part and record.
+
+        What was loaded from a file has the file and the line; a part that failed as a whole has
+        its first and last line, and how many records it has.
+        """
         found = []
         for number, text in self._protocol.failures(self.id):
             for failure in _failures(text):
                 found.append(msgspec.structs.replace(failure, part=number))
-        return sorted(found, key=lambda failure: (failure.part, failure.record))
+        return sorted(self._located(found), key=lambda failure: (failure.part, failure.record))
+
+    def _located(self, failures: list[Failure]) -> list[Failure]:
+        """The same, each whole part with where it came from: who gives it up may not know."""
+        whole = sorted({each.part for each in failures if not each.record and not each.records})
+        if not whole:
+            return failures
+        with reading(f"the options of {self.id}"):
+            spec = msgspec.json.decode(self._protocol.inspect(self.id)["spec"], type=Spec)
+        if not spec.files:
+            return failures
+        abouts: dict[int, bytes] = {}
+        for first in range(0, len(whole), _LOCATED):
+            some = whole[first : first + _LOCATED]
+            abouts |= zip(some, self._protocol.locate(self.id, some), strict=True)
+        return [
+            _located(each, abouts[each.part], spec)
+            if not each.record and each.part in abouts
+            else each
+            for each in failures
+        ]
 
     def set(
         self, *, level: int | None = None, limit: int | None = None, rate: str | None = None
@@ -398,6 +414,17 @@ def _failures(text: bytes) -> list[Failure]:
         return msgspec.json.decode(text, type=list[Failure])
     except UNREADABLE as error:
         return [Failure(error="Damaged", message=f"what is kept of it cannot be read: {error}")]
+
+
+def _located(failure: Failure, about: bytes, spec: Spec) -> Failure:
+    """The failure of a whole part, with where the part came from, where that is known."""
+    place = Place.of(about, spec)
+    if place is None:
+        return failure
+    lines: dict[str, Any] = {"source": place.source, "line": place.line}
+    if place.records > 1:
+        lines |= {"last_line": place.last_line, "records": place.records}
+    return msgspec.structs.replace(failure, **lines)
 
 
 def _seconds(timeout: str | float) -> float:

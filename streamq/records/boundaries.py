@@ -66,6 +66,22 @@ def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
     return escaped + rb"|" + quoted if escape else quoted
 
 
+#: A blank line at the beginning, and one behind another line.
+_BLANK = re.compile(rb"\A[ \t\r\v\f]*(?=\n)|\n[ \t\r\v\f]*(?=\n)")
+#: How a line begins that may be blank; to look for these costs next to nothing.
+_BEFORE_BLANK = (b"\n\n", b"\n\r", b"\n ", b"\n\t", b"\n\v", b"\n\f")
+
+
+def blank_lines(data: bytes) -> int:
+    """How many of the lines are blank: in JSON lines those are no records."""
+    is_first = data[:1].isspace()
+    if not is_first and not any(each in data for each in _BEFORE_BLANK):
+        return 0
+    lines = len(_BLANK.findall(data))
+    rest = data[data.rfind(b"\n") + 1 :]
+    return lines + (bool(rest) and not rest.strip())
+
+
 def records_of(data: bytes, spec: Spec) -> list[bytes]:
     """The records of a part, each with its line ending."""
     seen = mask_of(spec)(data)
@@ -99,8 +115,24 @@ def fields_of(row: bytes, spec: Spec) -> list[str]:
         raise Abandon(f"the row cannot be read: {error}") from None
 
 
+def bare_header(spec: Spec) -> bytes:
+    """The header of a CSV as a row: without its line ending and what may stand before it."""
+    return spec.header.removeprefix("\ufeff").rstrip("\r\n").encode()
+
+
 def names_of(spec: Spec) -> Sequence[str]:
-    """The names of a CSV's fields: those given for it, or of its header; none without one."""
+    """The names of a CSV's fields: those given for it, or of its header; none without one.
+
+    A name that comes again has the number of its column among those of that name: a, a_2, a_3.
+    """
     if spec.names or not spec.header:
         return spec.names
-    return fields_of(spec.header.removeprefix("\ufeff").rstrip("\r\n").encode(), spec)
+    found = fields_of(bare_header(spec), spec)
+    taken, names = set(found), []
+    for index, name in enumerate(found):
+        count = found[:index].count(name) + 1
+        while count > 1 and f"{name}_{count}" in taken:
+            count += 1
+        names.append(f"{name}_{count}" if count > 1 else name)
+        taken.add(names[-1])
+    return names

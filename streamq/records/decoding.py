@@ -16,6 +16,8 @@ from streamq.errors import InvalidValue
 from streamq.model import Part, Spec
 from streamq.records.boundaries import fields_of, names_of, records_of
 
+#: How a file may begin that says it is UTF-8; JSON never does.
+_MARK = b"\xef\xbb\xbf"
 #: What ``about`` ends in when the payload is JSON made from a value that was no bytes.
 IS_JSON = b"j"
 #: Formats whose records are lines or rows of a file.
@@ -25,6 +27,28 @@ _RAW = (bytes, str)
 _NOTHING = (inspect.Parameter.empty, Any)
 
 Decode = Callable[[bytes, bool], Any]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a part came from: a file, its first and its last line there, and its records."""
+
+    source: str
+    line: int
+    last_line: int
+    records: int
+
+    @classmethod
+    def of(cls, about: bytes, spec: Spec) -> "Place | None":
+        """What a part's ``about`` says: records, file, first line, and lines where they are more.
+
+        None where it was not loaded from a file.
+        """
+        try:
+            records, file, line, *lines = map(int, about.split())
+            count = lines[0] if lines else records
+            return cls(spec.files[file], line, line + max(1, count) - 1, records)
+        except (ValueError, IndexError):
+            return None
 
 
 def records_in(part: Part, spec: Spec) -> list[bytes]:
@@ -111,18 +135,28 @@ def _part_decoder(annotation: Any, spec: Spec) -> Decode:
 def _record_decoder(annotation: Any, spec: Spec) -> Decode:
     if annotation is bytes:
         return lambda record, _: record
+    if spec.format == "jsonl":
+        return _json_decoder(annotation)
     if annotation is str:
         from_json: Any = msgspec.json.Decoder(str).decode
         return lambda record, is_json: from_json(record) if is_json else record.decode()
     if spec.format == "csv":
         return _row_decoder(annotation, spec)
-    if annotation in _NOTHING and spec.format != "jsonl":
+    if annotation in _NOTHING:
         is_text = spec.format == "lines"
         return lambda record, is_json: (
             msgspec.json.decode(record) if is_json else record.decode() if is_text else record
         )
-    decode = msgspec.json.Decoder(Any if annotation in _NOTHING else annotation).decode
+    decode = msgspec.json.Decoder(annotation).decode
     return lambda record, _: decode(record)
+
+
+def _json_decoder(annotation: Any) -> Decode:
+    """A line of JSON as the type that is asked for, or as text; a mark before it is none of it."""
+    if annotation is str:
+        return lambda record, _: record.removeprefix(_MARK).decode()
+    decode = msgspec.json.Decoder(Any if annotation in _NOTHING else annotation).decode
+    return lambda record, _: decode(record.removeprefix(_MARK))
 
 
 def _row_decoder(annotation: Any, spec: Spec) -> Decode:

@@ -8,6 +8,7 @@ says how the records' lines ended, where not with a plain newline. So whoever wr
 file passes them on without decoding them.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -33,7 +34,11 @@ class Verbatim(bytes):
 
 
 def encode_item(value: Any) -> Item:
-    """What a handler returned, ready to be kept."""
+    """What a handler returned, ready to be kept.
+
+    Raises:
+        msgspec.EncodeError: it holds a NaN or an infinity.
+    """
     if value is None or type(value) is bytes:
         return value
     if type(value) is str:
@@ -42,7 +47,21 @@ def encode_item(value: Any) -> Item:
         return value
     if type(value) is Verbatim:
         return msgspec.msgpack.Ext(_VERBATIM, value)
-    return msgspec.msgpack.Ext(_JSON, _encode_json(value))
+    text = _encode_json(value)
+    if b"null" in text:
+        _refuse_nan(value)
+    return msgspec.msgpack.Ext(_JSON, text)
+
+
+def _refuse_nan(value: Any) -> None:
+    """Raise EncodeError for what JSON has no number for: it would be written as null."""
+    try:
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=lambda _: None)
+        json.dumps(plain, allow_nan=False)
+    except ValueError:
+        raise msgspec.EncodeError(
+            "a NaN or an infinity is no number in JSON: return None or text instead"
+        ) from None
 
 
 def is_verbatim(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:

@@ -82,6 +82,7 @@ class FileOutput:
             self._lock(file)
             file.truncate(offset)
             file.seek(offset)
+            _sync_folder(self._path.parent)
         except OSError as error:
             raise self._failed(error) from None
         self._file = file
@@ -143,6 +144,19 @@ class FileOutput:
         return OutputError(f"cannot write {self._path}: {error.strerror}")
 
 
+def _sync_folder(folder: Path) -> None:
+    """See to it that a new file in the folder is still there after a power failure.
+
+    Some file systems cannot do that for a folder: they do it for the file, or not at all.
+    """
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 class StreamOutput:
     """Standard output, a pipe or a device."""
 
@@ -202,6 +216,43 @@ def errors_beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}.errors.jsonl")
 
 
+def check_errors(path: Path, error: type[StreamqError] = OutputExists) -> None:
+    """Raise an error if somebody else's file stands where an output's failures are to go.
+
+    A link counts as somebody else's, wherever it leads; an empty file does not.
+    """
+    place = errors_beside(path)
+    with suppress(FileNotFoundError):
+        found = place.lstat()
+        if not stat.S_ISDIR(found.st_mode) and (not stat.S_ISREG(found.st_mode) or found.st_size):
+            raise error(
+                f"{place} exists, and failures are to be written there: remove it, or say --force"
+            )
+
+
+def write_errors(path: Path, lines: bytes) -> Path:
+    """Write failures beside an output, or leave no file where there are none. Returns where.
+
+    What stood there is replaced in one step. A link is replaced, not followed.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    place = errors_beside(path)
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        if lines:
+            draft.write_bytes(lines)
+            draft.replace(place)
+        else:
+            # One of an earlier run would tell of failures that are none any more.
+            place.unlink(missing_ok=True)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OutputError(f"cannot write {place}: {error.strerror}") from None
+    return place
+
+
 def refuse_inputs(path: Path, inputs: Iterable[str]) -> None:
     """Raise InvalidValue if an output or the failures beside it would replace an input."""
     for place in (path, errors_beside(path)):
@@ -229,6 +280,8 @@ def check(path: Path, *, force: bool) -> None:
         raise OutputExists(f"{path} exists: remove it, or say --force")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InvalidValue(f"{path} cannot be written: Permission denied")
+    if not force:
+        check_errors(path)
 
 
 def is_stream(path: Path) -> bool:

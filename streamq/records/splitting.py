@@ -12,7 +12,7 @@ from itertools import accumulate
 import msgspec
 
 from streamq.model import MAX_PART, Spec
-from streamq.records.boundaries import Mask, mask_of
+from streamq.records.boundaries import Mask, blank_lines, mask_of
 from streamq.records.inputs import BadInput, Input, open_input
 
 #: How much is read at once, at least.
@@ -45,7 +45,8 @@ class Chunk(msgspec.Struct):
     """Parts to be, one after another, and where to go on after them."""
 
     payloads: list[bytes]
-    #: Of each part: how many records, in which file, and the number of the first.
+    #: Of each part: how many records, in which file, and the number of the first line there;
+    #: also how many lines, where some are blank and no records.
     abouts: list[bytes]
     records: int
     size: int
@@ -65,13 +66,13 @@ class Chunk(msgspec.Struct):
         return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
 
 
-def split(source: Input, mask: Mask, size: Size, start: Cursor) -> Iterator[Chunk]:
+def split(source: Input, spec: Spec, size: Size, start: Cursor) -> Iterator[Chunk]:
     """The rest of an input, which stands at the cursor, in chunks of parts.
 
     Raises:
         BadInput: it is damaged, a record is too long, or a quote is not closed.
     """
-    rest, cursor, is_end = b"", start, False
+    rest, cursor, is_end, mask = b"", start, False, mask_of(spec)
     wanted = 0 if size.records else size.bytes + 1
     cut = _cut_by_records if size.records else _cut_by_bytes
     while not is_end:
@@ -84,7 +85,7 @@ def split(source: Input, mask: Mask, size: Size, start: Cursor) -> Iterator[Chun
             seen = seen[: seen.rfind(b"\n") + 1]
             total = len(seen)
         ends, counts = cut(seen, total, size, is_end)
-        for chunk in _chunks(data, ends, counts, cursor):
+        for chunk in _chunks(data, ends, counts, cursor, spec):
             yield chunk
             cursor = chunk.end
         rest = data[ends[-1] :] if ends else data
@@ -156,7 +157,9 @@ def _cut_by_records(
     return ends, counts
 
 
-def _chunks(data: bytes, ends: list[int], counts: list[int], start: Cursor) -> Iterator[Chunk]:
+def _chunks(
+    data: bytes, ends: list[int], counts: list[int], start: Cursor, spec: Spec
+) -> Iterator[Chunk]:
     """The parts that end there, as many at once as one call may carry."""
     cursor, first, begin = start, 0, 0
     while first < len(ends):
@@ -165,13 +168,17 @@ def _chunks(data: bytes, ends: list[int], counts: list[int], start: Cursor) -> I
         here, each = ends[first:last], counts[first:last]
         numbers = list(accumulate(each, initial=cursor.record))
         cursor = Cursor(start.file, cursor.offset + here[-1] - begin, numbers[-1])
-        yield Chunk(
-            [data[one:two] for one, two in zip([begin, *here], here, strict=False)],
-            [b"%d %d %d" % (n, start.file, at) for n, at in zip(each, numbers, strict=False)],
-            sum(each),
-            here[-1] - begin,
-            cursor,
-        )
+        payloads = [data[one:two] for one, two in zip([begin, *here], here, strict=False)]
+        abouts = [b"%d %d %d" % (n, start.file, at) for n, at in zip(each, numbers, strict=False)]
+        records = sum(each)
+        if spec.format == "jsonl":
+            for index, payload in enumerate(payloads):
+                if blank := blank_lines(payload):
+                    lines = each[index]
+                    about = (lines - blank, start.file, numbers[index], lines)
+                    abouts[index] = b"%d %d %d %d" % about
+                    records -= blank
+        yield Chunk(payloads, abouts, records, here[-1] - begin, cursor)
         first, begin = last, here[-1]
 
 

@@ -18,16 +18,21 @@ import msgspec
 from streamq.errors import reading
 from streamq.model import Spec, State
 from streamq.protocol.protocol import Protocol
+from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader, is_settled
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
-from streamq.records.outputs import Output, OutputExists, Stopped, refuse_inputs
+from streamq.records.outputs import (
+    Output,
+    OutputError,
+    OutputExists,
+    Stopped,
+    check_errors,
+    refuse_inputs,
+)
 
 log = logging.getLogger(__name__)
 
 _ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
-#: So many results, and about so many bytes of them, are written at once.
-_BATCH = 500
-_BATCH_BYTES = 2**22
 _LOOK_S = 0.05
 #: The first look after there was something comes soon: then there may well be more.
 _SOON_S = 0.003
@@ -47,16 +52,24 @@ class Committed(msgspec.Struct, frozen=True):
     is_open: bool = False
     #: How often something was committed: no two commits are the same.
     times: int = 0
+    #: The file of failures beside it is this request's, and may be written over.
+    owns_errors: bool = False
 
 
 class Writer:
     """Turns the items of results into lines of a format."""
 
-    def __init__(self, form: str, header: list[str], *, is_open: bool = False) -> None:
+    def __init__(
+        self, form: str, header: list[str], *, is_open: bool = False, preamble: bytes = b""
+    ) -> None:
+        """``preamble``: what lines that handlers returned begin with; values have none."""
         self._form = form
         self.header = header
         self.is_open = is_open
+        self._preamble = preamble if form == "raw" else b""
+        self._is_value = False
         self._left_out: set[str] = set()
+        self._garbled = 0
 
     def lines(self, result: bytes) -> bytes:
         """The lines of one part's result. What is None writes no line."""
@@ -65,16 +78,40 @@ class Writer:
             lines = self._lines(result)
         if not lines:
             self.is_open = was_open
-        return b"\n" + lines if was_open and lines else lines
+            return lines
+        if was_open:
+            return b"\n" + lines
+        preamble = self.preamble()
+        if not preamble or self._is_value:
+            return lines
+        return preamble + (b"" if preamble.endswith(b"\n") else b"\n") + lines
+
+    def preamble(self) -> bytes:
+        """What is to stand before the first line, where nothing was written yet."""
+        preamble, self._preamble = self._preamble, b""
+        return preamble
+
+    def warn(self) -> None:
+        """Say what could not be written as it was."""
+        if self._garbled:
+            log.warning(
+                "%d of the results hold bytes that are not UTF-8: there the output has U+FFFD "
+                "instead; --output-format raw writes bytes as they are",
+                self._garbled,
+            )
+        self._garbled = 0
 
     def _lines(self, result: bytes) -> bytes:
         found = codec.unchecked(result)
+        self._is_value = False
         if self._form == "raw" and (whole := _plain_lines(found)) is not None:
             return whole
         items, endings = codec.checked(found)
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
+        kept = [item for item in items if item is not None]
         if self._form == "raw":
+            self._is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
             lines = b"".join(
                 _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
                 for index, item in enumerate(items)
@@ -82,10 +119,29 @@ class Writer:
             )
             self.is_open = not lines.endswith(b"\n")
             return lines
-        kept = [item for item in items if item is not None]
         if self._form == "csv":
             return b"".join(self._row(item) for item in kept)
-        return b"\n".join([*map(_json, kept), b""])
+        return b"\n".join([*map(self._json, kept), b""])
+
+    def _json(self, item: Item) -> Any:
+        """An item as JSON: bytes, or what can be joined with them."""
+        if isinstance(item, msgspec.msgpack.Ext):
+            return item.data
+        return msgspec.json.encode(self._readable(item))
+
+    def _readable(self, value: object) -> object:
+        """Bytes as text, as far as they are; anything else as it is."""
+        if not isinstance(value, bytes):
+            return value
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            self._garbled += 1
+            return value.decode("utf-8", "replace")
+
+    def _cell(self, value: object) -> object:
+        value = self._readable(value)
+        return value if value is None or isinstance(value, str | int | float) else _text(value)
 
     def _row(self, item: Item) -> bytes:
         value = codec.decode_item(item)
@@ -99,7 +155,7 @@ class Writer:
             log.warning(
                 "a CSV has the columns of its first result: %s of a later one is left out", name
             )
-        return head + _csv_line([_cell(fields.get(name)) for name in self.header])
+        return head + _csv_line([self._cell(fields.get(name)) for name in self.header])
 
 
 def _csv_line(cells: list[Any]) -> bytes:
@@ -131,23 +187,6 @@ def _raw(item: Item) -> bytes:
     return item.encode() if isinstance(item, str) else item or b""
 
 
-def _json(item: Item) -> Any:
-    """An item as JSON: bytes, or what can be joined with them."""
-    if isinstance(item, msgspec.msgpack.Ext):
-        return item.data
-    return msgspec.json.encode(_readable(item))
-
-
-def _readable(value: object) -> object:
-    """Bytes as text, as far as they are; anything else as it is."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _cell(value: object) -> object:
-    value = _readable(value)
-    return value if value is None or isinstance(value, str | int | float) else _text(value)
-
-
 def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -159,20 +198,32 @@ def _spec_of(found: dict[str, str]) -> Spec:
 
 def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
     """Results in input order for somebody who only looks: nothing is forgotten."""
-    found = protocol.inspect(request_id)
-    writer = Writer(form, [])
-    if form == "raw":
-        yield _spec_of(found).header.encode()
-    number = 1
+    writer = Writer(form, [], preamble=_spec_of(protocol.inspect(request_id)).header.encode())
+    reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
-        batch = protocol.collect(request_id, next_number=number, most=_BATCH)
-        yield b"".join(writer.lines(result) for _, result in batch.results)
-        if batch.next > number:
-            number = batch.next
-        elif follow and batch.state.is_live:
-            time.sleep(_LOOK_S)
+        batch = reader.read()
+        if batch is not None:
+            yield b"".join(writer.lines(result) for _, result in batch)
+        elif reader.is_over or not follow:
+            break
         else:
-            return
+            time.sleep(_LOOK_S)
+    yield writer.preamble()
+    writer.warn()
+
+
+def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """The same, as many at once as are written at once."""
+    batch: dict[str, bytes] = {}
+    size = 0
+    for field, result in results.items():
+        batch[field] = result
+        size += len(result)
+        if len(batch) >= BATCH or size >= BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 class Collector:
@@ -208,24 +259,44 @@ class Collector:
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
         spec = _spec_of(found)
         self._refuse_other(force, spec.files)
-        self._writer = Writer(self._form, self._done.header, is_open=self._done.is_open)
+        # Raw output of a CSV begins with the header that its input had.
+        preamble = b"" if self._done.offset else spec.header.encode()
+        self._writer = Writer(
+            self._form, self._done.header, is_open=self._done.is_open, preamble=preamble
+        )
+        self._reader = ResultReader(
+            self._protocol, self._id, first=self._done.next, is_forgetting=True
+        )
         self._output.open(self._done.offset, has_begun=bool(text), force=force)
         try:
             if not text:
-                # Before the first result is written: the file is this request's from now on. Raw
-                # output of a CSV begins with the header that its input had.
-                self._commit(spec.header.encode() if self._form == "raw" else b"", 1, [])
-            return self._collect(is_ordered, follow)
+                # Before the first result is written: the file is this request's from now on.
+                self._commit(b"", 1, [])
+            if not self._collect(is_ordered, follow):
+                return False
+            self._complete(force)
         except Stopped:
             return False
         finally:
             self._output.close()
+            self._writer.warn()
+        return True
+
+    def _complete(self, force: bool) -> None:
+        """Write what is to be there also without a result; the failures beside it are ours."""
+        name, owned = self._output.name, self._done.owns_errors
+        if name and not owned and not force:
+            check_errors(Path(name), OutputError)
+        if (preamble := self._writer.preamble()) or (name and not owned):
+            self._commit(preamble, self._done.next, [], owns_errors=bool(name))
 
     def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
         """Raise InvalidValue if it is an input, or if what was begun is another file or form."""
         done, name = self._done, self._output.name
         if name:
             refuse_inputs(Path(name), inputs)
+            if not done.owns_errors and not force:
+                check_errors(Path(name))
         if done.form and done.form != self._form:
             raise OutputExists(
                 f"results of request {self._id} are written to {done.file} as {done.form}, "
@@ -240,12 +311,10 @@ class Collector:
     def _collect(self, is_ordered: bool, follow: bool) -> bool:
         pause_s = _SOON_S
         while True:
-            state, has_more = self._ordered() if is_ordered else self._unordered()
-            if has_more:
+            if self._ordered() if is_ordered else self._unordered():
                 pause_s = _SOON_S
                 continue
-            if not state.is_live and self._is_settled():
-                self._late()
+            if self._reader.is_over:
                 return True
             if not follow or self._should_stop():
                 return False
@@ -253,49 +322,33 @@ class Collector:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_S)
 
-    def _ordered(self) -> tuple[State, bool]:
-        found = self._protocol.collect(
-            self._id, next_number=self._done.next, most=_BATCH, max_bytes=_BATCH_BYTES
-        )
-        if found.next == self._done.next:
-            return found.state, False
-        if not found.state.is_live and not self._is_settled():
-            return found.state, False
-        data = b"".join(self._writer.lines(result) for _, result in found.results)
-        self._commit(data, found.next, [str(number) for number, _ in found.results])
-        return found.state, True
+    def _ordered(self) -> bool:
+        """Write the next results. Returns whether there may be more now."""
+        found = self._reader.read()
+        if found is not None and (found or self._reader.next != self._done.next):
+            self._write(dict(found))
+        return found is not None
 
-    def _unordered(self) -> tuple[State, bool]:
-        state = State(self._protocol.inspect(self._id)["state"])
+    def _unordered(self) -> bool:
+        """Write whatever is there. Returns whether there may be more now."""
+        status = self._protocol.inspect(self._id)
         has_some = False
-        for fields, data in self._in_batches():
-            self._commit(data, self._done.next, fields)
-            has_some = True
-        return state, has_some
+        for page in self._protocol.result_pages(self._id, BATCH_BYTES):
+            # All of a page is forgotten before the next is asked for: nothing comes twice.
+            for results in _batches(page):
+                self._write(results)
+                has_some = True
+        # Read before the results: what they had then is all there will be.
+        self._reader.is_over = not State(status["state"]).is_live and is_settled(status)
+        return has_some and not self._reader.is_over
 
-    def _in_batches(self, only_late: bool = False) -> Iterator[tuple[list[str], bytes]]:
-        fields: dict[str, bytes] = {}
-        size = 0
-        for field, result in self._protocol.leftovers(self._id, _BATCH_BYTES):
-            if "." in field or not only_late:
-                fields[field] = result
-                size += len(result)
-            if len(fields) >= _BATCH or size >= _BATCH_BYTES:
-                yield list(fields), b"".join(map(self._writer.lines, fields.values()))
-                fields, size = {}, 0
-        if fields:
-            yield list(fields), b"".join(map(self._writer.lines, fields.values()))
+    def _write(self, results: dict[str, bytes]) -> None:
+        data = b"".join(map(self._writer.lines, results.values()))
+        self._commit(data, self._reader.next, list(results))
 
-    def _late(self) -> None:
-        """What retries yielded comes after everything else."""
-        for fields, data in self._in_batches(only_late=True):
-            self._commit(data, self._done.next, fields)
-
-    def _is_settled(self) -> bool:
-        """Whether nobody runs a part any more: what runs when a request fails still counts."""
-        return self._protocol.inspect(self._id)["leases"] == "0"
-
-    def _commit(self, data: bytes, next_number: int, forget: list[str]) -> None:
+    def _commit(
+        self, data: bytes, next_number: int, forget: list[str], *, owns_errors: bool = False
+    ) -> None:
         """First the bytes, then the word that they are there."""
         self._output.write(data)
         done = Committed(
@@ -306,6 +359,7 @@ class Collector:
             self._form,
             self._writer.is_open,
             self._done.times + 1,
+            owns_errors or self._done.owns_errors,
         )
         token = msgspec.json.encode(done).decode()
         self._protocol.collect(

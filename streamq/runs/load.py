@@ -192,7 +192,7 @@ class Load:
             self._skip_seen(source, start)
         elif start.offset:
             source.seek(start.offset)
-        chunks = split(source, self._mask, self._size, start)
+        chunks = split(source, spec, self._size, start)
         return map(self._referred, chunks) if spec.by_reference else chunks
 
     def _whole_file(self, source: Input, file: int) -> Chunk:

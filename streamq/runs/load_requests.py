@@ -17,7 +17,6 @@ from streamq.errors import RequestExists
 from streamq.model import MAX_PART, Policy, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.queue.submission import Submission
-from streamq.records.boundaries import mask_of
 from streamq.records.inputs import STDIN, BadInput, open_input
 from streamq.records.splitting import Cursor, Size, split
 
@@ -44,7 +43,7 @@ def requests_in(names: list[str]) -> Iterator[RequestLine]:
         with closing(open_input(name)) as source:
             size = Size(records=1, most=_MOST_LINE)
             number = 0
-            for chunk in split(source, mask_of(Spec()), size, Cursor()):
+            for chunk in split(source, Spec(), size, Cursor()):
                 for line in chunk.payloads:
                     number += 1
                     if line.strip() and not line.startswith(b"#"):

@@ -306,7 +306,8 @@ class Runner:
         if part.partial:
             return _read_outcomes(part.partial, len(given))
         spec = self._spec
-        return [[_DONE, None] if records.is_skipped(each, spec) else [_NONE] for each in given]
+        # A blank line is no record: it is not counted as one either.
+        return [[_DELIVERED] if records.is_skipped(each, spec) else [_NONE] for each in given]
 
     def _given(self, part: Part) -> list[bytes]:
         """What the handler is called with, one after another: records, or the part as a whole."""
@@ -350,14 +351,13 @@ class Runner:
         )
 
     def _place(self, part: Part, index: int) -> dict[str, Any]:
-        """File and line of a record, where ``about`` tells: records, file, first record."""
-        about = part.about.split()
-        if len(about) < 3 or not self._spec.files:
+        """File and line of a record, or of all of a part that is handled as a whole."""
+        place = records.Place.of(part.about, self._spec)
+        if place is None:
             return {}
-        try:
-            return {"source": self._spec.files[int(about[1])], "line": int(about[2]) + index}
-        except (ValueError, IndexError):
-            return {}
+        if self.handler.is_map or place.records <= 1:
+            return {"source": place.source, "line": place.line + index}
+        return msgspec.structs.asdict(place)
 
     def source_of(self, part: Part) -> str:
         """The file that the part was loaded from; "" for none."""

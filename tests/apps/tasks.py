@@ -62,6 +62,24 @@ def fields(row: list[str]) -> list[str]:
     return row
 
 
+@app.map(retries=0)
+def abandons_tenths(number: int) -> int:
+    """Fails for every tenth number, until a file says that it is mended."""
+    if number % 10 == 0 and not Path(f"{LOG}.mended").exists():
+        raise Abandon("a tenth")
+    return number
+
+
+@app.map(retries=0)
+def deadly(line: str) -> str:
+    """Takes its process along, or never ends, for one line of many."""
+    if line == "350":
+        os._exit(3)
+    if line == "450":
+        time.sleep(1_000)
+    return line
+
+
 @app.map
 async def doubled(number: int) -> int:
     await asyncio.sleep(0.01)

@@ -1,0 +1,321 @@
+"""Output files: cut to what was committed, safe before anything is forgotten, one writer."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamq import Client, Protocol
+from streamq.errors import CollectorLost, InvalidValue
+from streamq.records.outputs import (
+    FileOutput,
+    OutputError,
+    OutputExists,
+    check,
+    check_errors,
+    write_errors,
+)
+from streamq.runs.collect import Collector
+from tests.conftest import ONE_KIND
+from tests.simulated import Worker
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.txt"
+
+
+@pytest.fixture
+def output(path: Path) -> FileOutput:
+    return FileOutput(path, "r")
+
+
+class TestOpening:
+    def test_a_file_is_cut_to_what_was_committed(self, path: Path, output: FileOutput) -> None:
+        path.write_bytes(b"committed, and half of a li")
+
+        output.open(9, has_begun=True, force=False)
+        output.write(b"!")
+        output.close()
+
+        assert path.read_bytes() == b"committed!"
+
+    def test_a_file_that_lacks_some_of_it_is_another(self, path: Path, output: FileOutput) -> None:
+        path.write_bytes(b"short")
+
+        with pytest.raises(OutputExists, match="has 5 bytes, but 9 were written for request r"):
+            output.open(9, has_begun=True, force=True)
+
+        assert path.read_bytes() == b"short"
+
+    def test_a_file_that_is_gone_is_missed(self, path: Path, output: FileOutput) -> None:
+        with pytest.raises(OutputExists, match="has 0 bytes, but 9"):
+            output.open(9, has_begun=True, force=False)
+
+        assert not path.exists()
+
+    def test_a_file_of_somebody_else_is_kept(self, path: Path, output: FileOutput) -> None:
+        path.write_bytes(b"precious")
+
+        with pytest.raises(OutputExists, match="--force"):
+            output.open(0, has_begun=False, force=False)
+        assert path.read_bytes() == b"precious"
+
+        output.open(0, has_begun=False, force=True)
+        output.close()
+        assert path.read_bytes() == b""
+
+    def test_there_is_one_writer(self, path: Path, output: FileOutput) -> None:
+        output.open(0, has_begun=False, force=False)
+        output.write(b"mine\n")
+        other = FileOutput(path, "r")
+
+        with pytest.raises(OutputExists, match="being written by somebody else"):
+            other.open(5, has_begun=True, force=True)
+        output.close()
+        other.open(5, has_begun=True, force=False)
+        other.close()
+
+        assert path.read_bytes() == b"mine\n"
+
+    def test_a_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidValue, match="there is no folder"):
+            FileOutput(tmp_path / "no" / "out.txt", "r").open(0, has_begun=False, force=False)
+        with pytest.raises(InvalidValue, match="is a folder"):
+            check(tmp_path, force=True)
+
+
+class TestWriting:
+    def test_a_full_disk_is_named(self, path: Path, output: FileOutput) -> None:
+        output.open(0, has_begun=False, force=False)
+        path.unlink()
+        path.symlink_to("/dev/full")
+        full = FileOutput(path, "r")
+        full._file = path.open("r+b", buffering=0)
+
+        with pytest.raises(OutputError, match=r"cannot write .*out.txt: No space left"):
+            full.write(b"x")
+        full.close()
+        output.close()
+
+    def test_a_write_that_takes_a_part_goes_on_with_the_rest(
+        self, path: Path, output: FileOutput
+    ) -> None:
+        class Slow:
+            """A file that takes three bytes at a time, as one may."""
+
+            def __init__(self, file: Any) -> None:
+                self.file = file
+
+            def write(self, data: memoryview) -> int:
+                return int(self.file.write(data[:3]))
+
+            def fileno(self) -> int:
+                return int(self.file.fileno())
+
+            def close(self) -> None:
+                self.file.close()
+
+        output.open(0, has_begun=False, force=False)
+        output._file = Slow(output._file)  # type: ignore[assignment]
+        output.write(b"one two three")
+        output.close()
+
+        assert path.read_bytes() == b"one two three"
+
+    @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.rename(f"{path}.moved")])
+    def test_a_file_that_was_moved_or_removed_is_missed(
+        self, path: Path, output: FileOutput, spoil: Callable[[Path], object]
+    ) -> None:
+        output.open(0, has_begun=False, force=False)
+        output.write(b"x")
+        spoil(path)
+
+        for act in (output.look, lambda: output.write(b"y")):
+            with pytest.raises(OutputError, match="was moved or removed"):
+                act()
+        output.close()
+
+    def test_a_file_that_was_replaced_is_missed(self, path: Path, output: FileOutput) -> None:
+        output.open(0, has_begun=False, force=False)
+        path.rename(f"{path}.moved")
+        path.write_bytes(b"another")
+
+        with pytest.raises(OutputError, match="was moved or removed"):
+            output.look()
+        output.close()
+
+
+class TestFailuresBeside:
+    def test_a_file_of_somebody_else_is_kept(self, path: Path, tmp_path: Path) -> None:
+        beside = tmp_path / "out.errors.jsonl"
+        check_errors(path)
+        beside.touch()
+        check_errors(path)
+        beside.write_text("precious")
+
+        with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
+            check_errors(path)
+        with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
+            check(path, force=False)
+        check(path, force=True)
+
+    def test_a_link_is_somebody_elses_and_never_followed(self, path: Path, tmp_path: Path) -> None:
+        precious, beside = tmp_path / "precious", tmp_path / "out.errors.jsonl"
+        precious.touch()
+        beside.symlink_to(precious)
+        with pytest.raises(OutputExists, match="exists"):
+            check_errors(path)
+        precious.write_text("precious")
+
+        write_errors(path, b"{}\n")
+        assert (beside.is_symlink(), beside.read_bytes()) == (False, b"{}\n")
+        beside.unlink()
+        beside.symlink_to(precious)
+        write_errors(path, b"")
+
+        assert precious.read_text() == "precious"
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["precious"]
+
+    def test_what_cannot_be_written_is_named_and_leaves_nothing(
+        self, path: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "out.errors.jsonl").mkdir()
+
+        with pytest.raises(OutputError, match=r"cannot write .*errors\.jsonl: Is a directory"):
+            write_errors(path, b"{}\n")
+
+        assert [each.name for each in tmp_path.iterdir()] == ["out.errors.jsonl"]
+
+
+@ONE_KIND
+class TestBeforeForgetting:
+    """What the collector, the file and the server do, one after another."""
+
+    @pytest.fixture
+    def done(self, client: Client, protocol: Protocol, queue: str, request_id: str) -> str:
+        client.submit([b"a", b"b"], handler="h", queue=queue, id=request_id)
+        Worker(protocol, queue).drain()
+        return request_id
+
+    @pytest.fixture
+    def story(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """What was synced, and what the server was told to forget, in turn."""
+        told: list[str] = []
+        calls = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
+
+        def synced(name: str) -> Callable[[int], None]:
+            def sync(descriptor: int) -> None:
+                is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+                size = "" if is_folder else f" of {os.fstat(descriptor).st_size}"
+                told.append(f"{'folder' if is_folder else 'file'}{size} synced")
+                calls[name](descriptor)
+
+            return sync
+
+        for name in calls:
+            monkeypatch.setattr(os, name, synced(name))
+        collect = Protocol.collect
+
+        def watched(self: Protocol, request_id: str, **given: Any) -> Any:
+            if given.get("commit"):
+                told.append(f"{len(given['forget'])} forgotten")
+            return collect(self, request_id, **given)
+
+        monkeypatch.setattr(Protocol, "collect", watched)
+        return told
+
+    def run(self, protocol: Protocol, request_id: str, path: Path, **given: Any) -> bool:
+        collector = Collector(protocol, request_id, FileOutput(path, request_id), "raw")
+        return collector.run(**({"is_ordered": True, "follow": False, "force": False} | given))
+
+    @pytest.mark.parametrize("is_ordered", [True, False])
+    def test_the_file_and_its_folder_are_synced(
+        self, protocol: Protocol, done: str, path: Path, story: list[str], is_ordered: bool
+    ) -> None:
+        assert self.run(protocol, done, path, is_ordered=is_ordered)
+
+        assert story[0] == "folder synced"
+        forgotten = story.index("2 forgotten")
+        assert story[forgotten - 1] == "file of 4 synced"
+        assert path.read_bytes() == b"A\nB\n"
+
+    def test_a_folder_that_cannot_be_synced_is_no_hindrance(
+        self, protocol: Protocol, done: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(descriptor: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+        monkeypatch.setattr(os, "fsync", refuse)
+
+        assert self.run(protocol, done, path)
+        assert path.read_bytes() == b"A\nB\n"
+
+    def test_a_file_that_cannot_be_synced_loses_nothing(
+        self, protocol: Protocol, done: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sync = os.fdatasync
+        with monkeypatch.context() as patch:
+
+            def refuse(descriptor: int) -> None:
+                if os.fstat(descriptor).st_size:
+                    raise OSError(5, "Input/output error")
+                sync(descriptor)
+
+            patch.setattr(os, "fdatasync", refuse)
+            with pytest.raises(OutputError, match="Input/output error"):
+                self.run(protocol, done, path)
+        assert protocol.inspect(done)["results"] == "2"
+
+        assert self.run(protocol, done, path)
+        assert path.read_bytes() == b"A\nB\n"
+
+    def test_another_name_is_refused_and_so_is_another_form(
+        self, protocol: Protocol, done: str, path: Path, tmp_path: Path
+    ) -> None:
+        assert self.run(protocol, done, path)
+        other = tmp_path / "other.txt"
+        other.write_bytes(b"precious, and longer than what was written")
+
+        with pytest.raises(OutputExists, match=r"are written to .*/out\.txt"):
+            self.run(protocol, done, other)
+
+        assert other.read_bytes().startswith(b"precious")
+
+    def test_who_was_overtaken_writes_no_more(
+        self, protocol: Protocol, done: str, path: Path, tmp_path: Path
+    ) -> None:
+        slow = FileOutput(path, done)
+        write = slow.write
+
+        def overtaken(data: bytes) -> None:
+            write(data)
+            if data:
+                slow.write = write  # type: ignore[method-assign]
+                path.rename(tmp_path / "moved.txt")
+                self.run(protocol, done, tmp_path / "moved.txt", force=True)
+
+        slow.write = overtaken  # type: ignore[method-assign]
+        slow._lock = lambda file: None  # type: ignore[method-assign]
+        with pytest.raises((CollectorLost, OutputError)):
+            Collector(protocol, done, slow, "raw").run(is_ordered=True, follow=False, force=False)
+
+        assert (tmp_path / "moved.txt").read_bytes() == b"A\nB\n"
+
+    def test_failures_beside_are_replaced_by_the_same_request_only(
+        self, protocol: Protocol, done: str, path: Path, tmp_path: Path
+    ) -> None:
+        beside = tmp_path / "out.errors.jsonl"
+        beside.write_text("precious")
+        with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
+            self.run(protocol, done, path)
+        assert (path.exists(), protocol.inspect(done)["results"]) == (False, "2")
+        beside.unlink()
+        assert self.run(protocol, done, path)
+
+        beside.write_text("of this request")
+
+        assert self.run(protocol, done, path)

@@ -1,0 +1,260 @@
+"""Collecting results: every one is written once, whatever became of the request in between."""
+
+import random
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamq import Client, Protocol, Request
+from streamq.errors import WaitTimeout
+from streamq.model import Part, State, Terms
+from streamq.records.encoding import encode_result
+from streamq.records.outputs import FileOutput
+from streamq.runs.collect import Collector, show
+from tests.conftest import ONE_KIND
+from tests.driver import Driver
+from tests.simulated import Worker, refuse
+
+Collect = Callable[..., bool]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out.txt"
+
+
+@pytest.fixture
+def collect(protocol: Protocol, request_id: str, target: Path) -> Collect:
+    """Collects what there is into the target. Returns whether that is said to be all."""
+
+    def collect(*, is_ordered: bool = True, follow: bool = False) -> bool:
+        collector = Collector(protocol, request_id, FileOutput(target, request_id), "raw")
+        return collector.run(is_ordered=is_ordered, follow=follow, force=False)
+
+    return collect
+
+
+def submit(client: Client, queue: str, request_id: str, parts: int, **options: object) -> Request:
+    payloads = [b"%d" % number for number in range(1, parts + 1)]
+    return client.submit(payloads, handler="h", queue=queue, id=request_id, **options)  # type: ignore[arg-type]
+
+
+def refusing(*numbers: int) -> Callable[[Part], bytes]:
+    """A handler that gives the payload back, and fails for some parts."""
+
+    def handle(part: Part) -> bytes:
+        return refuse(part) if part.number in numbers else part.payload
+
+    return handle
+
+
+def lines(*numbers: int) -> list[bytes]:
+    return [b"%d" % number for number in numbers]
+
+
+def finish(driver: Driver, holder: str, *numbers: int, most: int = 0) -> None:
+    results = [value for n in numbers for value in (n, encode_result([b"%d" % n]))]
+    call = driver.call(holder)
+    driver.protocol.finish(driver.id, holder, call, results, len(numbers), Terms(most))
+
+
+class TestAfterARetry:
+    @pytest.mark.parametrize("is_ordered", [True, False])
+    def test_parts_that_never_ran_before_are_written_too(
+        self,
+        client: Client,
+        protocol: Protocol,
+        queue: str,
+        driver: Driver,
+        collect: Collect,
+        target: Path,
+        is_ordered: bool,
+    ) -> None:
+        request = submit(client, queue, driver.id, 20, max_failures=1)
+        Worker(protocol, queue, refusing(2, 4), most=1).drain()
+        assert request.status().state is State.FAILED
+        assert collect(is_ordered=is_ordered)
+        before = target.read_bytes().split()
+        assert len(before) == request.status().parts.done < 18
+
+        assert request.retry() == 2
+        Worker(protocol, queue, refusing()).drain()
+        assert request.status().parts.done == 20
+        assert collect(is_ordered=is_ordered)
+
+        after = target.read_bytes().split()
+        assert after[: len(before)] == before
+        assert sorted(after) == sorted(lines(*range(1, 21)))
+        if is_ordered:
+            assert after == [
+                *before,
+                *(each for each in lines(*range(1, 21)) if each not in (*before, b"2", b"4")),
+                *lines(2, 4),
+            ]
+        assert driver.results() == {}
+
+    def test_each_run_comes_after_the_one_before(
+        self, client: Client, protocol: Protocol, queue: str, request_id: str, target: Path,
+        collect: Collect,
+    ) -> None:  # fmt: skip
+        request = submit(client, queue, request_id, 12)
+        for fail in [(1, 2, 4), (1, 2), *[(1,)] * 10]:
+            Worker(protocol, queue, refusing(*fail)).drain()
+            request.retry()
+        Worker(protocol, queue, refusing()).drain()
+        wanted = [3, *range(5, 13), 4, 2, 1]
+
+        shown = b"".join(show(protocol, request_id, "raw", follow=False))
+        read = [(number, value) for number, value in request.results()]
+        assert collect()
+
+        assert shown.split() == target.read_bytes().split() == lines(*wanted)
+        assert read == [(number, b"%d" % number) for number in wanted]
+
+    def test_shown_twice_it_is_the_same(
+        self, client: Client, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        request = submit(client, queue, request_id, 3)
+        Worker(protocol, queue, refusing(1)).drain()
+        request.retry()
+        Worker(protocol, queue, refusing()).drain()
+
+        shown = [b"".join(show(protocol, request_id, "raw", follow=bool(n))) for n in range(2)]
+
+        assert shown == [b"2\n3\n1\n"] * 2
+
+
+class TestFailedWhilePartsRun:
+    """What runs when a request fails still counts, so readers wait for it."""
+
+    @pytest.fixture
+    def failed(self, client: Client, queue: str, driver: Driver) -> str:
+        """A request that has failed while its first part runs. Returns who runs it."""
+        submit(client, queue, driver.id, 4, max_failures=0, limit=4)
+        holder, _ = driver.claim()
+        driver.give_up(2)
+        assert driver.meta("state") == "failed"
+        return holder
+
+    def test_the_client_waits(self, client: Client, driver: Driver, failed: str) -> None:
+        request = client.get(driver.id)
+        with pytest.raises(WaitTimeout):
+            list(request.results(timeout=0.1))
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.extend(request.results(timeout=20)))
+        thread.start()
+
+        finish(driver, failed, 1)
+        thread.join()
+
+        assert found == [(1, b"1")]
+
+    @pytest.mark.parametrize("is_ordered", [True, False])
+    def test_the_collector_waits(
+        self, driver: Driver, failed: str, collect: Collect, target: Path, is_ordered: bool
+    ) -> None:
+        assert not collect(is_ordered=is_ordered)
+        said: list[bool] = []
+        thread = threading.Thread(
+            target=lambda: said.append(collect(is_ordered=is_ordered, follow=True))
+        )
+        thread.start()
+        finish(driver, failed, 1)
+        thread.join()
+
+        assert (said, target.read_bytes()) == ([True], b"1\n")
+
+    def test_who_follows_waits_and_who_looks_does_not(
+        self, protocol: Protocol, driver: Driver, failed: str
+    ) -> None:
+        assert b"".join(show(protocol, driver.id, "raw", follow=False)) == b""
+        shown: list[bytes] = []
+        thread = threading.Thread(
+            target=lambda: shown.extend(show(protocol, driver.id, "raw", follow=True))
+        )
+        thread.start()
+        finish(driver, failed, 1)
+        thread.join()
+
+        assert b"".join(shown) == b"1\n"
+
+    def test_what_ends_between_two_looks_is_not_passed_over(
+        self,
+        protocol: Protocol,
+        driver: Driver,
+        failed: str,
+        collect: Collect,
+        target: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The last lease ends after the results were looked at and before the leases are."""
+        inspect = Protocol.inspect
+        looks = 0
+
+        def inspect_late(self: Protocol, request_id: str) -> dict[str, str]:
+            nonlocal looks
+            looks += 1
+            if looks == 3:  # the first is of the collector's beginning
+                finish(driver, failed, 1)
+            return inspect(self, request_id)
+
+        monkeypatch.setattr(Protocol, "inspect", inspect_late)
+
+        assert collect(follow=True)
+        assert target.read_bytes() == b"1\n"
+
+
+class TestInNoOrder:
+    """A hash that shrinks while it is scanned gives fields again."""
+
+    def put(self, driver: Driver, count: int, scale: int, suffix: str = "") -> None:
+        """An ended request with so many results of 0.4 to 1.6 MB, each smaller by the scale."""
+        driver.load(count)
+        for first in range(1, count + 1, 20):
+            mapping = {
+                f"{number}{suffix}": encode_result(
+                    [b"%d " % number + b"x" * (random.randint(400_000, 1_600_000) // scale)]
+                )
+                for number in range(first, min(count, first + 19) + 1)
+            }
+            driver.redis.hset(driver.keys.results, mapping=mapping)
+        driver.set_meta(state="done")
+
+    def written(self, target: Path) -> list[int]:
+        with target.open("rb") as file:
+            return sorted(int(line.partition(b" ")[0]) for line in file)
+
+    @pytest.mark.parametrize("suffix", ["", ".1"], ids=["first run", "retry"])
+    def test_large_results_are_written_once(
+        self,
+        protocol: Protocol,
+        queue: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        suffix: str,
+    ) -> None:
+        """Sizes of results and of what is written at once are a hundredth: that is quick, and
+        the same thing. Where the server hashes to is chance, so it is tried several times.
+        """
+        monkeypatch.setattr("streamq.runs.collect.BATCH_BYTES", 2**22 // 100)
+        for trial in range(4):
+            driver = Driver(protocol, queue, f"r{secrets.token_hex(6)}")
+            self.put(driver, 700, 100, suffix)
+            target = tmp_path / f"{trial}.txt"
+            collector = Collector(protocol, driver.id, FileOutput(target, driver.id), "raw")
+
+            assert collector.run(is_ordered=False, follow=False, force=False)
+
+            assert self.written(target) == [*range(1, 701)]
+
+    @ONE_KIND
+    def test_so_are_really_large_ones(self, driver: Driver, collect: Collect, target: Path) -> None:
+        self.put(driver, 700, 1)
+
+        assert collect(is_ordered=False)
+
+        assert self.written(target) == [*range(1, 701)]
+        target.unlink()
