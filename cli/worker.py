@@ -9,7 +9,7 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import LAST_LEVEL, MAX_RESULT
-from streamq.records.remote import is_remote
+from streamq.records.remote import is_remote, locate
 from streamq.settings import Settings
 from streamq.worker.channel import Config, PoolOptions
 from streamq.worker.program import words_of
@@ -171,9 +171,12 @@ def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = Non
 
 
 def _allowed(place: str) -> str:
-    if not is_remote(place) and not Path(place).exists():
+    if is_remote(place):
+        locate(place)  # a bad URL is told at once
+        return place
+    if not Path(place).exists():
         raise InvalidValue(f"--allow-read {place}: there is no such folder")
-    return place if is_remote(place) else str(Path(place).absolute())
+    return str(Path(place).absolute())
 
 
 def _levels(text: str) -> tuple[int, ...]:
