@@ -177,5 +177,7 @@ def _stop_on_signals() -> threading.Event:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
+        # What whoever started us has us ignore stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
     return stop

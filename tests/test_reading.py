@@ -10,7 +10,7 @@ import pytest
 
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
-from streamq.records import references, remote
+from streamq.records import remote
 from streamq.records.references import Reader, Reference
 from streamq.records.remote import RemoteChanged, RemoteFile, locate, read_range
 from tests.web import serve
@@ -50,7 +50,7 @@ def test_link_put_in_place_after_the_check_is_not_followed(
         return resolve
 
     reader = Reader([str(tmp_path / "inside")])
-    monkeypatch.setattr(references.os.path, "realpath", swapping(os.path.realpath))
+    monkeypatch.setattr(os.path, "realpath", swapping(os.path.realpath))
 
     with pytest.raises(Abandon, match="may not read"):
         reader.read(str(inside / "a.txt"), payload, is_whole=is_whole)
@@ -74,7 +74,7 @@ def test_whole_file_is_read_from_what_was_checked(
             file.symlink_to(outside)
         return state
 
-    monkeypatch.setattr(references.os, "fstat", swapping)
+    monkeypatch.setattr(os, "fstat", swapping)
 
     assert Reader([str(inside)]).read(str(file), payload, is_whole=True) == b"harmless"
 

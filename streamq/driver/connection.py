@@ -129,6 +129,7 @@ class Connection:
         """
         if not is_insecure:
             refuse_open(self._target, self.where)
+        self._shake_hands()
         with translated(self.where):
             try:
                 self.redis.ping()
@@ -154,6 +155,28 @@ class Connection:
                         "Set it to noeviction: CONFIG SET maxmemory-policy noeviction, "
                         "and the same in its configuration file"
                     )
+
+    def _shake_hands(self) -> None:
+        """Try TLS once, and for no longer than a connection may take.
+
+        A server that speaks none does not answer: the driver would try that again, and wait
+        each time as for a reply.
+        """
+        if self._target.kind != "single" or not self._target.options.get("ssl"):
+            return
+        wait_s = self._target.options.get("socket_connect_timeout", CONNECT_S)
+        client = self._client(socket_timeout=wait_s, retry=Retry(NoBackoff(), 0))
+        try:
+            client.connection_pool.make_connection().connect()
+        except driver.TimeoutError:
+            raise ServerUnreachable(
+                f"{self.where} does not answer within {wait_s:g} s; a server without TLS is "
+                "redis:// or valkey://, not rediss:// or valkeys://"
+            ) from None
+        except (driver.RedisError, OSError):
+            return  # whoever asks next is told, or waits
+        finally:
+            client.close()
 
     def load_script(self, text: str, key: str, *, everywhere: bool) -> None:
         """Make a script known where the key is, or on every primary that answers."""
@@ -392,6 +415,10 @@ def _refuse_strange(sentinel: Sentinel, service: str) -> None:
     for each in sentinel.sentinels:
         try:
             known |= {str(name) for name in each.sentinel_masters()}
+        except driver.NoPermissionError:
+            raise
+        except driver.ResponseError as error:
+            silent = driver.InvalidResponse(f"it is no sentinel: {error}")
         except (driver.ConnectionError, driver.TimeoutError) as error:
             silent = error
     if service not in known:
