@@ -114,12 +114,10 @@ def test_empty_id_is_none(tmp_path: Path) -> None:
     assert "--id" in ran.stderr
 
 
-def test_password_on_the_command_line_is_warned_of_once(tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_text("a\n")
+def test_password_on_the_command_line_is_warned_of_once() -> None:
     with LocalServer.start(port=0) as server:
         place = server.url.removeprefix("redis://")
-        words = ("--map", "builtins:str", "-o", str(tmp_path / "out.txt"), "-p", "1")
-        ran = run("run", str(tmp_path / "in.txt"), *words, "--url", f"redis://:secret@{place}")
+        ran = run("worker", "tests.apps.broken:app", "--url", f"redis://:secret@{place}")
 
     assert ran.stderr.count("can see the password") == 1
 
