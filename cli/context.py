@@ -213,9 +213,11 @@ def _warn_once(text: str) -> None:
 
 @contextmanager
 def connected(
-    url: str | None, prefix: str | None, *, is_patient: bool = True
+    url: str | None, prefix: str | None, *, is_patient: bool = True, is_warned: bool = False
 ) -> "Generator[Protocol]":
     """The way to the server that the options or the environment name.
+
+    ``is_warned``: it is also told what of the server should be mended.
 
     While it fails over or starts it is waited for: at the beginning, and if ``is_patient``
     also later. Those who are not have ways of their own to wait.
@@ -233,7 +235,8 @@ def connected(
     connection = Connection(address)
     with closing(connection), ExitStack() as patience:
         patience.enter_context(connection.patience(settings.patience_ms / 1e3, render.warning))
-        connection.check(is_insecure=settings.insecure)
+        warn = _warn_once if is_warned else len
+        connection.check(is_insecure=settings.insecure, warn=warn)
         if not is_patient:
             patience.close()
         yield Protocol(connection, name)

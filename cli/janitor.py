@@ -66,7 +66,7 @@ def janitor(
         raise InvalidValue(f"interval {interval!r} is too short: 100ms or more")
     names = [units.name(queue, "queue") for queue in dict.fromkeys(queues)]
     logs.configure(log_level, log_format)
-    with connected(url, prefix, is_patient=False) as protocol:
+    with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
         janitors = [Janitor(protocol, name, every_ms) for name in names]
         if is_once:
             for each in janitors:

@@ -163,7 +163,7 @@ def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = Non
             # The driver takes a while to import: as long as the processes take to start.
             from .serving import serve
 
-            with connected(url, prefix, is_patient=False) as protocol:
+            with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
                 code = serve(protocol, config, options, nursery, wishes.levels, wishes.health_port)
     except KeyboardInterrupt:
         code = 0  # told to stop before there was anything to finish

@@ -561,9 +561,9 @@ class TestErrors:
     ) -> None:
         redis = connections("cluster").redis
         node = redis.get_primaries()[-1]
-        redis.config_set("maxmemory-policy", "volatile-ttl", target_nodes=node)
+        redis.config_set("maxmemory-policy", "allkeys-random", target_nodes=node)
         try:
-            with pytest.raises(ServerUnsafe, match="is volatile-ttl"):
+            with pytest.raises(ServerUnsafe, match="is allkeys-random"):
                 Client(urls("cluster"))
         finally:
             redis.config_set("maxmemory-policy", "noeviction", target_nodes=node)
