@@ -1,5 +1,18 @@
 """The ``streamq`` command."""
 
-from .app import main
+import sys
+
+from . import signals
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command that was typed. A signal that comes while it is imported ends it politely."""
+    try:
+        signals.heed(is_worker=sys.argv[1:2] == ["worker"])
+        from .app import main as run
+
+        run()
+    except KeyboardInterrupt as error:
+        raise SystemExit(signals.exit_code(error)) from None

@@ -28,6 +28,13 @@ def acl(
     prefix: Annotated[
         str | None, typer.Option("--prefix", metavar="NAME", help="What every key begins with.")
     ] = None,
+    readers_load: Annotated[
+        bool,
+        typer.Option(
+            "--readers-load/--readers-never-load",
+            help="Whether readers may load scripts; if not, run doctor --fix after a restart.",
+        ),
+    ] = True,
     is_keeping: Annotated[
         bool,
         typer.Option(
@@ -51,7 +58,8 @@ def acl(
         raise InvalidValue(f"--keep: there is no {file} yet")
     kept = file.read_text("utf-8") if is_keeping else ""
     passwords = {user: _password(folder / f"{user}.password") for user in rights.USERS}
-    _write(file, rights.file_text(passwords, name, chosen, kept))
+    text = rights.file_text(passwords, name, chosen, kept, readers_load=readers_load)
+    _write(file, text)
     render.data(str(file))
     for user, role in rights.ROLES.items():
         render.note(f"{user:<8} {role.says}")

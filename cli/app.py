@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded, heed_term
+from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
@@ -45,7 +45,6 @@ GROUPS = {"cluster": ("create", "status")}
 def main() -> None:
     """Run the command that was typed."""
     _keep_standard_numbers()
-    heed_term()
     words = sys.argv[1:]
     # When it is clear which command is meant, the others need not even be shown. Else a word
     # that only looks like a command costs an import and does no harm.

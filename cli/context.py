@@ -6,12 +6,10 @@ The driver is imported by those functions that use it: ``--help`` does not wait 
 import functools
 import inspect
 import os
-import signal
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -29,7 +27,7 @@ from streamq.errors import (
 )
 from streamq.settings import Settings, gather, variable_of, with_login
 
-from . import render
+from . import render, signals
 from .logs import Format, Level
 
 if TYPE_CHECKING:
@@ -60,25 +58,12 @@ EXIT_MEANINGS = {
     4: "the app or the function cannot be imported",
     5: "no such request, or it was cancelled",
     124: "the time given to `wait` is over",
+    129: "cut short by HUP",
     130: "cut short by Ctrl-C",
     131: "cut short by QUIT (`worker`)",
     141: "whoever read the output has gone",
     143: "cut short by TERM",
 }
-
-
-class Terminated(KeyboardInterrupt):
-    """TERM came: everything ends as with Ctrl-C, but for the exit code."""
-
-
-def heed_term() -> None:
-    """Let TERM be an exception, as INT is: what was begun is ended properly, and told."""
-
-    def terminate(number: int, _: FrameType | None) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # supervisors repeat it
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, terminate)
 
 
 def _inherited(
@@ -214,18 +199,25 @@ def url_of(given: str | None) -> str:
         raise SettingsError(NO_URL)
     is_typed = given is not None and given != settings.url
     if is_typed and {"password", "ssl_password"} & Target(url).options.keys():
-        render.warning(
+        _warn_once(
             "everybody on this machine can see the password in --url (ps shows it): "
             "better give it in STREAMQ_PASSWORD_FILE, STREAMQ_URL or STREAMQ_URL_FILE"
         )
     return with_login(url, settings)
 
 
+@functools.cache
+def _warn_once(text: str) -> None:
+    render.warning(text)
+
+
 @contextmanager
 def connected(
-    url: str | None, prefix: str | None, *, is_patient: bool = True
+    url: str | None, prefix: str | None, *, is_patient: bool = True, is_warned: bool = False
 ) -> "Generator[Protocol]":
     """The way to the server that the options or the environment name.
+
+    ``is_warned``: it is also told what of the server should be mended.
 
     While it fails over or starts it is waited for: at the beginning, and if ``is_patient``
     also later. Those who are not have ways of their own to wait.
@@ -243,7 +235,8 @@ def connected(
     connection = Connection(address)
     with closing(connection), ExitStack() as patience:
         patience.enter_context(connection.patience(settings.patience_ms / 1e3, render.warning))
-        connection.check(is_insecure=settings.insecure)
+        warn = _warn_once if is_warned else len
+        connection.check(is_insecure=settings.insecure, warn=warn)
         if not is_patient:
             patience.close()
         yield Protocol(connection, name)
@@ -302,7 +295,7 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             render.error(str(error))
             raise typer.Exit(1) from None
         except KeyboardInterrupt as error:
-            raise typer.Exit(143 if isinstance(error, Terminated) else 130) from None
+            raise typer.Exit(signals.exit_code(error)) from None
 
     signature = inspect.signature(command)
     if "url" in signature.parameters:

@@ -1,16 +1,18 @@
 """What a run has before its driver: its folder, and a server that is being started."""
 
 import fcntl
+import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from streamq import units
-from streamq.errors import InvalidValue
+from streamq.errors import InvalidValue, ServerError
 from streamq.records.inputs import STDIN
 from streamq.runs.plan import Plan
 from streamq.servers.local import FOR_ONE_JOB, LocalServer
@@ -25,7 +27,10 @@ HOME = Path(".streamq")
 
 def kept(request_id: str) -> Plan:
     """The plan of a run that was stopped."""
-    path = HOME / units.name(request_id, "--resume") / "plan.json"
+    folder = HOME / units.name(request_id, "--resume")
+    path = folder / "plan.json"
+    for each in (HOME, folder):
+        _refuse_strange(each)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Plan)
     except (OSError, msgspec.DecodeError):
@@ -44,6 +49,29 @@ def named_server(url: str | None, prefix: str | None) -> str:
     return named
 
 
+def _refuse_strange(folder: Path) -> None:
+    """Raise if somebody else could have put a plan there: it names the code that is run.
+
+    Raises:
+        InvalidValue: it is no folder of ours that only we may write to.
+    """
+    try:
+        state = folder.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(state.st_mode):
+        raise InvalidValue(f"{folder} is a link: runs are kept in a folder. Remove it")
+    if not stat.S_ISDIR(state.st_mode):
+        raise InvalidValue(f"{folder} is no folder: runs are kept in one. Remove it")
+    if state.st_uid != os.geteuid():
+        raise InvalidValue(f"{folder} belongs to another user, who could change what is run")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidValue(
+            f"{folder} may be written to by others, who could change what is run: "
+            f"chmod go-w {folder}"
+        )
+
+
 class Home:
     """Where a plan is carried out: its folder and its server."""
 
@@ -59,8 +87,10 @@ class Home:
         if not self._plan.can_go_on:
             yield
             return
-        HOME.mkdir(mode=0o700, exist_ok=True)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for each in (HOME, self._folder):
+            _refuse_strange(each)
+            each.mkdir(mode=0o700, exist_ok=True)
+            _refuse_strange(each)
         with (self._folder / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,8 +121,10 @@ class Home:
         try:
             yield lambda: starting.server().url
             if not self.is_kept:
-                # Nobody needs its data any more: it is not to write them.
-                starting.server().kill()
+                # Nobody needs its data any more: it is not to write them. If it cannot be told so,
+                # nothing is lost but a moment.
+                with suppress(ServerError):
+                    starting.server().kill()
         finally:
             starting.stop()
 

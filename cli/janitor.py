@@ -67,7 +67,7 @@ def janitor(
         raise InvalidValue(f"interval {interval!r} is too short: 100ms or more")
     names = [units.name(queue, "queue") for queue in dict.fromkeys(queues)]
     logs.configure(log_level, log_format)
-    with connected(url, prefix, is_patient=False) as protocol:
+    with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
         janitors = [Janitor(protocol, name, every_ms) for name in names]
         if is_once:
             for each in janitors:
@@ -177,5 +177,7 @@ def _stop_on_signals() -> threading.Event:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
+        # What whoever started us has us ignore stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
     return stop

@@ -29,8 +29,8 @@ def load(
     ],
     handler: Annotated[str, typer.Option(metavar="NAME", help="Which handler is to run.")],
     request_id: Annotated[
-        str, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
-    ] = "",
+        str | None, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Parts that run at once, at most.")] = LIMIT,
     keep: Annotated[
         str, typer.Option("--keep", metavar="TIME", help="How long it is kept after its end.")
@@ -56,9 +56,9 @@ def load(
     """
     wishes.files, wishes.handler, wishes.queue = files, handler, queue
     wishes.limit, wishes.keep = limit, keep
-    name = units.name(request_id, "--id") if request_id else secrets.token_hex(8)
+    name = secrets.token_hex(8) if request_id is None else units.name(request_id, "--id")
     if wishes.form == "requests":
-        _load_requests(wishes, name, url, prefix, can_go_on=bool(request_id))
+        _load_requests(wishes, name, url, prefix, can_go_on=request_id is not None)
         return
     policy, size = wishes.policy(), wishes.size()
     room = units.size_bytes(window, "--window") if window else 0

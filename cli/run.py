@@ -1,6 +1,5 @@
 """``streamq run``."""
 
-import os
 import re
 import secrets
 import sys
@@ -11,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq import units
+from streamq import cpus, units
 from streamq.errors import InvalidValue
 from streamq.records import outputs
 from streamq.runs.plan import STANDARD, Plan
@@ -70,7 +69,7 @@ class JobWishes(msgspec.Struct, kw_only=True):
     is_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False
 
     def __post_init__(self) -> None:
-        self.processes = self.processes or os.cpu_count() or 1
+        self.processes = self.processes or cpus.usable()
         check_capacity(self.processes, self.slots)
         if not self.resume and (not self.files or bool(self.target) == bool(self.argv)):
             raise InvalidValue(

@@ -1,6 +1,7 @@
 """``streamq wait``."""
 
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -39,10 +40,10 @@ def wait(
     deadline = time.monotonic() + seconds
     with connected(url, prefix, is_patient=False) as protocol:
         requests = [Request(protocol, request_id) for request_id in dict.fromkeys(ids)]
-        for request in requests:
-            with naming(request.id):
-                request.status()
         try:
+            # One that is not known is told at once, not after the end of those before it.
+            for request in requests:
+                _first_look(request, deadline)
             codes = [_follow(request, deadline, is_quiet=is_quiet) for request in requests]
         except KeyboardInterrupt:
             if not is_quiet:
@@ -62,14 +63,36 @@ def _follow(request: Request, deadline: float, *, is_quiet: bool) -> int:
     return 1 if status.state is State.FAILED or has_failures else 0
 
 
+def _first_look(request: Request, deadline: float) -> None:
+    with naming(request.id), render.Progress(is_shown=False) as progress:
+        _insist(request, lambda _: request.status(), lambda _: True, deadline, progress)
+
+
 def _end(request: Request, deadline: float, progress: render.Progress) -> Status:
-    """The last status. A server that is away for a while does not end the wait."""
+    """The last status."""
+
+    def is_last(status: Status) -> bool:
+        if status.state.is_live:
+            progress.show(_progress(status))
+        return not status.state.is_live
+
+    return _insist(request, lambda seconds: _look(request, seconds), is_last, deadline, progress)
+
+
+def _insist(
+    request: Request,
+    look: Callable[[float], Status],
+    is_enough: Callable[[Status], bool],
+    deadline: float,
+    progress: render.Progress,
+) -> Status:
+    """Look until it is enough. A server that is away for a while does not end the wait."""
     is_away = False
     while True:
         left = deadline - time.monotonic()
         seconds = max(0.0, min(left, LOOK_S))
         try:
-            status = _look(request, seconds)
+            status = look(seconds)
         except (ServerBusy, ServerUnreachable) as error:
             if not is_away:
                 progress.show("")
@@ -77,10 +100,9 @@ def _end(request: Request, deadline: float, progress: render.Progress) -> Status
             is_away = True
             time.sleep(seconds)
         else:
-            if not status.state.is_live:
-                return status
             is_away = False
-            progress.show(_progress(status))
+            if is_enough(status):
+                return status
         if left <= LOOK_S:
             raise WaitTimeout(f"request {request.id} is not finished")
 

@@ -9,7 +9,7 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import LAST_LEVEL, MAX_RESULT
-from streamq.records.remote import is_remote
+from streamq.records.remote import is_remote, locate
 from streamq.settings import Settings
 from streamq.worker.channel import (
     MOST_PROCESSES,
@@ -173,7 +173,7 @@ def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = Non
             # The driver takes a while to import: as long as the processes take to start.
             from .serving import serve
 
-            with connected(url, prefix, is_patient=False) as protocol:
+            with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
                 code = serve(protocol, config, options, nursery, wishes.levels, wishes.health_port)
     except KeyboardInterrupt:
         code = 0  # told to stop before there was anything to finish
@@ -181,9 +181,12 @@ def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = Non
 
 
 def _allowed(place: str) -> str:
-    if not is_remote(place) and not Path(place).exists():
+    if is_remote(place):
+        locate(place)  # a bad URL is told at once
+        return place
+    if not Path(place).exists():
         raise InvalidValue(f"--allow-read {place}: there is no such folder")
-    return place if is_remote(place) else str(Path(place).absolute())
+    return str(Path(place).absolute())
 
 
 def _levels(text: str) -> tuple[int, ...]:

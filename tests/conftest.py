@@ -9,6 +9,7 @@ test has names of its own.
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from streamq.servers.local_cluster import LocalCluster
 from tests.driver import Driver
 from tests.fleet import Fleet
 from tests.secure import SecureCluster, SecureServer, as_role
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background or by nohup. What tests start would inherit it, and not be stopped.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ASKED = os.environ.get("STREAMQ_TEST_SERVERS")
 KINDS = (

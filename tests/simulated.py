@@ -2,12 +2,13 @@
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from streamq import Janitor, Protocol
 from streamq.errors import RequestUnknown
-from streamq.model import Failure, Part, Terms
+from streamq.model import Failure, Grant, Part, Terms
 from streamq.protocol.keys import QueueKeys
 from streamq.records.encoding import encode_result
 from tests.driver import CAN_RUN
@@ -48,11 +49,22 @@ class Worker:
         self.work_on(request_id, level)
         return True
 
+    def _claim(self, request_id: str, holder: str, level: int) -> Grant:
+        """As a process does: a token may come before its request, which is then registered."""
+        for pause_s in (0.001, 0.01, 0.1, 1.0):
+            try:
+                return self.protocol.claim(request_id, holder, self.terms, CAN_RUN, level=level)
+            except RequestUnknown:
+                if self.protocol.registered(self.queue, request_id) is None:
+                    raise
+                time.sleep(pause_s)
+        raise RequestUnknown(request_id)
+
     def work_on(self, request_id: str, level: int = -1) -> str:
         """One lease of the request, until it is over. Returns the word that ended it."""
         holder = f"w{secrets.token_hex(6)}"
         try:
-            grant = self.protocol.claim(request_id, holder, self.terms, CAN_RUN, level=level)
+            grant = self._claim(request_id, holder, level)
         except RequestUnknown:
             return "unknown"
         call, created_ms = 0, grant.created_ms

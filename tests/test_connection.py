@@ -33,7 +33,7 @@ from streamq import (
     ServerUnsafe,
 )
 from streamq.driver.errors import translated
-from streamq.driver.lanes import pack
+from streamq.driver.lanes import Lane, pack
 from streamq.driver.url import Target, mask
 from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
 from streamq.servers.local import LocalServer, find_server
@@ -341,6 +341,19 @@ class TestLanes:
 
             assert call("ECHO", "b") == b"b"
 
+    def test_connection_that_the_server_closes_just_then_is_renewed(
+        self, server: LocalServer, admin: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with connected(server.url) as connection:
+            connection.call_once("ECHO", "a")
+            admin.client_kill_filter(_type="normal", skipme=True)
+            # It was closed after the look at it, so sending is what finds out.
+            monkeypatch.setattr(Lane, "is_usable", lambda _: True)
+            lane = connection._lanes_for(1, ("ECHO",))._free[0]
+            lane._socket.shutdown(socket.SHUT_WR)
+
+            assert connection.call_once("ECHO", "b") == b"b"
+
     def test_threads_have_lanes_of_their_own(self, server: LocalServer) -> None:
         found = []
 
@@ -548,9 +561,9 @@ class TestErrors:
     ) -> None:
         redis = connections("cluster").redis
         node = redis.get_primaries()[-1]
-        redis.config_set("maxmemory-policy", "volatile-ttl", target_nodes=node)
+        redis.config_set("maxmemory-policy", "allkeys-random", target_nodes=node)
         try:
-            with pytest.raises(ServerUnsafe, match="is volatile-ttl"):
+            with pytest.raises(ServerUnsafe, match="is allkeys-random"):
                 Client(urls("cluster"))
         finally:
             redis.config_set("maxmemory-policy", "noeviction", target_nodes=node)

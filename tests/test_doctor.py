@@ -15,7 +15,7 @@ from redis import Redis
 
 from streamq import Client, Connection
 from streamq.admin import acl
-from streamq.admin.server_versions import first_good, troubles
+from streamq.driver.server_versions import first_good, troubles
 from streamq.protocol import scripts
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from streamq.servers.local import LocalServer

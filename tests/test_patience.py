@@ -3,6 +3,7 @@
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,3 +90,55 @@ def test_somebody_who_never_answered_is_not(url: str) -> None:
     assert ran.returncode == 3
     assert "waiting" not in ran.stderr
     assert time.monotonic() - begun < 60
+
+
+def test_slot_that_is_half_moved_is_waited_for() -> None:
+    """A node that gives a slot away sends us to one that does not know of it yet, and back."""
+    with LocalCluster.start(node_timeout_ms=3_000) as cluster, Client(cluster.url) as client:
+        client.submit([], handler="h", id="there")
+        for key, commands in (
+            ("{r:there}", [("status", "there"), ("wait", "there"), ("wait", "there", "-q")]),
+            ("{q:default}", [("ls", "--all"), ("status",)]),
+        ):
+            move = HalfMoved(client._protocol.connection.redis, key)
+            begun = [start(*words, STREAMQ_URL=cluster.url) for words in commands]
+            try:
+                for process in begun:
+                    assert process.stderr
+                    assert "waiting" in process.stderr.readline()
+            finally:
+                move.finish()
+                said = [process.communicate(timeout=60) for process in begun]
+
+            assert [process.returncode for process in begun] == [0] * len(begun), said
+
+
+class HalfMoved:
+    """A slot whose keys are at another node that was not told that it is to have them."""
+
+    def __init__(self, redis: Any, key: str) -> None:
+        self._redis = redis
+        self._slot = redis.keyslot(key)
+        self._from = redis.get_node_from_key(key)
+        self._to = next(n for n in redis.get_primaries() if n.name != self._from.name)
+        self._names = {
+            node.name: redis.execute_command("CLUSTER MYID", target_nodes=node).decode()
+            for node in (self._from, self._to)
+        }
+        self._set(self._from, "MIGRATING", self._names[self._to.name])
+        self._set(self._to, "IMPORTING", self._names[self._from.name])
+        keys = redis.execute_command(
+            "CLUSTER GETKEYSINSLOT", self._slot, 100, target_nodes=self._from
+        )
+        words = ("MIGRATE", self._to.host, self._to.port, "", 0, 5000, "KEYS", *keys)
+        redis.execute_command(*words, target_nodes=self._from)
+        self._set(self._to, "STABLE")
+
+    def finish(self) -> None:
+        """Tell both."""
+        self._set(self._to, "IMPORTING", self._names[self._from.name])
+        for node in (self._to, self._from):
+            self._set(node, "NODE", self._names[self._to.name])
+
+    def _set(self, node: Any, *words: str) -> None:
+        self._redis.execute_command("CLUSTER SETSLOT", self._slot, *words, target_nodes=node)

@@ -376,3 +376,42 @@ def test_nothing_that_runs_what_it_reads_is_imported() -> None:
                 if line.lstrip().startswith(("import ", "from ")) and len(line.split()) > 1
             ]
             assert not set(imported) & set(words), file
+
+
+def test_readers_that_may_not_load_scripts_use_those_that_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "users.acl").write_text("user default on nopass ~* &* +@all\n")
+    options = [("aclfile", str(tmp_path / "users.acl"))]
+    with LocalServer.start(port=0, options=options) as server:
+        with Client(server.url) as client:
+            client.submit([], handler="h", id="there")
+            assert run("acl", str(tmp_path), "--readers-never-load").returncode == 0
+            client._protocol.connection.redis.acl_load()
+
+        def streamq(user: str, *words: str) -> "subprocess.CompletedProcess[str]":
+            password = str(tmp_path / f"{user}.password")
+            login = {"STREAMQ_USERNAME": user, "STREAMQ_PASSWORD_FILE": password}
+            return run(*words, STREAMQ_URL=server.url, **login)
+
+        assert streamq("admin", "doctor").returncode == 0
+        with Client(_url_of(server.url, tmp_path, "admin")) as admin:
+            redis = admin._protocol.connection.redis
+            redis.script_flush()
+            refused = streamq("reader", "status", "there")
+            looked = streamq("reader", "doctor", "--json")
+            mended = streamq("admin", "doctor", "--fix")
+            found = streamq("reader", "status", "there")
+            reader: Any = Redis.from_url(_url_of(server.url, tmp_path, "reader"))
+            with pytest.raises(exceptions.NoPermissionError, match=r"script\|load"):
+                reader.script_load("return 1")
+            reader.close()
+
+    assert refused.returncode == 3
+    assert "script|load" in refused.stderr
+    assert '"verdict":"fail"' not in looked.stdout.replace(" ", ""), looked.stdout
+    assert mended.returncode == 0, mended.stdout
+    assert found.returncode == 0, found.stderr
+
+
+def _url_of(url: str, folder: Path, user: str) -> str:
+    password = (folder / f"{user}.password").read_text().strip()
+    return url.replace("redis://", f"redis://{user}:{password}@")

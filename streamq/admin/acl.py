@@ -22,7 +22,6 @@ _EVERYBODY = (
     "info",
     "select",
     "client|setname",
-    "script|load",
     "cluster|slots",
     "command",
     "readonly",
@@ -31,6 +30,8 @@ _EVERYBODY = (
     "acl|whoami",
     "acl|dryrun",
 )
+#: To make scripts known where they are not; whoever may can also fill a server's memory with them.
+_LOAD = "script|load"
 _FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
 #: To rename keys of the queue that are of another type.
 _ASIDE = ("type", "rename")
@@ -66,6 +67,8 @@ class Role(msgspec.Struct, frozen=True):
     commands: tuple[str, ...]
     #: Keys that commands touch outside of scripts.
     keys: tuple[str, ...] = ()
+    #: Whether it can do without the right to load scripts, where others have loaded its own.
+    only_looks: bool = False
 
 
 ROLES: dict[str, Role] = {
@@ -124,6 +127,7 @@ ROLES: dict[str, Role] = {
             "parts",
             "holders",
         ),
+        only_looks=True,
     ),
     "runner": Role(
         "is loader and worker at once: run --url",
@@ -165,8 +169,12 @@ def file_text(
     prefix: str = PREFIX,
     queues: Iterable[str] = (),
     kept: str = "",
+    *,
+    readers_load: bool = True,
 ) -> str:
     """An ACL file with a user for each role that has a password.
+
+    Without ``readers_load`` those who only look may not load scripts: somebody else has to.
 
     ``kept`` is an earlier file: what it lets each role run stays allowed, for as long as
     workers of two versions run side by side.
@@ -177,13 +185,20 @@ def file_text(
         if user in OTHERS:
             _, rights = OTHERS[user]
         else:
-            rights = " ".join(rights_of(user, prefix, queues, _kept_digests(kept, user)))
+            digests = _kept_digests(kept, user)
+            loads = readers_load or not ROLES[user].only_looks
+            rights = " ".join(rights_of(user, prefix, queues, digests, loads=loads))
         lines.append(f"{login} {rights}")
     return "\n".join(lines) + "\n"
 
 
 def rights_of(
-    name: str, prefix: str = PREFIX, queues: Iterable[str] = (), digests: Iterable[str] = ()
+    name: str,
+    prefix: str = PREFIX,
+    queues: Iterable[str] = (),
+    digests: Iterable[str] = (),
+    *,
+    loads: bool = True,
 ) -> list[str]:
     """A role's rights, as the server reads them."""
     role = ROLES[name]
@@ -195,14 +210,14 @@ def rights_of(
         "-@all",
         *(f"~{pattern}" for pattern in patterns),
         *(f"&{channel}" for channel in channels),
-        *(f"+{command}" for command in commands_of(role)),
+        *(f"+{command}" for command in commands_of(role) if loads or command != _LOAD),
         *(f"+evalsha|{digest}" for digest in allowed),
     ]
 
 
 def commands_of(role: Role) -> list[str]:
     """The commands a role uses, in scripts and outside of them."""
-    used = {*_EVERYBODY, *role.commands}
+    used = {*_EVERYBODY, _LOAD, *role.commands}
     for script in role.scripts:
         for command, word in _CALL.findall(scripts.source(script)):
             is_two = command in _WITH_SUBCOMMANDS
@@ -230,6 +245,8 @@ def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
         spelt = _key(key, request, keys)
         yield Trial(f"read {spelt}", ("HGET", spelt, "field"))
     for command in commands_of(role):
+        if role.only_looks and command == _LOAD:
+            continue
         filling = request.events if "subscribe" in command or command == "spublish" else spelt
         yield Trial(command, tuple(command.split("|")), filling)
 

@@ -7,7 +7,7 @@ import msgspec
 
 from streamq.admin import acl
 from streamq.admin.probe import Probe
-from streamq.admin.server_versions import OLDEST, first_good, troubles
+from streamq.driver.server_versions import first_good, troubles, version_of
 from streamq.errors import ServerError
 from streamq.protocol import scripts
 
@@ -76,21 +76,18 @@ class ServerChecks(Examiner):
 
     def _versions(self) -> Iterator[Finding]:
         for node in self._probe.primaries():
-            info = self._probe.info(node, "server")
-            kind = "valkey" if "valkey_version" in info else "redis"
-            text = str(info.get("valkey_version") or info["redis_version"])
-            version = tuple(int(word) for word in text.split(".")[:3] if word.isdecimal())
-            name = f"{self._probe.name(node)}: {kind} {text}"
-            if version < OLDEST:
+            version = version_of(self._probe.info(node, "server"))
+            name = f"{self._probe.name(node)}: {version}"
+            if version.is_too_old:
                 remedy = "use Redis 7 or newer, or Valkey"
                 yield Finding(
                     check="version", verdict=FAIL, says=f"{name} is too old", remedy=remedy
                 )
                 continue
-            bad = troubles(kind, version)
+            bad = troubles(version.kind, version.numbers)
             if bad:
                 says = f"{name} {' and '.join(bad)}"
-                better = ".".join(map(str, first_good(kind, version)))
+                better = ".".join(map(str, first_good(version.kind, version.numbers)))
                 remedy = f"upgrade it to {better} or newer"
                 yield Finding(check="version", verdict=WARN, says=says, remedy=remedy)
             else:
@@ -101,13 +98,16 @@ class ServerChecks(Examiner):
             info, name = self._probe.info(node, "memory"), self._probe.name(node)
             policy = info.get("maxmemory_policy", "noeviction")
             if policy != "noeviction":
+                is_mild = policy.startswith("volatile-")
+                drops = "what workers say of themselves" if is_mild else "keys"
                 yield self.mend(
                     "eviction",
-                    f"{name} may drop keys: maxmemory-policy is {policy}",
+                    f"{name} may drop {drops}: maxmemory-policy is {policy}",
                     "CONFIG SET maxmemory-policy noeviction, and so in its configuration file",
                     lambda node=node: self._probe.ask(  # type: ignore[misc]
                         node, "CONFIG", "SET", "maxmemory-policy", "noeviction"
                     ),
+                    verdict=WARN if is_mild else FAIL,
                 )
                 continue
             used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
@@ -237,8 +237,22 @@ class ServerChecks(Examiner):
         known = sorted({name for role in acl.ROLES.values() for name in role.scripts})
         for node in self._probe.primaries():
             digests = [scripts.digest(name) for name in known]
-            there = sum(map(bool, self._probe.ask(node, "SCRIPT EXISTS", *digests)))
-            says = f"{self._probe.name(node)} has {there} of {len(known)}; others come when needed"
+            there = self._probe.ask(node, "SCRIPT EXISTS", *digests)
+            missing = [name for name, is_there in zip(known, there, strict=True) if not is_there]
+            has = f"{self._probe.name(node)} has {len(known) - len(missing)} of {len(known)}"
+            if missing and self._is_mending:
+                yield self.mend(
+                    "scripts",
+                    has,
+                    "ask as a user that may load them: admin of streamq acl",
+                    lambda node=node, missing=missing: [  # type: ignore[misc]
+                        self._probe.ask(node, "SCRIPT LOAD", scripts.source(name))
+                        for name in missing
+                    ],
+                    verdict=WARN,
+                )
+                continue
+            says = f"{has}; others come when needed"
             yield Finding(check="scripts", verdict=OK, says=says)
 
 

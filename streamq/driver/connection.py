@@ -23,9 +23,11 @@ from redis.sentinel import Sentinel
 
 from streamq.driver.errors import ours, translated
 from streamq.driver.lanes import GONE, Lane, Lanes
+from streamq.driver.server_versions import version_of
 from streamq.driver.url import Target, mask
 from streamq.errors import (
     ServerBusy,
+    ServerError,
     ServerRefused,
     ServerUnreachable,
     ServerUnsafe,
@@ -150,6 +152,7 @@ class Connection:
         """
         if not is_insecure:
             refuse_open(self._target, self.where)
+        self._shake_hands()
         with translated(self.where):
             try:
                 self.redis.ping()
@@ -159,22 +162,68 @@ class Connection:
                     f"{self.where} refuses: {error}"
                 ) from None
 
-    def check(self, *, is_insecure: bool = False) -> None:
-        """Make sure somebody answers who keeps what it is given.
+    def check(
+        self, *, is_insecure: bool = False, warn: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """Make sure somebody answers who can run our scripts, and keeps what it is given.
+
+        What is no reason to refuse the server, and should be mended, goes to ``warn``.
 
         Raises:
-            ServerError: as of ``enter``, or the server may drop keys.
+            ServerError: as of ``enter``, the server is too old, or may drop keys.
         """
         self.enter(is_insecure=is_insecure)
+        is_tls = bool(self._target.options.get("ssl"))
         with translated(self.where):
-            for info in self._infos():
-                policy = info.get("maxmemory_policy", "noeviction")
-                if policy != "noeviction":
-                    raise ServerUnsafe(
-                        f"{self.where} may drop keys: its maxmemory-policy is {policy}. "
-                        "Set it to noeviction: CONFIG SET maxmemory-policy noeviction, "
-                        "and the same in its configuration file"
-                    )
+            infos = self._infos()
+        warnings: dict[str, None] = {}
+        for info in infos:
+            version = version_of(info)
+            if version.is_too_old:
+                raise ServerError(
+                    f"{self.where} is {version}, which is too old: use Redis 7 or newer, or Valkey"
+                )
+            policy = str(info.get("maxmemory_policy", "noeviction"))
+            remedy = (
+                "Set it to noeviction: CONFIG SET maxmemory-policy noeviction, "
+                "and the same in its configuration file"
+            )
+            if policy.startswith("volatile-"):
+                # Of our keys only those have a TTL that nobody misses for longer than a heartbeat.
+                warnings[
+                    f"{self.where} may drop what workers say of themselves, when it is full: its "
+                    f"maxmemory-policy is {policy}. {remedy}"
+                ] = None
+            elif policy != "noeviction":
+                raise ServerUnsafe(
+                    f"{self.where} may drop keys: its maxmemory-policy is {policy}. {remedy}"
+                )
+            for danger in version.dangers(is_tls=is_tls):
+                warnings[f"{self.where} is {version}, which {danger}: streamq doctor"] = None
+        for text in warnings:
+            warn(text)
+
+    def _shake_hands(self) -> None:
+        """Try TLS once, and for no longer than a connection may take.
+
+        A server that speaks none does not answer: the driver would try that again, and wait
+        each time as for a reply.
+        """
+        if self._target.kind != "single" or not self._target.options.get("ssl"):
+            return
+        wait_s = self._target.options.get("socket_connect_timeout", CONNECT_S)
+        client = self._client(socket_timeout=wait_s, retry=Retry(NoBackoff(), 0))
+        try:
+            client.connection_pool.make_connection().connect()
+        except driver.TimeoutError:
+            raise ServerUnreachable(
+                f"{self.where} does not answer within {wait_s:g} s; a server without TLS is "
+                "redis:// or valkey://, not rediss:// or valkeys://"
+            ) from None
+        except (driver.RedisError, OSError):
+            return  # whoever asks next is told, or waits
+        finally:
+            client.close()
 
     def load_script(self, text: str, key: str, *, everywhere: bool) -> None:
         """Make a script known where the key is, or on every primary that answers."""
@@ -306,9 +355,9 @@ class Connection:
 
     def _infos(self) -> list[dict[str, Any]]:
         if self.is_cluster:
-            reply = self.redis.info("memory", target_nodes=RedisCluster.PRIMARIES)
+            reply = self.redis.info(target_nodes=RedisCluster.PRIMARIES)
             return list(reply.values()) if "maxmemory_policy" not in reply else [reply]
-        return [self.redis.info("memory")]
+        return [self.redis.info()]
 
     def _client(self, **changes: Any) -> Any:
         target = self._target
@@ -418,6 +467,10 @@ def _refuse_strange(sentinel: Sentinel, service: str) -> None:
     for each in sentinel.sentinels:
         try:
             known |= {str(name) for name in each.sentinel_masters()}
+        except driver.NoPermissionError:
+            raise
+        except driver.ResponseError as error:
+            silent = driver.InvalidResponse(f"it is no sentinel: {error}")
         except (driver.ConnectionError, driver.TimeoutError) as error:
             silent = error
     if service not in known:

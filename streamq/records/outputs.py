@@ -108,7 +108,7 @@ class FileOutput:
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
-            os.fdatasync(self._file.fileno())
+            _sync(self._file.fileno())
         except OSError as error:
             raise self._failed(error) from None
         self.look()
@@ -287,3 +287,8 @@ def check(path: Path, *, force: bool) -> None:
 def is_stream(path: Path) -> bool:
     """Whether what is there is a pipe or a device, which cannot be gone on with."""
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _sync(fd: int) -> None:
+    """See that what was written is on the disk. macOS has no ``fdatasync``."""
+    getattr(os, "fdatasync", os.fsync)(fd)

@@ -4,6 +4,7 @@ The worker reads them itself, so the data never pass through the server. Who can
 could thereby ask for any file, so a worker reads only what it was allowed to.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -14,8 +15,16 @@ import msgspec
 
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
-from streamq.records.inputs import Identity, open_input
-from streamq.records.remote import Object, RemoteChanged, RemoteMissing, is_remote, read_range
+from streamq.records.inputs import Input
+from streamq.records.remote import (
+    Object,
+    RemoteChanged,
+    RemoteFile,
+    RemoteMissing,
+    is_remote,
+    locate,
+    read_range,
+)
 
 #: Largest part by reference, in bytes.
 MOST_REFERRED = 2**30
@@ -35,7 +44,7 @@ class Reader:
     """Reads what parts refer to, within the folders and URLs that are allowed."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
-        self._urls = tuple(each.rstrip("/") for each in allowed if is_remote(each))
+        self._urls = [locate(each) for each in allowed if is_remote(each)]
         self._paths = {os.path.realpath(each) for each in allowed if not is_remote(each)}
 
     def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
@@ -57,23 +66,29 @@ class Reader:
             raise Abandon(str(error)) from None
 
     def _read_url(self, url: str, reference: Reference, *, is_whole: bool) -> bytes:
-        is_inside = any(url == each or url.startswith(f"{each}/") for each in self._urls)
-        if not is_inside or "/.." in url:
+        location = locate(url)
+        if not any(each.covers(location) for each in self._urls):
             raise self._refusal(url)
         then = Object(reference.size, reference.version)
         if not is_whole:
             return read_range(url, reference.offset, reference.length, then)
-        now = Identity.of(url)
-        if (now.size, now.digest) != then:
-            raise RemoteChanged
-        return _whole(url)
+        with closing(RemoteFile(url)) as file:
+            if file.object != then:
+                raise RemoteChanged
+            return _whole(Input(url, file))
 
     def _read_file(self, name: str, reference: Reference, *, is_whole: bool) -> bytes:
         path = Path(os.path.realpath(name))
-        if not any(str(each) in self._paths for each in (path, *path.parents)):
+        inside = (each for each in (path, *path.parents) if str(each) in self._paths)
+        if (folder := next(inside, None)) is None:
             raise self._refusal(name)
-        # The resolved name, and no link even if one was put in its place meanwhile.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        try:
+            file = os.fdopen(_open_below(folder, path), "rb")
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
+                raise self._refusal(name) from None
+            raise
+        with file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise Abandon(f"{name} is no regular file")
@@ -85,7 +100,7 @@ class Reader:
                     else f"{name} has changed since it was loaded: it was written to"
                 )
             if is_whole:
-                return _whole(str(path))
+                return _whole(Input(name, file))
             file.seek(reference.offset)
             data = file.read(reference.length)
         if len(data) != reference.length:
@@ -96,12 +111,32 @@ class Reader:
         return Abandon(f"this worker may not read {name}: --allow-read does not cover it")
 
 
-def _whole(name: str) -> bytes:
+def _open_below(folder: Path, path: Path) -> int:
+    """Open a file in a folder or below it, and no link even if one was put there meanwhile."""
+    if folder == path:  # the file itself is allowed
+        folder = path.parent
+    *parents, name = path.relative_to(folder).parts
+    # A folder that may be passed through need not be one that may be listed.
+    passing = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+    at = os.open(folder, passing)
+    try:
+        for each in parents:
+            below = os.open(each, passing | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def _whole(source: Input) -> bytes:
+    """Everything that an input holds, decompressed."""
     blocks, size = [], 0
-    with closing(open_input(name)) as source:
-        while block := source.read(2**22):
-            blocks.append(block)
-            size += len(block)
-            if size > MOST_REFERRED:
-                raise Abandon(f"{name} holds more than the {MOST_REFERRED} bytes a part may have")
+    while block := source.read(2**22):
+        blocks.append(block)
+        size += len(block)
+        if size > MOST_REFERRED:
+            raise Abandon(
+                f"{source.name} holds more than the {MOST_REFERRED} bytes a part may have"
+            )
     return b"".join(blocks)

@@ -10,10 +10,18 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from streamq.errors import InvalidValue, StreamqError
 
 _URL = re.compile(r"(s3a?|gs|az|adl|azure|abfss?|https?|memory)://", re.IGNORECASE)
+#: What URL parsers drop or take for a slash, so that what is read is not what is written.
+_TREACHEROUS = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+#: A name that is percent-encoded more often than this is nobody's.
+_MOST_ENCODED = 5
+#: What stands for itself in the path of a URL, besides letters and digits.
+_PLAIN = "!$&'()*+,;=:@"
 #: How often a stream that breaks off is taken up again where it broke.
 _ATTEMPTS = 3
 
@@ -26,7 +34,7 @@ class RemoteUnreachable(StreamqError):
     """Whoever has the object does not answer; later it may."""
 
 
-class RemoteChanged(Exception):
+class RemoteChanged(InvalidValue):
     """The object is not what it was."""
 
 
@@ -41,6 +49,67 @@ class Object(NamedTuple):
 def is_remote(name: str) -> bool:
     """Whether it is the URL of an object, not the name of a file."""
     return _URL.match(name) is not None
+
+
+class Location(NamedTuple):
+    """What a URL names, in the one spelling under which it is compared and read."""
+
+    scheme: str
+    host: str
+    #: Of the path, as the store calls them: nothing in them is encoded.
+    segments: tuple[str, ...]
+
+    def covers(self, other: "Location") -> bool:
+        """Whether the other one is this object, or is below this folder."""
+        own = len(self.segments)
+        return self[:2] == other[:2] and self.segments == other.segments[:own]
+
+    @property
+    def folder(self) -> str:
+        """The URL of what holds it, encoded so that no parser can take it for another one."""
+        path = "".join(f"/{quote(each, safe=_PLAIN)}" for each in self.segments[:-1])
+        return f"{self.scheme}://{self.host}{path}"
+
+
+def locate(url: str) -> Location:
+    """Take a URL apart. On the web ``%20`` is a space; in a cloud a name is what is written.
+
+    Raises:
+        RemoteMissing: it is not ``scheme://place/path``, or a parser could take it for another.
+    """
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    host, _, path = rest.partition("/")
+    if "?" in url or "#" in url or (not host and scheme != "memory"):
+        raise RemoteMissing(f"{url}: it is to be scheme://place/object, with no ? and no #")
+    if scheme in _DEFAULT_PORTS:
+        login, at, host = host.rpartition("@")
+        host = login + at + host.lower().removesuffix(_DEFAULT_PORTS[scheme])
+    written = tuple(path.removesuffix("/").split("/")) if path else ()
+    if " " in host or any(map(_leads_astray, (host or "-", *written))):
+        raise RemoteMissing(
+            f"{url}: its path has an empty part, . or .., a backslash or a control character"
+        )
+    return Location(
+        scheme, host, tuple(map(unquote, written)) if scheme in _DEFAULT_PORTS else written
+    )
+
+
+def _leads_astray(part: str) -> bool:
+    """Whether anybody could read a part of a URL as a way to elsewhere.
+
+    Who gets it may decode it once more, so it is looked at again for as long as that changes it.
+    """
+    for depth in range(_MOST_ENCODED):
+        if part != part.strip() or part in ("", ".", "..") or _TREACHEROUS.search(part):
+            return True
+        if depth and "/" in part:
+            return True
+        decoded = unquote(part)
+        if decoded == part:
+            return False
+        part = decoded
+    return True
 
 
 def head(url: str) -> Object:
@@ -71,7 +140,7 @@ class RemoteFile:
         self._blocks: Iterator[Any] | None = None
         self.object = head(url)
         if version is not None and self.object.version != version:
-            raise RemoteChanged
+            raise _changed(url)
 
     def read(self, size: int = -1, /) -> bytes:
         """The next bytes, perhaps fewer than that many; none at the end."""
@@ -104,6 +173,8 @@ class RemoteFile:
                 if self._blocks is None:
                     self._blocks = self._open(max(size, 2**16))
                 block = next(self._blocks, None)
+            except RemoteChanged:
+                raise
             except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
                 self._blocks, problem = None, error
                 continue
@@ -117,7 +188,7 @@ class RemoteFile:
         options = {"range": {"offset": self._position}} if self._position else None
         result = _obstore(self._url).get(self._store, self._path, options=options)
         if _described(result.meta) != self.object:
-            raise RemoteChanged("it changed while it was read")
+            raise _changed(self._url)
         return iter(result.stream(min_chunk_size=size))
 
 
@@ -128,13 +199,28 @@ def read_range(url: str, offset: int, length: int, then: Object) -> bytes:
         RemoteMissing: it is not there, or cannot be read.
         RemoteChanged: it is not what it was.
     """
+    if length == 0:
+        if head(url) != then:
+            raise _changed(url)
+        return b""
     store, path = _store(url)
-    if head(url) != then:
-        raise RemoteChanged
     try:
-        return bytes(_obstore(url).get_range(store, path, start=offset, length=length))
+        # What is told with the bytes is of the object they are from, whatever came of it since.
+        options = {"range": (offset, offset + length)}
+        result = _obstore(url).get(store, path, options=options)
+        found, data = _described(result.meta), bytes(result.bytes())
     except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
+        # A shorter one may not have those bytes.
+        if head(url) != then:
+            raise _changed(url) from None
         raise RemoteUnreachable(f"{url}: at byte {offset}: {_brief(error)}") from None
+    if found != then:
+        raise _changed(url)
+    return data
+
+
+def _changed(url: str) -> RemoteChanged:
+    return RemoteChanged(f"{url} has changed since it was first looked at")
 
 
 def _obstore(url: str) -> Any:
@@ -144,13 +230,21 @@ def _obstore(url: str) -> Any:
         raise RemoteMissing(f"{url}: reading URLs takes pip install 'streamq[remote]'") from None
 
 
-@lru_cache
 def _store(url: str) -> tuple[Any, str]:
     """The object's store, and its path there."""
-    folder, _, name = url.rpartition("/")
-    if "?" in url or "#" in url or not name or folder.endswith(":/"):
+    location = locate(url)
+    if not location.segments or url.endswith("/"):
         raise RemoteMissing(f"{url}: it is to be scheme://place/object, with no ? and no #")
     _obstore(url)
+    try:
+        return _folder(location.folder), location.segments[-1]
+    except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
+        raise _missing(url, error) from None
+
+
+@lru_cache
+def _folder(url: str) -> Any:
+    """The store of a folder's objects."""
     stores: Any = importlib.import_module("obstore.store")
     options: dict[str, Any] = {
         "retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
@@ -159,10 +253,7 @@ def _store(url: str) -> tuple[Any, str]:
         options["client_options"] = {"allow_http": True}
     if url.startswith("memory:"):
         options = {}
-    try:
-        return stores.from_url(folder, **options), name
-    except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
-        raise _missing(url, error) from None
+    return stores.from_url(url, **options)
 
 
 def _described(meta: Any) -> Object:

@@ -6,9 +6,11 @@ not ready, and never a reason to restart it.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -49,12 +51,14 @@ class HealthServer:
     def __init__(self, address: str, subject: Subject) -> None:
         """Listen at ``PORT`` (on every interface) or ``HOST:PORT``; port 0 is a free one.
 
+        An IPv6 address is in brackets, ``[::1]:8080``.
+
         Raises:
             SettingsError: nobody can listen there.
         """
         host, port = _host_and_port(address)
         try:
-            self._server = _Server((host, port), subject)
+            self._server = _listen(host, port, subject)
         except OSError as error:
             reason = error.strerror or error
             raise SettingsError(f"cannot listen for --health-port {address}: {reason}") from None
@@ -63,7 +67,9 @@ class HealthServer:
             target=self._server.serve_forever, args=(0.2,), name="health", daemon=True
         )
         self._thread.start()
-        log.info("health on http://%s:%d/livez, readyz, metrics, scale", host, self.port)
+        shown = str(self._server.server_address[0])
+        shown = f"[{shown}]" if ":" in shown else shown
+        log.info("health on http://%s:%d/livez, readyz, metrics, scale", shown, self.port)
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -75,9 +81,30 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], subject: Subject) -> None:
+    def __init__(
+        self, family: socket.AddressFamily, address: tuple[str, int], subject: Subject
+    ) -> None:
         self.subject = subject
+        self.address_family = family
         super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Take the address; that of every IPv6 interface stands for the others too."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+def _listen(host: str, port: int, subject: Subject) -> _Server:
+    if not host:
+        # Where there is no IPv6, or it is switched off.
+        with suppress(OSError):
+            return _Server(socket.AF_INET6, ("::", port), subject)
+        return _Server(socket.AF_INET, ("0.0.0.0", port), subject)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # A name may have several addresses: probes mostly come by IPv4.
+    family = min((each[0] for each in found), key=lambda family: family != socket.AF_INET)
+    return _Server(family, (host, port), subject)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -150,6 +177,7 @@ _Handler._PAGES = {
 
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise InvalidValue(f"--health-port {address!r}: write 8080 or 127.0.0.1:8080")
-    return host or "0.0.0.0", units.whole(int(port), "--health-port", 0, 65_535)
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not port.isdecimal() or is_bracketed != (":" in host):
+        raise InvalidValue(f"--health-port {address!r}: write 8080, 127.0.0.1:8080 or [::1]:8080")
+    return host[1:-1] if is_bracketed else host, units.whole(int(port), "--health-port", 0, 65_535)

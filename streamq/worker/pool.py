@@ -432,7 +432,13 @@ class Pool:
             signal.SIGUSR1,
             signal.SIGUSR2,
         )
-        return {number: signal.signal(number, note) for number in numbers}
+        # INT that whoever started us has us ignore (a shell, in the background) stays ignored.
+        is_heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+        return {
+            number: signal.signal(number, note)
+            for number in numbers
+            if is_heeded or number != signal.SIGINT
+        }
 
     def _obey_signals(self) -> None:
         while self._signals:

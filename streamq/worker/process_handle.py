@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -64,11 +65,19 @@ class Member:
     def kill(self, why: str) -> None:
         """End it at once, and every program that it started."""
         self.why_killed = self.why_killed or why
-        self._kill_group()
+        if self.popen.returncode is None:
+            self._kill_group()
 
     def has_ended(self) -> bool:
         """Whether it is gone. Then the programs that it left are ended, too."""
         if self.popen.returncode is None:
+            if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+                if self.popen.poll() is None:
+                    return False
+                # Its number is nobody else's while anybody is left in its group; if nobody is,
+                # it is free only since a moment ago.
+                self._kill_group()
+                return True
             # It is not waited for until they are ended: so long its number is nobody else's.
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return False
@@ -77,9 +86,8 @@ class Member:
         return True
 
     def _kill_group(self) -> None:
-        if self.popen.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def how_it_ended(self) -> str:
         """In words, of one that is gone."""
@@ -96,5 +104,16 @@ class Member:
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         except (OSError, ValueError, IndexError):
-            return 0
+            return _rss_by_ps(self.pid)
         return pages * os.sysconf("SC_PAGESIZE")
+
+
+def _rss_by_ps(pid: int) -> int:
+    """The memory of a process where there is no ``/proc``; 0 where nobody tells."""
+    try:
+        ran = subprocess.run(
+            ["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=False, timeout=5
+        )
+        return int(ran.stdout) * 1024
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return 0
