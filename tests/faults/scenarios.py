@@ -95,6 +95,9 @@ class Scenario(NamedTuple):
     deadly: int = 0
     #: Whether every result reaches the server, and every answer its door: then they can be counted.
     is_seen: bool = False
+    #: Crashes that may be charged beyond those of who died, by the number of faults: where a server
+    #: has to believe that somebody is dead, or has forgotten what it was told.
+    charges: Callable[[int], float] = lambda _: 0
     #: Instead so many parts that take long.
     naps: int = 0
 
@@ -369,6 +372,7 @@ SCENARIOS = [
         lambda n: n * 4 * BATCH,
         is_seen=True,
         old_recovers=True,
+        charges=lambda n: n * 4,
     ),
     Scenario("client-kill", "CLIENT KILL of a client every 200 ms", kill_client, sites=ANYWHERE),
     Scenario(
@@ -407,12 +411,14 @@ SCENARIOS = [
         lose_power,
         lambda n: n * 2_000,
         fsync="everysec",
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "failover-tail",
         "after 5 s a replica takes over that misses the last second",
         fail_over,
         lambda n: n * 2_000,
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "out-of-memory",
@@ -451,6 +457,7 @@ SCENARIOS = [
         lambda n: n * 8 * BATCH,
         has_baseline=False,
         is_seen=True,
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "clock-jump",
@@ -460,6 +467,7 @@ SCENARIOS = [
         has_baseline=False,
         is_seen=True,
         own_clock=True,
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "crowd",
@@ -505,6 +513,7 @@ SCENARIOS = [
         kill_primary_ahead,
         lambda n: n * 2_000,
         sites=CLUSTER,
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "slot-move",
