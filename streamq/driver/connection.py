@@ -63,26 +63,47 @@ def refuse_open(target: Target, where: str) -> None:
 class Connection:
     """The way to one server or cluster. Threads may share it; processes may not."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, reply_s: float = 0.0) -> None:
+        """With ``reply_s`` it waits so long for a reply or a connection, and repeats nothing."""
         self._target = Target(url)
         self.where = mask(url)
+        self._url = url
+        self._is_hasty = reply_s > 0
         self._local: LocalServer | None = None
         if self._target.kind == "local":
             # With a path it keeps its data there.
             path = self._target.path
             self._local = LocalServer.start(path or None, persist=bool(path))
-            self._target = Target(self._local.url)
+            self._url = self._local.url
+            self._target = Target(self._url)
         #: Whether keys of different requests are on different servers.
         self.is_cluster = self._target.kind == "cluster"
         self._blocking: dict[int, Any] = {}
         self._lanes: dict[tuple[float | None, str], Lanes] = {}
         self._lock = Lock()
+        retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
+        changes: dict[str, Any] = {"retry": retry}
+        if self._is_hasty:
+            changes = {"socket_timeout": reply_s, "socket_connect_timeout": reply_s}
+            changes["retry"] = Retry(NoBackoff(), 0)
         with translated(self.where):
-            self.redis: Any = self._client(
-                retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
-            )
+            self.redis: Any = self._client(**changes)
         # Of a cluster, or of sentinels, somebody has: else we were not here.
         self._has_answered = self._target.kind in ("cluster", "sentinel")
+
+    def hasty(self, reply_s: float) -> "Connection":
+        """Another way to the same server: it waits so long for a reply, and repeats no call."""
+        return Connection(self._url, reply_s=reply_s)
+
+    def node_of(self, key: str) -> str:
+        """The node of a cluster that has the key, as far as is known; "" for the only server.
+
+        Nobody is asked, and nobody is waited for who is just asking.
+        """
+        if not self.is_cluster:
+            return ""
+        nodes = self.redis.nodes_manager.slots_cache.get(_slot(key))
+        return str(nodes[0].name) if nodes else ""
 
     @contextmanager
     def patience(self, patience_s: float, say: Callable[[str], object]) -> Generator[None]:
@@ -186,11 +207,16 @@ class Connection:
     # the driver makes it: it follows a cluster that changes.
 
     def call(self, *words: Any) -> Any:
-        """Make a call that may be repeated, and repeat it if no answer comes."""
+        """Make a call that may be repeated, and repeat it if no answer comes and there is time."""
         try:
             return self._lanes_for(None, words).call(words)
-        except (*GONE, *_ELSEWHERE):
+        except _ELSEWHERE:
             pass  # a context manager for it would cost every call something
+        except GONE:
+            if self._is_hasty:
+                if self.is_cluster:
+                    self._look_around(self.redis)
+                raise
         return self.redis.execute_command(*words)
 
     def call_once(self, *words: Any, block_s: float = 1, is_kept: bool = False) -> Any:

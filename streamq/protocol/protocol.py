@@ -85,6 +85,21 @@ class Protocol:
         """The keys of a request."""
         return RequestKeys(request_id, self._prefix)
 
+    def node_of(self, request_id: str) -> str:
+        """The node of a cluster that has the request; "" where there is one server."""
+        connection = self.connection
+        return connection.node_of(self.keys(request_id).meta) if connection.is_cluster else ""
+
+    def node_of_queue(self, queue: str) -> str:
+        """The same of a queue."""
+        return self.connection.node_of(self._queue_keys(queue).due)
+
+    def hasty(self, reply_s: float) -> "Protocol":
+        """The same over a connection of its own that waits so long for a reply, and never repeats
+        a call. The caller closes it.
+        """
+        return Protocol(self.connection.hasty(reply_s), self._prefix)
+
     # Requests
 
     @_typed

@@ -12,6 +12,7 @@ from functools import partial
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import State, Tick, Tokens
 from streamq.protocol.protocol import Protocol
+from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 FORGET_UNOPENED_MS = 3_600_000
 #: So many damaged requests are remembered, so that each is reported once.
 MOST_REPORTED = 1_000
+#: A node that takes so long to answer was away.
+SLOW_S = 1.0
 #: So many requests of one sweep may be on nodes that do not answer.
 MOST_AWAY = 3
 
@@ -27,8 +30,16 @@ MOST_AWAY = 3
 class Janitor:
     """Sweeps one queue."""
 
-    def __init__(self, protocol: Protocol, queue: str = "default", every_ms: int = 5_000) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        queue: str = "default",
+        every_ms: int = 5_000,
+        outages: Outages | None = None,
+    ) -> None:
+        """``outages`` are those that others in this process see, too."""
         self._protocol = protocol
+        self._outages = outages or Outages()
         self.queue = queue
         self._every_ms = every_ms
         #: How far the server's clock is ahead of this process's monotonic one.
@@ -47,10 +58,14 @@ class Janitor:
         away = 0
         looks = [partial(self.look, request_id, score, tick) for request_id, score in tick.due]
         for look in looks + [partial(self._purge, request_id) for request_id in tick.purgeable]:
+            node = self._protocol.node_of(look.args[0])
+            if self._outages.left_s(node):
+                continue
             try:
                 look()
             except (ServerBusy, ServerUnreachable) as error:
                 # Others may be on a node that is well; but the sweep is not to take for ever.
+                self._outages.saw(node)
                 away += 1
                 if away > MOST_AWAY:
                     raise
@@ -84,9 +99,14 @@ class Janitor:
 
     def look(self, request_id: str, score: float, tick: Tick) -> None:
         """Reap what has expired, push the tokens that are missing, close what has ended."""
+        node = self._protocol.node_of(request_id)
+        begun = time.monotonic()
         try:
             audit = self._protocol.audit(request_id)
-            while audit.expired:
+            if time.monotonic() - begun > SLOW_S:
+                self._outages.saw(node)
+            # The renewals of others may wait in the same line, behind this call.
+            while audit.expired and not self._outages.left_s(node):
                 reaped = self._protocol.reap(request_id)
                 self.reaped += reaped.parts
                 log.info("reaped %d parts of %s", reaped.parts, request_id)

@@ -1,8 +1,9 @@
-"""What a pool does with the server on behalf of its processes, in a thread of its own.
+"""What a pool does with the server on behalf of its processes, in threads of its own.
 
-Heartbeats, renewals, the janitor's rounds, and whatever is to be said for processes
-that are dead or stuck. The server may go away for as long as it likes: the thread waits,
-and the pool goes on looking after its processes.
+One speaks for processes that are dead or stuck, and says that the pool lives. One does the
+janitor's rounds. Those of ``renewals`` renew leases. None of them waits for another, and the
+server may go away for as long as it likes: they wait, and the pool goes on looking after its
+processes.
 """
 
 import logging
@@ -11,7 +12,7 @@ import platform
 import socket
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -23,21 +24,115 @@ from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, 
 from streamq.model import Failure, Running, Tokens, WorkerDetails
 from streamq.protocol.protocol import Protocol
 from streamq.queue.janitor import Janitor, totals
-from streamq.telemetry.metrics import Samples, Stopwatch
+from streamq.queue.outages import Outages
+from streamq.telemetry.metrics import Samples
 from streamq.worker.channel import Config
+from streamq.worker.renewals import Holding, Renewals, Word
 from streamq.worker.slot_table import Held
 
 log = logging.getLogger(__name__)
 
-#: How often leases are renewed, and cancelled requests seen.
-RENEW_EVERY_S = 1.0
 #: How often the janitor asks what is due, if nobody says sooner.
 SWEEP_EVERY_S = 1.0
 #: How often a pool that is to end when nothing is left looks whether that is so.
 LOOK_EVERY_S = 0.5
+#: How often errands that found nobody are tried again.
+ERRANDS_EVERY_S = 1.0
+#: A call for a process is answered within a quarter of the lease, but not above or below these,
+#: or it is made again a little later.
+MOST_REPLY_S = 3.0
+LEAST_REPLY_S = 0.25
+#: A worker's name is a part of a key, and has so many characters at most.
+MOST_NAME = 64
 
-#: A process id, and what one of its slots holds.
-Holding = tuple[int, Held]
+#: Something to be done, and how often (s). It may return when it is to be done next.
+Chore = tuple[Callable[[], float | None], float]
+
+
+class Rounds:
+    """A thread that does chores, each when it is due, whether the server is there or not."""
+
+    def __init__(self, name: str, chores: list[Chore], word: Word) -> None:
+        self._chores = chores
+        self._word = word
+        self._due = {chore: 0.0 for chore, _ in chores}
+        self._wake = threading.Event()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._has_more: Callable[[], bool] = lambda: False
+        self._leave: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def at_the_end(self, has_more: Callable[[], bool], leave: Callable[[], None]) -> None:
+        """Go on at the end while there is more to do, for a few tries, and then leave."""
+        self._has_more, self._leave = has_more, leave
+
+    def end(self) -> None:
+        """End after the chore at hand."""
+        self._is_over.set()
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end."""
+        self._thread.join(timeout_s)
+
+    def hurry(self, chore: Callable[[], float | None], at: float = 0.0) -> None:
+        """Do a chore then (by the clock that never jumps), if it was to be done later."""
+        if at < self._due[chore]:
+            self._due[chore] = at
+            self._wake.set()
+
+    def _run(self) -> None:
+        outages = 0
+        while not self._is_over.is_set() or (self._has_more() and outages <= 3):
+            try:
+                wait_s = self._round()
+                outages = 0
+                self._word.worked(self._thread.name)
+            except ServerError as error:
+                outages += 1
+                self._word.failed(self._thread.name, error)
+                wait_s = backoff.delay_ms(outages, 100, 2_000) / 1e3
+            except Exception:
+                if self._is_over.is_set():
+                    break  # whoever ended it closes what it uses
+                log.exception("the keeper goes on after")
+                wait_s = 1.0
+            if self._wake.wait(max(0.0, min(wait_s, SWEEP_EVERY_S))):
+                self._wake.clear()
+        self._leave()
+
+    def _round(self) -> float:
+        """Do what is due. Returns the seconds until something is again."""
+        first_error: ServerError | None = None
+        for chore, every_s in self._chores:
+            if time.monotonic() < self._due[chore]:
+                continue
+            # Before it is done: who asks for it meanwhile is to have it again.
+            self._due[chore] = time.monotonic() + every_s
+            try:
+                said_s = chore()
+                if said_s is not None:
+                    self._due[chore] = min(self._due[chore], time.monotonic() + said_s)
+            except ServerError as error:
+                self._due[chore] = 0.0
+                first_error = first_error or error
+            except Damaged as error:
+                # The others are not to wait for it.
+                log.warning("passed over: %s", error)
+        if first_error:
+            raise first_error
+        return min(self._due.values()) - time.monotonic()
+
+
+class Errand(msgspec.Struct):
+    """Something to be said of a request, on whatever node it is."""
+
+    request_id: str
+    say: Callable[[], None]
 
 
 class Keeper:
@@ -58,67 +153,77 @@ class Keeper:
         self._queue = config.queue
         self._lease_ms = config.lease_ms
         self._beat_s = beat_ms / 1e3
-        self.janitor = Janitor(protocol, config.queue, audit_ms)
-        self._host = socket.gethostname()[:64] or platform.node()
-        self.name = f"{self._host}.{os.getpid()}"
+        self._outages = Outages()
+        self.janitor = Janitor(protocol, config.queue, audit_ms, self._outages)
+        self._host = socket.gethostname()[:MOST_NAME] or platform.node()
+        self.name = _name_of(self._host, os.getpid())
         self.handlers: list[str] = []
         self._slots = processes * config.slots
         self._levels = levels
         self._taken = frozenset(config.levels)
         self._started_ms = round(time.time() * 1e3)
-        self._errands: deque[Callable[[], None]] = deque()
-        self._unwanted: set[str] = set()
-        #: What the processes hold; the pool replaces it with each of its rounds.
-        self.holdings: list[Holding] = []
-        self._is_over = threading.Event()
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._errands: deque[Errand] = deque()
         #: What the processes could not count themselves: handler, state, number.
         self.counts: Counter[tuple[str, str]] = Counter()
-        #: Calls that the server did not answer, by kind of error.
-        self.errors: Counter[str] = Counter()
-        #: How long the server takes to answer.
-        self.trips = Stopwatch()
-        self.is_server_up = False
         self._is_empty = False
         self._wants_emptiness = False
-        renew_s = min(RENEW_EVERY_S, config.lease_ms / 4e3)
-        self._chores: list[tuple[Callable[[], float | None], float]] = [
-            (self._renew, renew_s),
-            (self._do_errands, renew_s),
-            (self._beat, beat_ms / 1e3),
-            (self._sweep, audit_ms / 1e3),
-            (self._look, LOOK_EVERY_S),
-        ]
-        self._due = {chore: 0.0 for chore, _ in self._chores}
+        self._word = Word()
+        self._hasty_lock = threading.Lock()
+        self._hasty_protocol: Protocol | None = None
+        self._renewals = Renewals(protocol, self._hasty, config.lease_ms, self._outages, self._word)
+        self._speaking = Rounds(
+            "keeper",
+            [(self._do_errands, ERRANDS_EVERY_S), (self._beat, beat_ms / 1e3)],
+            self._word,
+        )
+        self._speaking.at_the_end(lambda: bool(self._errands), self._leave)
+        self._sweeping = Rounds(
+            "sweeper", [(self._sweep, audit_ms / 1e3), (self._look, LOOK_EVERY_S)], self._word
+        )
 
     def start(self) -> None:
         """Begin to renew what the processes hold."""
-        self._thread.start()
+        self._speaking.start()
+        self._sweeping.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Say good-bye, after everything that is still to be said, if the server answers."""
-        self._is_over.set()
-        self._wake.set()
-        self._thread.join(timeout_s)
+        end = time.monotonic() + timeout_s
+        self._renewals.stop()
+        self._sweeping.end()
+        self._speaking.end()
+        for rounds in (self._speaking, self._sweeping):
+            rounds.join(max(0.0, end - time.monotonic()))
+        if self._hasty_protocol:
+            self._hasty_protocol.connection.close()
+
+    def hold(self, holdings: list[Holding]) -> None:
+        """Renew what the processes hold; the pool says it with each of its rounds."""
+        self._renewals.hold(holdings)
+
+    @property
+    def holdings(self) -> list[Holding]:
+        """What the processes hold."""
+        return self._renewals.holdings
+
+    @property
+    def is_server_up(self) -> bool:
+        """Whether the server answered what it was last asked."""
+        return self._word.is_server_up
 
     def announce(self, handlers: list[str]) -> None:
         """The processes can run these: say so at once, for those who look for them."""
         if handlers != self.handlers:
             self.handlers = handlers
-            self._due[self._beat] = 0.0
-            self._wake.set()
+            self._speaking.hurry(self._beat)
 
     def expect(self, at_ms: int) -> None:
         """Something falls due then, by the server's clock: do not sleep over it."""
-        at = (at_ms - self.janitor.ahead_ms) / 1e3
-        if at < self._due[self._sweep]:
-            self._due[self._sweep] = at
-            self._wake.set()
+        self._sweeping.hurry(self._sweep, (at_ms - self.janitor.ahead_ms) / 1e3)
 
     def is_unwanted(self, holder: str) -> bool:
         """Whether the lease is lost, or its request cancelled."""
-        return holder in self._unwanted
+        return self._renewals.is_unwanted(holder)
 
     def is_nothing_left(self) -> bool:
         """Whether no request of the queue waits for this pool's handlers. Known a moment later."""
@@ -127,13 +232,14 @@ class Keeper:
 
     def samples(self) -> Samples:
         """How the server answers, and what the janitor took back, as metrics."""
+        errors = self._word.errors.copy()
         return {
             "streamq_worker_slots": [({}, self._slots)],
             "streamq_server_up": [({}, int(self.is_server_up))],
             "streamq_server_errors_total": [
-                ({"kind": kind}, number) for kind, number in sorted(self.errors.copy().items())
+                ({"kind": kind}, number) for kind, number in sorted(errors.items())
             ],
-            "streamq_server_roundtrip_seconds": [({}, self.trips.spread())],
+            "streamq_server_roundtrip_seconds": [({}, self._renewals.trips.spread())],
             **totals([self.janitor]),
         }
 
@@ -142,21 +248,21 @@ class Keeper:
     def release(self, held: Held, call: int, crashed: int | None) -> None:
         """End a dead holder's lease, and charge the part that was running."""
 
-        def errand() -> None:
-            answer = self._protocol.release(held.request_id, held.holder, call, crashed)
+        def say() -> None:
+            answer = self._hasty().release(held.request_id, held.holder, call, crashed)
             self.counts[held.handler, "crashed"] += crashed is not None
             self._push(held.request_id, answer.tokens)
 
-        self._send(errand)
+        self._send(held, say)
 
     def hand_back(self, held: Held, call: int, numbers: Sequence[int]) -> None:
         """Give back parts that wait behind a slow one."""
 
-        def errand() -> None:
-            answer = self._protocol.handback(held.request_id, held.holder, call, numbers)
+        def say() -> None:
+            answer = self._hasty().handback(held.request_id, held.holder, call, numbers)
             self._push(held.request_id, answer.tokens)
 
-        self._send(errand)
+        self._send(held, say)
 
     def time_out(self, held: Held, call: int) -> None:
         """Fail the part that a process was stopped for."""
@@ -165,8 +271,8 @@ class Keeper:
         message = f"it took longer than {held.timeout_ms / 1e3:g} s"
         failure = Failure(error="Timeout", message=message, part=number, attempts=held.attempt)
 
-        def errand() -> None:
-            answer = self._protocol.fail(
+        def say() -> None:
+            answer = self._hasty().fail(
                 held.request_id,
                 held.holder,
                 call,
@@ -178,125 +284,69 @@ class Keeper:
             self.counts[held.handler, "retried" if answer.word == "retry" else "failed"] += 1
             self._push(held.request_id, answer.tokens)
 
-        self._send(errand)
+        self._send(held, say)
 
-    def _send(self, errand: Callable[[], None]) -> None:
-        self._errands.append(errand)
-        self._wake.set()
+    def _send(self, held: Held, say: Callable[[], None]) -> None:
+        self._errands.append(Errand(held.request_id, say))
+        self._speaking.hurry(self._do_errands)
 
-    # The thread
+    # The threads
 
-    def _run(self) -> None:
-        outages = 0
-        while not (self._is_over.is_set() and not self._errands):
-            try:
-                wait_s = self._round()
-                if outages:
-                    log.info("the server answers again")
-                outages = 0
-                self.is_server_up = True
-            except ServerError as error:
-                outages += 1
-                self.is_server_up = False
-                if outages == 1:
-                    log.warning("waiting for the server: %s", error)
-                if self._is_over.is_set() and outages > 3:
-                    break
-                wait_s = backoff.delay_ms(outages, 100, 2_000) / 1e3
-            except Exception:
-                log.exception("the keeper goes on after")
-                wait_s = 1.0
-            self._sleep(wait_s, is_away=outages > 0)
-        self._leave()
-
-    def _sleep(self, wait_s: float, *, is_away: bool) -> None:
-        if self._wake.wait(max(0.0, min(wait_s, RENEW_EVERY_S))):
-            self._wake.clear()
-        if self._errands and not is_away:
-            self._due[self._do_errands] = 0.0
-
-    def _round(self) -> float:
-        """Do what is due. Returns the seconds until something is again."""
-        first_error: ServerError | None = None
-        for chore, every_s in self._chores:
-            if time.monotonic() < self._due[chore]:
-                continue
-            try:
-                said_s = chore()
-                self._due[chore] = time.monotonic() + (every_s if said_s is None else said_s)
-            except ServerError as error:
-                self.errors[type(error).__name__] += 1
-                first_error = first_error or error
-            except Damaged as error:
-                # The others are not to wait for it.
-                log.warning("passed over: %s", error)
-                self._due[chore] = time.monotonic() + every_s
-        if first_error:
-            raise first_error
-        return min(self._due.values()) - time.monotonic()
+    def _hasty(self) -> Protocol:
+        """For calls that may be made again, and are not to be waited for."""
+        with self._hasty_lock:
+            if self._hasty_protocol is None:
+                reply_s = max(LEAST_REPLY_S, min(MOST_REPLY_S, self._lease_ms / 4e3))
+                self._hasty_protocol = self._protocol.hasty(reply_s)
+            return self._hasty_protocol
 
     def _look(self) -> None:
         if self._wants_emptiness:
             self._is_empty = self._look_for_work()
 
     def _sweep(self) -> float:
-        return max(0.01, min(self.janitor.sweep() / 1e3, SWEEP_EVERY_S))
+        """Do the janitor's round, unless the queue's node was away just now."""
+        node = self._protocol.node_of_queue(self._queue)
+        if left_s := self._outages.left_s(node):
+            return left_s
+        try:
+            return max(0.01, min(self.janitor.sweep() / 1e3, SWEEP_EVERY_S))
+        except ServerError:
+            self._outages.saw(node)
+            raise
 
-    def _do_errands(self) -> float:
+    def _do_errands(self) -> float | None:
         """Say what is to be said, each in its turn; what finds nobody is kept, in its order."""
-        kept: list[Callable[[], None]] = []
+        kept: list[Errand] = []
+        away: set[str] = set()
         first_error: ServerError | None = None
         for _ in range(len(self._errands)):
             errand = self._errands.popleft()
+            node = self._protocol.node_of(errand.request_id)
+            if node in away:
+                kept.append(errand)
+                continue
             try:
-                errand()
+                errand.say()
             except ServerError as error:
                 kept.append(errand)  # it bears repetition: its call is numbered
+                away.add(node)  # the others for it would each wait as long
+                self._outages.saw(node)
                 first_error = first_error or error
             except ProtocolError as error:
                 log.debug("dropped: %s", error)
         self._errands.extendleft(reversed(kept))
         if first_error:
             raise first_error
-        return 0.0 if self._errands else RENEW_EVERY_S
-
-    def _renew(self) -> None:
-        by_request: dict[str, dict[str, int | None]] = defaultdict(dict)
-        for _, held in self.holdings:
-            by_request[held.request_id][held.holder] = held.running
-        unwanted: set[str] = set()
-        first_error: ServerError | None = None
-        for request_id, running in by_request.items():
-            try:
-                unwanted |= self._renew_one(request_id, running)
-            except ServerError as error:
-                # A node that is away must not cost the leases on the others.
-                first_error = first_error or error
-        self._unwanted = unwanted
-        if first_error:
-            raise first_error
-
-    def _renew_one(self, request_id: str, running: dict[str, int | None]) -> set[str]:
-        """Renew the leases of one request. Returns the holders nobody wants any more."""
-        begun = time.monotonic()
-        try:
-            state, _, stands = self._protocol.renew(request_id, self._lease_ms, running)
-        except (RequestUnknown, Damaged):
-            return set(running)
-        self.trips.saw(time.monotonic() - begun)
-        if not state.is_live:
-            return set(running)
-        return {holder for holder, is_standing in stands.items() if not is_standing}
+        return 0.0 if self._errands else None
 
     def _beat(self) -> None:
         holdings = self.holdings
         requests = sorted({held.request_id for _, held in holdings})
         details = msgspec.json.encode(self._details(holdings))
-        begun = time.monotonic()
-        self._protocol.beat(
+        self._hasty().beat(
             self._queue, self.name, round(self._beat_s * 3_000), details, self._lease_ms, requests
         )
-        self.trips.saw(time.monotonic() - begun)
 
     def _details(self, holdings: list[Holding]) -> WorkerDetails:
         now_ms = round(time.time() * 1e3)
@@ -339,11 +389,16 @@ class Keeper:
 
     def _leave(self) -> None:
         try:
-            self._protocol.beat(self._queue, self.name, 0)
+            self._hasty().beat(self._queue, self.name, 0)
         except ServerError:
             log.debug("left without a word: the server does not answer")
 
     def _push(self, request_id: str, tokens: Tokens) -> None:
-        self._protocol.push(self._queue, request_id, tokens)
+        self._hasty().push(self._queue, request_id, tokens)
         if tokens.look_ms:
             self.expect(tokens.look_ms)
+
+
+def _name_of(host: str, pid: int) -> str:
+    """A worker's name: as much of its host as there is room for, and its process id."""
+    return f"{host[: MOST_NAME - len(f'.{pid}')]}.{pid}"

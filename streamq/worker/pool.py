@@ -120,7 +120,7 @@ class Pool:
                 self._fill()
                 self._hear(self._pause_s())
                 self._bury()
-                self._keeper.holdings = self._look_after_all()
+                self._keeper.hold(self._look_after_all())
                 self._look_around()
                 self.ticked_at = time.monotonic()
                 self._notifier.alive()

@@ -1,0 +1,188 @@
+"""Renewing the leases that a pool holds: a thread for each node that has some.
+
+Nothing else is done here, and no call takes long: a node that hangs costs its own leases and
+no others, and whatever else a pool has to say to the server delays no renewal.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from streamq.errors import Damaged, RequestUnknown, ServerError, ServerUnreachable
+from streamq.protocol.protocol import Protocol
+from streamq.queue.outages import Outages
+from streamq.telemetry.metrics import Stopwatch
+from streamq.worker.slot_table import Held
+
+log = logging.getLogger(__name__)
+
+#: How often leases are renewed, and cancelled requests seen.
+RENEW_EVERY_S = 1.0
+#: A thread ends when its node had no lease for so many rounds.
+LINGER_ROUNDS = 60
+#: Holders that one call renews: a few milliseconds of the server's time.
+MOST_HOLDERS = 1_000
+
+#: A process id, and what one of its slots holds.
+Holding = tuple[int, Held]
+#: Of each request: its holders, and the part that each runs.
+_Share = dict[str, dict[str, int | None]]
+
+
+class Word:
+    """Says once that the server is waited for, and once that it answers, whoever found out."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()
+        #: Calls that the server did not answer, by kind of error.
+        self.errors: Counter[str] = Counter()
+        self._has_answered = False
+
+    @property
+    def is_server_up(self) -> bool:
+        """Whether every thread's last call was answered."""
+        return self._has_answered and not self._waiting
+
+    def failed(self, who: str, error: ServerError) -> None:
+        """A call of this thread was not answered."""
+        with self._lock:
+            self.errors[type(error).__name__] += 1
+            if not self._waiting:
+                log.warning("waiting for the server: %s", error)
+            self._waiting.add(who)
+
+    def worked(self, who: str) -> None:
+        """All calls of this thread were answered."""
+        if self._has_answered and not self._waiting:
+            return
+        with self._lock:
+            self._has_answered = True
+            if who in self._waiting:
+                self._waiting.remove(who)
+                if not self._waiting:
+                    log.info("the server answers again")
+
+
+class Renewals:
+    """Renews what the processes of a pool hold."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        hasty: Callable[[], Protocol],
+        lease_ms: int,
+        outages: Outages,
+        word: Word,
+    ) -> None:
+        """``protocol`` knows the nodes; calls go by ``hasty``."""
+        self._protocol = protocol
+        self._hasty = hasty
+        self._lease_ms = lease_ms
+        self._every_s = min(RENEW_EVERY_S, lease_ms / 4e3)
+        self._outages = outages
+        self._word = word
+        self._lock = threading.Lock()
+        self._threads: dict[str, threading.Thread] = {}
+        self._unwanted: dict[str, set[str]] = {}
+        self._is_over = threading.Event()
+        self.holdings: list[Holding] = []
+        #: How long the server takes to answer.
+        self.trips = Stopwatch()
+
+    def hold(self, holdings: list[Holding]) -> None:
+        """See to it that these are renewed, and no others."""
+        nodes = {self._protocol.node_of(each) for each in {held.request_id for _, held in holdings}}
+        with self._lock:
+            self.holdings = holdings
+            for node in nodes - self._threads.keys():
+                name = f"renewals {node}".strip()
+                thread = threading.Thread(target=self._run, args=(node,), name=name, daemon=True)
+                self._threads[node] = thread
+                thread.start()
+
+    def is_unwanted(self, holder: str) -> bool:
+        """Whether the lease is lost, or its request cancelled."""
+        return any(holder in unwanted for unwanted in list(self._unwanted.values()))
+
+    def stop(self) -> None:
+        """Renew nothing any more."""
+        self._is_over.set()
+
+    def _run(self, node: str) -> None:
+        who = threading.current_thread().name
+        rounds = 0
+        last: set[str] = set()
+        while not self._is_over.wait(self._every_s):
+            rounds += 1
+            share = self._share(node)
+            if share:
+                rounds = 0
+                try:
+                    last = self._renew(node, share, last, who)
+                except Exception:
+                    log.exception("renewals go on after")
+            elif rounds > LINGER_ROUNDS and self._is_left(node):
+                self._word.worked(who)
+                return
+
+    def _share(self, node: str) -> _Share:
+        """What is held of requests on the node."""
+        requests: _Share = defaultdict(dict)
+        for _, held in self.holdings:
+            requests[held.request_id][held.holder] = held.running
+        of = self._protocol.node_of
+        return {each: running for each, running in requests.items() if of(each) == node}
+
+    def _is_left(self, node: str) -> bool:
+        """Whether the node has no leases. Then it has no thread either."""
+        with self._lock:
+            if self._share(node):
+                return False
+            self._unwanted.pop(node, None)
+            del self._threads[node]
+            return True
+
+    def _renew(self, node: str, share: _Share, last: set[str], who: str) -> set[str]:
+        """Renew the share of a node, those last that failed before. Returns those that fail now."""
+        failed = last & share.keys()
+        unwanted: set[str] = set()
+        is_well = True
+        for request_id in sorted(share, key=failed.__contains__):
+            try:
+                unwanted |= self._renew_one(request_id, share[request_id])
+                failed.discard(request_id)
+            except ServerError as error:
+                is_well = False
+                failed.add(request_id)
+                self._outages.saw(node)
+                self._word.failed(who, error)
+                if isinstance(error, ServerUnreachable):
+                    break  # the others are there, too, and would each wait as long
+        self._unwanted[node] = unwanted
+        if is_well:
+            self._word.worked(who)
+        return failed
+
+    def _renew_one(self, request_id: str, running: dict[str, int | None]) -> set[str]:
+        """Renew the leases of one request. Returns the holders nobody wants any more."""
+        unwanted: set[str] = set()
+        holders = list(running.items())
+        for first in range(0, len(holders), MOST_HOLDERS):
+            some = dict(holders[first : first + MOST_HOLDERS])
+            begun = time.monotonic()
+            try:
+                state, _, stands = self._hasty().renew(request_id, self._lease_ms, some)
+            except RequestUnknown:
+                return set(running)
+            except Damaged as error:
+                # It says nothing about the leases. Whoever finishes a part is told the same.
+                log.warning("request %s cannot be renewed: %s", request_id, error)
+                continue
+            self.trips.saw(time.monotonic() - begun)
+            if not state.is_live:
+                return set(running)
+            unwanted |= {holder for holder, is_standing in stands.items() if not is_standing}
+        return unwanted
