@@ -27,13 +27,12 @@
 
 local k = { meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5] }
 local first, cursor, records = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local entries = { unpack(ARGV, 4) }
 
 local r = load_request(k.meta)
 if not r then
   return unknown()
 end
-local last = first + #entries / 2 - 1
+local last = first + (#ARGV - 3) / 2 - 1
 -- Sent again after it was there, perhaps long after: nothing changes.
 if last <= r.total then
   return { r.total, redis.call("HGET", k.meta, "cursor"), 0, r.level, 0 }
@@ -46,10 +45,10 @@ if first ~= r.total + 1 then
 end
 
 local bytes = 0
-for i = 1, #entries, 2 do
-  local payload = entries[i]
+for i = 4, #ARGV, 2 do
+  local payload = ARGV[i]
   -- A number is its id with -0 behind it, and costs less than the text.
-  redis.call("XADD", k.parts, first + (i - 1) / 2, entries[i + 1], payload)
+  redis.call("XADD", k.parts, first + (i - 4) / 2, ARGV[i + 1], payload)
   bytes = bytes + #payload
 end
 redis.call("INCRBY", k.left, last - r.total)

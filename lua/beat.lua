@@ -22,7 +22,6 @@
 
 local workers, worker, due, open = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local name, ttl_ms, details, lease_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local requests = { unpack(ARGV, 5) }
 
 local now = now_ms()
 if ttl_ms == 0 then
@@ -35,8 +34,8 @@ else
 end
 -- An index that was lost with a failover is mended by whoever works on the request: with the
 -- score 0, for it was opened long ago. If it was purged meanwhile the next look forgets it.
-for _, request_id in ipairs(requests) do
-  redis.call("ZADD", open, "NX", 0, request_id)
-  redis.call("ZADD", due, "LT", now + lease_ms, request_id)
+for i = 5, #ARGV do
+  redis.call("ZADD", open, "NX", 0, ARGV[i])
+  redis.call("ZADD", due, "LT", now + lease_ms, ARGV[i])
 end
 return redis.call("ZREMRANGEBYSCORE", workers, "-inf", now - 86400000)

@@ -42,7 +42,6 @@ local k = {
 }
 local holder, level, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, lease_ms, known = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local handlers = { unpack(ARGV, 7) }
 
 local r = load_request(k.meta)
 if not r then
@@ -74,8 +73,8 @@ end
 
 -- What the caller says of the request's handler: its unit, and its retries.
 local function offer()
-  for _, handler in ipairs(handlers) do
-    local unit, name, retries = string.match(handler, "^(%a+) (%S+) ?(%d*)$")
+  for i = 7, #ARGV do
+    local unit, name, retries = string.match(ARGV[i], "^(%a+) (%S+) ?(%d*)$")
     if name == r.handler then
       return unit, tonumber(retries)
     end

@@ -28,8 +28,8 @@
 -- ARGV[9]  result    what its good records yielded, kept if it is given up; "" for nothing
 -- ARGV[10] partial   outcomes so far, for its next attempt; "" for none
 --
--- Returns  retry, failed, lost, late or the state of an ended request; tokens to push;
---          their level; when to look again
+-- Returns  retry, failed (the part), ended (the request has failed), lost, late, or the state of
+--          a request done or cancelled; tokens to push; their level; when to look again
 -- Errors   UNKNOWN   no such request
 -- Cost     O(log parts in retry)
 -- Flags    allow-oom
@@ -94,4 +94,7 @@ else
 end
 local mint, look = invite(k, r, now)
 save(k.meta, r)
-return { is_live(r) and word or r.state, mint, r.level, look }
+if not is_live(r) then
+  word = r.state == "failed" and "ended" or r.state
+end
+return { word, mint, r.level, look }

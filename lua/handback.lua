@@ -27,8 +27,8 @@
 local k = { meta = KEYS[1], parts = KEYS[2], leases = KEYS[3], retry = KEYS[4], holders = KEYS[5] }
 local holder, call = ARGV[1], tonumber(ARGV[2])
 local struck = {}
-for _, number in ipairs({ unpack(ARGV, 3) }) do
-  struck[number] = true
+for i = 3, #ARGV do
+  struck[ARGV[i]] = true
 end
 
 local r = load_request(k.meta)

@@ -30,7 +30,6 @@ local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
   tries = KEYS[6], failed = KEYS[7],
 }
-local numbers = { unpack(ARGV, 1) }
 
 local r = load_request(k.meta)
 if not r then
@@ -42,7 +41,8 @@ end
 
 load_more(k.meta, r)
 local redriven = 0
-for _, number in ipairs(numbers) do
+for i = 1, #ARGV do
+  local number = ARGV[i]
   if redis.call("HDEL", k.failed, number) == 1 then
     redis.call("XCLAIM", k.parts, "w", PARKED, 0, number, "FORCE", "JUSTID")
     redis.call("ZADD", k.retry, number, number)

@@ -17,7 +17,7 @@
 -- @include clock
 
 local meta, leases, holders = KEYS[1], KEYS[2], KEYS[3]
-local lease_ms, given = tonumber(ARGV[1]), { unpack(ARGV, 2) }
+local lease_ms = tonumber(ARGV[1])
 
 local found = redis.call("HMGET", meta, "state", "paused")
 if not found[1] then
@@ -26,8 +26,8 @@ end
 
 local deadline = now_ms() + lease_ms
 local reply = { found[1], tonumber(found[2]) or 0 }
-for i = 1, #given, 2 do
-  local holder, running = given[i], given[i + 1]
+for i = 2, #ARGV, 2 do
+  local holder, running = ARGV[i], ARGV[i + 1]
   local stands = redis.call("ZSCORE", leases, holder) and 1 or 0
   if stands == 1 then
     redis.call("ZADD", leases, "XX", deadline, holder)

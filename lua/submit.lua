@@ -22,8 +22,8 @@
 
 local meta, parts, left = KEYS[1], KEYS[2], KEYS[3]
 local digest, cursor, delay_ms, total = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local rest = { unpack(ARGV, 5) }
-local fields = #rest - 2 * total
+-- The last of the fields of meta.
+local fields = #ARGV - 2 * total
 
 local found = redis.call("HMGET", meta, "digest", "cursor")
 if found[1] and (found[1] ~= digest or found[2] ~= cursor) then
@@ -40,12 +40,12 @@ local out = delay_ms > 0 and 0 or 1
 local bytes = 0
 redis.call("XGROUP", "CREATE", parts, "w", 0, "MKSTREAM")
 for number = 1, total do
-  local payload, about = rest[fields + 2 * number - 1], rest[fields + 2 * number]
+  local payload, about = ARGV[fields + 2 * number - 1], ARGV[fields + 2 * number]
   redis.call("XADD", parts, number, about, payload)
   bytes = bytes + #payload
 end
 redis.call("SET", left, total)
 redis.call("HSET", meta, "digest", digest, "state", "open", "sealed", 1, "total", total,
   "records", total, "bytes", bytes, "cursor", cursor, "created_ms", now, "hold_ms", hold_ms,
-  "out", out, unpack(rest, 1, fields))
+  "out", out, unpack(ARGV, 5, fields))
 return { out, hold_ms }

@@ -56,11 +56,12 @@ class Janitor:
         tick = self._tick()
         self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
         away = 0
+        is_away: dict[str, bool] = {}
         looks = [partial(self.look, request_id, score, tick) for request_id, score in tick.due]
         for look in looks + [partial(self._purge, request_id) for request_id in tick.purgeable]:
             node = self._protocol.node_of(look.args[0])
-            if self._outages.left_s(node):
-                continue
+            if node and is_away.setdefault(node, self._outages.left_s(node) > 0):
+                continue  # known before this sweep: its requests get their look later
             try:
                 look()
             except (ServerBusy, ServerUnreachable) as error:
@@ -99,14 +100,11 @@ class Janitor:
 
     def look(self, request_id: str, score: float, tick: Tick) -> None:
         """Reap what has expired, push the tokens that are missing, close what has ended."""
-        node = self._protocol.node_of(request_id)
         begun = time.monotonic()
         try:
             audit = self._protocol.audit(request_id)
-            if time.monotonic() - begun > SLOW_S:
-                self._outages.saw(node)
-            # The renewals of others may wait in the same line, behind this call.
-            while audit.expired and not self._outages.left_s(node):
+            while audit.expired and self._may_reap(request_id, begun):
+                begun = time.monotonic()
                 reaped = self._protocol.reap(request_id)
                 self.reaped += reaped.parts
                 log.info("reaped %d parts of %s", reaped.parts, request_id)
@@ -125,6 +123,16 @@ class Janitor:
             self._protocol.mint(self.queue, request_id, audit.tokens, mode="ensure")
         if audit.strays:
             log.warning("%s: %d entries of its stream were not ours", request_id, audit.strays)
+
+    def _may_reap(self, request_id: str, begun: float) -> bool:
+        """Whether its node was not away just now, nor during the look that was begun then.
+
+        If it was, the renewals of others may wait in the same line, behind our calls.
+        """
+        node = self._protocol.node_of(request_id)
+        if time.monotonic() - begun > SLOW_S:
+            self._outages.saw(node)
+        return not self._outages.left_s(node)
 
     def _purge(self, request_id: str) -> None:
         try:

@@ -281,7 +281,10 @@ class Keeper:
                 delay_ms=held.retry_ms,
                 records=(0, -1),
             )
-            self.counts[held.handler, "retried" if answer.word == "retry" else "failed"] += 1
+            if answer.word == "retry":
+                self.counts[held.handler, "retried"] += 1
+            elif answer.word in ("failed", "ended", "done"):  # not if the lease was lost
+                self.counts[held.handler, "failed"] += 1
             self._push(held.request_id, answer.tokens)
 
         self._send(held, say)

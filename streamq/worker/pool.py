@@ -297,7 +297,9 @@ class Pool:
         was_busy = False
         for slot, held in member.held(is_dead=True):
             was_busy = was_busy or held.running is not None
-            if member.overdue.get(slot) == held.version and held.running is not None:
+            # The slot may have gone on to its next part before the process was gone.
+            is_overdue = member.overdue.get(slot) == (held.version, held.running)
+            if is_overdue and held.running is not None:
                 self._keeper.time_out(held, LAST_CALL - 1)
             crashed = None if member.why_killed else held.running
             self._keeper.release(held, LAST_CALL, crashed)
@@ -328,7 +330,7 @@ class Pool:
                 self._hand_back(member, slot, held)
             limit_ms = held.timeout_ms + (ASYNC_GRACE_MS if held.is_async else 0)
             if held.timeout_ms and ran_ms > limit_ms:
-                member.overdue[slot] = held.version
+                member.overdue[slot] = (held.version, held.running)
                 seconds = held.timeout_ms / 1e3
                 part = f"part {held.running} of {held.request_id}"
                 member.kill(f"{part} took longer than {seconds:g} s")

@@ -59,6 +59,13 @@ _NOT_YET_S = (0.0001, 0.0003, 0.0006, 0.0012, 0.0024)
 #: A token that comes so soon after the end of its request is left over. Should it be one of a
 #: redrive already, a look just after that (``mint.lua``) replaces it.
 LEFT_OVER_S = 0.2
+#: What ``fail`` answers when the lease goes on.
+_GOES_ON = ("retry", "failed")
+#: A request whose first part is to run alone is left to other processes for so long, when this one
+#: is busy for longer than a quantum.
+SUSPECT_PAUSE_S = 1.0
+#: The longer such a part has waited, the longer all other slots may be kept free for it.
+SUSPECT_SHARE = 0.05
 _ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 _KNOWN_REQUESTS = 1_000
 #: Results of a batch beyond this are sent before more parts are run, and these go back unread:
@@ -182,13 +189,16 @@ class Process:
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
         #: Of each handler, by its number: the pace of the request that it ran last.
         self._paces: dict[int, Pace] = {}
-        #: Requests that have ended, and until when their tokens are left over from before.
+        #: Requests whose tokens are of no use here, and until when: those that have ended, whose
+        #: tokens are left over from before, and those whose next part is to run alone.
         self._ended: dict[str, float] = {}
         self._name = secrets.token_hex(8)
         self._leases = 0
         self._changed = Condition()
         self._free = list(range(config.slots))
         self._is_stopping = self._is_quiet = False
+        #: Requests whose next part is to run alone and found no room yet, and since when.
+        self._suspects: dict[str, float] = {}
         #: The slot whose part is to run with nothing beside it, or -1.
         self._exclusive = -1
         self._pid = os.getpid()
@@ -332,14 +342,15 @@ class Process:
     ) -> None:
         """Fail parts that cannot even be begun, rather than to take them again and again."""
         log.error("%s cannot be run on %s: %s", grant.handler, request_id, error)
+        whose = (request_id, holder, self._handler_numbers[grant.handler])
         for part in grant.parts:
             failure = Failure(error=type(error).__name__, message=str(error), part=part.number)
-            self._tell_failure(
-                slot,
-                (request_id, holder, self._handler_numbers[grant.handler]),
-                part,
-                Trouble("abandon", 0, [failure], (0, -1)),
-            )
+            trouble = Trouble("abandon", 0, [failure], (0, -1))
+            try:
+                if self._tell_failure(slot, whose, part, trouble) not in _GOES_ON:
+                    break
+            except Gone:  # the request was purged meanwhile
+                break
         self._release_holder(slot, request_id, holder)
         self._table.drop(slot)
         self._push(request_id, grant.tokens)
@@ -377,15 +388,37 @@ class Process:
                 self._exclusive = -1
             self._changed.notify_all()
 
-    def _await_all_free(self, but: int = 0) -> None:
+    def _await_all_free(self, but: int = 0, timeout_s: float | None = None) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: len(self._free) >= self._config.slots - but)
+            return self._changed.wait_for(
+                lambda: len(self._free) >= self._config.slots - but, timeout_s
+            )
+
+    def _make_room(self, lease: Lease) -> bool:
+        """Wait for a quantum until nothing runs beside a part that is to run alone.
+
+        Where other slots are never free at once, it is waited for longer and longer: a twentieth
+        of the time that the part has waited. So it is run at some time, and costs little.
+        """
+        now = time.monotonic()
+        since = self._suspects.setdefault(lease.request_id, now)
+        wait_s = max(lease.pace.quantum_s, (now - since) * SUSPECT_SHARE)
+        self._exclusive = lease.slot
+        if self._await_all_free(but=1, timeout_s=wait_s):
+            del self._suspects[lease.request_id]
+            return True
+        while len(self._suspects) > _KNOWN_REQUESTS:
+            del self._suspects[next(iter(self._suspects))]
+        self._leave_alone(lease.request_id, SUSPECT_PAUSE_S)
+        return False
 
     def _begin(self, lease: Lease, grant: Grant) -> None:
-        if grant.retried and any(part.is_suspect for part in grant.parts):
-            # It may kill this process: nothing is to run beside it, then it is clear who did.
-            self._exclusive = lease.slot
-            self._await_all_free(but=1)
+        # It may kill this process: nothing is to run beside it, then it is clear who did.
+        is_suspect = grant.retried and any(part.is_suspect for part in grant.parts)
+        if is_suspect and not self._make_room(lease):
+            self._release(lease)
+            self._end(lease)
+            return
         if lease.runner.handler.is_async:
             asyncio.run_coroutine_threadsafe(self._serve_async(lease, grant), self._event_loop())
         elif self._config.slots == 1:
@@ -449,9 +482,10 @@ class Process:
             took.append(now - started)
             if isinstance(outcome, Done):
                 lease.record(part, outcome)
-            else:
-                self._fail(lease, part, outcome)
+            elif self._fail(lease, part, outcome):
                 now = clock()
+            else:
+                break
         table.tally.saw(slot, lease.handler, tally.RAN, took)
         return self._next_most(lease, begun, len(took), len(parts))
 
@@ -498,13 +532,17 @@ class Process:
             progress=lambda percent: table.set_progress(slot, percent),
         )
 
-    def _fail(self, lease: Lease, part: Part, trouble: Trouble) -> None:
+    def _fail(self, lease: Lease, part: Part, trouble: Trouble) -> bool:
+        """Tell of a part that failed. Returns whether the next of the batch may be begun."""
         whose = (lease.request_id, lease.holder, lease.handler)
-        self._tell_failure(lease.slot, whose, part, trouble)
+        if self._tell_failure(lease.slot, whose, part, trouble) in _GOES_ON:
+            return True
+        lease.late_at = 0.0  # nothing more is asked for either
+        return False
 
     def _tell_failure(
         self, slot: int, whose: tuple[str, str, int], part: Part, trouble: Trouble
-    ) -> None:
+    ) -> str:
         request_id, holder, handler = whose
         call = self._table.next_call(slot)
         answer = self._insist(
@@ -524,6 +562,7 @@ class Process:
         self._table.answered(slot)
         self._tally_trouble(slot, handler, part, trouble, answer.word)
         self._push(request_id, answer.tokens)
+        return answer.word
 
     def _tally_trouble(
         self, slot: int, handler: int, part: Part, trouble: Trouble, word: str
@@ -531,7 +570,7 @@ class Process:
         count = self._table.tally.count
         if word == "retry":
             count(slot, handler, tally.RETRIED)
-        elif word in ("failed", "done"):  # the request may have ended with this part
+        elif word in ("failed", "ended", "done"):  # the request may have ended with this part
             done, failed = trouble.records
             count(slot, handler, tally.FAILED)
             count(slot, handler, tally.RECORDS_DONE, done)
@@ -555,6 +594,12 @@ class Process:
             self._release(lease)
             grant = msgspec.structs.replace(grant, parts=[])
         elif grant.parts:
+            if len(grant.parts) > MOST_PARTS:
+                # After a lost reply all is told that the lease has, which may be more than a slot
+                # can hold when the server had forgotten its last moments. The rest goes back when
+                # the lease ends, and it ends with these.
+                lease.late_at = 0.0
+                del grant.parts[MOST_PARTS:]
             lease.handed(grant, time.monotonic())
             self._deal(lease.slot, grant)
         self._note_end(lease.request_id, grant)
@@ -564,9 +609,13 @@ class Process:
     def _note_end(self, request_id: str, grant: Grant) -> None:
         """Its last tokens are just behind, and there is nothing to claim with them."""
         if grant.word in _ENDS:
-            if len(self._ended) >= _KNOWN_REQUESTS:
-                self._ended.clear()
-            self._ended[request_id] = time.monotonic() + LEFT_OVER_S
+            self._leave_alone(request_id, LEFT_OVER_S)
+
+    def _leave_alone(self, request_id: str, seconds: float) -> None:
+        """Drop tokens of the request for so long."""
+        if len(self._ended) >= _KNOWN_REQUESTS:
+            self._ended.clear()
+        self._ended[request_id] = time.monotonic() + seconds
 
     def _is_shared(self, lease: Lease) -> bool:
         return self._config.slots > 1 and self._exclusive != lease.slot
@@ -644,8 +693,8 @@ class Process:
             took.append(time.monotonic() - lease.part_began)
             if isinstance(outcome, Done):
                 lease.record(part, outcome)
-            else:
-                await loop.run_in_executor(self._callers, self._fail, lease, part, outcome)
+            elif not await loop.run_in_executor(self._callers, self._fail, lease, part, outcome):
+                break
         self._table.tally.saw(lease.slot, lease.handler, tally.RAN, took)
         return self._next_most(lease, begun, len(took), len(parts))
 

@@ -26,9 +26,9 @@ class Member:
         #: Whether its end of the line is closed: it ends.
         self.is_ending = False
         self.why_killed = ""
-        #: By slot: the batch whose part took too long, the one whose rest was struck, and
-        #: since when a batch is told to stop.
-        self.overdue: dict[int, int] = {}
+        #: By slot: the part that took too long, of which batch; the batch whose rest was struck;
+        #: and since when a batch is told to stop.
+        self.overdue: dict[int, tuple[int, int]] = {}
         self.struck: dict[int, int] = {}
         self.told: dict[int, tuple[int, float]] = {}
 

@@ -82,6 +82,7 @@ class Runner:
         self._silent_until = 0.0
         self._silence_s = _COMPLAIN_EVERY_S
         self._unsaid = 0
+        self._has_said_large = False
         #: 0 for none.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
 
@@ -91,6 +92,7 @@ class Runner:
         other.__dict__.update(self.__dict__)
         other._request_id = request_id
         other._silent_until, other._silence_s, other._unsaid = 0.0, _COMPLAIN_EVERY_S, 0
+        other._has_said_large = False
         return other
 
     def run(self, part: Part, context: Context | None) -> Done | Trouble:
@@ -410,14 +412,28 @@ class Runner:
             kind = "abandon"
         if delay_ms is None:
             delay_ms = self.retry_ms(part)
-        has_outcomes = outcomes is not None and any(each[0] for each in outcomes)
-        return Trouble(
-            kind,
-            delay_ms,
-            failures,
-            (0, -1),
-            partial=msgspec.msgpack.encode(outcomes) if has_outcomes else b"",
-        )
+        return Trouble(kind, delay_ms, failures, (0, -1), partial=self._kept(outcomes))
+
+    def _kept(self, outcomes: list[Any] | None) -> bytes:
+        """What the next attempt is told of the records that have an outcome, if it is not much.
+
+        It goes to the server and back with each attempt, so it may be no larger than a result.
+        """
+        if outcomes is None or not any(each[0] for each in outcomes):
+            return b""
+        partial = msgspec.msgpack.encode(outcomes)
+        if len(partial) <= self._max_result:
+            return partial
+        if not self._has_said_large:
+            self._has_said_large = True
+            log.warning(
+                "the outcomes of a part of %s that is tried again have more than the %d bytes of a "
+                "result: all its records run again, not only those that failed. Make parts "
+                "smaller (--lines, --bytes)",
+                self._request_id,
+                self._max_result,
+            )
+        return b""
 
     def _give_up(
         self, part: Part, failures: list[Failure], outcomes: list[Any], endings: bytes

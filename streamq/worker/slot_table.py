@@ -150,7 +150,13 @@ class Table:
         self._memory[start : start + _TEXT] = text.encode().ljust(_TEXT, b"\0")
 
     def deal(self, slot: int, numbers: Sequence[int]) -> None:
-        """The lease has a new batch of parts; none is started."""
+        """The lease has a new batch of parts; none is started.
+
+        Raises:
+            ValueError: it is more than a slot can hold.
+        """
+        if len(numbers) > MOST_PARTS:
+            raise ValueError(f"{len(numbers)} parts are more than the {MOST_PARTS} of a slot")
         at = slot * _SLOT
         words = self._words
         words[at + VERSION] += 1

@@ -166,3 +166,12 @@ def test_full_server_pushes_back_on_loaders(driver: Driver) -> None:
         driver.append(1)
 
     assert driver.snapshot() == before
+
+
+def test_any_number_of_parts(driver: Driver) -> None:
+    driver.open()
+
+    driver.append(10_000)
+
+    assert (driver.meta("total"), driver.left()) == ("10000", 10_001)
+    assert driver.entries()[-1] == 10_000

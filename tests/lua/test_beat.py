@@ -99,3 +99,11 @@ def test_full_server_still_takes_it(driver: Driver) -> None:
         driver.protocol.beat(driver.queue, "w1", 60_000, b"this", requests=["a"])
 
     assert driver.protocol.ids(driver.queue) == ["a"]
+
+
+def test_any_number_of_requests(driver: Driver, queue_keys: QueueKeys) -> None:
+    requests = [f"r{number}" for number in range(10_000)]
+
+    driver.protocol.beat(driver.queue, "w1", 60_000, b"", 20_000, requests)
+
+    assert driver.redis.zcard(queue_keys.due) == 10_000

@@ -607,3 +607,11 @@ def test_full_server_still_hands_out(driver: Driver) -> None:
         _, grant = driver.claim()
 
     assert numbers(grant) == [1]
+
+
+def test_any_number_of_handlers(driver: Driver) -> None:
+    driver.load(1)
+
+    _, grant = driver.claim(handlers=[f"parts x{number}" for number in range(10_000)] + ["parts h"])
+
+    assert [part.number for part in grant.parts] == [1]

@@ -202,7 +202,7 @@ class TestTolerance:
         with driver.published() as published:
             outcomes = [driver.fail(holder, n, kind="abandon") for n in (1, 2)]
 
-        assert [outcome.word for outcome in outcomes] == ["failed", "failed"]
+        assert [outcome.word for outcome in outcomes] == ["failed", "ended"]
         assert published == ["failed"]
         assert (driver.meta("state"), bool(outcomes[1].tokens)) == ("failed", False)
         assert 0 <= driver.now_ms() - int(driver.meta("finished_ms")) < 60_000
@@ -231,7 +231,7 @@ class TestTolerance:
 
         assert driver.held(other) == [1, 2]
         outcome = driver.fail(other, 1, kind="abandon")
-        assert (outcome.word, driver.left(), set(driver.failed())) == ("failed", 3, {1, 3})
+        assert (outcome.word, driver.left(), set(driver.failed())) == ("ended", 3, {1, 3})
 
     def test_percentage_is_judged_from_a_thousand_on(self, driver: Driver) -> None:
         driver.load(1_200, max_percent=1.0)

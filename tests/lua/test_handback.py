@@ -129,3 +129,11 @@ def test_invites_idle_workers_to_what_was_hidden_from_them(driver: Driver) -> No
 def test_full_server_still_takes_it(driver: Driver, holder: str) -> None:
     with driver.full_server():
         assert driver.handback(holder, [4]).word == "ok"
+
+
+def test_any_number_of_parts_may_be_named(driver: Driver, holder: str) -> None:
+    held = set(driver.held(holder))
+
+    driver.handback(holder, range(1, 10_001))
+
+    assert (driver.held(holder), set(driver.retry())) == ([], held)

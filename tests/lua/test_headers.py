@@ -66,8 +66,11 @@ class TestHeader:
         assert [each.index for each in given] == list(range(1, len(given) + 1))
         assert many <= {len(given)}
         assert {int(n) for n in re.findall(rf"\b{table}\[(\d+)\]", script.code)} == single
-        assert {int(n) for n in re.findall(rf"\bunpack\({table}, (\d+)\)", script.code)} == many
-        assert not re.search(rf"#{table}|{table}\[\D", script.code)
+        # A few may be unpacked, which has a limit of the server's; any number is gone through.
+        starts = rf"\bunpack\({table}, (\d+)\b|\bfor i = (\d+), #{table}\b"
+        found = {int(n or m) for n, m in re.findall(starts, script.code)}
+        assert found == many
+        assert many or not re.search(rf"#{table}|{table}\[\D", script.code)
 
     def test_words_that_are_answered_are_documented(self, script: Script) -> None:
         answered = re.findall(

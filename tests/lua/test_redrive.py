@@ -259,3 +259,12 @@ def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
         driver.redrive(1)
 
     assert driver.existing_keys() == set()
+
+
+def test_any_number_of_parts_may_be_named(driver: Driver) -> None:
+    driver.load(2)
+    driver.give_up(1, 2)
+
+    redriven, _, _ = driver.redrive(*range(1, 10_001))
+
+    assert (redriven, set(driver.retry())) == (2, {1, 2})

@@ -120,3 +120,11 @@ def test_full_server_still_takes_it(driver: Driver, holder: str) -> None:
         _, _, stands = driver.protocol.renew(driver.id, 90_000, {holder: 1})
 
     assert stands == {holder: True}
+
+
+def test_any_number_of_holders(driver: Driver, holder: str) -> None:
+    others = {f"h{number}": number for number in range(10_000)}
+
+    _, _, stands = driver.protocol.renew(driver.id, 90_000, others | {holder: 1})
+
+    assert [name for name, is_standing in stands.items() if is_standing] == [holder]

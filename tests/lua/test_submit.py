@@ -90,3 +90,13 @@ def test_full_server_refuses_and_nothing_is_there(driver: Driver) -> None:
         submit(driver)
 
     assert driver.existing_keys() == set()
+
+
+def test_any_number_of_parts(driver: Driver) -> None:
+    entries = [value for number in range(10_000) for value in (b"%d" % number, b"1")]
+
+    driver.protocol.submit(driver.id, policy(driver.queue), lambda: ("c", entries))
+
+    assert driver.meta("total") == "10000"
+    _, grant = driver.claim(most=2)
+    assert [part.payload for part in grant.parts] == [b"0", b"1"]

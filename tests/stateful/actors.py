@@ -347,7 +347,9 @@ class Slot(Actor):
                     result=good if outstanding > failed else b"",
                     partial=good if outstanding > failed else b"",
                 ),
-                lambda reply: self._hear_outcome(holding, reply, ("retry", "failed", "late")),
+                lambda reply: self._hear_outcome(
+                    holding, reply, ("retry", "failed", "ended", "late")
+                ),
             ),
             pick.fares,
         )
