@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from streamq.model import Status
+from streamq.telemetry.logs import harmless
 
 NOTHING = "-"
 # Seconds of a unit and its letter, and the same of the unit that is shown beside it.
@@ -62,12 +63,12 @@ def note(text: str) -> None:
 
 def warning(text: str) -> None:
     """What a person should know."""
-    typer.echo(_paint(f"streamq: warning: {text}", "yellow", sys.stderr), err=True)
+    typer.echo(_paint(harmless(f"streamq: warning: {text}"), "yellow", sys.stderr), err=True)
 
 
 def error(text: str) -> None:
     """Why it was not done."""
-    typer.echo(_paint(f"streamq: {text}", "red", sys.stderr), err=True)
+    typer.echo(_paint(harmless(f"streamq: {text}"), "red", sys.stderr), err=True)
 
 
 def alarm(text: str) -> str:

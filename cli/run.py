@@ -17,6 +17,7 @@ from streamq.records import outputs
 from streamq.runs.plan import STANDARD, Plan
 from streamq.settings import Settings
 from streamq.worker import program
+from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, check_capacity
 from streamq.worker.spawning import Nursery
 
 from . import logs, render
@@ -43,10 +44,14 @@ class JobWishes(msgspec.Struct, kw_only=True):
         ),
     ] = ""
     processes: Annotated[
-        int, typer.Option("-p", "--processes", min=0, help="0: as many as there are CPUs.")
+        int,
+        typer.Option(
+            "-p", "--processes", min=0, max=MOST_PROCESSES, help="0: as many as there are CPUs."
+        ),
     ] = 0
     slots: Annotated[
-        int, typer.Option("-c", "--concurrency", min=1, help="Parts at once in each.")
+        int,
+        typer.Option("-c", "--concurrency", min=1, max=MOST_SLOTS, help="Parts at once in each."),
     ] = 1
     output_form: Annotated[
         str, typer.Option("--output-format", metavar="|".join(outputs.FORMS))
@@ -66,6 +71,7 @@ class JobWishes(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         self.processes = self.processes or os.cpu_count() or 1
+        check_capacity(self.processes, self.slots)
         if not self.resume and (not self.files or bool(self.target) == bool(self.argv)):
             raise InvalidValue(
                 "give FILE... and either --map MODULE:FUNCTION or --exec 'PROGRAM', or --resume ID"

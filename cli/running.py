@@ -16,6 +16,7 @@ from streamq.model import Failure, State, Status
 from streamq.records.outputs import OutputError
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.run import Job
+from streamq.telemetry.logs import harmless
 from streamq.worker.pool import Unrunnable
 
 from . import render
@@ -46,7 +47,7 @@ class Run:
             return status
         except Unrunnable as error:
             show.end()
-            typer.echo(error.trace, err=True, nl=False)
+            typer.echo(harmless(error.trace), err=True, nl=False)
             self._fail(job, error, 4, is_lasting=False)
         except StreamqError as error:
             show.end()
@@ -107,6 +108,6 @@ def _tell(failures: list[Failure]) -> None:
     """The first failures, for a person."""
     for each in failures[:_MOST_TOLD]:
         place = f"{each.source}:{each.line}" if each.source else f"part {each.part}"
-        render.note(f"{place}: {each.error}: {render.clean(each.message)}")
+        render.note(render.clean(f"{place}: {each.error}: {each.message}"))
     if len(failures) > _MOST_TOLD:
         render.note(f"and {len(failures) - _MOST_TOLD:,} more; with -o FILE all are written")

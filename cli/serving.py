@@ -12,6 +12,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import Lookout, build
 from streamq.settings import Settings
 from streamq.telemetry.health import HealthServer, Subject
+from streamq.telemetry.logs import harmless
 from streamq.telemetry.systemd import Notifier
 from streamq.worker.channel import Config, PoolOptions
 from streamq.worker.lease_keeper import Keeper
@@ -44,7 +45,7 @@ def serve(
         try:
             return pool.run()
         except Unrunnable as error:
-            typer.echo(error.trace, err=True, nl=False)
+            typer.echo(harmless(error.trace), err=True, nl=False)
             render.error(str(error))
             raise typer.Exit(4) from None
 

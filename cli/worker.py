@@ -11,7 +11,13 @@ from streamq.errors import InvalidValue
 from streamq.model import LAST_LEVEL, MAX_RESULT
 from streamq.records.remote import is_remote
 from streamq.settings import Settings
-from streamq.worker.channel import Config, PoolOptions
+from streamq.worker.channel import (
+    MOST_PROCESSES,
+    MOST_SLOTS,
+    Config,
+    PoolOptions,
+    check_capacity,
+)
 from streamq.worker.program import words_of
 from streamq.worker.spawning import Nursery
 
@@ -41,7 +47,8 @@ class PoolWishes(msgspec.Struct, kw_only=True):
         str, typer.Option(metavar="NAME", help="With --exec: what requests call the program.")
     ] = ""
     processes: Annotated[
-        int, typer.Option("-p", "--processes", min=1, envvar="STREAMQ_PROCESSES")
+        int,
+        typer.Option("-p", "--processes", min=1, max=MOST_PROCESSES, envvar="STREAMQ_PROCESSES"),
     ] = 1
     slots: Annotated[
         int,
@@ -49,6 +56,7 @@ class PoolWishes(msgspec.Struct, kw_only=True):
             "-c",
             "--concurrency",
             min=1,
+            max=MOST_SLOTS,
             envvar="STREAMQ_CONCURRENCY",
             help="Parts at once in each process.",
         ),
@@ -132,6 +140,7 @@ class PoolWishes(msgspec.Struct, kw_only=True):
 
     def options(self) -> PoolOptions:
         """How it looks after them."""
+        check_capacity(self.processes, self.slots)
         return PoolOptions(
             processes=self.processes,
             grace_s=units.duration_ms(self.grace, "--grace") / 1e3,

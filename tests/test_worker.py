@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from streamq import Client, Request
+from streamq import Client, Protocol, Request
 from streamq.driver.connection import Connection
 from streamq.driver.lanes import Lane
 from streamq.model import Policy, State
+from streamq.protocol.keys import RequestKeys
 from streamq.protocol.scripts import digest
 from streamq.servers.local import LocalServer
 from tests.conftest import ANY_KIND, KINDS, ONE_KIND
@@ -381,6 +382,7 @@ class TestTime:
         slow = next(note for note in fleet.notes("S") if note.part == 301)
         assert max(note.time for note in fleet.notes("S")) < slow.time + 2.0
         assert request.wait(10).parts.done == 401
+        assert len(fleet.notes("S")) == 401, "none was started by two"
 
 
 class TestCancel:
@@ -454,7 +456,7 @@ class TestStop:
 
     @ANY_KIND
     def test_what_does_not_end_in_the_grace_time_is_handed_back_unharmed(
-        self, fleet: Fleet, submit: Any
+        self, fleet: Fleet, submit: Any, protocol: Protocol
     ) -> None:
         pool = fleet.ready("--grace", "300ms")
         request = submit([1.2], "nap", retries=0)
@@ -463,6 +465,8 @@ class TestStop:
         assert stop(pool) == 0
 
         assert request.status().parts.failed == 0
+        tries = protocol.connection.redis.hgetall(RequestKeys(request.id).tries)
+        assert tries == {}, "it is charged with no crash, and need not run alone"
         fleet.ready()
         assert request.wait(8).parts.done == 1, "no lease had to expire first"
 

@@ -74,15 +74,22 @@ class Supervisor:
     def start(self, directory: str, argv: list[str]) -> int:
         """Start a server in its directory, where ``server.log`` gets all it prints."""
         parent = os.getpid()
+        # Until it is noted that it began, its end is not: a server that ended long ago may have
+        # had the same number.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
         pid = os.fork()
         if pid == 0:
             try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
                 self._become(directory, argv, parent)
             except BaseException as error:  # noqa: BLE001 - a forked child must never go on as its parent
                 os.write(2, f"cannot run {argv[0]}: {error}\n".encode())
             finally:
                 os._exit(127)
-        self._started.append(pid)
+        self._ended.pop(pid, None)
+        if pid not in self._started:
+            self._started.append(pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
         return pid
 
     def kill(self, pid: int, number: int) -> None:

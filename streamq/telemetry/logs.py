@@ -4,19 +4,34 @@ import json
 import logging
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
 
+def harmless(text: str) -> str:
+    """The text in its lines, with escapes for whatever else could move a terminal's cursor.
+
+    Words of users are in it: errors of handlers, names of files.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 class TextFormatter(logging.Formatter):
     """``12:04:31.207 INFO  worker ready``."""
 
+    def formatException(self, exc_info: Any) -> str:  # noqa: N802  the name is logging's
+        """The traceback, and nothing that a terminal would obey."""
+        return harmless(super().formatException(exc_info))
+
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback after it if there is one."""
+        """One line, and what follows it is set in: the rest of the message, and a traceback."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {record.getMessage()}"
+        message = harmless(record.getMessage()).replace("\n", "\n    ")
+        line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {message}"
         if sys.stderr is not None and sys.stderr.isatty():
             # There may be a line of progress, by another process even: this one takes its place.
             line = f"\r\x1b[K{line}"

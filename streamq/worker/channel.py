@@ -8,7 +8,24 @@ from typing import Any
 
 import msgspec
 
+from streamq.errors import InvalidValue
+
 log = logging.getLogger(__name__)
+
+#: More processes than any machine runs well, and about as many as a parent may have open files for.
+MOST_PROCESSES = 512
+#: More than enough for coroutines. A pool looks through all its slots again and again.
+MOST_SLOTS = 10_000
+MOST_SLOTS_IN_ALL = 50_000
+
+
+def check_capacity(processes: int, slots: int) -> None:
+    """Raise InvalidValue for a pool of more slots than one parent can look after."""
+    if processes * slots > MOST_SLOTS_IN_ALL:
+        raise InvalidValue(
+            f"-p {processes} -c {slots} makes {processes * slots} slots: a pool looks after "
+            f"{MOST_SLOTS_IN_ALL} at most. Start several pools"
+        )
 
 
 class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):

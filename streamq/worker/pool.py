@@ -29,7 +29,7 @@ from streamq.worker.channel import Config, Hello, Idle, Look, PoolOptions, Unfit
 from streamq.worker.lease_keeper import Keeper
 from streamq.worker.process_handle import Member
 from streamq.worker.slot_table import CALL_STEP, Held
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import MOST_STARTING, Nursery
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,8 @@ class Pool:
         staying = sum(not member.is_leaving for member in self._members)
         if self._is_stopping or time.monotonic() < self._start_at:
             return
-        for _ in range(self._options.processes - staying):
+        starting = sum(member.hello is None for member in self._members)
+        for _ in range(min(self._options.processes - staying, MOST_STARTING - starting)):
             try:
                 member = Member(self._config, self._nursery.take())
             except OSError as error:

@@ -17,6 +17,8 @@ from streamq.worker.slot_table import Table
 
 #: Nothing that is imported is garbage: who looks for it meanwhile is only in the way.
 _BEGIN = "import gc; gc.disable(); from streamq.worker.process import main; main()"
+#: So many are started at a time, that the first of very many are soon ready.
+MOST_STARTING = 32
 
 
 class Newborn(NamedTuple):
@@ -34,7 +36,7 @@ class Nursery:
         self._slots = slots
         self._waiting: list[Newborn] = []
         with suppress(OSError):  # whoever takes one is told
-            self._waiting += [self._start() for _ in range(ahead)]
+            self._waiting += [self._start() for _ in range(min(ahead, MOST_STARTING))]
 
     def take(self) -> Newborn:
         """A process to be told what to do.

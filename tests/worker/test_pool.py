@@ -1,0 +1,352 @@
+"""What a parent says for its processes, when, and under which numbers."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from streamq import units
+from streamq.errors import Damaged, ServerBusy
+from streamq.model import LAST_LEVEL, MAX_RESULT
+from streamq.protocol.protocol import Protocol
+from streamq.queue.outages import Outages
+from streamq.worker.channel import Config, Line, PoolOptions
+from streamq.worker.lease_keeper import Keeper, Rounds, _name_of
+from streamq.worker.pool import Pool
+from streamq.worker.process_handle import Member
+from streamq.worker.renewals import Renewals, Word
+from streamq.worker.slot_table import Held, Table
+from streamq.worker.spawning import Newborn
+from tests.conftest import ONE_KIND
+from tests.driver import Driver
+from tests.fleet import APPS, Fleet
+from tests.waiting import wait_until
+
+
+def config_of(url: str = "redis://127.0.0.1:1", queue: str = "q", **changes: Any) -> Config:
+    """What the processes of a pool are told."""
+    given: dict[str, Any] = {
+        "url": url,
+        "prefix": "sq",
+        "queue": queue,
+        "target": "tasks:app",
+        "slots": 2,
+        "levels": tuple(range(LAST_LEVEL + 1)),
+        "quantum_ms": 50,
+        "lease_ms": 20_000,
+        "max_result": MAX_RESULT,
+        "log_level": "info",
+        "log_format": "text",
+    }
+    return Config(**(given | changes))
+
+
+class Heard:
+    """Takes the keeper's place: notes what it is asked to say."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[Any, ...]] = []
+        self.unwanted: set[str] = set()
+
+    def release(self, held: Held, call: int, crashed: int | None) -> None:
+        self.words.append(("release", held.holder, call, crashed))
+
+    def hand_back(self, held: Held, call: int, numbers: tuple[int, ...]) -> None:
+        self.words.append(("handback", held.holder, call, numbers))
+
+    def time_out(self, held: Held, call: int) -> None:
+        self.words.append(("timeout", held.holder, call, held.running))
+
+    def is_unwanted(self, holder: str) -> bool:
+        return holder in self.unwanted
+
+
+class Stage:
+    """A pool with one process, whose table is written to by the test."""
+
+    def __init__(self) -> None:
+        config = config_of()
+        self.heard = Heard()
+        self.pool = Pool(config, PoolOptions(), cast("Keeper", self.heard))
+        self.slot, fd = Table.create(config.slots)
+        ours, self.theirs = socket.socketpair()
+        popen = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, process_group=0
+        )
+        self.member = Member(config, Newborn(popen, Line(ours), Table(fd, config.slots)))
+        os.close(fd)
+        self.pool._members.append(self.member)
+
+    def begin(self, numbers: list[int], ran_ms: int, timeout_ms: int = 0) -> None:
+        """A batch whose first part has run for so long."""
+        self.slot.hold(0, "h", "r")
+        self.slot.describe(0, "nap", timeout_ms=timeout_ms, is_async=False)
+        self.slot.deal(0, numbers)
+        assert self.slot.start(0, 0, int(time.monotonic() * 1e3) - ran_ms)
+
+    def look(self) -> None:
+        self.pool._look_after_all()
+
+    def bury(self) -> None:
+        """The process is gone: take back what it held."""
+        self.member.popen.kill()
+        wait_until(self.member.has_ended)
+        self.pool._forget(self.member)
+        self.pool._take_back(self.member)
+
+    def close(self) -> None:
+        self.member.popen.kill()
+        self.member.popen.wait()
+        if self.member.popen.stdin:
+            self.member.popen.stdin.close()
+        self.slot.close()
+        self.theirs.close()
+        self.member.line.close()
+        self.pool._bell.close()
+        self.pool._button.close()
+        self.pool._selector.close()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+class TestHandback:
+    def test_its_number_is_above_the_last_call_of_the_slot_and_below_the_next(
+        self, stage: Stage
+    ) -> None:
+        stage.begin([1, 2, 3], ran_ms=1_000)
+        answered = stage.slot.next_call(0)
+        stage.slot.answered(0)
+
+        stage.look()
+        stage.look()
+
+        ((word, _, call, numbers),) = stage.heard.words
+        assert (word, numbers) == ("handback", (2, 3))
+        assert answered < call < stage.slot.next_call(0)
+
+    def test_parts_within_their_quantum_stay(self, stage: Stage) -> None:
+        stage.begin([1, 2, 3], ran_ms=0)
+
+        stage.look()
+
+        assert stage.heard.words == []
+        assert stage.slot.start(0, 1, 0)
+
+
+class TestDeath:
+    def test_part_that_ran_when_its_process_died_is_charged(self, stage: Stage) -> None:
+        stage.begin([1, 2, 3], ran_ms=0)
+
+        stage.bury()
+
+        ((word, _, _, crashed),) = stage.heard.words
+        assert (word, crashed) == ("release", 1)
+
+    def test_part_that_had_ended_is_not(self, stage: Stage) -> None:
+        stage.begin([1, 2, 3], ran_ms=0)
+        stage.slot.end(0, 0)
+
+        stage.bury()
+
+        assert stage.heard.words[-1][-1] is None
+
+    def test_no_part_is_charged_for_a_process_that_was_ended_on_purpose(self, stage: Stage) -> None:
+        stage.begin([1, 2, 3], ran_ms=0)
+        stage.member.kill("it is not wanted")
+
+        stage.bury()
+
+        ((word, _, _, crashed),) = stage.heard.words
+        assert (word, crashed) == ("release", None)
+
+    def test_part_over_its_time_is_failed_and_not_charged(self, stage: Stage) -> None:
+        stage.begin([1, 2], ran_ms=1_000, timeout_ms=500)
+        stage.look()
+
+        stage.bury()
+
+        words = [(word, *rest[1:]) for word, *rest in stage.heard.words if word != "handback"]
+        assert [(word, last) for word, *_, last in words] == [("timeout", 1), ("release", None)]
+        assert words[0][1] < words[1][1], "the lease ends after it"
+
+    def test_next_part_does_not_answer_for_the_one_that_was_over_its_time(
+        self, stage: Stage
+    ) -> None:
+        stage.begin([1, 2], ran_ms=0, timeout_ms=500)
+        held = stage.member.table.read(0)
+        assert held is not None
+        stage.member.overdue[0] = (held.version, 1)
+        stage.member.kill("part 1 took longer than 0.5 s")
+        # Between the look and the kill the part ends, and the next begins.
+        stage.slot.end(0, 0)
+        assert stage.slot.start(0, 1, 0)
+
+        stage.bury()
+
+        assert [word for word, *_ in stage.heard.words] == ["release"]
+
+
+class TestRounds:
+    def test_chore_that_fails_does_not_end_the_round(self) -> None:
+        done: list[str] = []
+
+        def fails() -> None:
+            done.append("fails")
+            raise ServerBusy("not now")
+
+        def damaged() -> None:
+            done.append("damaged")
+            raise Damaged("broken")
+
+        rounds = Rounds(
+            "r", [(fails, 1.0), (damaged, 1.0), (lambda: done.append("last"), 1.0)], Word()
+        )
+
+        with pytest.raises(ServerBusy):
+            rounds._round()
+
+        assert done == ["fails", "damaged", "last"]
+        with pytest.raises(ServerBusy):
+            rounds._round()
+        assert done[3:] == ["fails"], "only what failed is due again"
+
+
+def holding(request_id: str, holder: str) -> tuple[int, Held]:
+    """What a slot holds that runs part 1."""
+    zeros = (0,) * 5
+    return 1, Held(0, 0, 0, False, *zeros[:4], False, 0, 0, holder, request_id, "h", (1,))
+
+
+class TestRenewals:
+    def renewals(self, protocol: Protocol) -> Renewals:
+        return Renewals(protocol, lambda: protocol, 20_000, Outages(), Word())
+
+    def test_request_that_cannot_be_renewed_does_not_cost_the_others(
+        self, protocol: Protocol, queue: str, request_id: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drivers = [Driver(protocol, queue, f"{request_id}{n}") for n in range(3)]
+        holders = []
+        for driver in drivers:
+            driver.load(1)
+            holders.append(driver.claim(lease_ms=1_000)[0])
+        renew = protocol.renew
+
+        def renew_some(request: str, *rest: Any) -> Any:
+            if request == drivers[0].id:
+                raise ServerBusy("its slot is not covered")
+            return renew(request, *rest)
+
+        monkeypatch.setattr(protocol, "renew", renew_some)
+        share = {driver.id: {holder: 1} for driver, holder in zip(drivers, holders, strict=True)}
+
+        failed = self.renewals(protocol)._renew("", dict(share), set(), "t")
+
+        assert failed == {drivers[0].id}
+        left = [
+            driver.leases()[holder] - driver.now_ms()
+            for driver, holder in zip(drivers, holders, strict=True)
+        ]
+        assert [ms > 10_000 for ms in left] == [False, True, True]
+
+    @ONE_KIND
+    def test_script_that_fails_is_no_lost_lease(
+        self, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.load(1)
+        holder, _ = driver.claim()
+
+        def fail(*_: Any) -> Any:
+            raise Damaged("too many results to unpack")
+
+        monkeypatch.setattr(driver.protocol, "renew", fail)
+
+        assert self.renewals(driver.protocol)._renew_one(driver.id, {holder: 1}) == set()
+
+    @ONE_KIND
+    def test_ten_thousand_holders_of_a_request(self, driver: Driver) -> None:
+        driver.load(1)
+        holder, _ = driver.claim(lease_ms=1_000)
+        running = {f"h{n}": 1 for n in range(10_000)} | {holder: 1}
+
+        unwanted = self.renewals(driver.protocol)._renew_one(driver.id, dict(running))
+
+        assert unwanted == running.keys() - {holder}
+        assert driver.leases()[holder] - driver.now_ms() > 10_000
+
+    @ONE_KIND
+    def test_thread_comes_with_a_lease_and_goes_without(
+        self, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("streamq.worker.renewals.LINGER_ROUNDS", 1)
+        monkeypatch.setattr("streamq.worker.renewals.RENEW_EVERY_S", 0.01)
+        driver.load(1)
+        holder, _ = driver.claim(lease_ms=1_000)
+        renewals = self.renewals(driver.protocol)
+
+        renewals.hold([holding(driver.id, holder)])
+        wait_until(lambda: driver.leases()[holder] - driver.now_ms() > 10_000)
+        assert len(renewals._threads) == 1
+        renewals.hold([])
+
+        wait_until(lambda: not renewals._threads)
+        renewals.stop()
+
+
+class TestStart:
+    @ONE_KIND
+    def test_very_many_processes_are_started_a_few_at_a_time(
+        self, fleet: Fleet, tmp_path: Path
+    ) -> None:
+        gate = tmp_path / "gate"
+        module = f"import pathlib, sys, time\nsys.path.append({str(APPS)!r})\n"
+        module += f"while not pathlib.Path({str(gate)!r}).exists():\n    time.sleep(0.01)\n"
+        (tmp_path / "gated.py").write_text(module + "from tasks import app\n")
+        few = (
+            "from streamq import cli; from streamq.worker import pool, spawning; "
+            "pool.MOST_STARTING = spawning.MOST_STARTING = 2; cli.main()"
+        )
+        pool = fleet.start("-p", "5", target=f"{tmp_path / 'gated.py'}:app", program=("-c", few))
+        wait_until(lambda: len(fleet.children(pool)) == 2, 15)
+        time.sleep(0.5)
+        assert len(fleet.children(pool)) == 2
+
+        gate.touch()
+
+        wait_until(lambda: len(fleet.children(pool)) == 5, 15)
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (("-p", "5000"), "512"),
+            (("-c", "20000"), "10000"),
+            (("-p", "100", "-c", "1000"), "50000 at most"),
+        ],
+    )
+    def test_absurd_numbers_are_told_at_once(self, options: tuple[str, ...], says: str) -> None:
+        command = [sys.executable, "-m", "streamq.cli", "worker", "tasks:app", *options]
+
+        told = subprocess.run(
+            [*command, "--url", "redis://127.0.0.1:1"], capture_output=True, text=True
+        )
+
+        assert told.returncode == 2
+        assert says in " ".join(told.stderr.split())
+
+
+def test_name_of_a_worker_fits_whatever_its_host_is_called() -> None:
+    name = _name_of("h" * 63, 4_194_304)
+
+    assert units.name(name, "worker") == name
+    assert name.endswith(".4194304")
+    assert _name_of("host", 7) == "host.7"

@@ -1,0 +1,325 @@
+"""The memory that a process and its parent share, on the real class: two sides that race."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from streamq.worker.slot_table import MOST_PARTS, UNCUT, Held, Table
+
+ROUNDS = 1_500
+
+
+@pytest.fixture
+def tables() -> Iterator[Callable[[int], tuple[Table, Table]]]:
+    """Two mappings of the same memory: the slot's, and the parent's."""
+    made: list[Table] = []
+
+    def tables(slots: int = 1) -> tuple[Table, Table]:
+        first, fd = Table.create(slots)
+        made.extend((first, Table(fd, slots)))
+        os.close(fd)
+        return made[-2], made[-1]
+
+    yield tables
+    for table in made:
+        table.close()
+
+
+@pytest.fixture
+def pair(tables: Callable[[int], tuple[Table, Table]]) -> tuple[Table, Table]:
+    return tables(1)
+
+
+def seen(table: Table, slot: int = 0) -> Held:
+    held = table.read(slot)
+    assert held is not None
+    return held
+
+
+def run_beside(work: Callable[[], None]) -> Callable[[], int]:
+    """Do it in another process. Returns what waits for it, and tells its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # should nobody wait for it any more
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  the exit code tells
+            os._exit(1)
+        os._exit(0)
+    return lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def pause(most_s: float) -> None:
+    """Do nothing for up to so long, without sleeping."""
+    until = time.perf_counter() + random.random() * most_s
+    while time.perf_counter() < until:
+        pass
+
+
+class TestBatch:
+    def test_parent_sees_what_the_slot_holds(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        assert parent.read(0) is None
+
+        slot.hold(0, "holder", "request")
+        slot.describe(0, "handler", timeout_ms=500, is_async=True)
+        slot.deal(0, [7, 8, 9])
+        slot.expect(0, 3, 250)
+        slot.start(0, 1, 12_345)
+        slot.set_progress(0, 40.4)
+
+        held = seen(parent)
+        assert (held.holder, held.request_id, held.handler) == ("holder", "request", "handler")
+        assert (held.numbers, held.running, held.since_ms) == ((7, 8, 9), 8, 12_345)
+        assert (held.timeout_ms, held.is_async, held.progress) == (500, True, 40)
+        assert (held.attempt, held.retry_ms) == (3, 250)
+
+    def test_part_that_ended_does_not_run(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7, 8])
+        assert seen(parent).running is None
+        slot.start(0, 0, 0)
+
+        slot.end(0, 0)
+
+        assert (seen(parent).is_ended, seen(parent).running) == (True, None)
+
+    def test_dropped_lease_is_nothing(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7])
+
+        slot.drop(0)
+
+        assert parent.read(0) is None
+
+    def test_as_many_parts_as_there_is_room_for_touch_no_other_slot(
+        self, tables: Callable[[int], tuple[Table, Table]]
+    ) -> None:
+        slot, parent = tables(3)
+        for index in range(3):
+            slot.hold(index, f"h{index}", f"r{index}")
+            slot.deal(index, [index + 1])
+
+        slot.deal(1, range(1, MOST_PARTS + 1))
+
+        assert seen(parent, 1).numbers == tuple(range(1, MOST_PARTS + 1))
+        assert [(seen(parent, n).holder, seen(parent, n).numbers) for n in (0, 2)] == [
+            ("h0", (1,)),
+            ("h2", (3,)),
+        ]
+
+    def test_more_parts_than_there_is_room_for_are_refused(
+        self, tables: Callable[[int], tuple[Table, Table]]
+    ) -> None:
+        slot, parent = tables(2)
+        for index in range(2):
+            slot.hold(index, f"h{index}", f"r{index}")
+            slot.deal(index, [index + 1])
+        before = [seen(parent, index) for index in range(2)]
+
+        with pytest.raises(ValueError, match="more than the 500"):
+            slot.deal(0, range(1, MOST_PARTS + 2))
+
+        assert [seen(parent, index) for index in range(2)] == before
+
+    def test_calls_are_numbered_with_room_for_those_of_the_parent(
+        self, pair: tuple[Table, Table]
+    ) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        first = slot.next_call(0)
+
+        slot.answered(0)
+
+        assert slot.next_call(0) == 2 * first
+        assert seen(parent).calls * first + 1 in range(first + 1, 2 * first)
+
+
+class TestStrike:
+    def test_struck_parts_are_not_started(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7, 8, 9])
+        assert slot.start(0, 0, 0)
+
+        assert parent.strike(0, seen(parent)) == (8, 9)
+
+        assert not slot.start(0, 1, 0)
+        assert not slot.start(0, 2, 0)
+
+    def test_part_that_was_started_meanwhile_is_not_struck(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7, 8, 9])
+        slot.start(0, 0, 0)
+        held = seen(parent)
+        assert slot.start(0, 1, 0)
+
+        assert parent.strike(0, held) == (9,)
+
+    def test_last_part_leaves_nothing_to_strike(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7])
+        slot.start(0, 0, 0)
+
+        assert parent.strike(0, seen(parent)) == ()
+
+    def test_another_batch_is_not_struck_for_the_one_before(
+        self, pair: tuple[Table, Table]
+    ) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7, 8, 9])
+        slot.start(0, 0, 0)
+        held = seen(parent)
+        slot.deal(0, [10, 11, 12])
+
+        assert parent.strike(0, held) == (), "nobody hands back what may be started"
+
+    def test_part_is_started_or_struck_and_never_both(self, pair: tuple[Table, Table]) -> None:
+        """Two processes race for the parts of many batches; each says which it has."""
+        slot, parent = pair
+        parts = 250
+        slot.hold(0, "h", "r")
+        begun, done = os.pipe(), os.pipe()
+
+        def start_all() -> None:
+            for _ in range(ROUNDS):
+                os.read(begun[0], 1)
+                started = 0
+                while started < parts and slot.start(0, started, 0):
+                    started += 1
+                os.write(done[1], bytes([started]))
+
+        wait = run_beside(start_all)
+        cuts: set[int] = set()
+        for _ in range(ROUNDS):
+            slot.deal(0, range(1, parts + 1))
+            held = seen(parent)
+            os.write(begun[1], b".")
+            pause(8e-4)
+            struck = parent.strike(0, held)
+            started = os.read(done[0], 1)[0]
+            assert started + len(struck) == parts, "each part belongs to one side"
+            assert struck == tuple(range(started + 1, parts + 1))
+            cuts.add(started)
+        for fd in (*begun, *done):
+            os.close(fd)
+        assert wait() == 0
+        assert len(cuts) > 3, "the two did meet"
+
+
+class TestTold:
+    def test_lease_that_is_not_wanted_starts_nothing_more(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7, 8])
+        slot.start(0, 0, 0)
+
+        parent.tell(0, seen(parent))
+
+        assert slot.is_told(0)
+        assert not slot.start(0, 1, 0)
+
+    def test_another_lease_is_not_told_for_the_one_before(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7, 8])
+        held = seen(parent)
+        slot.hold(0, "h2", "r2")
+        slot.deal(0, [1])
+
+        parent.tell(0, held)
+
+        assert not slot.is_told(0)
+        assert slot.start(0, 0, 0)
+
+    def test_next_lease_begins_untold_and_uncut(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7, 8])
+        slot.start(0, 0, 0)
+        parent.strike(0, seen(parent))
+        parent.tell(0, seen(parent))
+
+        slot.hold(0, "h2", "r2")
+        slot.deal(0, [1, 2])
+
+        assert slot.start(0, 0, 0)
+        assert slot.start(0, 1, 0)
+        assert UNCUT > MOST_PARTS
+
+
+class TestReading:
+    def test_no_mixture_is_seen_while_a_slot_writes(self, pair: tuple[Table, Table]) -> None:
+        """The numbers, the holder and the request of one lease all tell the same number."""
+        slot, parent = pair
+        end = time.monotonic() + 1.5
+
+        def write() -> None:
+            number = 0
+            while time.monotonic() < end:
+                number += 1
+                slot.hold(0, f"h{number}", f"r{number}")
+                slot.deal(0, [number] * (1 + number % 50))
+                pause(1e-4)
+
+        wait = run_beside(write)
+        read: set[int] = set()
+        while time.monotonic() < end:
+            held = parent.read(0)
+            if held is None or not held.numbers:
+                continue
+            number = held.numbers[0]
+            assert (held.holder, held.request_id) == (f"h{number}", f"r{number}")
+            assert held.numbers == (number,) * (1 + number % 50)
+            read.add(number)
+        assert wait() == 0
+        assert len(read) > 20
+
+    def test_threads_see_no_mixture_either(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        end = time.monotonic() + 0.5
+
+        def write() -> None:
+            number = 0
+            while time.monotonic() < end:
+                number += 1
+                slot.deal(0, [number] * (1 + number % 50))
+
+        slot.hold(0, "h", "r")
+        thread = threading.Thread(target=write)
+        thread.start()
+        while time.monotonic() < end:
+            held = parent.read(0)
+            if held and held.numbers:
+                assert held.numbers == (held.numbers[0],) * (1 + held.numbers[0] % 50)
+        thread.join()
+
+    def test_what_a_dead_process_was_just_writing_counts(self, pair: tuple[Table, Table]) -> None:
+        slot, parent = pair
+        slot.hold(0, "h", "r")
+        slot.deal(0, [7])
+
+        class Dead(Exception):
+            pass
+
+        class Numbers(list[int]):
+            def __iter__(self) -> Iterator[int]:
+                raise Dead
+
+        with pytest.raises(Dead):
+            slot.deal(0, Numbers([8, 9]))
+
+        assert parent.read(0) is None, "it may be about to change"
+        held = parent.read(0, is_dead=True)
+        assert held is not None
+        assert (held.holder, held.running) == ("h", None)
