@@ -274,3 +274,29 @@ def test_nobody_is_called_again_after_results_that_a_handler_could_change(bad: A
     assert story.calls == ["a", "b", "c"]
     assert [failure.record for failure in first.failures] == [2]
     assert values(first) == [{"a": 1}, None, ["C"]]
+
+
+def test_outcomes_that_are_larger_than_a_result_are_not_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    story = Story(a=["x" * 600] * 9, c=["y" * 600] * 9, b=[ValueError("no")] * 2)
+    runner = Runner(describe(story.tell, is_map=True), Spec(format="lines", retries=5), 1_000)
+    part = Part(1, b"a\nb\nc\n", b"3 0 1")
+
+    for attempt in (1, 2):
+        outcome = runner.run(Part(1, part.payload, part.about, attempt), None)
+        assert isinstance(outcome, Trouble)
+        assert (outcome.kind, outcome.partial) == ("retry", b"")
+
+    assert story.calls == ["a", "b", "c"] * 2, "all records run again"
+    assert sum("all its records run again" in each.message for each in caplog.records) == 1
+
+
+def test_outcomes_no_larger_than_a_result_are_kept() -> None:
+    story = Story(a=["x" * 300], b=[ValueError("no")])
+    runner = Runner(describe(story.tell, is_map=True), Spec(format="lines", retries=5), 4_000)
+
+    outcome = runner.run(Part(1, b"a\nb\n", b"2 0 1"), None)
+
+    assert isinstance(outcome, Trouble)
+    assert 300 < len(outcome.partial) <= 4_000

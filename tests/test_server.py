@@ -19,6 +19,7 @@ from streamq.errors import InvalidValue, ServerError, ServerMissing
 from streamq.servers import launcher
 from streamq.servers.local import LocalServer, find_server
 from streamq.servers.local_cluster import ClusterNode, LocalCluster
+from streamq.servers.supervisor import Supervisor
 from tests.waiting import wait_until
 
 ROOT = str(Path(streamq.__file__).parent.parent)
@@ -404,3 +405,21 @@ def test_a_cluster_without_replicas_keeps_a_given_directory(tmp_path: Path) -> N
     assert tmp_path.exists()
     with pytest.raises(ServerError, match="nodes of another cluster"):
         LocalCluster.start(2, 0, tmp_path)
+
+
+def test_number_of_a_server_that_comes_again_is_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor()
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fork", lambda: 4_711)
+    monkeypatch.setattr(os, "kill", lambda *words: sent.append(words))
+    supervisor.start(str(tmp_path), ["server"])
+    supervisor._ended[4_711] = 0
+
+    assert supervisor.start(str(tmp_path), ["server"]) == 4_711
+
+    assert supervisor.poll(4_711) is None, "it has not ended"
+    supervisor.kill(4_711, signal.SIGTERM)
+    assert sent == [(4_711, signal.SIGTERM)]
+    assert signal.SIGCHLD not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

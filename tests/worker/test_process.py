@@ -1,0 +1,224 @@
+"""One process of a pool, and what it does when a call or a part goes wrong."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamq import App, Client
+from streamq.errors import ServerUnreachable
+from streamq.model import Grant
+from streamq.protocol.keys import RequestKeys
+from streamq.worker.channel import Line
+from streamq.worker.process import Known, Lease, Pace, Process
+from streamq.worker.slot_table import MOST_PARTS, Table
+from tests.conftest import ANY_KIND, ONE_KIND
+from tests.driver import HANDLER, Driver
+from tests.fleet import Fleet
+from tests.waiting import wait_until
+from tests.worker.test_pool import config_of
+
+
+class Bench:
+    """A process's own object, without the process."""
+
+    def __init__(self, url: str, queue: str) -> None:
+        self.app = App()
+        self.app.handler(name=HANDLER)(lambda payload: payload)
+        self.table, self._fd = Table.create(2)
+        ours, self._theirs = socket.socketpair()
+        self._line = Line(ours)
+        self.process = Process(config_of(url, queue), self.app, self.table, self._line)
+
+    def lease(self, driver: Driver, holder: str, grant: Grant) -> Lease:
+        known = Known(
+            grant.created_ms, 0, self.process._make_runner(HANDLER, grant.spec), Pace(0.05)
+        )
+        self.table.hold(0, holder, driver.id)
+        return Lease(0, driver.id, holder, known, time.monotonic())
+
+    def close(self) -> None:
+        self.process._protocol.connection.close()
+        self.table.close()
+        self._line.close()
+        self._theirs.close()
+        os.close(self._fd)
+
+
+@pytest.fixture
+def bench(url: str, queue: str) -> Iterator[Bench]:
+    bench = Bench(url, queue)
+    yield bench
+    bench.close()
+
+
+@ANY_KIND
+def test_claim_without_an_answer_leaves_no_lease(
+    bench: Bench, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.load(3)
+    protocol = bench.process._protocol
+    claim = protocol.claim
+
+    def claim_in_vain(*words: Any, **options: Any) -> Any:
+        claim(*words, **options)
+        raise ServerUnreachable("the answer is lost")
+
+    monkeypatch.setattr(protocol, "claim", claim_in_vain)
+
+    assert bench.process._claim(0, driver.id, "h", 50, 1) is None
+
+    assert driver.leases() == {}
+    assert set(driver.retry()) == {1}
+    assert driver.tries() == {}, "nothing ran"
+
+
+@ANY_KIND
+def test_request_that_is_purged_while_its_parts_are_refused_ends_nothing(
+    bench: Bench, driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = client.submit(["a", "b"], handler=HANDLER, queue=driver.queue)
+
+    def learn(*_: Any) -> Any:
+        request.cancel()
+        request.purge()
+        raise TypeError("such a handler cannot be run")
+
+    monkeypatch.setattr(bench.process, "_learn", learn)
+
+    assert wait_until(lambda: bench.process._take(0)) == (None, None)
+    assert bench.table.read(0) is None
+
+
+@ANY_KIND
+def test_more_parts_than_a_slot_holds_are_cut_and_the_rest_goes_back(
+    bench: Bench, driver: Driver
+) -> None:
+    """After a rollback and a lost reply ``finish`` tells of all that is pending, up to 1,000."""
+    driver.load(1_200)
+    holder, grant = driver.claim(500)
+    driver.redis.xreadgroup("w", holder, {driver.keys.parts: ">"}, count=500)
+    driver.set_meta(delivered=1_000)
+    lease = bench.lease(driver, holder, grant)
+    bench.table.hold(1, "neighbour", "other")
+    bench.table.deal(1, [7])
+    driver.redis.hset(driver.keys.holders, holder, bench.table.next_call(0))
+
+    again = bench.process._finish(lease, 500)
+
+    assert [part.number for part in again.parts] == list(range(1, MOST_PARTS + 1))
+    other = bench.table.read(1)
+    assert other is not None
+    assert (other.holder, other.numbers) == ("neighbour", (7,))
+    assert bench.process._next_most(lease, time.monotonic(), 500, 500) == 0, "the lease ends"
+    bench.process._finish(lease, 0)
+    assert (driver.leases(), len(driver.retry())) == ({}, 1_000)
+
+
+def make_suspect(driver: Driver, client: Client) -> str:
+    """A request whose only part was there when a worker died."""
+    request = client.submit([0.0], handler="nap", queue=driver.queue)
+    keys = RequestKeys(request.id)
+    mine = Driver(driver.protocol, driver.queue, request.id)
+    holder, _ = mine.claim(handlers=["parts nap"])
+    mine.release(holder)
+    driver.redis.hset(keys.tries, "1", "0 1 1 0 0")
+    return request.id
+
+
+class TestSuspect:
+    @ANY_KIND
+    def test_part_that_is_to_run_alone_keeps_no_slot_from_working(
+        self, fleet: Fleet, driver: Driver, client: Client
+    ) -> None:
+        fleet.ready("-c", "8")
+        long = client.submit([6.0], handler="nap", queue=fleet.queue)
+        wait_until(lambda: fleet.notes("S", long.id))
+        suspect = client.get(make_suspect(driver, client))
+
+        waits = []
+        for _ in range(5):
+            begun = time.monotonic()
+            urgent = client.submit([0.0] * 10, handler="nap", queue=fleet.queue, level=0)
+            assert urgent.wait(5).parts.done == 10
+            waits.append(time.monotonic() - begun)
+            time.sleep(0.2)
+
+        assert long.status().parts.running == 1
+        assert sorted(waits)[2] < 0.5, f"nobody waited for the part that runs: {sorted(waits)}"
+        assert suspect.wait(20).parts.done == 1
+        ended = fleet.notes("E", long.id)[0].time
+        assert fleet.notes("S", suspect.id)[0].time > ended, "it ran alone"
+
+    @ONE_KIND
+    def test_part_that_is_to_run_alone_runs_though_slots_are_never_free_by_themselves(
+        self, fleet: Fleet, driver: Driver, client: Client
+    ) -> None:
+        fleet.ready("-c", "3")
+        crowd = client.submit([0.3] * 300, handler="nap", queue=fleet.queue, limit=3)
+        wait_until(lambda: len(fleet.notes("S", crowd.id)) > 3)
+
+        suspect = client.get(make_suspect(driver, client))
+
+        assert suspect.wait(25).parts.done == 1
+        assert crowd.status().state.is_live
+        crowd.cancel()
+
+    @ONE_KIND
+    def test_part_that_is_to_run_alone_is_left_to_a_process_that_is_free(
+        self, fleet: Fleet, driver: Driver, client: Client
+    ) -> None:
+        fleet.ready("-c", "4")
+        long = client.submit([15.0], handler="nap", queue=fleet.queue)
+        wait_until(lambda: fleet.notes("S", long.id))
+        suspect = client.get(make_suspect(driver, client))
+        fleet.ready("-c", "4")
+
+        assert suspect.wait(10).parts.done == 1
+        assert long.status().parts.running == 1
+
+
+def test_no_part_is_begun_after_one_failure_too_many(tmp_path: Path) -> None:
+    (tmp_path / "tenth.py").write_text(
+        "from streamq import Abandon\n"
+        "def f(line: str) -> str:\n"
+        "    open('ran', 'a').write(line + '\\n')\n"
+        "    if int(line) % 10 == 0:\n"
+        "        raise Abandon('every tenth')\n"
+        "    return line\n"
+    )
+    (tmp_path / "in.txt").write_text("".join(f"{number}\n" for number in range(1, 201)))
+    options = ["--lines", "1", "--limit", "1", "--max-failures", "3", "--retries", "0"]
+
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "streamq.cli",
+            "run",
+            "in.txt",
+            "--map",
+            "tenth:f",
+            "-p",
+            "1",
+            "-o",
+            "out.txt",
+            *options,
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    ran = (tmp_path / "ran").read_text().split()
+    print(done.returncode, len(ran), done.stderr)
+    assert done.returncode != 0
+    assert [line for line in ran if int(line) % 10 == 0] == ["10", "20", "30", "40"]
+    assert ran[-1] == "40"
