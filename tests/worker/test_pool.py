@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from streamq.worker.process_handle import Member
 from streamq.worker.renewals import Renewals, Word
 from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Newborn
-from tests.conftest import ONE_KIND
+from tests.conftest import ANY_KIND, ONE_KIND
 from tests.driver import Driver
 from tests.fleet import APPS, Fleet
 from tests.waiting import wait_until
@@ -302,6 +303,44 @@ class TestRenewals:
 
         wait_until(lambda: not renewals._threads)
         renewals.stop()
+
+
+class TestKeeper:
+    @ANY_KIND
+    def test_neither_a_sweep_nor_an_errand_that_takes_long_delays_renewals(
+        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.load(1)
+        holder, _ = driver.claim(lease_ms=2_000)
+        keeper = Keeper(
+            driver.protocol,
+            config_of(url, driver.queue, lease_ms=2_000),
+            1,
+            beat_ms=60_000,
+            audit_ms=500,
+        )
+        go_on, stuck = threading.Event(), threading.Semaphore(0)
+
+        def take_long(*_: Any) -> int:
+            stuck.release()
+            go_on.wait(20)
+            return 1_000
+
+        monkeypatch.setattr(keeper.janitor, "sweep", take_long)
+        keeper.start()
+        held = holding(driver.id, holder)
+        keeper._send(held[1], lambda: cast("None", take_long()))
+        keeper.hold([held])
+        try:
+            assert stuck.acquire(timeout=5)
+            assert stuck.acquire(timeout=5)
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                assert driver.leases()[holder] > driver.now_ms(), "it is renewed"
+                time.sleep(0.05)
+        finally:
+            go_on.set()
+            keeper.stop()
 
 
 class TestStart:
