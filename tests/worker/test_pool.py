@@ -4,11 +4,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from streamq import units
@@ -23,7 +25,7 @@ from streamq.worker.process_handle import Member
 from streamq.worker.renewals import Renewals, Word
 from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Newborn
-from tests.conftest import ONE_KIND
+from tests.conftest import ANY_KIND, ONE_KIND
 from tests.driver import Driver
 from tests.fleet import APPS, Fleet
 from tests.waiting import wait_until
@@ -183,11 +185,11 @@ class TestDeath:
     def test_next_part_does_not_answer_for_the_one_that_was_over_its_time(
         self, stage: Stage
     ) -> None:
-        stage.begin([1, 2], ran_ms=0, timeout_ms=500)
-        held = stage.member.table.read(0)
-        assert held is not None
-        stage.member.overdue[0] = (held.version, 1)
-        stage.member.kill("part 1 took longer than 0.5 s")
+        patient = msgspec.structs.replace(stage.pool._config, quantum_ms=60_000)
+        stage.pool._config = patient
+        stage.begin([1, 2], ran_ms=1_000, timeout_ms=500)
+        stage.look()
+        assert "part 1 of r took longer" in stage.member.why_killed
         # Between the look and the kill the part ends, and the next begins.
         stage.slot.end(0, 0)
         assert stage.slot.start(0, 1, 0)
@@ -301,6 +303,44 @@ class TestRenewals:
 
         wait_until(lambda: not renewals._threads)
         renewals.stop()
+
+
+class TestKeeper:
+    @ANY_KIND
+    def test_neither_a_sweep_nor_an_errand_that_takes_long_delays_renewals(
+        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.load(1)
+        holder, _ = driver.claim(lease_ms=2_000)
+        keeper = Keeper(
+            driver.protocol,
+            config_of(url, driver.queue, lease_ms=2_000),
+            1,
+            beat_ms=60_000,
+            audit_ms=500,
+        )
+        go_on, stuck = threading.Event(), threading.Semaphore(0)
+
+        def take_long(*_: Any) -> int:
+            stuck.release()
+            go_on.wait(20)
+            return 1_000
+
+        monkeypatch.setattr(keeper.janitor, "sweep", take_long)
+        keeper.start()
+        held = holding(driver.id, holder)
+        keeper._send(held[1], lambda: cast("None", take_long()))
+        keeper.hold([held])
+        try:
+            assert stuck.acquire(timeout=5)
+            assert stuck.acquire(timeout=5)
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                assert driver.leases()[holder] > driver.now_ms(), "it is renewed"
+                time.sleep(0.05)
+        finally:
+            go_on.set()
+            keeper.stop()
 
 
 class TestStart:

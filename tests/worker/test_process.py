@@ -5,13 +5,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streamq import App, Client
+from streamq import Abandon, App, Client
 from streamq.errors import ServerUnreachable
 from streamq.model import Grant
 from streamq.protocol.keys import RequestKeys
@@ -30,7 +30,8 @@ class Bench:
 
     def __init__(self, url: str, queue: str) -> None:
         self.app = App()
-        self.app.handler(name=HANDLER)(lambda payload: payload)
+        self.run: Callable[[bytes], bytes] = bytes
+        self.app.handler(name=HANDLER)(lambda payload: self.run(payload))
         self.table, self._fd = Table.create(2)
         ours, self._theirs = socket.socketpair()
         self._line = Line(ours)
@@ -160,9 +161,10 @@ class TestSuspect:
     def test_part_that_is_to_run_alone_runs_though_slots_are_never_free_by_themselves(
         self, fleet: Fleet, driver: Driver, client: Client
     ) -> None:
-        fleet.ready("-c", "3")
-        crowd = client.submit([0.3] * 300, handler="nap", queue=fleet.queue, limit=3)
-        wait_until(lambda: len(fleet.notes("S", crowd.id)) > 3)
+        fleet.ready("-c", "6")
+        naps = [0.15 + 0.013 * (number * 7 % 17) for number in range(700)]
+        crowd = client.submit(naps, handler="nap", queue=fleet.queue, limit=6)
+        wait_until(lambda: len(fleet.notes("S", crowd.id)) > 20)
 
         suspect = client.get(make_suspect(driver, client))
 
@@ -182,6 +184,33 @@ class TestSuspect:
 
         assert suspect.wait(10).parts.done == 1
         assert long.status().parts.running == 1
+
+
+@ANY_KIND
+def test_rest_of_a_batch_is_not_begun_after_one_failure_too_many(
+    bench: Bench, driver: Driver
+) -> None:
+    called: list[bytes] = []
+
+    def fail_at_the_third(payload: bytes) -> bytes:
+        called.append(payload)
+        if payload in (b"2", b"3"):
+            raise Abandon("no")
+        return payload
+
+    bench.run = fail_at_the_third
+    driver.load(10, max_failures=1)
+    holder, grant = driver.claim(8)
+    lease = bench.lease(driver, holder, grant)
+    bench.process._deal(0, grant)
+
+    most = bench.process._run_batch(lease, grant.parts)
+
+    assert (called, most) == ([b"1", b"2", b"3"], 0)
+    bench.process._finish(lease, most)
+    assert (driver.meta("state"), driver.leases()) == ("failed", {})
+    assert set(driver.results()) == {"1"}
+    assert set(driver.retry()) == {4, 5, 6, 7, 8}
 
 
 def test_no_part_is_begun_after_one_failure_too_many(tmp_path: Path) -> None:
