@@ -1,12 +1,17 @@
-"""The handler of the fault runs: it notes its start and its end, and takes its time between."""
+"""The handlers of the fault runs: they note start and end, and take their time between."""
 
 import os
 import time
+from pathlib import Path
 
-from streamq import App, Context
+from streamq import Abandon, App, Context, Retry
 
 app = App()
+#: An app that has none of the handlers above.
+other = App()
 LOG = os.environ.get("STREAMQ_TEST_LOG", os.devnull)
+#: While this file is missing, ``fussy`` does not like what is bad.
+MENDED = Path(f"{LOG}.mended")
 
 
 def note(word: str, request: str, part: int) -> None:
@@ -30,3 +35,34 @@ def work(payload: str, context: Context) -> str:
     do(payload)
     note("E", context.request, context.part)
     return str(context.part)
+
+
+@app.map
+def fussy(payload: str, context: Context) -> str:
+    """Abandon what is bad, until it is mended."""
+    if payload == "bad" and not MENDED.exists():
+        raise Abandon("bad")
+    return str(context.part)
+
+
+@app.map
+def slow_then_late(payload: str, context: Context) -> str:
+    """Take 4 s over what is old; what is new wants to be run again after 6 s."""
+    note("S", context.request, context.part)
+    if payload == "old":
+        time.sleep(4)
+    elif context.attempt == 1:
+        raise Retry("later", after="6s")
+    note("E", context.request, context.part)
+    return f"{payload} {context.part}"
+
+
+@app.map
+def large(payload: str, context: Context) -> str:
+    """Return a line of so many bytes, that begins with the part's number."""
+    return f"{context.part} ".ljust(int(payload), "x")
+
+
+@other.map
+def elsewhere(payload: str, context: Context) -> str:
+    return f"{payload} {context.part}"

@@ -6,8 +6,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, NamedTuple
@@ -15,15 +16,18 @@ from typing import Annotated, NamedTuple
 import msgspec
 import typer
 
+from tests.faults.episodes import EPISODES, Episode, play
+from tests.faults.ledger import Ledger
 from tests.faults.report import renewed
 from tests.faults.scenarios import SCENARIOS, Run, Scenario, small_disk
 from tests.faults.sites import Cluster, Single, Site, has_movable_clock
 from tests.faults.subjects import WAITERS, Seed, Streamq, Subject
-from tests.faults.verdict import Figures, missing, overlap, repeated, silence
+from tests.faults.verdict import Figures, dead_slots, missing, overlap, repeated, silence
 
 #: The scenarios that bite most, for every day.
 SHORT = ("kill-process", "lost-replies", "black-hole", "server-kill")
 SHORT_CLUSTER = ("cluster-failover", "slot-move")
+SHORT_EPISODES = ("apps", "redrive", "id-again")
 #: A run that takes longer hangs.
 LONGEST_S = 240
 
@@ -43,35 +47,76 @@ def run(
     told_within: Annotated[float, typer.Option(help="Seconds from the end to its waiters.")] = 3.0,
 ) -> None:
     """Put streamq and the design it grew from through the faults. Exits with 1 if streamq fails."""
-    unknown = set(only or ()) - {scenario.name for scenario in SCENARIOS}
-    if unknown:
+    known = {each.name for each in SCENARIOS} | {each.name for each in EPISODES}
+    if unknown := set(only or ()) - known:
         raise typer.BadParameter(f"no such scenario: {', '.join(sorted(unknown))}")
     is_whole = True
-    for scenario in SCENARIOS:
-        if only and scenario.name not in only:
+    for job in _jobs(servers.split(","), seeds, first):
+        if (only and job.what.name not in only) or job.subject not in subjects.split(","):
             continue
-        for server, seed, subject in _plan(scenario, servers.split(","), seeds, first):
-            if subject not in subjects.split(","):
-                continue
-            try:
-                with _at_most(LONGEST_S):
-                    figures = _execute(scenario, server, seed, subject, parts, told_within, keep)
-            except Exception as error:  # noqa: BLE001  the others are still to be run
-                traceback.print_exc()
-                figures = _nothing(scenario, server, seed, subject, repr(error))
-            print(_line(figures), flush=True)
-            if results:
-                with results.open("ab") as file:
-                    file.write(msgspec.json.encode(figures) + b"\n")
-            is_whole = is_whole and not (figures.broken and subject == "streamq")
+        make = (
+            partial(_execute, job, parts, told_within) if job.is_scenario else partial(_play, job)
+        )
+        figures = _noted(job, partial(make, keep))
+        if results:
+            with results.open("ab") as file:
+                file.write(msgspec.json.encode(figures) + b"\n")
+        is_whole = is_whole and not (figures.broken and job.subject == "streamq")
     raise typer.Exit(0 if is_whole else 1)
+
+
+class Job(NamedTuple):
+    """One run to be made."""
+
+    what: Scenario | Episode
+    server: str
+    seed: int
+    subject: str = "streamq"
+
+    @property
+    def is_scenario(self) -> bool:
+        """Whether it is a fault beside one request, or else a story of several."""
+        return isinstance(self.what, Scenario)
+
+    def __str__(self) -> str:
+        return f"{self.what.name}-{self.server}-{self.seed}-{self.subject}"
+
+
+def _jobs(servers: list[str], seeds: int, first: int) -> Iterator[Job]:
+    for scenario in SCENARIOS:
+        for server, seed, subject in _plan(scenario, servers, seeds, first):
+            yield Job(scenario, server, seed, subject)
+    for episode in EPISODES:
+        for server in servers:
+            if server in episode.servers:
+                yield Job(episode, server, first)
+
+
+def _noted(job: Job, make: Callable[[], Figures]) -> Figures:
+    """The figures of a run, printed. Of one that cannot be made there is only that to say."""
+    try:
+        with _at_most(LONGEST_S):
+            figures = make()
+    except Exception as error:  # noqa: BLE001  the others are still to be run
+        traceback.print_exc()
+        figures = Figures(
+            scenario=job.what.name,
+            subject=job.subject,
+            server=job.server,
+            seed=job.seed,
+            parts=0,
+            limit=0,
+            broken=[f"it could not be run: {error!r}"],
+        )
+    print(_line(figures), flush=True)
+    return figures
 
 
 @app.command()
 def short() -> None:
     """The scenarios that bite most, with one seed and few parts, on a machine that may be slow."""
     codes = []
-    for names, server in ((SHORT, "valkey"), (SHORT_CLUSTER, "cluster")):
+    for names, server in ((SHORT + SHORT_EPISODES, "valkey"), (SHORT_CLUSTER, "cluster")):
         try:
             run(list(names), server, 1, parts=1_000, subjects="streamq", told_within=20.0)
         except typer.Exit as end:
@@ -106,19 +151,6 @@ def _at_most(seconds: int) -> Iterator[None]:
         signal.alarm(0)
 
 
-def _nothing(scenario: Scenario, server: str, seed: int, subject: str, why: str) -> Figures:
-    """Of a run that could not be made there is only this to say."""
-    return Figures(
-        scenario=scenario.name,
-        subject=subject,
-        server=server,
-        seed=seed,
-        parts=0,
-        limit=scenario.limit,
-        broken=[f"it could not be run: {why}"],
-    )
-
-
 def _plan(
     scenario: Scenario, servers: list[str], seeds: int, first: int
 ) -> list[tuple[str, int, str]]:
@@ -138,15 +170,9 @@ def _plan(
     return found
 
 
-def _execute(
-    scenario: Scenario,
-    server: str,
-    seed: int,
-    name: str,
-    parts: int,
-    told_within: float,
-    keep: Path | None,
-) -> Figures:
+def _execute(job: Job, parts: int, told_within: float, keep: Path | None) -> Figures:
+    scenario, server, seed, name = job
+    assert isinstance(scenario, Scenario)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="faults-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -154,6 +180,8 @@ def _execute(
             stack.enter_context(small_disk(folder))
         site = _site(scenario, server, folder, seed)
         stack.callback(site.stop)
+        ledger = Ledger(site.ports())
+        stack.callback(ledger.close)
         kind = Streamq if name == "streamq" else Seed
         subject = kind(site, folder, scenario.limit)
         subject.level = scenario.level
@@ -165,10 +193,38 @@ def _execute(
         payloads = scenario.payloads(Random(seed), parts)
         course = _drive(scenario, way, payloads)
         figures = _figures(scenario, server, seed, way, course, len(payloads))
+        figures.charged = ledger.charges
+        figures.died = dead_slots(way.subject.notes(), way.subject.deaths, 2)
+        if name == "streamq":
+            figures.broken += _wrongly_charged(figures, scenario)
         if keep and figures.broken:
-            kept = keep / f"{scenario.name}-{server}-{seed}-{name}"
-            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock", "disk"))
+            _keep(folder, keep / str(job))
     return figures
+
+
+def _play(job: Job, keep: Path | None) -> Figures:
+    assert isinstance(job.what, Episode)
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="faults-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        figures = play(job.what, job.server, job.seed, folder)
+        if keep and figures.broken:
+            _keep(folder, keep / str(job))
+    return figures
+
+
+def _keep(folder: Path, kept: Path) -> None:
+    """Logs of a run that broke something, for whoever wants to know why."""
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock", "disk", "out.txt"))
+
+
+def _wrongly_charged(figures: Figures, scenario: Scenario) -> "list[str]":
+    """Nobody is charged a crash who did not crash, as far as it can be known."""
+    allowed = figures.died + scenario.charges(figures.faults)
+    if figures.charged <= allowed:
+        return []
+    return [f"A11 {figures.charged} crashes were charged, {figures.died} slots died"]
 
 
 def _site(scenario: Scenario, server: str, folder: Path, seed: int) -> Site:
@@ -298,8 +354,14 @@ def _line(figures: Figures) -> str:
         f"again {figures.again}, wrong {figures.wrong}, overlap {figures.overlap}/{figures.limit}, "
         f"silence {figures.silence_s} s, "
         f"told {figures.told}/{figures.waiters} after {figures.told_s} s, "
-        f"pops {figures.pops}/{figures.claims}"
+        f"pops {figures.pops}/{figures.claims}, charged {figures.charged}/{figures.died}"
     )
+    if figures.scenario in {episode.name for episode in EPISODES}:
+        text = (
+            f"{head}: {end} {figures.took_s} s, {figures.faults} faults, lost {figures.lost}, "
+            f"again {figures.again}, lines wrong {figures.wrong}, charged {figures.charged}, "
+            f"slowest start {figures.start_s} s"
+        )
     return "\n    ".join([text, *figures.broken])
 
 

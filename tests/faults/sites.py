@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ class Site:
         """A queue and a request, on different servers where there are several."""
         return "faults", "batch"
 
+    def ports(self) -> list[Callable[[], int]]:
+        """Where each server really is, at the moment of asking."""
+        raise NotImplementedError
+
     def calm(self) -> None:
         """Stop misbehaving."""
         for proxy in self.proxies:
@@ -85,6 +89,9 @@ class Single(Site):
 
     def admin(self, key: str = "") -> Redis:
         return Redis(host=LOOPBACK, port=self.port, socket_timeout=5)
+
+    def ports(self) -> list[Callable[[], int]]:
+        return [lambda: self.port]
 
     def kill(self) -> None:
         """End the server with signal 9."""
@@ -157,8 +164,8 @@ class Single(Site):
 class Cluster(Site):
     """Three primaries with a replica each; every node announces its door."""
 
-    def __init__(self, seed: int) -> None:
-        self._cluster = LocalCluster.start(3, 1)
+    def __init__(self, seed: int, replicas: int = 1, node_timeout_ms: int = 2_000) -> None:
+        self._cluster = LocalCluster.start(3, replicas, node_timeout_ms=node_timeout_ms)
         self._doors = {node.port: Proxy(node.port, seed + node.port) for node in self.nodes}
         self.proxies = list(self._doors.values())
         for node in self.nodes:
@@ -181,6 +188,30 @@ class Cluster(Site):
             if self.owner(f"{{r:batch{n}}}").port != self.owner(f"{{q:{queue}}}").port
         )
         return queue, f"batch{tail}"
+
+    def spread(self) -> list[str]:
+        """A request's name on each primary."""
+        found: dict[int, str] = {}
+        for n in range(1_000):
+            found.setdefault(self.owner(f"{{r:spread{n}}}").port, f"spread{n}")
+            if len(found) == len(self.primaries()):
+                break
+        return list(found.values())
+
+    def elsewhere(self, queue: str, count: int) -> list[str]:
+        """So many names of requests on one other primary than the queue's."""
+        home = self.owner(f"{{q:{queue}}}").port
+        found: dict[int, list[str]] = {}
+        for n in range(1_000):
+            port = self.owner(f"{{r:apart{n}}}").port
+            names = found.setdefault(port, [])
+            names.append(f"apart{n}")
+            if port != home and len(names) == count:
+                return names
+        raise RuntimeError("all requests are where the queue is")
+
+    def ports(self) -> list[Callable[[], int]]:
+        return [lambda port=node.port: port for node in self.nodes]  # type: ignore[misc]
 
     def admin(self, key: str) -> Redis:
         return self.direct(self.owner(key))

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,29 @@ LEASE_S = 2.0
 WAITERS = 3
 #: What a pool must never say.
 _BAD_WORDS = ("Traceback", "stumbled", "goes on after", "the process ends")
+
+
+def complaints(
+    fleet: Fleet,
+    pools: "list[subprocess.Popen[bytes]]",
+    ended: "list[subprocess.Popen[bytes]]",
+    deaths: Collection[int],
+    *,
+    may_die: bool,
+) -> list[str]:
+    """What pools did and said of themselves that they must not. Who was killed is excused."""
+    found = [
+        f"A8 a pool ended by itself with code {pool.returncode}"
+        for pool in pools
+        if pool.poll() is not None
+    ]
+    for pool in pools + ended:
+        for line in fleet.errors(pool).splitlines():
+            said = next((int(word) for word in line.split() if word.isdecimal()), 0)
+            is_dead = "it is replaced" in line and said not in deaths and not may_die
+            if is_dead or any(bad in line for bad in _BAD_WORDS):
+                found.append(f"A8 {line}")
+    return found
 
 
 class Command:
@@ -257,7 +281,9 @@ class Streamq(Subject):
             status = client.get(self.id).status()
             wrong = abs(status.parts.total - self.parts)
             wrong += abs(status.parts.done + status.parts.failed - self.parts)
-            wrong += self._output_errors(status.parts.failed)
+            failed = [failure.part for failure in client.get(self.id).errors()]
+            self._account(status.records.done, status.records.failed, len(failed))
+            wrong += self._output_errors(failed)
             self._check_left_over(client)
         return wrong, told
 
@@ -270,27 +296,32 @@ class Streamq(Subject):
                 self.broken.append(f"A7 a waiter gave up: exit codes {waiter.codes}")
         return [waiter.ended - end_s for waiter in self.waiters if waiter.is_done]
 
-    def _output_errors(self, failed: int) -> int:
-        """Lines of the collected output that are missing, repeated or out of order."""
+    def _account(self, done: int, failed: int, told: int) -> None:
+        """Every record is done or failed, and every failure is told of."""
+        if done + failed != self.parts or failed != told:
+            self.broken.append(
+                f"A12 {done} records done and {failed} failed of {self.parts}, {told} errors"
+            )
+
+    def _output_errors(self, failed: list[int]) -> int:
+        """Lines of the collected output that are missing, repeated, strange or out of order."""
         path = self.folder / "out.txt"
-        lines = [int(line) for line in path.read_text().split()] if path.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
         if not self.collector.is_done:
             self.broken.append("A2 the collector did not come to its end")
-        in_order = sum(b > a for a, b in zip([0, *lines], lines, strict=False))
-        return abs(self.parts - failed - len(lines)) + len(lines) - in_order
+        expected = [str(n) for n in range(1, self.parts + 1) if n not in set(failed)]
+        lacking = (Counter(expected) - Counter(lines)).total()
+        surplus = (Counter(lines) - Counter(expected)).total()
+        if lacking or surplus:
+            self.broken.append(f"A12 {lacking} lines are missing, {surplus} are too many")
+        elif lines != expected:
+            self.broken.append("A12 lines are out of order")
+        return lacking + surplus + (sorted(lines) == sorted(expected) and lines != expected)
 
     def _check_workers(self) -> None:
-        for pool in self._pools:
-            if pool.poll() is not None:
-                self.broken.append(f"A8 a pool ended by itself with code {pool.returncode}")
-        for pool in self._pools + self._ended_pools:
-            for line in self._fleet.errors(pool).splitlines():
-                words = line.split()
-                said = next((int(w) for w in words if w.isdecimal()), 0)
-                if "it is replaced" in line and said not in self.deaths and not self.may_die:
-                    self.broken.append(f"A8 {line}")
-                if any(bad in line for bad in _BAD_WORDS):
-                    self.broken.append(f"A8 {line}")
+        self.broken += complaints(
+            self._fleet, self._pools, self._ended_pools, self.deaths, may_die=self.may_die
+        )
 
     def _check_left_over(self, client: Client) -> None:
         """After the end nothing waits, nothing is held, no token is out; then no key is left."""

@@ -2,6 +2,7 @@
 
 import heapq
 from collections import Counter
+from collections.abc import Collection
 
 import msgspec
 
@@ -41,6 +42,11 @@ class Figures(msgspec.Struct, kw_only=True):
     counted: int = 0
     refused: int = 0
     ends: int = 0
+    #: Crashes that parts were charged, and how many slots died with their process; what an
+    #: episode waited for a start at most.
+    charged: int = 0
+    died: int = 0
+    start_s: float = 0.0
     #: Assertions that do not hold.
     broken: list[str] = []
 
@@ -80,3 +86,14 @@ def repeated(notes: list[Note]) -> int:
     """How often a part was started beyond its first time."""
     starts = Counter(note.part for note in notes if note.word == "S")
     return starts.total() - len(starts)
+
+
+def dead_slots(notes: list[Note], deaths: Collection[int], each: int) -> int:
+    """How many slots went with processes that worked and died, each of which had so many.
+
+    They were killed, or a part ended them: then its start is the last that was heard of them.
+    """
+    last: dict[int, Note] = {}
+    for note in notes:
+        last[note.pid] = note
+    return sum(each for pid, note in last.items() if pid in deaths or note.word == "S")
