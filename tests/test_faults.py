@@ -21,6 +21,9 @@ more words
 <!-- figures: cluster -->
 kept
 <!-- end -->
+<!-- figures: stories -->
+kept
+<!-- end -->
 """
 
 

@@ -51,8 +51,8 @@ def run(
     if unknown := set(only or ()) - known:
         raise typer.BadParameter(f"no such scenario: {', '.join(sorted(unknown))}")
     is_whole = True
-    for job in _jobs(servers.split(","), seeds, first):
-        if (only and job.what.name not in only) or job.subject not in subjects.split(","):
+    for job in _jobs(only, servers.split(","), seeds, first):
+        if job.subject not in subjects.split(","):
             continue
         make = (
             partial(_execute, job, parts, told_within) if job.is_scenario else partial(_play, job)
@@ -82,14 +82,16 @@ class Job(NamedTuple):
         return f"{self.what.name}-{self.server}-{self.seed}-{self.subject}"
 
 
-def _jobs(servers: list[str], seeds: int, first: int) -> Iterator[Job]:
+def _jobs(only: list[str] | None, servers: list[str], seeds: int, first: int) -> Iterator[Job]:
+    """All runs that are asked for."""
     for scenario in SCENARIOS:
-        for server, seed, subject in _plan(scenario, servers, seeds, first):
-            yield Job(scenario, server, seed, subject)
+        if not only or scenario.name in only:
+            for server, seed, subject in _plan(scenario, servers, seeds, first):
+                yield Job(scenario, server, seed, subject)
     for episode in EPISODES:
-        for server in servers:
-            if server in episode.servers:
-                yield Job(episode, server, first)
+        if not only or episode.name in only:
+            found = [server for server in servers if server in episode.servers]
+            yield from (Job(episode, server, first) for server in found)
 
 
 def _noted(job: Job, make: Callable[[], Figures]) -> Figures:

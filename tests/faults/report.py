@@ -2,11 +2,23 @@
 
 from collections.abc import Iterable
 
+from tests.faults.episodes import EPISODES, Episode
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.verdict import Figures
 
 _COUNTS = ("lost", "run again", "counted wrong", "at once / limit")
-_OWN = ("runs", "parts", "faults", *_COUNTS, "pops per claim", "silence s", "told after s")
+_TIMES = ("pops per claim", "silence s", "told after s", "charged / died")
+_OWN = ("runs", "parts", "faults", *_COUNTS, *_TIMES)
+_STORY = (
+    "runs",
+    "parts",
+    "faults",
+    "lost",
+    "run again",
+    "lines wrong",
+    "charged",
+    "longest wait s",
+)
 _OLD = tuple(f"old: {word}" for word in (*_COUNTS, "pops per part", "told"))
 
 
@@ -25,8 +37,35 @@ def renewed(text: str, figures: list[Figures]) -> str:
         rows = [_row(each, [f for f in figures if f.server in servers]) for each in SCENARIOS]
         head = f"| fault | {' | '.join(_OWN + _OLD)} |\n|---{'|--:' * len(_OWN + _OLD)}|\n"
         if any(rows):
-            text = replaced(text, name, head + "".join(rows) + _promises(figures, servers))
+            own = {each.name for each in SCENARIOS}
+            kept = [f for f in figures if f.scenario in own]
+            text = replaced(text, name, head + "".join(rows) + _promises(kept, servers))
+    told = [_story(each, figures) for each in EPISODES]
+    if any(told):
+        own = {each.name for each in EPISODES}
+        head = f"| story | {' | '.join(_STORY)} |\n|---{'|--:' * len(_STORY)}|\n"
+        every = {"valkey", "redis", "cluster"}
+        kept = [f for f in figures if f.scenario in own]
+        text = replaced(text, "stories", head + "".join(told) + _promises(kept, every))
     return text
+
+
+def _story(episode: Episode, figures: list[Figures]) -> str:
+    made = [f for f in figures if f.scenario == episode.name and f.parts]
+    if not made:
+        return ""
+    cells = [
+        episode.says,
+        f"{len(made)}",
+        _most(f.parts for f in made),
+        _most(f.faults for f in made),
+        _most(f.lost for f in made),
+        _most(f.again for f in made),
+        _most(f.wrong for f in made),
+        _most(f.charged for f in made) if episode.is_charged else "",
+        f"{max(f.start_s for f in made):.1f}" if any(f.start_s for f in made) else "",
+    ]
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _promises(figures: list[Figures], servers: set[str]) -> str:
@@ -53,6 +92,7 @@ def _row(scenario: Scenario, figures: list[Figures]) -> str:
         *_counts(own),
         f"{max(f.silence_s for f in own):.1f}",
         f"{max(0.0, *(f.told_s for f in own)):.1f}",
+        f"{_most(f.charged for f in own)} / {_most(f.died for f in own)}",
     ]
     if old:
         cells += [*_counts(old), f"{min(f.told for f in old)} of {old[0].waiters}"]

@@ -66,7 +66,7 @@ class _Finder(ast.NodeVisitor):
 
     # What is passed over
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if node.name in _TELLING:
             return
         self._functions.append(node.name)
@@ -79,74 +79,74 @@ class _Finder(ast.NodeVisitor):
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 self.visit(statement)
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_Module(self, node: ast.Module) -> None:
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self.visit(statement)
 
-    def visit_Raise(self, node: ast.Raise) -> None:  # noqa: N802
+    def visit_Raise(self, node: ast.Raise) -> None:
         """What an error says is not looked at; that it is raised is."""
         self._make(node, "pass", "a statement is left out")
 
-    def visit_Assert(self, node: ast.Assert) -> None:  # noqa: N802
+    def visit_Assert(self, node: ast.Assert) -> None:
         """Only tells the type checker."""
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value:
             self.visit(node.value)
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:  # noqa: N802
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Text: a message, or the name of something."""
 
     # What is changed
 
-    def visit_Expr(self, node: ast.Expr) -> None:  # noqa: N802
+    def visit_Expr(self, node: ast.Expr) -> None:
         if _is_log(node.value) or isinstance(node.value, ast.Constant):
             return
         if isinstance(node.value, ast.Call | ast.Await):
             self._make(node, "pass", "a statement is left out")
         self.generic_visit(node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
-        # A name that is missing is no bug that could hide; neither is one in the making of an object.
+    def visit_Assign(self, node: ast.Assign) -> None:
+        # A name that is missing is no bug that could hide; neither is a field of a new object.
         places = [each for target in node.targets for each in _targets(target)]
         is_state = all(isinstance(each, ast.Attribute | ast.Subscript) for each in places)
         if is_state and self._functions[-1:] != ["__init__"]:
             self._make(node, "pass", "a statement is left out")
         self.visit(node.value)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: N802
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._make(node, "pass", "a statement is left out")
         self.visit(node.value)
 
-    def visit_Return(self, node: ast.Return) -> None:  # noqa: N802
+    def visit_Return(self, node: ast.Return) -> None:
         if node.value and not (isinstance(node.value, ast.Constant) and node.value.value is None):
             self._make(node, "return None", "nothing is returned")
             self.visit(node.value)
 
-    def visit_Compare(self, node: ast.Compare) -> None:  # noqa: N802
+    def visit_Compare(self, node: ast.Compare) -> None:
         if len(node.ops) == 1:
             flipped = ast.Compare(node.left, [_FLIPS[type(node.ops[0])]()], node.comparators)
             self._make(node, f"({ast.unparse(flipped)})", "a comparison is flipped")
         self.generic_visit(node)
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:  # noqa: N802
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
         other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         text = ast.unparse(ast.BoolOp(other, node.values))
         self._make(node, f"({text})", "and is or, or is and")
         self.generic_visit(node)
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:  # noqa: N802
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         if isinstance(node.op, ast.Not):
             self._make(node, f"({ast.unparse(node.operand)})", "a not is left out")
         self.generic_visit(node)
 
-    def visit_If(self, node: ast.If | ast.While | ast.IfExp) -> None:  # noqa: N802
+    def visit_If(self, node: ast.If | ast.While | ast.IfExp) -> None:
         # A comparison is flipped, and a not is left out: that is the same.
         is_plain = not isinstance(node.test, ast.Compare | ast.UnaryOp | ast.Constant)
         if is_plain:
@@ -156,14 +156,14 @@ class _Finder(ast.NodeVisitor):
     visit_While = visit_If  # noqa: N815
     visit_IfExp = visit_If  # noqa: N815
 
-    def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
+    def visit_BinOp(self, node: ast.BinOp) -> None:
         other = {ast.Add: ast.Sub, ast.Sub: ast.Add}.get(type(node.op))
         if other:
             text = ast.unparse(ast.BinOp(node.left, other(), node.right))
             self._make(node, f"({text})", "plus is minus, minus is plus")
         self.generic_visit(node)
 
-    def visit_Constant(self, node: ast.Constant) -> None:  # noqa: N802
+    def visit_Constant(self, node: ast.Constant) -> None:
         value = node.value
         if isinstance(value, bool):
             self._make(node, str(not value), "true is false, false is true")

@@ -1,0 +1,54 @@
+"""What is mutated, and which tests are about it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """Files that belong together, and tests, the quickest first. What is not there is left out."""
+
+    name: str
+    patterns: tuple[str, ...]
+    #: Words for pytest, one call each. ``{stem}`` is the name of the file that is mutated.
+    tests: tuple[str, ...]
+
+    def files(self, root: Path) -> list[Path]:
+        """The files that are mutated."""
+        return sorted(path for pattern in self.patterns for path in root.glob(pattern))
+
+    def selections(self, root: Path, file: str) -> Iterator[list[str]]:
+        """Words for pytest, one call after the other, for a mutant of the file."""
+        for text in self.tests:
+            words = text.format(stem=Path(file).stem).split()
+            paths = [word for word in words if word.startswith("tests/")]
+            kept = [word for word in paths if (root / word.partition("::")[0]).exists()]
+            if kept:
+                yield kept + [word for word in words if word not in paths]
+
+
+_WORKERS = (
+    "tests/worker tests/test_worker_fair.py",
+    "tests/test_worker.py",
+    "tests/test_invariants.py tests/test_scheduling.py",
+)
+
+TARGETS = [
+    Target("scripts", ("lua/*.lua",), ("tests/lua/test_{stem}.py", "tests/lua")),
+    Target("script-parts", ("lua/lib/*.lua",), ("tests/lua",)),
+    Target("lease_keeper", ("streamq/worker/lease_keeper.py",), _WORKERS),
+    Target("slot_table", ("streamq/worker/slot_table.py",), _WORKERS),
+    Target("pool", ("streamq/worker/pool.py",), _WORKERS),
+    Target("process", ("streamq/worker/process.py",), ("tests/test_process.py", *_WORKERS)),
+    Target("janitor", ("streamq/queue/janitor.py",), ("tests/test_janitor.py",)),
+    Target(
+        "collect",
+        ("streamq/runs/collect.py",),
+        ("tests/runs tests/test_collector.py", "tests/test_results.py"),
+    ),
+    Target(
+        "outputs",
+        ("streamq/records/outputs.py",),
+        ("tests/records tests/runs tests/test_outputs.py", "tests/test_results.py"),
+    ),
+]
