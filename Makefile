@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
-.PHONY: fuzz soak package docs peers bench bench-quick bench-protocol bench-files clean
+.PHONY: fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -59,12 +59,12 @@ docs: .venv/ready ## Write docs/reference.md from the code
 	$(BIN)/python -m docs.generate
 
 FAULTS_N ?= 5000
-faults: .venv/ready ## Every fault on every server, half an hour; writes the tables of docs/faults.md
+faults: .venv/ready ## Every fault on every server, 40 minutes; writes the tables of docs/faults.md
 	rm -rf build/faults && mkdir -p build/faults
 	$(BIN)/python -m tests.faults run --parts $(FAULTS_N) --results build/faults/figures --keep build/faults; \
 	  code=$$?; $(BIN)/python -m tests.faults report build/faults/figures docs/faults.md; exit $$code
 
-faults-short: .venv/ready ## The faults that bite most, three minutes
+faults-short: .venv/ready ## The faults that bite most, four minutes
 	$(BIN)/python -m tests.faults.soak --seconds 60 & soak=$$!; \
 	$(BIN)/python -m tests.faults short; short=$$?; wait $$soak && exit $$short
 
@@ -81,6 +81,10 @@ faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
 FUZZ_EXAMPLES ?= 30
 fuzz: .venv/ready ## FUZZ_EXAMPLES pieces of garbage for everything that is read, others each time
 	STREAMQ_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -n auto --timeout 3600 tests/fuzz
+
+MUTANTS ?= 30
+mutants: .venv/ready ## Change the code a little, MUTANTS times for each module: tests must notice (an hour)
+	$(BIN)/python -m tests.mutants --mutants $(MUTANTS)
 
 SOAK_S ?= 3600
 soak: .venv/ready ## Let requests come and go for SOAK_S seconds (an hour): nothing may grow or remain

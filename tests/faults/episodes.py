@@ -379,20 +379,25 @@ def _without_token(stage: Stage, requests: list[Request]) -> list[Request]:
 
 
 def large_results(stage: Stage) -> None:
-    """Results of 0.4 to 1.6 MB are collected in no order: each is written once."""
+    """Large results are collected in no order: each is written once.
+
+    Not every request shows a mistake there: what is forgotten meanwhile makes the server's table
+    smaller, and so some of it is read again, if the numbers are such. With these half of them do.
+    """
     stage.pool("-p", "2", "-c", "2", lease_s=20)
-    count = 400
-    sizes = [stage.chance.randint(400_000, 1_600_000) for _ in range(count)]
-    request = stage.submit([str(size) for size in sizes], handler="large", limit=4)
-    stage.ends(request, within_s=120)
-    out = stage.folder / "out.txt"
-    stage.command("results", request.id, "--unordered", "-o", str(out))
-    with out.open() as file:
-        found = [(line.partition(" ")[0], len(line) - 1) for line in file]
-    out.unlink()
-    stage.counts(request, count)
-    expected = [f"{number + 1} {size}" for number, size in enumerate(sizes)]
-    stage.accounts("the file", [f"{name} {size}" for name, size in found], expected)
+    for _ in range(6):
+        sizes = [stage.chance.randint(1_000_000, 1_600_000) for _ in range(90)]
+        request = stage.submit([str(size) for size in sizes], handler="large", limit=4)
+        stage.ends(request, within_s=60)
+        out = stage.folder / "out.txt"
+        stage.command("results", request.id, "--unordered", "-o", str(out))
+        with out.open() as file:
+            found = [f"{line.partition(' ')[0]} {len(line) - 1}" for line in file]
+        out.unlink()
+        stage.counts(request, len(sizes))
+        expected = [f"{number + 1} {size}" for number, size in enumerate(sizes)]
+        stage.accounts(f"the file of {request.id}", found, expected)
+        request.purge()
 
 
 class Episode(NamedTuple):
@@ -428,7 +433,7 @@ EPISODES = [
     Episode("long-lists", f"40 requests fall due in a level with {LONG_LIST:,} tokens", long_lists),
     Episode(
         "large-results",
-        "400 results of 0.4 to 1.6 MB, collected in no order",
+        "6 requests of 90 results of 1 to 1.6 MB, collected in no order",
         large_results,
         is_charged=False,
     ),

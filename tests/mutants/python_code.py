@@ -149,6 +149,8 @@ class _Finder(ast.NodeVisitor):
     def visit_If(self, node: ast.If | ast.While | ast.IfExp) -> None:
         # A comparison is flipped, and a not is left out: that is the same.
         is_plain = not isinstance(node.test, ast.Compare | ast.UnaryOp | ast.Constant)
+        if isinstance(node, ast.If) and all(map(_is_told, node.body)) and not node.orelse:
+            return  # whether something is logged
         if is_plain:
             self._make(node.test, f"(not ({ast.unparse(node.test)}))", "a condition is negated")
         self.generic_visit(node)
@@ -176,6 +178,11 @@ def _targets(target: ast.expr) -> Iterator[ast.expr]:
         yield from target.elts
     else:
         yield target
+
+
+def _is_told(statement: ast.stmt) -> bool:
+    """Whether a statement only logs."""
+    return isinstance(statement, ast.Expr) and _is_log(statement.value)
 
 
 def _is_log(value: ast.expr) -> bool:

@@ -40,7 +40,11 @@ TARGETS = [
     Target("slot_table", ("streamq/worker/slot_table.py",), _WORKERS),
     Target("pool", ("streamq/worker/pool.py",), _WORKERS),
     Target("process", ("streamq/worker/process.py",), ("tests/test_process.py", *_WORKERS)),
-    Target("janitor", ("streamq/queue/janitor.py",), ("tests/test_janitor.py",)),
+    Target(
+        "janitor",
+        ("streamq/queue/janitor.py",),
+        ("tests/test_janitor_counts.py tests/test_janitor.py",),
+    ),
     Target(
         "collect",
         ("streamq/runs/collect.py",),

@@ -1,0 +1,147 @@
+"""The mutation tests' own instruments: what is changed, what is not, and that it is noticed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import lua_code, python_code
+from tests.mutants.mutant import Mutant
+from tests.mutants.program import (
+    ROOT,
+    Excuse,
+    Tree,
+    Verdict,
+    excuses,
+    is_excused,
+    judge,
+    made,
+    score,
+)
+from tests.mutants.targets import TARGETS, Target
+
+MODULE = '''"""Says 1 + 1 == 2 to nobody."""
+
+LARGE = 7
+
+
+def grown(size: int = 3, most: "int < 5" = 9) -> int:
+    """Return 1 more, if size < most."""
+    if not size:
+        raise ValueError(f"{size + 1} == 2")
+    return size + 1
+'''
+TESTS = """from toy import grown
+
+
+def test_grown():
+    assert grown(2) == 3
+"""
+SCRIPT = """-- toy: if a == b then it is no code
+local n = tonumber(ARGV[1])
+if n <= 5 and KEYS[2] then
+  redis.call("HSET", KEYS[1], "a == b",
+    n + 1)
+end
+return redis.call("GET", KEYS[1])
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    root = tmp_path / "toy"
+    root.mkdir()
+    (root / "toy.py").write_text(MODULE)
+    (root / "tests").mkdir()
+    (root / "tests" / "test_toy.py").write_text(TESTS)
+    return root
+
+
+def changes(source: str, found: list[Mutant]) -> set[tuple[str, str]]:
+    return {(source[each.start : each.end], each.text) for each in found}
+
+
+def test_of_a_module_only_code_that_does_something_is_changed() -> None:
+    assert changes(MODULE, python_code.mutants("toy.py", MODULE)) == {
+        ("3", "4"),
+        ("9", "10"),
+        ("not size", "(size)"),
+        ('raise ValueError(f"{size + 1} == 2")', "pass"),
+        ("return size + 1", "return None"),
+        ("size + 1", "(size - 1)"),
+        ("1", "2"),
+    }
+
+
+def test_of_a_module_what_only_logs_is_not_changed() -> None:
+    source = "def told(n):\n    if n > 3:\n        log.info('more than %d', 3)\n    log.info(n)\n"
+    assert python_code.mutants("toy.py", source) == []
+
+
+def test_of_a_script_comments_texts_and_the_signature_are_not_changed() -> None:
+    found = changes(SCRIPT, lua_code.mutants("toy.lua", SCRIPT))
+
+    assert found == {
+        ("<=", "<"),
+        ("and", "or"),
+        ("n <= 5 and KEYS[2]", "not (n <= 5 and KEYS[2])"),
+        ('redis.call("HSET", KEYS[1], "a == b",\n    n + 1)', "do end"),
+        ("+", "-"),
+        ("1", "2"),
+    }
+
+
+def test_choice_is_the_same_each_time_and_one_of_the_whole(toy: Path) -> None:
+    target = Target("toy", ("toy.py",), ("tests/test_toy.py",))
+    some = made(target, toy, 3, seed=1)
+
+    assert len(some) == 3
+    assert some == made(target, toy, 3, seed=1)
+    assert set(some) < set(made(target, toy, 99, seed=1))
+    assert set(some) != set(made(target, toy, 3, seed=2))
+
+
+def test_mutant_is_applied_noticed_and_taken_back(toy: Path, tmp_path: Path) -> None:
+    target = Target("toy", ("toy.py",), ("tests/test_toy.py tests/test_missing.py",))
+    tree = Tree(toy, tmp_path / "tree")
+    every = {each.text: each for each in made(target, toy, 99, seed=1)}
+
+    verdicts = [judge(tree, every[text], target, {}) for text in ("(size - 1)", "pass")]
+
+    assert [verdict.word for verdict in verdicts] == ["killed", "survived"]
+    assert score([*verdicts, Verdict(every["4"], "excused")]) == 50.0
+    assert (tree.root / "toy.py").read_text() == MODULE
+    assert "-    return size + 1\n+    return (size - 1)" in every["(size - 1)"].diff(MODULE)
+
+
+def test_tests_that_hang_have_noticed(toy: Path, tmp_path: Path) -> None:
+    (toy / "tests" / "test_toy.py").write_text("import time\n\ntime.sleep(60)\n")
+    assert not Tree(toy, tmp_path / "tree").passes(["tests/test_toy.py"], 0.5)
+
+
+def test_selection_of_nothing_is_a_mistake(toy: Path, tmp_path: Path) -> None:
+    (toy / "tests" / "test_toy.py").write_text("")
+    with pytest.raises(RuntimeError, match="no test is selected"):
+        Tree(toy, tmp_path / "tree").passes(["tests/test_toy.py"], 60)
+
+
+def test_excuse_is_for_one_line_and_one_change(toy: Path) -> None:
+    every = made(Target("toy", ("toy.py",), ()), toy, 99, seed=1)
+    known = [Excuse("toy.py", "if not size:", "a not is left out", "why not")]
+
+    excused = [each.text for each in every if is_excused(each, MODULE, known)]
+
+    assert excused == ["(size)"]
+
+
+def test_every_excuse_has_its_line_and_a_reason() -> None:
+    for excuse in excuses():
+        lines = {line.strip() for line in (ROOT / excuse.file).read_text().splitlines()}
+        assert excuse.line in lines, excuse
+        assert excuse.reason, excuse
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_every_target_has_files_and_tests(target: Target) -> None:
+    files = target.files(ROOT)
+    assert files
+    assert all(list(target.selections(ROOT, str(file))) for file in files)
