@@ -62,7 +62,7 @@ def _story(episode: Episode, figures: list[Figures]) -> str:
         _most(f.lost for f in made),
         _most(f.again for f in made),
         _most(f.wrong for f in made),
-        _most(f.charged for f in made) if episode.is_charged else "",
+        "" if episode.is_large else _most(f.charged for f in made),
         f"{max(f.start_s for f in made):.1f}" if any(f.start_s for f in made) else "",
     ]
     return f"| {' | '.join(cells)} |\n"

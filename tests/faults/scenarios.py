@@ -370,6 +370,7 @@ SCENARIOS = [
         lambda n: n * 4 * BATCH,
         is_seen=True,
         old_recovers=True,
+        charges=lambda n: n * 4,
     ),
     Scenario("client-kill", "CLIENT KILL of a client every 200 ms", kill_client, sites=ANYWHERE),
     Scenario(
@@ -408,12 +409,14 @@ SCENARIOS = [
         lose_power,
         lambda n: n * 2_000,
         fsync="everysec",
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "failover-tail",
         "after 5 s a replica takes over that misses the last second",
         fail_over,
         lambda n: n * 2_000,
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "out-of-memory",
@@ -452,6 +455,7 @@ SCENARIOS = [
         lambda n: n * 8 * BATCH,
         has_baseline=False,
         is_seen=True,
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "clock-jump",
@@ -461,6 +465,7 @@ SCENARIOS = [
         has_baseline=False,
         is_seen=True,
         own_clock=True,
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "crowd",
@@ -506,6 +511,7 @@ SCENARIOS = [
         kill_primary_ahead,
         lambda n: n * 2_000,
         sites=CLUSTER,
+        charges=lambda n: n * 8,
     ),
     Scenario(
         "slot-move",
