@@ -36,7 +36,11 @@ _WORKERS = (
 TARGETS = [
     Target("scripts", ("lua/*.lua",), ("tests/lua/test_{stem}.py", "tests/lua")),
     Target("script-parts", ("lua/lib/*.lua",), ("tests/lua",)),
-    Target("lease_keeper", ("streamq/worker/lease_keeper.py",), _WORKERS),
+    Target(
+        "lease_keeper",
+        ("streamq/worker/lease_keeper.py", "streamq/worker/renewals.py"),
+        _WORKERS,
+    ),
     Target("slot_table", ("streamq/worker/slot_table.py",), _WORKERS),
     Target("pool", ("streamq/worker/pool.py",), _WORKERS),
     Target("process", ("streamq/worker/process.py",), ("tests/test_process.py", *_WORKERS)),
