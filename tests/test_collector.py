@@ -12,7 +12,7 @@ from streamq import Protocol
 from streamq.errors import CollectorLost, Damaged
 from streamq.model import Terms
 from streamq.records.encoding import Verbatim, encode_item, encode_result
-from streamq.records.outputs import FileOutput, OutputError, OutputExists
+from streamq.records.outputs import FileOutput, OutputError, OutputExists, Stopped
 from streamq.runs.collect import Collector, Writer, show
 from tests.conftest import ONE_KIND
 from tests.driver import Driver
@@ -97,10 +97,17 @@ def run(driver: Driver, path: Path, form: str = "raw", **options: Any) -> bool:
     return collector(driver, path, form).run(**wishes)
 
 
-def finish(driver: Driver, holder: str, *numbers: int, most: int = 0) -> None:
-    results = [value for n in numbers for value in (n, result(b"%d" % n))]
-    call = driver.call(holder)
-    driver.protocol.finish(driver.id, holder, call, results, len(numbers), Terms(most))
+def begin(driver: Driver, count: int, **options: Any) -> list[str]:
+    """A request whose parts are all at work. Returns the holder of each."""
+    driver.load(count, limit=max(count, 1), **options)
+    return [driver.claim()[0] for _ in range(count)]
+
+
+def finish(driver: Driver, holders: list[str], number: int, value: bytes = b"") -> None:
+    """Record the result of a part: its number, if no other is given."""
+    holder = holders[number - 1]
+    results: list[bytes | int] = [number, value or result(b"%d" % number)]
+    driver.protocol.finish(driver.id, holder, driver.call(holder), results, 1, Terms(0))
 
 
 def left(driver: Driver) -> list[str]:
@@ -111,12 +118,12 @@ def left(driver: Driver) -> list[str]:
 @ONE_KIND
 class TestFile:
     def test_is_ours_before_the_first_result(self, driver: Driver, target: Path) -> None:
-        driver.load(2)
+        holders = begin(driver, 2)
 
         assert run(driver, target) is False
         assert target.read_bytes() == b""
-        finished, _ = driver.claim(2)
-        finish(driver, finished, 1, 2)
+        for number in (1, 2):
+            finish(driver, holders, number)
         assert run(driver, target) is True
         assert target.read_bytes() == b"1\n2\n"
 
@@ -124,23 +131,21 @@ class TestFile:
     def test_what_is_written_is_forgotten(
         self, driver: Driver, target: Path, is_ordered: bool
     ) -> None:
-        driver.load(3)
-        holder, _ = driver.claim(3)
-        finish(driver, holder, 1, 3, most=1)
+        holders = begin(driver, 3)
+        finish(driver, holders, 1)
+        finish(driver, holders, 3)
 
         assert run(driver, target, is_ordered=is_ordered) is False
-        assert (target.read_bytes(), left(driver)) == (
-            (b"1\n", ["3"]) if is_ordered else (b"1\n3\n", [])
-        )
+        written = sorted(target.read_bytes().split())
+        assert (written, left(driver)) == (([b"1"], ["3"]) if is_ordered else ([b"1", b"3"], []))
 
     def test_is_cut_to_what_was_committed(self, driver: Driver, target: Path) -> None:
-        driver.load(2)
-        holder, _ = driver.claim(2)
-        finish(driver, holder, 1, most=1)
+        holders = begin(driver, 2)
+        finish(driver, holders, 1)
         run(driver, target)
         with target.open("ab") as file:
             file.write(b"half a li")
-        finish(driver, holder, 2)
+        finish(driver, holders, 2)
 
         assert run(driver, target) is True
         assert target.read_bytes() == b"1\n2\n"
@@ -159,12 +164,9 @@ class TestFile:
         assert run(driver, target.with_name("other.txt"), force=True) is True
 
     def test_csv_goes_on_with_its_columns(self, driver: Driver, target: Path) -> None:
-        driver.load(2)
-        holder, _ = driver.claim(2)
+        holders = begin(driver, 2)
         for number in (1, 2):
-            value = result({"a": number})
-            call = driver.call(holder)
-            driver.protocol.finish(driver.id, holder, call, [number, value], 1, Terms(2 - number))
+            finish(driver, holders, number, result({"a": number}))
             run(driver, target, "csv")
 
         assert target.read_bytes() == b"a\n1\n2\n"
@@ -172,12 +174,9 @@ class TestFile:
     def test_last_line_without_its_end_is_known_to_the_next_run(
         self, driver: Driver, target: Path
     ) -> None:
-        driver.load(2)
-        holder, _ = driver.claim(2)
+        holders = begin(driver, 2)
         for number in (1, 2):
-            value = result(b"%d" % number, endings=b"0")
-            call = driver.call(holder)
-            driver.protocol.finish(driver.id, holder, call, [number, value], 1, Terms(2 - number))
+            finish(driver, holders, number, result(b"%d" % number, endings=b"0"))
             run(driver, target)
 
         assert target.read_bytes() == b"1\n2"
@@ -224,8 +223,7 @@ class TestFile:
 class TestFollowing:
     @pytest.mark.parametrize("is_ordered", [True, False])
     def test_goes_on_until_the_end(self, driver: Driver, target: Path, is_ordered: bool) -> None:
-        driver.load(3)
-        holder, _ = driver.claim(3)
+        holders = begin(driver, 3)
         ended: list[bool] = []
 
         def follow() -> None:
@@ -234,7 +232,7 @@ class TestFollowing:
         thread = threading.Thread(target=follow)
         thread.start()
         for number in (1, 2, 3):
-            finish(driver, holder, number, most=3 - number)
+            finish(driver, holders, number)
             wait_until(lambda n=number: target.exists() and b"%d\n" % n in target.read_bytes())  # type: ignore[misc]
         thread.join(10)
 
@@ -249,6 +247,35 @@ class TestFollowing:
 
         assert followed.run(is_ordered=True, follow=True, force=False) is False
 
+    def test_stops_when_its_output_does(self, driver: Driver, target: Path) -> None:
+        holders = begin(driver, 1)
+        finish(driver, holders, 1)
+        stopped = collector(driver, target)
+
+        def stop(data: bytes) -> None:
+            raise Stopped
+
+        stopped._output.write = stop  # type: ignore[method-assign]
+
+        assert stopped.run(is_ordered=True, follow=True, force=False) is False
+        assert left(driver) == ["1"]
+
+    @pytest.mark.parametrize("is_ordered", [True, False])
+    def test_what_a_retry_yields_comes_after_the_rest(
+        self, driver: Driver, target: Path, is_ordered: bool
+    ) -> None:
+        holders = begin(driver, 2)
+        driver.fail(holders[0], 1, kind="abandon")
+        finish(driver, holders, 2)
+        assert run(driver, target, is_ordered=is_ordered) is True
+        driver.redrive(1)
+        again, _ = driver.claim()
+        finish(driver, [again], 1)
+
+        assert run(driver, target, is_ordered=is_ordered) is True
+        assert target.read_bytes() == b"2\n1\n"
+        assert left(driver) == []
+
     def test_what_still_runs_when_a_request_fails_is_waited_for(
         self, driver: Driver, target: Path
     ) -> None:
@@ -260,7 +287,7 @@ class TestFollowing:
         assert driver.protocol.inspect(driver.id)["state"] == "failed"
 
         assert run(driver, target) is False
-        finish(driver, slow, 1)
+        finish(driver, [slow], 1)
         assert run(driver, target) is True
         assert target.read_bytes() == b"1\n"
 
@@ -325,19 +352,18 @@ class TestBatches:
 @ONE_KIND
 class TestShow:
     def test_who_only_looks_takes_nothing_away(self, driver: Driver, protocol: Protocol) -> None:
-        driver.load(3)
-        holder, _ = driver.claim(3)
-        finish(driver, holder, 1, 2, most=1)
+        holders = begin(driver, 3)
+        for number in (1, 2):
+            finish(driver, holders, number)
 
         for _ in range(2):
             assert b"".join(show(protocol, driver.id, "raw", follow=False)) == b"1\n2\n"
-        finish(driver, holder, 3)
+        finish(driver, holders, 3)
         assert b"".join(show(protocol, driver.id, "jsonl", follow=True)) == b'"1"\n"2"\n"3"\n'
 
     def test_who_follows_sees_what_comes_later(self, driver: Driver, protocol: Protocol) -> None:
-        driver.load(2)
-        holder, _ = driver.claim(2)
-        finish(driver, holder, 1, most=1)
+        holders = begin(driver, 2)
+        finish(driver, holders, 1)
         seen: list[bytes] = []
 
         def follow() -> None:
@@ -346,7 +372,7 @@ class TestShow:
         thread = threading.Thread(target=follow)
         thread.start()
         wait_until(lambda: b"1\n" in seen)
-        finish(driver, holder, 2)
+        finish(driver, holders, 2)
         thread.join(10)
 
         assert b"".join(seen) == b"1\n2\n"
