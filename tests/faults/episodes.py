@@ -40,7 +40,7 @@ AT_ONCE_S = 0.5
 #: Tokens in a long list: some times what a look reads of one (``READ_AT_MOST`` in mint.lua). With
 #: so many open requests the next look comes after 13 s: who got no token by the first has none.
 LONG_LIST = 10_400
-INVITED_S = 9.0
+INVITED_S = 11.0
 
 
 class Stage:

@@ -27,11 +27,8 @@ class Target(NamedTuple):
                 yield kept + [word for word in words if word not in paths]
 
 
-_WORKERS = (
-    "tests/worker tests/test_worker_fair.py",
-    "tests/test_worker.py",
-    "tests/test_invariants.py tests/test_scheduling.py",
-)
+#: Not those that measure times: on a busy machine they fail without a mutant.
+_WORKERS = ("tests/worker", "tests/test_worker.py", "tests/test_invariants.py")
 
 TARGETS = [
     Target("scripts", ("lua/*.lua",), ("tests/lua/test_{stem}.py", "tests/lua")),
