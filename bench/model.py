@@ -80,12 +80,22 @@ class Meter:
 
     def tokens(self) -> Costs:
         """What the queue's slot does for a lease, and for a process that waits."""
-        push = self.each(1_000, lambda _: self.protocol.mint(self.queue, "r", Tokens(1, 50, 0)))
-        take = self.each(1_000, lambda _: self.protocol.take(self.queue, 1.0))
+        push = self.each(
+            1_000, lambda _: self.protocol.mint(self.queue, "r", Tokens(1, "job:50", 0))
+        )
+        take = self.each(1_000, lambda _: self.protocol.take(self.queue, ("job",), 1.0))
         wait = self.wait()
         beat = self.each(500, lambda _: self.protocol.beat(self.queue, "w", 20_000))
         tick = self.each(500, lambda _: self.protocol.tick(self.queue))
-        return {"push": push, "take": take, "wait": wait, "beat": beat, "tick": tick}
+        ping = self.each(1_000, lambda _: self.redis.ping())
+        return {
+            "push": push,
+            "take": take,
+            "wait": wait,
+            "ping": ping,
+            "beat": beat,
+            "tick": tick,
+        }
 
     def wait(self) -> float:
         """What a wait without a token costs, beyond what the server does at rest meanwhile."""
@@ -94,7 +104,7 @@ class Meter:
         rest = (self.cpu_us() - before) / (time.perf_counter() - begun)
         before, begun = self.cpu_us(), time.perf_counter()
         for _ in range(50):
-            self.protocol.take("empty", 0.05)
+            self.protocol.take("empty", ("job",), 0.05)
         spent = self.cpu_us() - before - rest * (time.perf_counter() - begun)
         return max(0.0, spent / 50)
 
@@ -242,7 +252,7 @@ def _blocks(costs: Costs) -> dict[str, str]:
         "request_rate": f"{FULL_US / part_us(costs, 0.01, 50):,.0f}",
         "processes": f"{_processes(costs):,.0f}",
         "waiting": f"{costs['wait']:.0f}",
-        "idle": f"{FULL_US / costs['wait']:,.0f}",
+        "idle": f"{FULL_US / (costs['wait'] / 10 + costs['ping'] / 2):,.0f}",
         "queues": _queue_table(costs),
         "clusters": _cluster_table(costs),
     }
@@ -258,6 +268,7 @@ def _cost_table(costs: Costs) -> str:
         ("a token pushed", "queue", "push", "µs"),
         ("a token taken, best of a hundred lists", "queue", "take", "µs"),
         ("a wait of a process that ends without a token", "queue", "wait", "µs"),
+        ("a process asks whether the server is there", "queue", "ping", "µs"),
         ("a pool's heartbeat", "queue", "beat", "µs"),
         ("a look for what is due", "queue", "tick", "µs"),
         ("a lease: claimed, finished, ended", "request", "lease", "µs"),

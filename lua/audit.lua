@@ -6,10 +6,12 @@
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
 --
--- Returns  state; queue; tokens that should be out; their level; when to look again; leases
+-- ARGV[1]  pushed    tokens of it that the caller has pushed since it asked, and did not count
+--
+-- Returns  state; queue; tokens that should be out; their list; when to look again; leases
 --          that may be reaped; when the request may be purged (0: it has not ended, or leases
 --          stand); entries in its stream that were not ours, since the last audit; leases past
---          their deadline
+--          their deadline; tokens that were believed out
 -- Errors   UNKNOWN   no such request
 -- Cost     O(log leases)
 -- Flags    allow-oom
@@ -21,6 +23,7 @@
 -- @include suspicion
 
 local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }
+local pushed = tonumber(ARGV[1])
 
 local r = load_request(k.meta)
 if not r then
@@ -28,11 +31,11 @@ if not r then
 end
 
 local now = now_ms()
-local believed = r.out
+local believed = r.out + pushed
 put(r, "out", 0)
 put(r, "due_ms", 0)
 local want, look = invite(k, r, now)
--- Never more than was believed: what the caller will find missing is not out yet, and whoever
+-- Never more than was believed or pushed: what the caller will find missing is not out yet, and whoever
 -- mints meanwhile must not be told that it is. Too low a belief only makes a token too many.
 put(r, "out", math.min(believed, want))
 
@@ -72,5 +75,5 @@ local strays = tonumber(redis.call("HGET", k.meta, "strays")) or 0
 if strays > 0 then
   redis.call("HDEL", k.meta, "strays")
 end
-return { r.state, redis.call("HGET", k.meta, "queue"), want, r.level, look, expired, purge_at, strays,
-  overdue }
+return { r.state, redis.call("HGET", k.meta, "queue"), want, list_of(r), look, expired, purge_at, strays,
+  overdue, believed }

@@ -29,7 +29,7 @@
 -- ARGV[10] partial   outcomes so far, for its next attempt; "" for none
 --
 -- Returns  retry, failed (the part), ended (the request has failed), lost, late, or the state of
---          a request done or cancelled; tokens to push; their level; when to look again
+--          a request done or cancelled; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
 -- Cost     O(log parts in retry)
 -- Flags    allow-oom
@@ -61,7 +61,7 @@ if refused then
   return refused
 end
 if #redis.call("XPENDING", k.parts, "w", number, number, 1, holder) == 0 then
-  return { "late", 0, r.level, 0 }
+  return { "late", 0, list_of(r), 0 }
 end
 
 local now = now_ms()
@@ -97,4 +97,4 @@ save(k.meta, r)
 if not is_live(r) then
   word = r.state == "failed" and "ended" or r.state
 end
-return { word, mint, r.level, look }
+return { word, mint, list_of(r), look }

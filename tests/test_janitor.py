@@ -4,12 +4,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from itertools import permutations
 
 import pytest
 
 from streamq import Client, Connection, Janitor, Protocol, ServerBusy, ServerUnreachable, State
 from streamq.model import Audit, Tokens
-from streamq.protocol.keys import QueueKeys
+from streamq.protocol.keys import QueueKeys, list_of
 from tests.driver import Driver
 from tests.simulated import Worker, indexes, make_due, refuse, tokens
 from tests.waiting import wait_until
@@ -41,7 +42,7 @@ def test_lost_tokens_are_out_again_after_one_sweep(
     client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     ids = [client.submit([b"x"] * 20, handler="h", queue=queue, limit=n).id for n in (1, 3, 20)]
-    while protocol.take(queue, 0.01):
+    while protocol.take(queue, ("h",), 0.01):
         pass
 
     sweep()
@@ -53,7 +54,7 @@ def test_a_sweep_pushes_no_token_that_is_out(
     client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([b"x"] * 20, handler="h", queue=queue, limit=5)
-    protocol.take(queue, 1)
+    protocol.take(queue, ("h",), 1)
 
     for _ in range(3):
         sweep()
@@ -65,7 +66,7 @@ def test_what_a_dead_worker_held_runs_again(
     driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([b"a", b"b", b"c"], handler="h", queue=queue, id=driver.id, limit=1)
-    protocol.take(queue, 1)
+    protocol.take(queue, ("h",), 1)
     holder, grant = driver.claim(2, level=50)
     assert len(grant.parts) == 2
     driver.expire(holder)
@@ -336,7 +337,7 @@ def test_damaged_request_is_reported_once_and_the_others_are_looked_at(
 ) -> None:
     damaged, other = (client.submit([b"x"], handler="h", queue=queue) for _ in range(2))
     protocol.connection.redis.hset(protocol.keys(damaged.id).meta, "state", b"\xff")
-    while protocol.take(queue, 0.01):
+    while protocol.take(queue, ("h",), 0.01):
         pass
 
     for _ in range(3):
@@ -358,6 +359,52 @@ def test_index_of_another_type_is_put_aside(
     assert redis.get(QueueKeys(queue).aside + index) == b"not ours"
     request = client.submit([b"x"], handler="h", queue=queue)
     assert indexes(protocol, queue, request.id) == {"open", "due"}
+
+
+@pytest.mark.parametrize("order", [*permutations(("due", "open", "closed"))], ids="-".join)
+def test_no_request_is_forgotten_when_one_index_after_the_other_is_spoilt(
+    client: Client, protocol: Protocol, queue: str, order: tuple[str, ...]
+) -> None:
+    request = client.submit([b"x"], handler="h", queue=queue, delay="1h")
+    protocol.connection.redis.unlink(QueueKeys(queue, to=list_of("h", 50)).tokens)
+
+    for index in order:
+        protocol.connection.redis.set(getattr(QueueKeys(queue), index), "not ours")
+        Janitor(protocol, queue).sweep()
+
+    assert indexes(protocol, queue, request.id) == {"open", "due"}
+
+
+def test_several_may_put_the_same_key_aside_at_once(
+    client: Client, protocol: Protocol, queue: str, url: str
+) -> None:
+    request = client.submit([b"x"], handler="h", queue=queue, delay="1h")
+    others = [Protocol(Connection(url)) for _ in range(4)]
+    renamed: list[str] = []
+    errors: list[Exception] = []
+    start = threading.Barrier(len(others))
+
+    def put_aside(other: Protocol) -> None:
+        start.wait()
+        try:
+            renamed.extend(other.set_aside(queue))
+        except Exception as error:  # noqa: BLE001  whatever it may be
+            errors.append(error)
+
+    for _ in range(20):
+        protocol.connection.redis.set(QueueKeys(queue).open, "not ours")
+        threads = [threading.Thread(target=put_aside, args=(other,)) for other in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # What is whole again is not renamed by who comes late.
+        assert indexes(protocol, queue, request.id) == {"open", "due"}
+
+    for other in others:
+        other.connection.close()
+    assert errors == []
+    assert renamed == [QueueKeys(queue).aside + "open"] * 20
 
 
 def test_one_who_comes_after_that_hour_is_not_forgotten_with_it(
@@ -420,7 +467,7 @@ def test_two_at_once_do_no_more_than_one(
 ) -> None:
     ids = [client.submit([b"x"] * 9, handler="h", queue=queue, limit=3).id for _ in range(8)]
     ended = [client.submit([], handler="h", queue=queue, keep=0).id for _ in range(8)]
-    while protocol.take(queue, 0.01):
+    while protocol.take(queue, ("h",), 0.01):
         pass
     go = threading.Barrier(4)
 
@@ -451,10 +498,10 @@ class Flaky(Protocol):
         self.away = away
         self.error = error
 
-    def audit(self, request_id: str) -> Audit:
+    def audit(self, request_id: str, pushed: int = 0) -> Audit:
         if request_id in self.away:
             raise self.error("away")
-        return super().audit(request_id)
+        return super().audit(request_id, pushed)
 
 
 @pytest.mark.parametrize("error", [ServerBusy, ServerUnreachable])
@@ -466,7 +513,7 @@ def test_one_request_that_cannot_be_looked_at_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ids = [client.submit([b"x"], handler="h", queue=queue).id for _ in range(4)]
-    while protocol.take(queue, 0.01):
+    while protocol.take(queue, ("h",), 0.01):
         pass
     make_due(protocol, queue)
 
@@ -485,3 +532,101 @@ def test_when_nobody_can_be_looked_at_the_sweep_says_so(
 
     with pytest.raises(ServerUnreachable):
         Janitor(Flaky(protocol.connection, ids, ServerUnreachable), queue).sweep()
+
+
+def test_lists_of_an_earlier_version_go_after_an_hour(protocol: Protocol, queue: str) -> None:
+    former, ours = (QueueKeys(queue, to=to).tokens for to in ("50", "h:50"))
+    for key in (former, ours):
+        protocol.connection.redis.lpush(key, "a")
+    janitor = Janitor(protocol, queue)
+    janitor.sweep()
+    assert protocol.connection.redis.llen(former) == 1
+
+    janitor._former_at = 0
+    janitor.sweep()
+
+    assert [protocol.connection.redis.llen(key) for key in (former, ours)] == [0, 1]
+
+
+#: Tokens of others in the list: so few that they are counted at each look, and so many that not.
+LONG = pytest.mark.parametrize("others", [10, 100_000])
+
+
+def bury(protocol: Protocol, queue: str, others: int) -> None:
+    """Let many tokens of others be in the list."""
+    tokens = QueueKeys(queue, to=list_of("h", 50)).tokens
+    for _ in range(0, others, 10_000):
+        protocol.connection.redis.lpush(tokens, *["other"] * min(others, 10_000))
+
+
+def own(protocol: Protocol, driver: Driver) -> int:
+    """Tokens of the request."""
+    return tokens(protocol, driver.queue).count(driver.id)
+
+
+@LONG
+def test_delayed_request_has_its_tokens_when_it_may_start(
+    protocol: Protocol, queue: str, driver: Driver, others: int
+) -> None:
+    bury(protocol, queue, others)
+    protocol.mint(queue, driver.id, Tokens(), register="yes")
+    driver.load(5, delay_ms=3_600_000, limit=3)
+    driver.set_meta(hold_ms=1)
+
+    Worker(protocol, queue).sweep()
+
+    assert own(protocol, driver) == 3
+    for _ in range(5):
+        Worker(protocol, queue).sweep()
+    assert own(protocol, driver) == 3, "looks do not add to what is there"
+
+
+@LONG
+def test_request_with_a_rate_has_its_tokens_when_the_rate_allows(
+    protocol: Protocol, queue: str, driver: Driver, others: int
+) -> None:
+    bury(protocol, queue, others)
+    protocol.mint(queue, driver.id, Tokens(), register="yes")
+    driver.load(9, rate_ms=60_000.0, limit=2)
+    driver.set_meta(out=0)
+    for _ in range(3):
+        driver.set_meta(rate_at_ms=0)
+        Worker(protocol, queue).sweep()
+        assert own(protocol, driver) == 2
+        for _ in range(2):
+            protocol.connection.redis.lrem(
+                QueueKeys(queue, to=list_of("h", 50)).tokens, 1, driver.id
+            )
+            _, grant = driver.claim(level=50)
+        assert grant.word == "held"
+        for name in driver.leases():
+            driver.finish(name, driver.held(name))
+
+
+@LONG
+def test_request_whose_worker_died_has_a_token_for_what_it_held(
+    protocol: Protocol, queue: str, driver: Driver, others: int
+) -> None:
+    bury(protocol, queue, others)
+    protocol.mint(queue, driver.id, Tokens(), register="yes")
+    driver.load(1)
+    holder, _ = driver.claim(level=50)
+    driver.set_meta(out=0)
+    driver.expire(holder)
+
+    Worker(protocol, queue).sweep()
+
+    assert own(protocol, driver) == 1
+
+
+def test_tokens_of_an_ended_request_go_though_nobody_has_its_handler(
+    protocol: Protocol, queue: str, client: Client
+) -> None:
+    request = client.submit([b"x"] * 20, handler="h", queue=queue)
+    Worker(protocol, queue).sweep()
+    assert tokens(protocol, queue) == [request.id] * 8
+
+    request.cancel()
+    Worker(protocol, queue).sweep()
+
+    assert tokens(protocol, queue) == []

@@ -33,9 +33,11 @@ _EVERYBODY = (
 #: To make scripts known where they are not; whoever may can also fill a server's memory with them.
 _LOAD = "script|load"
 _FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
-#: To rename keys of the queue that are of another type.
-_ASIDE = ("type", "rename")
-_JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect")
+#: To wait for tokens, and to end the wait.
+_TAKE = ("brpop", "client|id", "client|unblock")
+#: To see whether keys of the queue are of another type.
+_ASIDE = ("type",)
+_JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect", "aside")
 _LOADER = (
     "submit",
     "open",
@@ -81,7 +83,7 @@ ROLES: dict[str, Role] = {
     "worker": Role(
         "runs parts, and does a janitor's work: worker",
         _WORKER,
-        ("brpop", "zrange", "hget", *_ASIDE),
+        (*_TAKE, "zrange", "hget", *_ASIDE),
         ("tokens", "open", "workers", "worker", "aside"),
     ),
     "janitor": Role(
@@ -132,7 +134,7 @@ ROLES: dict[str, Role] = {
     "runner": Role(
         "is loader and worker at once: run --url",
         (*_LOADER, *_WORKER),
-        (*_FOLLOW, "hmget", "wait", "set", "memory|usage", "brpop", *_ASIDE),
+        (*_FOLLOW, "hmget", "wait", "set", "memory|usage", *_TAKE, *_ASIDE),
         (
             "aside",
             "tokens",
@@ -270,7 +272,7 @@ def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[st
             keys = QueueKeys(queue, prefix, worker="WORKER")
             if name != "sync" and hasattr(keys, name.removeprefix("queue_")):
                 key = getattr(keys, name.removeprefix("queue_"))
-                key = key.replace("tokens:00", "tokens:*").replace("worker:WORKER", "worker:*")
+                key = key.replace("worker:WORKER", "worker:*")
                 key += "*" if key.endswith(":") else ""
                 found.add(key if queues else key.replace("{q:ANY}", "{q:*}"))
     return sorted(found), sorted(channels)

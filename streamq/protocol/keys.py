@@ -56,13 +56,20 @@ class RequestKeys:
         return {name: self._root + name for name in RequestKeys.__annotations__}
 
 
-class QueueKeys:
-    """Keys of one queue, seen from one level and one worker of it."""
+def list_of(handler: str, level: int) -> str:
+    """The end of the name of the list for tokens of one handler and level; as in ``lua/lib``."""
+    return f"{handler}:{level:02d}"
 
-    def __init__(self, queue: str, prefix: str = PREFIX, level: int = 0, worker: str = "") -> None:
+
+class QueueKeys:
+    """Keys of one queue, seen from one list of tokens (``list_of``) and one worker of it."""
+
+    def __init__(
+        self, queue: str, prefix: str = PREFIX, to: str = "", worker: str = "", spoilt: str = ""
+    ) -> None:
         root = f"{prefix}:{{q:{units.name(queue, 'queue')}}}:"
-        #: LIST    request ids, pushed left and popped right; one list for each level
-        self.tokens = f"{root}tokens:{level:02d}"
+        #: LIST    request ids, pushed left and popped right; one for each handler and level
+        self.tokens = f"{root}tokens:{to}"
         #: ZSET    request id, scored by when to look at it again (ms)
         self.due = root + "due"
         #: ZSET    requests not finished, scored by submission (ms)
@@ -75,8 +82,10 @@ class QueueKeys:
         self.worker = f"{root}worker:{worker}"
         #: STRING  written before replicas are waited for, and gone a moment later
         self.sync = root + "sync"
-        #: any     what stood under another key of the queue and was of another type
-        self.aside = root + "aside:"
+        #: any     a key of the queue that is of another type
+        self.spoilt = root + spoilt
+        #: any     the same when it was set aside
+        self.aside = f"{root}aside:{spoilt}"
 
     def of(self, names: tuple[str, ...]) -> list[str]:
         """Those of these names."""

@@ -33,9 +33,10 @@ from streamq.model import (
     State,
     Terms,
     Tick,
+    Token,
     Tokens,
 )
-from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.protocol.scripts import Ahead, Call, Scripts
 
 _NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
@@ -75,11 +76,9 @@ class Protocol:
         scripts = Scripts(connection)
         self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
         self._prefix = prefix
-        # Keys are spelled anew for every call otherwise, and a take has a hundred of them.
-        self._queue_keys = lru_cache(1024)(lambda queue, level=0: QueueKeys(queue, prefix, level))
-        self._token_lists = lru_cache(64)(
-            lambda queue, levels: tuple(QueueKeys(queue, prefix, level).tokens for level in levels)
-        )
+        # Keys are spelled anew for every call otherwise, and a take has a hundred of them or more.
+        self._queue_keys = lru_cache(1024)(lambda queue, to="": QueueKeys(queue, prefix, to))
+        self._token_lists = lru_cache(64)(self._spell_token_lists)
 
     def keys(self, request_id: str) -> RequestKeys:
         """The keys of a request."""
@@ -138,7 +137,7 @@ class Protocol:
             records=records,
             entries=entries,
         )
-        return total, stands.decode(), Tokens(*tokens)
+        return total, stands.decode(), _tokens(tokens)
 
     def appending(self, request_id: str) -> "Appending":
         """For many calls of ``append`` in a row; the caller closes it."""
@@ -160,10 +159,10 @@ class Protocol:
         were pushed.
         """
         # What the script will ask for is known, so it need not come back first.
-        tokens = Tokens(0 if policy.delay_ms else 1, policy.level)
+        tokens = Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
         at_first = tokens if is_soon and not self.connection.is_cluster else Tokens()
 
-        keys = self._queue_keys(policy.queue, policy.level)
+        keys = self._queue_keys(policy.queue, tokens.to)
         # Who was woken may have gone before there was something: one again, if so.
         again: Call = ("mint", keys, _mint_args(request_id, at_first, "ensure", "no"))
 
@@ -186,7 +185,7 @@ class Protocol:
 
         _, (_, look_ms), *_ = self._run_all(calls(), otherwise=[again] if at_first else [])
         if look_ms:
-            self.push(policy.queue, request_id, Tokens(0, policy.level, look_ms))
+            self.push(policy.queue, request_id, Tokens(0, tokens.to, look_ms))
         return tokens
 
     @_typed
@@ -307,7 +306,7 @@ class Protocol:
         It is never sent again: a copy that came late would grant a lease under a name that is
         over. A caller that gets no answer releases the holder and takes another name.
         """
-        word, count, at, look, handler, spec, created, waited, troubles, *told = self._run_once(
+        word, count, to, look, handler, spec, created, waited, troubles, *told = self._run_once(
             "claim",
             self.keys(request_id),
             holder=holder,
@@ -320,7 +319,7 @@ class Protocol:
         )
         return Grant(
             word.decode(),
-            Tokens(count, at, look),
+            Tokens(count, to.decode(), look),
             _parts(told, troubles),
             retried=len(troubles) // 3,
             handler=handler.decode(),
@@ -348,7 +347,7 @@ class Protocol:
         given = len(results) // 2
         numbers: Any = results[::2]
         values: Any = results[1::2]
-        word, count, at, look, counted, troubles, *told = self._run(
+        word, count, to, look, counted, troubles, *told = self._run(
             "finish",
             self.keys(request_id),
             holder=holder,
@@ -364,7 +363,7 @@ class Protocol:
         )
         return Grant(
             word.decode(),
-            Tokens(count, at, look),
+            Tokens(count, to.decode(), look),
             _parts(told, troubles),
             retried=len(troubles) // 3,
             counted=counted,
@@ -448,18 +447,19 @@ class Protocol:
         leases, parts, state, *tokens = self._run(
             "reap", self.keys(request_id), limit=limit, failure=_POISON
         )
-        return Reaped(leases, parts, State(state.decode()), Tokens(*tokens))
+        return Reaped(leases, parts, State(state.decode()), _tokens(tokens))
 
     @_typed
-    def audit(self, request_id: str) -> Audit:
-        """Which tokens should be out, worked out afresh, and which holders seem to be dead."""
-        state, queue, want, level, look, expired, purge_at, strays, overdue = self._run(
-            "audit", self.keys(request_id)
+    def audit(self, request_id: str, pushed: int = 0) -> Audit:
+        """Which tokens should be out, worked out afresh, and which holders seem to be dead.
+
+        ``pushed``: tokens that the caller pushed by belief since the last audit.
+        """
+        state, queue, want, to, look, *rest = self._run(
+            "audit", self.keys(request_id), pushed=pushed
         )
-        tokens = Tokens(want, level, look)
-        return Audit(
-            State(state.decode()), queue.decode(), tokens, expired, purge_at, strays, overdue
-        )
+        tokens = Tokens(want, to.decode(), look)
+        return Audit(State(state.decode()), queue.decode(), tokens, *rest)
 
     # Queues
 
@@ -473,8 +473,19 @@ class Protocol:
         register: str = "no",
     ) -> int:
         """Push tokens of a request and register its next look. Returns how many were pushed."""
-        keys = self._queue_keys(queue, tokens.level)
-        return int(self._run("mint", keys, **_mint_args(request_id, tokens, mode, register)))
+        keys = self._queue_keys(queue, tokens.to)
+        pushed, _ = self._run("mint", keys, **_mint_args(request_id, tokens, mode, register))
+        return int(pushed)
+
+    def ensure(self, request_id: str, audit: Audit) -> int:
+        """Push what is missing of the tokens that an audit wants. Returns how many."""
+        keys = self._queue_keys(audit.queue, audit.tokens.to)
+        args = _mint_args(request_id, audit.tokens, "ensure", "no", audit.believed)
+        pushed, is_counted = self._run("mint", keys, **args)
+        if pushed and not is_counted:
+            # Else the next look would push as many again, and so on until they are counted.
+            self.audit(request_id, pushed)
+        return int(pushed)
 
     def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
         """Do what a script asked its caller to do in the queue, if anything."""
@@ -482,15 +493,36 @@ class Protocol:
             self.mint(queue, request_id, tokens)
 
     @_typed
-    def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
-        """Take the requests that are due for a look, and those that may be purged."""
+    def tick(
+        self,
+        queue: str,
+        limit: int = 100,
+        every_ms: int = 5_000,
+        looked: Sequence[str] = (),
+        lent: int = 0,
+    ) -> Tick:
+        """Take the requests that are due for a look, and those that may be purged.
+
+        They are lent for ``every_ms``. Those of the last tick that were looked at are given back
+        with the next: ``looked``, and until when they were ``lent``.
+        """
         now, wait_ms, due, *flat = self._run(
-            "tick", self._queue_keys(queue), limit=limit, every_ms=every_ms
+            "tick",
+            self._queue_keys(queue),
+            limit=limit,
+            every_ms=every_ms,
+            lent=lent,
+            looked=looked,
         )
         pairs = [(name, float(score)) for name, score in _pairs(flat)]
         strays = [(name, score) for name, score in pairs if not _names([name])]
         known = [(name.decode(), score) for name, score in pairs[:due] if _names([name])]
         return Tick(now, wait_ms, known, _names([name for name, _ in pairs[due:]]), strays)
+
+    def aside(self, queue: str, name: str, type: str) -> bool:
+        """Rename a key of the queue, if it is there and of another type than this."""
+        keys = QueueKeys(queue, self._prefix, spoilt=name)
+        return bool(self._run("aside", keys, type=type))
 
     def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
         """Take an ended request out of the open ones, or a purged one (0) out of all."""
@@ -528,35 +560,59 @@ class Protocol:
     # What a script cannot do: block, subscribe, and read an index page by page.
 
     def take(
-        self, queue: str, block_s: float, levels: Sequence[int] = _EVERY_LEVEL
-    ) -> tuple[str, int] | None:
-        """The next token, best level first: a request id and the level it was taken from."""
-        lists = self._token_lists(queue, tuple(levels))
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        block_s: float,
+        levels: tuple[int, ...] = _EVERY_LEVEL,
+    ) -> Token | None:
+        """The next token for one of these handlers, best level first; of one level as they come."""
+        lists = self._token_lists(queue, handlers, levels)
         try:
             reply = self.connection.pop(lists, block_s)
         except Damaged as error:
-            raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
+            raise Damaged(f"{error}; renamed {self.set_aside(queue, lists)}") from None
         if reply is None:
             return None
         name, token = reply
+        _, handler, level = name.decode().rsplit(":", 2)
         try:
-            return units.name(token.decode(), "request id"), int(name[-2:])
+            return Token(units.name(token.decode(), "request id"), handler, int(level))
         except ValueError:
             raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
 
-    def set_aside(self, queue: str) -> list[str]:
-        """Rename keys of a queue that are of another type, which nobody could use otherwise."""
-        keys = self._queue_keys(queue)
-        indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), b"zset")
-        wanted = indexes | dict.fromkeys(self._token_lists(queue, _EVERY_LEVEL), b"list")
-        renamed = []
+    def _spell_token_lists(
+        self, queue: str, handlers: tuple[str, ...], levels: tuple[int, ...]
+    ) -> tuple[str, ...]:
+        root = self._queue_keys(queue).tokens
+        return tuple(root + list_of(handler, level) for level in levels for handler in handlers)
+
+    def drop_former_lists(self, queue: str) -> None:
+        """Remove lists of one level for all handlers, which an earlier version pushes to.
+
+        Nobody may be left who takes from them. Should there be, the next audits of that version
+        push what is missing.
+        """
+        root = self._queue_keys(queue).tokens
         with translated(self.connection.where):
-            redis = self.connection.redis
-            for key, type_ in wanted.items():
-                if redis.type(key) not in (type_, b"none"):
-                    renamed.append(keys.aside + key.partition("}:")[2])
-                    redis.rename(key, renamed[-1])
-        return renamed
+            self.connection.redis.unlink(*(f"{root}{level:02d}" for level in _EVERY_LEVEL))
+
+    def set_aside(self, queue: str, lists: tuple[str, ...] = ()) -> list[str]:
+        """Rename keys of a queue that are of another type. Returns their names since then."""
+        keys = self._queue_keys(queue)
+        indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), "zset")
+        wanted = indexes | dict.fromkeys(lists, "list")
+        redis = self.connection.redis
+        with translated(self.connection.where), redis.pipeline(transaction=False) as pipe:
+            for key in wanted:
+                pipe.type(key)
+            found = dict(zip(wanted, pipe.execute(), strict=True))
+        names = {key: key.partition("}:")[2] for key in wanted}
+        return [
+            QueueKeys(queue, self._prefix, spoilt=names[key]).aside
+            for key, type_ in wanted.items()
+            if found[key].decode() not in (type_, "none") and self.aside(queue, names[key], type_)
+        ]
 
     def listen(self, request_id: str) -> "Events":
         """Hear of the request's end; the caller closes it."""
@@ -700,20 +756,23 @@ class Appending:
     def wait(self) -> Tokens:
         """Wait until all that was sent is there. Returns the tokens to push for it."""
         answer, self._answer = self._answer, None
-        return Tokens(*answer()[2:]) if answer else Tokens()
+        return _tokens(answer()[2:]) if answer else Tokens()
 
     def close(self) -> None:
         """Let go of the way to the server."""
         self._ahead.close()
 
 
-def _mint_args(request_id: str, tokens: Tokens, mode: str, register: str) -> dict[str, Any]:
+def _mint_args(
+    request_id: str, tokens: Tokens, mode: str, register: str, believed: int = 0
+) -> dict[str, Any]:
     return {
         "request_id": request_id,
         "count": tokens.count,
         "mode": mode,
         "look_ms": tokens.look_ms,
         "register": register,
+        "believed": min(believed, tokens.count),
     }
 
 
@@ -730,14 +789,19 @@ def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
 
+def _tokens(reply: Sequence[Any]) -> Tokens:
+    count, to, look_ms = reply
+    return Tokens(count, to.decode(), look_ms)
+
+
 def _state_and_tokens(reply: Sequence[Any]) -> tuple[State, Tokens]:
     state, *tokens = reply
-    return State(state.decode()), Tokens(*tokens)
+    return State(state.decode()), _tokens(tokens)
 
 
 def _outcome(reply: Sequence[Any]) -> Outcome:
     word, *tokens = reply
-    return Outcome(word.decode(), Tokens(*tokens))
+    return Outcome(word.decode(), _tokens(tokens))
 
 
 def _parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 FORGET_UNOPENED_MS = 3_600_000
 #: So many damaged requests are remembered, so that each is reported once.
 MOST_REPORTED = 1_000
+#: How often lists of tokens go that only workers and clients of an earlier version use.
+FORMER_EVERY_S = 3_600.0
 #: So many requests of one sweep may be on nodes that do not answer.
 MOST_AWAY = 3
 #: Requests with leases past their deadline are looked at so often, also in the middle of a sweep:
@@ -63,12 +65,17 @@ class Janitor:
         self._suspects: dict[str, tuple[float, float]] = {}
         #: The first moment (ms) at which one of the requests looked at wants another look.
         self._next_look_ms = 0
+        #: Requests of the last tick that were looked at, and until when it had them.
+        self._looked: list[str] = []
+        self._lent = 0
+        self._former_at = time.monotonic() + FORMER_EVERY_S
 
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
         tick = self._tick()
         self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
         self._next_look_ms = 0
+        self._looked, self._lent = [], tick.now_ms + self._every_ms
         away = 0
         is_away: dict[str, bool] = {}
         for request_id, look in self._looks(tick):
@@ -77,6 +84,7 @@ class Janitor:
                 continue  # known before this sweep: its requests get their look later
             try:
                 look()
+                self._looked.append(request_id)
             except (ServerBusy, ServerUnreachable) as error:
                 # Others may be on a node that is well; but the sweep is not to take for ever.
                 self._outages.saw(node)
@@ -85,7 +93,11 @@ class Janitor:
                     raise
                 log.warning("cannot look at %s: %s", request_id, error)
             except Damaged as error:
+                self._looked.append(request_id)
                 self._report(request_id, error)
+        if time.monotonic() > self._former_at:
+            self._former_at = time.monotonic() + FORMER_EVERY_S
+            self._protocol.drop_former_lists(self.queue)
         self.swept_at = time.time()
         if not self._next_look_ms:
             return tick.wait_ms
@@ -121,14 +133,21 @@ class Janitor:
                 yield request_id, partial(self.look, request_id, score, tick)
 
     def _tick(self) -> Tick:
+        ask = partial(
+            self._protocol.tick,
+            self.queue,
+            every_ms=self._every_ms,
+            looked=self._looked,
+            lent=self._lent,
+        )
         try:
-            tick = self._protocol.tick(self.queue, every_ms=self._every_ms)
+            tick = ask()
         except Damaged as error:
             renamed = self._protocol.set_aside(self.queue)
             if not renamed:
                 raise
             log.warning("queue %s: %s; renamed %s", self.queue, error, ", ".join(renamed))
-            tick = self._protocol.tick(self.queue, every_ms=self._every_ms)
+            tick = ask()
         for stray, score in tick.strays:
             log.warning("queue %s: %.100r is no request id, and taken out", self.queue, stray)
             self._protocol.close(self.queue, stray, score, 0)
@@ -155,11 +174,9 @@ class Janitor:
             # Somebody submitted to this queue under an id that another one has, and died.
             self._protocol.close(self.queue, request_id, score, 0)
         elif audit.purge_at:
-            purge_at = min(audit.purge_at, tick.now_ms + CONFIRM_MS)
-            is_closed = self._protocol.close(self.queue, request_id, score, purge_at)
-            self.closed[audit.state] += is_closed
+            self._close(request_id, score, audit, tick)
         elif audit.tokens:
-            self._protocol.mint(self.queue, request_id, audit.tokens, mode="ensure")
+            self._protocol.ensure(request_id, audit)
             self._expect(audit.tokens.look_ms)
         if audit.overdue and audit.queue == self.queue:
             self._suspects[request_id] = score, time.monotonic()
@@ -173,10 +190,19 @@ class Janitor:
             reaped = self._protocol.reap(request_id)
             if not reaped.leases:
                 break
+            self._protocol.push(audit.queue, request_id, reaped.tokens)
             self.reaped += reaped.parts
             log.info("reaped %d parts of %s", reaped.parts, request_id)
             audit = self._protocol.audit(request_id)
         return audit
+
+    def _close(self, request_id: str, score: float, audit: Audit, tick: Tick) -> None:
+        purge_at = min(audit.purge_at, tick.now_ms + CONFIRM_MS)
+        is_closed = self._protocol.close(self.queue, request_id, score, purge_at)
+        self.closed[audit.state] += is_closed
+        if is_closed and audit.believed:
+            # Nobody may be there who has the handler, to take them.
+            self._protocol.mint(self.queue, request_id, audit.tokens, mode="drop")
 
     def _expect(self, look_ms: int) -> None:
         """A request wants another look at that moment (0: at none in particular)."""

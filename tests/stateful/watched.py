@@ -48,6 +48,8 @@ class Watched(Protocol):
         self.between: Callable[[str], None] | None = None
         #: Requests that were audited since this was last emptied.
         self.looked_at: set[str] = set()
+        #: Tokens that reaps asked for.
+        self.asked_by_reap: Counter[str] = Counter()
 
     @contextmanager
     def held_up(self, between: Callable[[str], None]) -> Generator[None]:
@@ -315,19 +317,21 @@ class Watched(Protocol):
     # Recovery
 
     def reap(self, request_id: str, limit: int = 100) -> Reaped:
-        return self._watch(
+        reaped = self._watch(
             "reap",
             request_id,
             lambda: super(Watched, self).reap(request_id, limit),
             lambda book, reply, after: book.reaped(reply, after),
         )
+        self.asked_by_reap[request_id] += reaped.tokens.count
+        return reaped
 
-    def audit(self, request_id: str) -> Audit:
+    def audit(self, request_id: str, pushed: int = 0) -> Audit:
         self.looked_at.add(request_id)
         return self._watch(
             "audit",
             request_id,
-            lambda: super(Watched, self).audit(request_id),
+            lambda: super(Watched, self).audit(request_id, pushed),
             lambda book, reply, after: book.audited(reply, after),
         )
 
@@ -345,9 +349,20 @@ class Watched(Protocol):
         self._hold_up("mint")
         return super().mint(queue, request_id, tokens, mode=mode, register=register)
 
-    def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
+    def ensure(self, request_id: str, audit: Audit) -> int:
+        self._hold_up("mint")
+        return super().ensure(request_id, audit)
+
+    def tick(
+        self,
+        queue: str,
+        limit: int = 100,
+        every_ms: int = 5_000,
+        looked: Sequence[str] = (),
+        lent: int = 0,
+    ) -> Tick:
         self._hold_up("tick")
-        return super().tick(queue, limit, every_ms)
+        return super().tick(queue, limit, every_ms, looked, lent)
 
     def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
         self._hold_up("close")
