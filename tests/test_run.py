@@ -296,7 +296,7 @@ def test_failures_are_written_beside_and_the_code_is_1(
         (("run", "in.txt", "--map", "job:nothing", "-o", "out.txt"), 4, "no 'nothing'"),
         (("run", "in.txt", "--map", "nowhere:f", "-o", "out.txt"), 4, "no module 'nowhere'"),
         (("run", "in.txt", "--map", "job:same", "-o", "no/out.txt"), 2, "there is no folder"),
-        (("run", "in.txt", "--map", "job:same", "-o", "in.txt"), 2, "exists"),
+        (("run", "in.txt", "--map", "job:same", "-o", "in.txt"), 2, "of the inputs"),
         (("run", "in.txt", "--map", "job:same", "-o", "."), 2, "is a folder"),
         (("run", "in.txt", "--map", "job:same", "-o", "in.txt", "--force"), 2, "of the inputs"),
         (("run", "", "--map", "job:same", "-o", "out.txt"), 2, "a file has no name"),
