@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamq import Client, Janitor, Protocol, Request, State
-from streamq.protocol.keys import QueueKeys
+from streamq.protocol.keys import QueueKeys, list_of
 from tests.driver import Driver
 from tests.simulated import Worker, indexes, make_due
 from tests.waiting import wait_until
@@ -39,7 +39,7 @@ def waits(request: Request) -> Generator[None]:
 
 @pytest.fixture
 def queue_keys(queue: str) -> list[str]:
-    keys = QueueKeys(queue, level=50)
+    keys = QueueKeys(queue, to=list_of("h", 50))
     return [keys.due, keys.open, keys.closed, keys.tokens]
 
 

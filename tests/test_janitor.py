@@ -200,10 +200,10 @@ class Slow(Protocol):
         super().__init__(connection)
         self.looks = looks
 
-    def audit(self, request_id: str) -> Audit:
+    def audit(self, request_id: str, pushed: int = 0) -> Audit:
         self.looks.append(request_id)
         time.sleep(0.1)
-        return super().audit(request_id)
+        return super().audit(request_id, pushed)
 
 
 def test_ended_request_is_looked_at_once_more_and_then_kept_for_its_time(

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -106,15 +107,15 @@ class Away(Protocol):
     away: frozenset[str] = frozenset()
     is_damaged = False
 
-    def audit(self, request_id: str) -> Audit:
+    def audit(self, request_id: str, pushed: int = 0) -> Audit:
         if request_id in self.away:
             raise ServerUnreachable("away")
-        return super().audit(request_id)
+        return super().audit(request_id, pushed)
 
-    def tick(self, queue: str, *, every_ms: int = 5_000) -> Tick:  # type: ignore[override]
+    def tick(self, queue: str, **options: Any) -> Tick:  # type: ignore[override]
         if self.is_damaged:
             raise Damaged("spoilt")
-        return super().tick(queue, every_ms=every_ms)
+        return super().tick(queue, **options)
 
 
 def test_three_that_are_away_are_passed_over(

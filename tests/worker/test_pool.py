@@ -250,7 +250,9 @@ class TestRenewals:
             return renew(request, *rest)
 
         monkeypatch.setattr(protocol, "renew", renew_some)
-        share = {driver.id: {holder: 1} for driver, holder in zip(drivers, holders, strict=True)}
+        share: dict[str, dict[str, int | None]] = {
+            driver.id: {holder: 1} for driver, holder in zip(drivers, holders, strict=True)
+        }
 
         failed = self.renewals(protocol)._renew("", dict(share), set(), "t")
 
