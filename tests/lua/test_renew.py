@@ -123,7 +123,7 @@ def test_full_server_still_takes_it(driver: Driver, holder: str) -> None:
 
 
 def test_any_number_of_holders(driver: Driver, holder: str) -> None:
-    others = {f"h{number}": number for number in range(10_000)}
+    others: dict[str, int | None] = {f"h{number}": number for number in range(10_000)}
 
     _, _, stands = driver.protocol.renew(driver.id, 90_000, others | {holder: 1})
 

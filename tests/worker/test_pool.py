@@ -250,9 +250,11 @@ class TestRenewals:
             return renew(request, *rest)
 
         monkeypatch.setattr(protocol, "renew", renew_some)
-        share = {driver.id: {holder: 1} for driver, holder in zip(drivers, holders, strict=True)}
+        share: dict[str, dict[str, int | None]] = {
+            driver.id: {holder: 1} for driver, holder in zip(drivers, holders, strict=True)
+        }
 
-        failed = self.renewals(protocol)._renew("", dict(share), set(), "t")
+        failed = self.renewals(protocol)._renew("", share, set(), "t")
 
         assert failed == {drivers[0].id}
         left = [
