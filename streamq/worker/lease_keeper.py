@@ -91,7 +91,6 @@ class Rounds:
             try:
                 wait_s = self._round()
                 outages = 0
-                self._word.worked(self._thread.name)
             except ServerError as error:
                 outages += 1
                 self._word.failed(self._thread.name, error)
@@ -313,10 +312,12 @@ class Keeper:
         if left_s := self._outages.left_s(node):
             return left_s
         try:
-            return max(0.01, min(self.janitor.sweep() / 1e3, SWEEP_EVERY_S))
+            wait_ms = self.janitor.sweep()
         except ServerError:
             self._outages.saw(node)
             raise
+        self._word.worked("sweeper")
+        return max(0.01, min(wait_ms / 1e3, SWEEP_EVERY_S))
 
     def _do_errands(self) -> float | None:
         """Say what is to be said, each in its turn; what finds nobody is kept, in its order."""
@@ -340,6 +341,7 @@ class Keeper:
                 log.debug("dropped: %s", error)
         self._errands.extendleft(reversed(kept))
         if first_error:
+            self._speaking.hurry(self._beat)  # which tells when somebody answers again
             raise first_error
         return 0.0 if self._errands else None
 
@@ -347,9 +349,13 @@ class Keeper:
         holdings = self.holdings
         requests = sorted({held.request_id for _, held in holdings})
         details = msgspec.json.encode(self._details(holdings))
+        begun = time.monotonic()
         self._hasty().beat(
             self._queue, self.name, round(self._beat_s * 3_000), details, self._lease_ms, requests
         )
+        self._renewals.trips.saw(time.monotonic() - begun)
+        if not self._errands:
+            self._word.worked("keeper")
 
     def _details(self, holdings: list[Holding]) -> WorkerDetails:
         now_ms = round(time.time() * 1e3)

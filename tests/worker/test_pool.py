@@ -254,7 +254,7 @@ class TestRenewals:
             driver.id: {holder: 1} for driver, holder in zip(drivers, holders, strict=True)
         }
 
-        failed = self.renewals(protocol)._renew("", dict(share), set(), "t")
+        failed = self.renewals(protocol)._renew("", share, set(), "t")
 
         assert failed == {drivers[0].id}
         left = [
