@@ -80,8 +80,10 @@ class Meter:
 
     def tokens(self) -> Costs:
         """What the queue's slot does for a lease, and for a process that waits."""
-        push = self.each(1_000, lambda _: self.protocol.mint(self.queue, "r", Tokens(1, 50, 0)))
-        take = self.each(1_000, lambda _: self.protocol.take(self.queue, 1.0))
+        push = self.each(
+            1_000, lambda _: self.protocol.mint(self.queue, "r", Tokens(1, "job:50", 0))
+        )
+        take = self.each(1_000, lambda _: self.protocol.take(self.queue, ("job",), 1.0))
         wait = self.wait()
         beat = self.each(500, lambda _: self.protocol.beat(self.queue, "w", 20_000))
         tick = self.each(500, lambda _: self.protocol.tick(self.queue))
@@ -94,7 +96,7 @@ class Meter:
         rest = (self.cpu_us() - before) / (time.perf_counter() - begun)
         before, begun = self.cpu_us(), time.perf_counter()
         for _ in range(50):
-            self.protocol.take("empty", 0.05)
+            self.protocol.take("empty", ("job",), 0.05)
         spent = self.cpu_us() - before - rest * (time.perf_counter() - begun)
         return max(0.0, spent / 50)
 

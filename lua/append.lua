@@ -13,7 +13,7 @@
 -- ARGV[3]  records   in all parts given
 -- ARGV[4+] entries   payload, about, payload, about; about begins with the records in it
 --
--- Returns  parts so far; load cursor; tokens to push; their level; when to look again
+-- Returns  parts so far; load cursor; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
 --          ENDED     the request takes no more parts
 --          SHORT     the parts given do not follow those that are there
@@ -36,7 +36,7 @@ end
 local last = first + #entries / 2 - 1
 -- Sent again after it was there, perhaps long after: nothing changes.
 if last <= r.total then
-  return { r.total, redis.call("HGET", k.meta, "cursor"), 0, r.level, 0 }
+  return { r.total, redis.call("HGET", k.meta, "cursor"), 0, list_of(r), 0 }
 end
 if r.state ~= "loading" then
   return redis.error_reply("ENDED the request is " .. r.state .. " and takes no more parts")
@@ -59,4 +59,4 @@ put(r, "cursor", cursor)
 redis.call("HINCRBY", k.meta, "records", records)
 local mint, look = invite(k, r, now_ms())
 save(k.meta, r)
-return { last, cursor, mint, r.level, look }
+return { last, cursor, mint, list_of(r), look }

@@ -6,7 +6,7 @@
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
 --
--- Returns  state; queue; tokens that should be out; their level; when to look again; leases
+-- Returns  state; queue; tokens that should be out; their list; when to look again; leases
 --          that have expired; when the request may be purged (0: it has not ended);
 --          entries in its stream that were not ours, since the last audit
 -- Errors   UNKNOWN   no such request
@@ -49,4 +49,4 @@ local strays = tonumber(redis.call("HGET", k.meta, "strays")) or 0
 if strays > 0 then
   redis.call("HDEL", k.meta, "strays")
 end
-return { r.state, redis.call("HGET", k.meta, "queue"), want, r.level, look, expired, purge_at, strays }
+return { r.state, redis.call("HGET", k.meta, "queue"), want, list_of(r), look, expired, purge_at, strays }

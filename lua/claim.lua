@@ -11,7 +11,7 @@
 -- KEYS[7]  partial   HASH    part number, outcomes so far
 --
 -- ARGV[1]  holder    a name never used before; kept when this call is repeated
--- ARGV[2]  level     the list the token came from, or -1 without a token
+-- ARGV[2]  level     of the list that the token came from, or -1 without a token
 -- ARGV[3]  most      parts to hand out at most
 -- ARGV[4]  max_bytes stop handing out new parts beyond this
 -- ARGV[5]  lease_ms  how long the lease stands without a renewal
@@ -20,7 +20,7 @@
 --                    the retries count when the request does not say how many
 --
 -- Returns  ok, empty, limit, held, paused, handler, level or the state of an ended request;
---          tokens to push; their level; when to look again; handler; and with parts: spec, or
+--          tokens to push; their list; when to look again; handler; and with parts: spec, or
 --          "" when known; creation time; how long (ms) it has been there to be run;
 --          troubles (number, tries, partial, ...); and of the parts, if there are any: their ids,
 --          a line about each, the sizes of their payloads (I4), payloads, some of them joined
@@ -53,7 +53,7 @@ local now = now_ms()
 local function answer(word, mint, look, troubles, basket)
   save(k.meta, r)
   if not basket then
-    return { word, mint, r.level, look, r.handler, "", 0, 0, {} }
+    return { word, mint, list_of(r), look, r.handler, "", 0, 0, {} }
   end
   -- The id alone does not tell: it may have been purged and submitted anew.
   local created, spec, waited = r.created_ms, "", 0
@@ -63,7 +63,7 @@ local function answer(word, mint, look, troubles, basket)
   if created > 0 then
     waited = math.max(0, now - math.max(created, r.hold_ms))
   end
-  return { word, mint, r.level, look, r.handler, spec, created, waited, troubles, contents(basket) }
+  return { word, mint, list_of(r), look, r.handler, spec, created, waited, troubles, contents(basket) }
 end
 
 -- A refused token is dropped, not replaced: it comes back when there is something to run.
@@ -105,8 +105,8 @@ if r.paused == 1 then
 end
 local unit, retries = offer()
 if not unit then
-  -- Another worker may have the handler: let it be asked, but not in a tight circle.
-  return answer("handler", 0, look_again(r, now, now + 1000))
+  -- A stray token: those of the request go to workers that have the handler.
+  return answer("handler", 0, 0)
 end
 if leases_of(k, r) >= r.limit then
   return refuse("limit")

@@ -29,7 +29,7 @@
 -- ARGV[10] partial   outcomes so far, for its next attempt; "" for none
 --
 -- Returns  retry, failed, lost, late or the state of an ended request; tokens to push;
---          their level; when to look again
+--          their list; when to look again
 -- Errors   UNKNOWN   no such request
 -- Cost     O(log parts in retry)
 -- Flags    allow-oom
@@ -61,7 +61,7 @@ if refused then
   return refused
 end
 if #redis.call("XPENDING", k.parts, "w", number, number, 1, holder) == 0 then
-  return { "late", 0, r.level, 0 }
+  return { "late", 0, list_of(r), 0 }
 end
 
 local now = now_ms()
@@ -94,4 +94,4 @@ else
 end
 local mint, look = invite(k, r, now)
 save(k.meta, r)
-return { is_live(r) and word or r.state, mint, r.level, look }
+return { is_live(r) and word or r.state, mint, list_of(r), look }

@@ -27,7 +27,7 @@
 -- ARGV[9]  results   joined
 --
 -- Returns  ok, over (the lease is), lost, late or the state of an ended request; tokens to
---          push; their level; when to look again; parts counted; and of the parts handed over
+--          push; their list; when to look again; parts counted; and of the parts handed over
 --          what claim tells of them
 -- Errors   UNKNOWN   no such request
 -- Cost     O(parts given + parts handed over)
@@ -62,7 +62,7 @@ if not r then
   return unknown()
 end
 if r.state == "done" or r.state == "cancelled" then
-  return { r.state, 0, r.level, 0, 0, {} }
+  return { r.state, 0, list_of(r), 0, 0, {} }
 end
 local now = now_ms()
 local counted = 0
@@ -172,7 +172,7 @@ elseif given > 0 then
   record_mercifully()
 end
 if counted > 0 and count_down(k, r, now, counted) then
-  return { r.state, 0, r.level, 0, counted, {} }
+  return { r.state, 0, list_of(r), 0, counted, {} }
 end
 
 local word, basket, troubles = "lost", nil, nil
@@ -196,6 +196,6 @@ end
 local mint, look = invite(k, r, now)
 save(k.meta, r)
 if not basket then
-  return { word, mint, r.level, look, counted, {} }
+  return { word, mint, list_of(r), look, counted, {} }
 end
-return { word, mint, r.level, look, counted, troubles, contents(basket) }
+return { word, mint, list_of(r), look, counted, troubles, contents(basket) }

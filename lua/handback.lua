@@ -12,7 +12,7 @@
 -- ARGV[2]  call      number of this call under the lease; kept when it is repeated
 -- ARGV[3+] numbers   parts struck from the slot's queue before this call was sent
 --
--- Returns  ok, lost, late or the state of an ended request; tokens to push; their level;
+-- Returns  ok, lost, late or the state of an ended request; tokens to push; their list;
 --          when to look again
 -- Errors   UNKNOWN   no such request
 -- Cost     O(parts held)
@@ -50,4 +50,4 @@ end
 park(k, given)
 local mint, look = invite(k, r, now_ms())
 save(k.meta, r)
-return { is_live(r) and "ok" or r.state, mint, r.level, look }
+return { is_live(r) and "ok" or r.state, mint, list_of(r), look }

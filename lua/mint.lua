@@ -2,7 +2,7 @@
 --
 --   (changes the queue's lists and indexes)
 --
--- KEYS[1]  tokens    LIST  request ids of one level, pushed left, popped right
+-- KEYS[1]  tokens    LIST  request ids of one handler and level, pushed left, popped right
 -- KEYS[2]  due       ZSET  request id, scored by when to look at it again (ms)
 -- KEYS[3]  open      ZSET  requests not finished, scored by submission (ms)
 -- KEYS[4]  closed    ZSET  finished requests, scored by when they may be purged (ms)
@@ -60,7 +60,7 @@ if mode == "ensure" and is_skipped() then
 elseif mode == "ensure" then
   local found = #redis.call("LPOS", tokens, request_id, "COUNT", 2 * MOST_OUT)
   if found > MOST_OUT then
-    -- More turns than others of the level have: too many were minted once.
+    -- More turns than others of the list have: too many were minted once.
     redis.call("LREM", tokens, found - MOST_OUT, request_id)
   end
   count = count - found

@@ -17,7 +17,7 @@
 -- ARGV[1]  limit     leases to reap at most
 -- ARGV[2]  failure   what to keep of a part that is given up as poison
 --
--- Returns  leases reaped; parts taken back; state; tokens to push; their level; when to look
+-- Returns  leases reaped; parts taken back; state; tokens to push; their list; when to look
 --          again
 -- Errors   UNKNOWN   no such request
 -- Cost     O(limit * parts held)
@@ -76,4 +76,4 @@ for _, holder in ipairs(expired) do
 end
 local mint, look = invite(k, r, now)
 save(k.meta, r)
-return { reaped, taken, r.state, mint, r.level, look }
+return { reaped, taken, r.state, mint, list_of(r), look }

@@ -13,7 +13,7 @@
 --
 -- ARGV[1+] numbers   parts to run again
 --
--- Returns  parts redriven; state; tokens to push; their level; when to look again
+-- Returns  parts redriven; state; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
 --          ENDED     it was cancelled: its parts are gone
 -- Cost     O(parts given)
@@ -67,4 +67,4 @@ if not is_live(r) and left > 0 then
 end
 local mint, look = invite(k, r, now_ms())
 save(k.meta, r)
-return { redriven, r.state, mint, r.level, look }
+return { redriven, r.state, mint, list_of(r), look }

@@ -19,7 +19,7 @@
 -- ARGV[3]  crashed   number of the part that was running when its process died, or ""
 -- ARGV[4]  failure   what to keep if that part is given up as poison
 --
--- Returns  over, lost, late or the state of an ended request; tokens to push; their level;
+-- Returns  over, lost, late or the state of an ended request; tokens to push; their list;
 --          when to look again
 -- Errors   UNKNOWN   no such request
 -- Cost     O(parts held)
@@ -57,4 +57,4 @@ if is_held then
 end
 local mint, look = invite(k, r, now)
 save(k.meta, r)
-return { is_live(r) and "over" or r.state, mint, r.level, look }
+return { is_live(r) and "over" or r.state, mint, list_of(r), look }

@@ -6,7 +6,7 @@
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
 --
--- Returns  state; tokens to push; their level; when to look again
+-- Returns  state; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
 --          ENDED     the request does not run any more
 -- Cost     O(log parts in retry)
@@ -30,4 +30,4 @@ end
 put(r, "paused", 0)
 local mint, look = invite(k, r, now_ms())
 save(k.meta, r)
-return { r.state, mint, r.level, look }
+return { r.state, mint, list_of(r), look }

@@ -16,7 +16,7 @@
 -- ARGV[1]  total     parts of the whole load
 -- ARGV[2]  cursor    where the load stands at its end
 --
--- Returns  state; tokens to push; their level; when to look again
+-- Returns  state; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
 --          SHORT     the server has another number of parts
 --          EXISTS    the request was loaded from other content
@@ -41,7 +41,7 @@ if not r then
 end
 -- A load that was given up by a cancel cannot be compared any more.
 if r.state == "cancelled" then
-  return { r.state, 0, r.level, 0 }
+  return { r.state, 0, list_of(r), 0 }
 end
 if r.total ~= total then
   return redis.error_reply("SHORT the server has " .. r.total .. " parts, not " .. total)
@@ -52,7 +52,7 @@ end
 -- `failed` while loading: too much failed already; the load still comes to its end once.
 local sealed = redis.call("HGET", k.meta, "sealed")
 if sealed then
-  return { r.state, 0, r.level, 0 }
+  return { r.state, 0, list_of(r), 0 }
 end
 
 local now = now_ms()
@@ -63,4 +63,4 @@ end
 count_down(k, r, now, 1)
 local mint, look = invite(k, r, now)
 save(k.meta, r)
-return { r.state, mint, r.level, look }
+return { r.state, mint, list_of(r), look }

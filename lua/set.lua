@@ -10,7 +10,7 @@
 -- ARGV[2]  limit     1 or more, or "" for as it is
 -- ARGV[3]  rate_ms   time for each unit, 0 for no rate, or "" for as it is
 --
--- Returns  state; tokens to push; their level; when to look again
+-- Returns  state; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
 --          ENDED     the request does not run any more
 -- Cost     O(log parts in retry)
@@ -46,4 +46,4 @@ if rate_ms then
 end
 local mint, look = invite(k, r, now_ms())
 save(k.meta, r)
-return { r.state, mint, r.level, look }
+return { r.state, mint, list_of(r), look }

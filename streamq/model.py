@@ -45,12 +45,22 @@ class Tokens(msgspec.Struct, frozen=True):
     """What a script asks its caller to do in the queue."""
 
     count: int = 0
-    level: int = 0
+    #: The list they belong in: ``HANDLER:LL``, the end of its name.
+    to: str = ""
     #: Moment to look at the request again (ms), or 0.
     look_ms: int = 0
 
     def __bool__(self) -> bool:
         return self.count > 0 or self.look_ms > 0
+
+
+class Token(msgspec.Struct, frozen=True):
+    """An invitation that was taken: to claim parts of a request."""
+
+    request_id: str
+    #: Of the list that it came from.
+    handler: str
+    level: int
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

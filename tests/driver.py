@@ -20,7 +20,7 @@ from streamq.model import (
     Terms,
     Tokens,
 )
-from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 
 HANDLER = "h"
 CAN_RUN = ("parts h",)
@@ -237,7 +237,7 @@ class Driver:
 
     def tokens(self, level: int = 50) -> list[str]:
         """The tokens of one level of the queue, newest first."""
-        found = self.redis.lrange(QueueKeys(self.queue, level=level).tokens, 0, -1)
+        found = self.redis.lrange(QueueKeys(self.queue, to=list_of("h", level)).tokens, 0, -1)
         return [request_id.decode() for request_id in found]
 
     def existing_keys(self) -> set[str]:

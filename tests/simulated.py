@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from streamq import Janitor, Protocol
 from streamq.errors import RequestUnknown
 from streamq.model import Failure, Part, Terms
-from streamq.protocol.keys import QueueKeys
+from streamq.protocol.keys import QueueKeys, list_of
 from streamq.records.encoding import encode_result
 from tests.driver import CAN_RUN
 from tests.waiting import wait_until
@@ -41,11 +41,10 @@ class Worker:
 
     def step(self, block_s: float = 0.01) -> bool:
         """Take one token and do what it invites to. False when there was none."""
-        token = self.protocol.take(self.queue, block_s)
+        token = self.protocol.take(self.queue, ("h",), block_s)
         if token is None:
             return False
-        request_id, level = token
-        self.work_on(request_id, level)
+        self.work_on(token.request_id, token.level)
         return True
 
     def work_on(self, request_id: str, level: int = -1) -> str:
@@ -126,7 +125,7 @@ def tokens(protocol: Protocol, queue: str) -> list[str]:
     """All tokens of the queue that are out, those next to be taken first."""
     with protocol.connection.redis.pipeline(transaction=False) as pipe:
         for level in range(100):
-            pipe.lrange(QueueKeys(queue, level=level).tokens, 0, -1)
+            pipe.lrange(QueueKeys(queue, to=list_of("h", level)).tokens, 0, -1)
         return [request_id.decode() for out in pipe.execute() for request_id in reversed(out)]
 
 

@@ -19,7 +19,7 @@ import pytest
 from cli import main, render
 from cli.app import COMMANDS
 from streamq import Client, Protocol
-from streamq.model import Failure, Running, Tokens, WorkerDetails
+from streamq.model import Failure, Running, Token, Tokens, WorkerDetails
 from streamq.protocol.keys import QueueKeys
 from streamq.servers.local import LocalServer
 from tests.conftest import KINDS
@@ -716,7 +716,7 @@ def test_retry_runs_again_what_failed(streamq: Streamq, failed: Driver) -> None:
 @ALL_KINDS
 def test_the_janitor_puts_back_a_lost_token(streamq: Streamq, submitted: Driver) -> None:
     for _ in range(3):
-        assert submitted.protocol.take(submitted.queue, 1.0) == (submitted.id, 50)
+        assert submitted.protocol.take(submitted.queue, ("h",), 1.0) == Token(submitted.id, "h", 50)
     assert submitted.tokens() == []
 
     ran = streamq("janitor", "--once")

@@ -23,7 +23,7 @@ from streamq import (
     State,
     WaitTimeout,
 )
-from streamq.model import Failure, Part, Terms
+from streamq.model import Failure, Part, Terms, Token
 from streamq.records.encoding import encode_result
 from streamq.servers.local import LocalServer
 from tests.driver import Driver
@@ -448,8 +448,8 @@ class TestSteering:
         request_.set(level=7)
 
         assert request_.status().level == 7
-        taken = [protocol.take(queue, 0.01) for _ in range(5)]
-        assert taken == [(request_.id, 7)] * 5
+        taken = [protocol.take(queue, ("h",), 0.01) for _ in range(5)]
+        assert taken == [Token(request_.id, "h", 7)] * 5
 
     def test_set_of_the_limit_counts_at_once(
         self, request_: Request, driver: Driver, protocol: Protocol, queue: str
@@ -457,7 +457,7 @@ class TestSteering:
         request_.set(limit=1)
         driver.claim()
         assert driver.claim()[1].word == "limit"
-        while protocol.take(queue, 0.01):
+        while protocol.take(queue, ("h",), 0.01):
             driver.claim(level=50)
 
         request_.set(limit=3)

@@ -495,7 +495,7 @@ class TestErrors:
             begun = time.monotonic()
 
             with pytest.raises(ServerUnreachable):
-                protocol.take("q", 1)
+                protocol.take("q", ("h",), 1)
 
             assert time.monotonic() - begun < 5
 
@@ -579,7 +579,7 @@ class TestErrors:
 
         def take() -> None:
             try:
-                protocol.take(queue, 5)
+                protocol.take(queue, ("h",), 5)
             except ServerBusy as error:
                 raised.append(error)
 

@@ -17,7 +17,7 @@ from streamq import Client, Connection
 from streamq.admin import acl
 from streamq.admin.server_versions import first_good, troubles
 from streamq.protocol import scripts
-from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.conftest import KINDS
@@ -104,7 +104,7 @@ def submitted(client: Client, driver: Driver, fleet: Fleet) -> Driver:
 
 def test_lost_token(url: str, submitted: Driver) -> None:
     redis = submitted.redis
-    tokens = QueueKeys(submitted.queue, level=50).tokens
+    tokens = QueueKeys(submitted.queue, to=list_of("shout", 50)).tokens
     # The pool's janitor would push it again within a moment: it is kept from looking.
     due = QueueKeys(submitted.queue).due
     redis.zadd(due, {submitted.id: 9e15})

@@ -39,7 +39,7 @@ def test_lost_tokens_are_out_again_after_one_sweep(
     client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     ids = [client.submit([b"x"] * 20, handler="h", queue=queue, limit=n).id for n in (1, 3, 20)]
-    while protocol.take(queue, 0.01):
+    while protocol.take(queue, ("h",), 0.01):
         pass
 
     sweep()
@@ -51,7 +51,7 @@ def test_a_sweep_pushes_no_token_that_is_out(
     client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([b"x"] * 20, handler="h", queue=queue, limit=5)
-    protocol.take(queue, 1)
+    protocol.take(queue, ("h",), 1)
 
     for _ in range(3):
         sweep()
@@ -63,7 +63,7 @@ def test_what_a_dead_worker_held_runs_again(
     driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([b"a", b"b", b"c"], handler="h", queue=queue, id=driver.id, limit=1)
-    protocol.take(queue, 1)
+    protocol.take(queue, ("h",), 1)
     holder, grant = driver.claim(2, level=50)
     assert len(grant.parts) == 2
     driver.expire(holder)
@@ -204,7 +204,7 @@ def test_damaged_request_is_reported_once_and_the_others_are_looked_at(
 ) -> None:
     damaged, other = (client.submit([b"x"], handler="h", queue=queue) for _ in range(2))
     protocol.connection.redis.hset(protocol.keys(damaged.id).meta, "state", b"\xff")
-    while protocol.take(queue, 0.01):
+    while protocol.take(queue, ("h",), 0.01):
         pass
 
     for _ in range(3):
@@ -288,7 +288,7 @@ def test_two_at_once_do_no_more_than_one(
 ) -> None:
     ids = [client.submit([b"x"] * 9, handler="h", queue=queue, limit=3).id for _ in range(8)]
     ended = [client.submit([], handler="h", queue=queue, keep=0).id for _ in range(8)]
-    while protocol.take(queue, 0.01):
+    while protocol.take(queue, ("h",), 0.01):
         pass
     go = threading.Barrier(4)
 
@@ -334,7 +334,7 @@ def test_one_request_that_cannot_be_looked_at_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ids = [client.submit([b"x"], handler="h", queue=queue).id for _ in range(4)]
-    while protocol.take(queue, 0.01):
+    while protocol.take(queue, ("h",), 0.01):
         pass
     make_due(protocol, queue)
 

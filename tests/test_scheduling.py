@@ -35,10 +35,10 @@ def one_by_one(protocol: Protocol, queue: str) -> Callable[[int], list[str]]:
     def run(count: int) -> list[str]:
         order = []
         for _ in range(count):
-            token = protocol.take(queue, 0.01)
+            token = protocol.take(queue, ("h",), 0.01)
             assert token
-            driver = Driver(protocol, queue, token[0])
-            holder, grant = driver.claim(level=token[1])
+            driver = Driver(protocol, queue, token.request_id)
+            holder, grant = driver.claim(level=token.level)
             protocol.push(queue, driver.id, grant.tokens)
             ended = driver.finish(holder, [part.number for part in grant.parts])
             protocol.push(queue, driver.id, ended.tokens)
@@ -127,9 +127,9 @@ class TestTurns:
     ) -> None:
         request = submit(500, limit=500, id=driver.id)
         for _ in range(50):
-            taken = protocol.take(queue, 1)
+            taken = protocol.take(queue, ("h",), 1)
             assert taken
-            _, grant = driver.claim(level=taken[1])
+            _, grant = driver.claim(level=taken.level)
             protocol.push(queue, request.id, grant.tokens)
             make_due(protocol, queue)
             Janitor(protocol, queue).sweep()
@@ -145,9 +145,9 @@ class TestTurns:
         request = submit(5, limit=limit, id=driver.id)
         holders: list[str] = []
         taken = 0
-        while token := protocol.take(queue, 0.01):
+        while token := protocol.take(queue, ("h",), 0.01):
             taken += 1
-            holder, grant = driver.claim(level=token[1])
+            holder, grant = driver.claim(level=token.level)
             protocol.push(queue, request.id, grant.tokens)
             holders += [holder] * len(grant.parts)
             assert taken <= 20
@@ -198,7 +198,7 @@ class TestLimit:
         self, submit: Submit, driver: Driver, protocol: Protocol, queue: str
     ) -> None:
         request = submit(50, limit=1, id=driver.id)
-        protocol.take(queue, 1)
+        protocol.take(queue, ("h",), 1)
         driver.claim(level=50)
         assert tokens(protocol, queue) == []
 

@@ -10,7 +10,7 @@ import pytest
 from redis import RedisCluster, ResponseError
 
 from streamq import Client, Janitor, Protocol, RequestUnknown, State
-from streamq.model import Tokens
+from streamq.model import Token, Tokens
 from tests.driver import Driver
 from tests.simulated import Worker, make_due, tokens
 
@@ -116,7 +116,7 @@ class TestBTokenOfADeadWorkerComesBack:
         self, client: Client, protocol: Protocol, queue: str
     ) -> None:
         request = client.submit([b"a"], handler="h", queue=queue, limit=1)
-        assert protocol.take(queue, 1) == (request.id, 50)  # and dies
+        assert protocol.take(queue, ("h",), 1) == Token(request.id, "h", 50)  # and dies
         assert tokens(protocol, queue) == []
 
         make_due(protocol, queue)
@@ -193,7 +193,7 @@ class TestETokensLeftOrLostDoNoHarm:
         self, client: Client, driver: Driver, protocol: Protocol, queue: str, request_id: str
     ) -> None:
         client.submit([b"a", b"b", b"c"], handler="h", queue=queue, id=request_id, limit=2)
-        protocol.take(queue, 1)  # the claim fails on the way, and the token is lost
+        protocol.take(queue, ("h",), 1)  # the claim fails on the way, and the token is lost
 
         make_due(protocol, queue)
         Janitor(protocol, queue).sweep()

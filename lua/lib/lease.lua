@@ -60,5 +60,5 @@ local function refusal(k, r, holder, call)
   elseif call <= (tonumber(redis.call("HGET", k.holders, holder)) or 0) then
     word = "late"
   end
-  return word and { word, 0, r.level, 0 }
+  return word and { word, 0, list_of(r), 0 }
 end

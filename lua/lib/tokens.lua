@@ -1,6 +1,12 @@
 -- Tokens are invitations to claim. What is counted here as "out" is a belief: it may be
 -- wrong in both directions, costs time then, and the audit sets it right.
 
+-- Where the request's tokens belong: the end of the name of a list of its queue. Only workers that
+-- have the handler take from it.
+local function list_of(r)
+  return string.format("%s:%02d", r.handler, r.level)
+end
+
 -- A rate may run ahead by this much, so that one claim can hand out several parts: a twentieth
 -- of a second with the millisecond that the clock is cut to.
 local RATE_AHEAD_MS = 49

@@ -252,7 +252,7 @@ def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[st
             keys = QueueKeys(queue, prefix, worker="WORKER")
             if name != "sync" and hasattr(keys, name.removeprefix("queue_")):
                 key = getattr(keys, name.removeprefix("queue_"))
-                key = key.replace("tokens:00", "tokens:*").replace("worker:WORKER", "worker:*")
+                key = key.replace("worker:WORKER", "worker:*")
                 key += "*" if key.endswith(":") else ""
                 found.add(key if queues else key.replace("{q:ANY}", "{q:*}"))
     return sorted(found), sorted(channels)

@@ -81,8 +81,7 @@ class Doctor(Examiner):
         """What is wrong with the queue's requests."""
         for request_id, error in found.damaged:
             yield _damage(request_id, error)
-        unserved = found.unserved()
-        for status in unserved:
+        for status in found.unserved():
             yield Finding(
                 check="handler",
                 verdict=FAIL,
@@ -90,10 +89,9 @@ class Doctor(Examiner):
                 f"{status.handler}",
                 remedy="start a worker with it; if the name is wrong, cancel the request",
             )
-        idle = {status.id for status in unserved}
         for status, _ in found.requests:
             try:
-                yield from self._request(queue, status.id, is_served=status.id not in idle)
+                yield from self._request(queue, status.id)
             except Damaged as error:
                 yield _damage(status.id, str(error))
 
@@ -102,11 +100,9 @@ class Doctor(Examiner):
         while janitor.sweep() == 0:
             pass
 
-    def _request(self, queue: str, request_id: str, *, is_served: bool) -> Iterator[Finding]:
+    def _request(self, queue: str, request_id: str) -> Iterator[Finding]:
         """What is wrong with a request."""
         for kind, says in self._lasting_complaints(request_id):
-            if kind == "token" and not is_served:
-                continue  # workers without the handler drop its tokens until the next audit
             what = f"request {request_id}: {says}"
             if kind in ("token", "lease"):
                 yield self.mend(

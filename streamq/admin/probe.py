@@ -10,7 +10,7 @@ from streamq.driver.connection import Connection
 from streamq.driver.errors import translated
 from streamq.errors import ServerError, ServerRefused, reading
 from streamq.model import PREFIX
-from streamq.protocol.keys import QueueKeys
+from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.protocol import Protocol
 
 
@@ -163,7 +163,7 @@ class Probe:
         meta = self._protocol.inspect(request_id)
         now_ms = int(meta["now_ms"])
         own = self._protocol.keys(request_id)
-        queue = QueueKeys(meta["queue"], self.prefix, int(meta["level"]))
+        queue = QueueKeys(meta["queue"], self.prefix, list_of(meta["handler"], int(meta["level"])))
         with translated(self._connection.where):
             redis = self._connection.redis
             leases = {

@@ -18,6 +18,9 @@ GONE = (driver.ConnectionError, driver.TimeoutError, OSError)
 _READ_BYTES = 2**16
 #: A word of more bytes is sent from where it is: to copy it costs more than to send.
 _LARGE = 2**16
+#: So many commands are kept in the form they are sent in, of no more words than this.
+_KEPT = 64
+_KEPT_WORDS = 1_700
 
 
 def pack(words: tuple[Any, ...]) -> list[bytes]:
@@ -127,10 +130,13 @@ class Lanes:
 
     def call(self, words: tuple[Any, ...], *, is_kept: bool = False) -> Any:
         """The answer to a command. ``is_kept``: it is made again and again, word by word."""
+        is_kept = is_kept and len(words) <= _KEPT_WORDS
         packed = self._packed.get(words) if is_kept else None
         if packed is None:
             packed = pack(words)
             if is_kept:
+                if len(self._packed) >= _KEPT:
+                    self._packed.clear()
                 self._packed[words] = packed
         lane = self._take()
         try:

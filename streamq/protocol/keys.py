@@ -54,13 +54,18 @@ class RequestKeys:
         return {name: self._root + name for name in RequestKeys.__annotations__}
 
 
-class QueueKeys:
-    """Keys of one queue, seen from one level and one worker of it."""
+def list_of(handler: str, level: int) -> str:
+    """The end of the name of the list for tokens of one handler and level; as in ``lua/lib``."""
+    return f"{handler}:{level:02d}"
 
-    def __init__(self, queue: str, prefix: str = PREFIX, level: int = 0, worker: str = "") -> None:
+
+class QueueKeys:
+    """Keys of one queue, seen from one list of tokens (``list_of``) and one worker of it."""
+
+    def __init__(self, queue: str, prefix: str = PREFIX, to: str = "", worker: str = "") -> None:
         root = f"{prefix}:{{q:{units.name(queue, 'queue')}}}:"
-        #: LIST    request ids, pushed left and popped right; one list for each level
-        self.tokens = f"{root}tokens:{level:02d}"
+        #: LIST    request ids, pushed left and popped right; one for each handler and level
+        self.tokens = f"{root}tokens:{to}"
         #: ZSET    request id, scored by when to look at it again (ms)
         self.due = root + "due"
         #: ZSET    requests not finished, scored by submission (ms)

@@ -33,9 +33,10 @@ from streamq.model import (
     State,
     Terms,
     Tick,
+    Token,
     Tokens,
 )
-from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.protocol.scripts import Ahead, Call, Scripts
 
 _NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
@@ -75,11 +76,9 @@ class Protocol:
         scripts = Scripts(connection)
         self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
         self._prefix = prefix
-        # Keys are spelled anew for every call otherwise, and a take has a hundred of them.
-        self._queue_keys = lru_cache(1024)(lambda queue, level=0: QueueKeys(queue, prefix, level))
-        self._token_lists = lru_cache(64)(
-            lambda queue, levels: tuple(QueueKeys(queue, prefix, level).tokens for level in levels)
-        )
+        # Keys are spelled anew for every call otherwise, and a take has a hundred of them or more.
+        self._queue_keys = lru_cache(1024)(lambda queue, to="": QueueKeys(queue, prefix, to))
+        self._token_lists = lru_cache(64)(self._spell_token_lists)
 
     def keys(self, request_id: str) -> RequestKeys:
         """The keys of a request."""
@@ -123,7 +122,7 @@ class Protocol:
             records=records,
             entries=entries,
         )
-        return total, stands.decode(), Tokens(*tokens)
+        return total, stands.decode(), _tokens(tokens)
 
     def appending(self, request_id: str) -> "Appending":
         """For many calls of ``append`` in a row; the caller closes it."""
@@ -145,10 +144,10 @@ class Protocol:
         were pushed.
         """
         # What the script will ask for is known, so it need not come back first.
-        tokens = Tokens(0 if policy.delay_ms else 1, policy.level)
+        tokens = Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
         at_first = tokens if is_soon and not self.connection.is_cluster else Tokens()
 
-        keys = self._queue_keys(policy.queue, policy.level)
+        keys = self._queue_keys(policy.queue, tokens.to)
         # Who was woken may have gone before there was something: one again, if so.
         again: Call = ("mint", keys, _mint_args(request_id, at_first, "ensure", "no"))
 
@@ -171,7 +170,7 @@ class Protocol:
 
         _, (_, look_ms), *_ = self._run_all(calls(), otherwise=[again] if at_first else [])
         if look_ms:
-            self.push(policy.queue, request_id, Tokens(0, policy.level, look_ms))
+            self.push(policy.queue, request_id, Tokens(0, tokens.to, look_ms))
         return tokens
 
     @_typed
@@ -287,7 +286,7 @@ class Protocol:
         It is never sent again: a copy that came late would grant a lease under a name that is
         over. A caller that gets no answer releases the holder and takes another name.
         """
-        word, count, at, look, handler, spec, created, waited, troubles, *told = self._run_once(
+        word, count, to, look, handler, spec, created, waited, troubles, *told = self._run_once(
             "claim",
             self.keys(request_id),
             holder=holder,
@@ -300,7 +299,7 @@ class Protocol:
         )
         return Grant(
             word.decode(),
-            Tokens(count, at, look),
+            Tokens(count, to.decode(), look),
             _parts(told, troubles),
             retried=len(troubles) // 3,
             handler=handler.decode(),
@@ -326,7 +325,7 @@ class Protocol:
         given = len(results) // 2
         numbers: Any = results[::2]
         values: Any = results[1::2]
-        word, count, at, look, counted, troubles, *told = self._run(
+        word, count, to, look, counted, troubles, *told = self._run(
             "finish",
             self.keys(request_id),
             holder=holder,
@@ -341,7 +340,7 @@ class Protocol:
         )
         return Grant(
             word.decode(),
-            Tokens(count, at, look),
+            Tokens(count, to.decode(), look),
             _parts(told, troubles),
             retried=len(troubles) // 3,
             counted=counted,
@@ -425,15 +424,15 @@ class Protocol:
         leases, parts, state, *tokens = self._run(
             "reap", self.keys(request_id), limit=limit, failure=_POISON
         )
-        return Reaped(leases, parts, State(state.decode()), Tokens(*tokens))
+        return Reaped(leases, parts, State(state.decode()), _tokens(tokens))
 
     @_typed
     def audit(self, request_id: str) -> Audit:
         """Which tokens should be out, worked out afresh."""
-        state, queue, want, level, look, expired, purge_at, strays = self._run(
+        state, queue, want, to, look, expired, purge_at, strays = self._run(
             "audit", self.keys(request_id)
         )
-        tokens = Tokens(want, level, look)
+        tokens = Tokens(want, to.decode(), look)
         return Audit(State(state.decode()), queue.decode(), tokens, expired, purge_at, strays)
 
     # Queues
@@ -448,7 +447,7 @@ class Protocol:
         register: str = "no",
     ) -> int:
         """Push tokens of a request and register its next look. Returns how many were pushed."""
-        keys = self._queue_keys(queue, tokens.level)
+        keys = self._queue_keys(queue, tokens.to)
         return int(self._run("mint", keys, **_mint_args(request_id, tokens, mode, register)))
 
     def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
@@ -503,27 +502,38 @@ class Protocol:
     # What a script cannot do: block, subscribe, and read an index page by page.
 
     def take(
-        self, queue: str, block_s: float, levels: Sequence[int] = _EVERY_LEVEL
-    ) -> tuple[str, int] | None:
-        """The next token, best level first: a request id and the level it was taken from."""
-        lists = self._token_lists(queue, tuple(levels))
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        block_s: float,
+        levels: tuple[int, ...] = _EVERY_LEVEL,
+    ) -> Token | None:
+        """The next token for one of these handlers, best level first; of one level as they come."""
+        lists = self._token_lists(queue, handlers, levels)
         try:
             reply = self.connection.pop(lists, block_s)
         except Damaged as error:
-            raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
+            raise Damaged(f"{error}; renamed {self.set_aside(queue, lists)}") from None
         if reply is None:
             return None
         name, token = reply
+        _, handler, level = name.decode().rsplit(":", 2)
         try:
-            return units.name(token.decode(), "request id"), int(name[-2:])
+            return Token(units.name(token.decode(), "request id"), handler, int(level))
         except ValueError:
             raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
 
-    def set_aside(self, queue: str) -> list[str]:
+    def _spell_token_lists(
+        self, queue: str, handlers: tuple[str, ...], levels: tuple[int, ...]
+    ) -> tuple[str, ...]:
+        root = self._queue_keys(queue).tokens
+        return tuple(root + list_of(handler, level) for level in levels for handler in handlers)
+
+    def set_aside(self, queue: str, lists: tuple[str, ...] = ()) -> list[str]:
         """Rename keys of a queue that are of another type, which nobody could use otherwise."""
         keys = self._queue_keys(queue)
         indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), b"zset")
-        wanted = indexes | dict.fromkeys(self._token_lists(queue, _EVERY_LEVEL), b"list")
+        wanted = indexes | dict.fromkeys(lists, b"list")
         renamed = []
         with translated(self.connection.where):
             redis = self.connection.redis
@@ -657,7 +667,7 @@ class Appending:
     def wait(self) -> Tokens:
         """Wait until all that was sent is there. Returns the tokens to push for it."""
         answer, self._answer = self._answer, None
-        return Tokens(*answer()[2:]) if answer else Tokens()
+        return _tokens(answer()[2:]) if answer else Tokens()
 
     def close(self) -> None:
         """Let go of the way to the server."""
@@ -687,14 +697,19 @@ def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
 
+def _tokens(reply: Sequence[Any]) -> Tokens:
+    count, to, look_ms = reply
+    return Tokens(count, to.decode(), look_ms)
+
+
 def _state_and_tokens(reply: Sequence[Any]) -> tuple[State, Tokens]:
     state, *tokens = reply
-    return State(state.decode()), Tokens(*tokens)
+    return State(state.decode()), _tokens(tokens)
 
 
 def _outcome(reply: Sequence[Any]) -> Outcome:
     word, *tokens = reply
-    return Outcome(word.decode(), Tokens(*tokens))
+    return Outcome(word.decode(), _tokens(tokens))
 
 
 def _parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:

@@ -40,6 +40,7 @@ from streamq.worker.load_app import load_app, own_files
 from streamq.worker.runner import Done, Runner, Trouble
 from streamq.worker.slot_table import MOST_PARTS, Table
 from streamq.worker.tracebacks import users_traceback
+from streamq.worker.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +179,7 @@ class Process:
         self._reader = Reader(config.allow_read)
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
+        self._turns = Turns(tuple(app.handlers))
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
         #: Of each handler, by its number: the pace of the request that it ran last.
@@ -229,19 +231,22 @@ class Process:
     def _take(self, slot: int) -> tuple[Lease | None, Grant | None]:
         config = self._config
         asked = time.monotonic()
-        token = self._protocol.take(config.queue, BLOCK_S, config.levels)
+        handlers = self._turns.order()
+        token = self._protocol.take(config.queue, handlers, BLOCK_S, config.levels)
         # Then nobody was waiting for it either, so nobody is idle.
         is_busy = time.monotonic() - asked < AT_ONCE_S
         if token is None:
+            self._turns.took_nothing()
             return None, None
-        request_id, level = token
+        request_id = token.request_id
+        self._turns.took(token.handler, request_id)
         if self._ended.get(request_id, 0.0) > time.monotonic():
             return None, None
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
         first = self._first_most() if is_busy else 1
         asked = time.monotonic()
-        grant = self._claim(slot, request_id, holder, level, first)
+        grant = self._claim(slot, request_id, holder, token.level, first)
         claimed = time.monotonic()
         if grant is None or not grant.parts:
             self._table.drop(slot)

@@ -188,7 +188,7 @@ class _Link:
         elif self._asked == "finish" and data.startswith(b"*"):
             call, number = self._results
             self.proxy.given[call] = number
-            # word, tokens, level, when to look again, counted, ...
+            # word, tokens, their list, when to look again, counted, ...
             self.proxy.counted += int(_scalars(data, 5)[4])
         self._asked = ""
 

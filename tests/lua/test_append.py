@@ -131,7 +131,7 @@ def test_tokens_are_those_missing_from_what_could_start(driver: Driver) -> None:
 
     tokens = [driver.append(3, first=first) for first in (1, 4, 7, 10)]
 
-    assert tokens == [Tokens(3, 9), Tokens(3, 9), Tokens(1, 9), Tokens(0, 9)]
+    assert tokens == [Tokens(3, "h:09"), Tokens(3, "h:09"), Tokens(1, "h:09"), Tokens(0, "h:09")]
     assert driver.meta("out") == "7"
 
 
@@ -154,8 +154,8 @@ def test_delayed_request_gets_a_look_at_its_start_instead_of_tokens(driver: Driv
 
     first, second = driver.append(3), driver.append(3, first=4)
 
-    assert first == Tokens(0, 50, int(driver.meta("hold_ms")))
-    assert second == Tokens(0, 50, 0)
+    assert first == Tokens(0, "h:50", int(driver.meta("hold_ms")))
+    assert second == Tokens(0, "h:50", 0)
 
 
 def test_full_server_pushes_back_on_loaders(driver: Driver) -> None:

@@ -18,7 +18,7 @@ class TestBelief:
 
         audit = driver.protocol.audit(driver.id)
 
-        assert (audit.state, audit.tokens.count, audit.tokens.level) == (State.OPEN, 4, 7)
+        assert (audit.state, audit.tokens.count, audit.tokens.to) == (State.OPEN, 4, "h:07")
         assert driver.meta("out") == after
 
     def test_is_the_same_after_the_second_audit(self, driver: Driver) -> None:
@@ -56,7 +56,7 @@ class TestBelief:
         driver.load(9)
         driver.protocol.pause(driver.id)
 
-        assert driver.protocol.audit(driver.id).tokens == Tokens(0, 50)
+        assert driver.protocol.audit(driver.id).tokens == Tokens(0, "h:50")
         assert driver.meta("out") == "0"
 
 
@@ -69,7 +69,7 @@ class TestLook:
 
         audit = driver.protocol.audit(driver.id)
 
-        assert audit.tokens == Tokens(0, 50, int(driver.retry()[1]))
+        assert audit.tokens == Tokens(0, "h:50", int(driver.retry()[1]))
 
     def test_comes_when_the_first_lease_would_expire(self, driver: Driver) -> None:
         driver.load(9)
@@ -95,7 +95,7 @@ class TestLook:
 
         audit = driver.protocol.audit(driver.id)
 
-        assert audit.tokens == Tokens(0, 50, int(driver.meta("hold_ms")))
+        assert audit.tokens == Tokens(0, "h:50", int(driver.meta("hold_ms")))
 
     def test_of_a_held_request_comes_not_before_something_can_start(self, driver: Driver) -> None:
         driver.load(1)

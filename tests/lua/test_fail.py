@@ -181,7 +181,7 @@ class TestHold:
 
         held = int(driver.meta("hold_ms"))
         assert 0 < held - driver.now_ms() <= 60_000
-        assert (outcome.word, outcome.tokens) == ("retry", Tokens(0, 50, held))
+        assert (outcome.word, outcome.tokens) == ("retry", Tokens(0, "h:50", held))
         assert driver.claim()[1].word == "held"
         assert driver.tries() == {1: "0 0 0 0 0"}
 
@@ -353,12 +353,12 @@ class TestTokens:
         return holder
 
     def test_part_that_may_run_at_once_invites(self, driver: Driver, alone: str) -> None:
-        assert driver.fail(alone, 1).tokens == Tokens(1, 50)
+        assert driver.fail(alone, 1).tokens == Tokens(1, "h:50")
 
     def test_part_that_waits_asks_for_a_look(self, driver: Driver, alone: str) -> None:
         tokens = driver.fail(alone, 1, delay_ms=60_000).tokens
 
-        assert tokens == Tokens(0, 50, int(driver.retry()[1]))
+        assert tokens == Tokens(0, "h:50", int(driver.retry()[1]))
         assert driver.meta("due_ms") == str(tokens.look_ms)
 
     @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class TestNext:
         grant = driver.finish(holder, [1, 2, 3], 5)
 
         assert grant.word == "over"
-        assert grant.tokens == Tokens(0, 50, int(driver.meta("hold_ms")))
+        assert grant.tokens == Tokens(0, "h:50", int(driver.meta("hold_ms")))
 
     def test_rate_ends_the_lease(self, driver: Driver) -> None:
         driver.load(9, rate_ms=60_000.0)
@@ -508,7 +508,7 @@ class TestTokens:
 
         grant = driver.finish(holder, [1])
 
-        assert (grant.tokens, driver.meta("out")) == (Tokens(1, 50), "1")
+        assert (grant.tokens, driver.meta("out")) == (Tokens(1, "h:50"), "1")
 
     def test_lease_that_goes_on_invites_nobody_in_its_place(self, driver: Driver) -> None:
         driver.load(5, limit=1)
@@ -528,7 +528,7 @@ class TestTokens:
     def test_lost_lease_invites_to_what_it_left(self, driver: Driver, lost: str) -> None:
         driver.set_meta(out=0)
 
-        assert driver.finish(lost, [1]).tokens == Tokens(8, 50)
+        assert driver.finish(lost, [1]).tokens == Tokens(8, "h:50")
 
 
 def test_full_server_still_drains(driver: Driver) -> None:

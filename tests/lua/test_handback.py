@@ -123,7 +123,7 @@ def test_invites_idle_workers_to_what_was_hidden_from_them(driver: Driver) -> No
     holder, _ = driver.claim(4)
     driver.set_meta(out=0)
 
-    assert driver.handback(holder, [2, 3, 4]).tokens == Tokens(3, 50)
+    assert driver.handback(holder, [2, 3, 4]).tokens == Tokens(3, "h:50")
 
 
 def test_full_server_still_takes_it(driver: Driver, holder: str) -> None:

@@ -2,38 +2,40 @@
 
 import pytest
 
-from streamq.model import Tokens
-from streamq.protocol.keys import QueueKeys
+from streamq.model import Token, Tokens
+from streamq.protocol.keys import QueueKeys, list_of
 from streamq.worker.process import LEFT_OVER_S
 from tests.driver import Driver
 
 
 class TestTokens:
     def test_so_many_more_are_pushed(self, driver: Driver) -> None:
-        pushed = [driver.protocol.mint(driver.queue, driver.id, Tokens(2, 7)) for _ in range(2)]
+        pushed = [
+            driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07")) for _ in range(2)
+        ]
 
         assert pushed == [2, 2]
         assert driver.tokens(7) == [driver.id] * 4
 
     def test_requests_of_one_level_take_turns(self, driver: Driver) -> None:
         for request_id in ("a", "b", "a"):
-            driver.protocol.mint(driver.queue, request_id, Tokens(1, 7))
+            driver.protocol.mint(driver.queue, request_id, Tokens(1, "h:07"))
 
-        taken = [driver.protocol.take(driver.queue, 1) for _ in range(3)]
+        taken = [driver.protocol.take(driver.queue, ("h",), 1) for _ in range(3)]
 
-        assert taken == [("a", 7), ("b", 7), ("a", 7)]
+        assert taken == [Token(name, "h", 7) for name in ("a", "b", "a")]
 
     def test_best_level_is_taken_first(self, driver: Driver) -> None:
         for level in (50, 99, 0):
-            driver.protocol.mint(driver.queue, f"r{level}", Tokens(1, level))
+            driver.protocol.mint(driver.queue, f"r{level}", Tokens(1, list_of("h", level)))
 
-        taken = [driver.protocol.take(driver.queue, 1) for _ in range(3)]
+        taken = [driver.protocol.take(driver.queue, ("h",), 1) for _ in range(3)]
 
-        assert taken == [("r0", 0), ("r50", 50), ("r99", 99)]
+        assert taken == [Token(f"r{level}", "h", level) for level in (0, 50, 99)]
 
     def test_ensured_twice_are_pushed_once(self, driver: Driver) -> None:
         pushed = [
-            driver.protocol.mint(driver.queue, driver.id, Tokens(3, 7), mode="ensure")
+            driver.protocol.mint(driver.queue, driver.id, Tokens(3, "h:07"), mode="ensure")
             for _ in range(2)
         ]
 
@@ -42,9 +44,9 @@ class TestTokens:
 
     def test_ensured_are_those_missing_among_others(self, driver: Driver) -> None:
         for request_id in ("other", driver.id, "other"):
-            driver.protocol.mint(driver.queue, request_id, Tokens(2, 7))
+            driver.protocol.mint(driver.queue, request_id, Tokens(2, "h:07"))
 
-        pushed = driver.protocol.mint(driver.queue, driver.id, Tokens(5, 7), mode="ensure")
+        pushed = driver.protocol.mint(driver.queue, driver.id, Tokens(5, "h:07"), mode="ensure")
 
         assert pushed == 3
         assert driver.tokens(7).count(driver.id) == 5
@@ -62,14 +64,14 @@ class TestTokens:
         assert 0 < times < 150
 
     def test_more_than_ensured_are_left(self, driver: Driver) -> None:
-        driver.protocol.mint(driver.queue, driver.id, Tokens(4, 7))
+        driver.protocol.mint(driver.queue, driver.id, Tokens(4, "h:07"))
 
-        assert driver.protocol.mint(driver.queue, driver.id, Tokens(2, 7), mode="ensure") == 0
+        assert driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07"), mode="ensure") == 0
         assert len(driver.tokens(7)) == 4
 
     @pytest.mark.parametrize("mode", ["push", "ensure"])
     def test_none_are_none(self, driver: Driver, mode: str) -> None:
-        assert driver.protocol.mint(driver.queue, driver.id, Tokens(0, 7), mode=mode) == 0
+        assert driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode=mode) == 0
 
         assert driver.tokens(7) == []
 
@@ -161,9 +163,9 @@ class TestRegister:
 
 def test_to_ensure_takes_away_what_is_more_than_eight(driver: Driver) -> None:
     for _ in range(2):
-        driver.protocol.mint(driver.queue, driver.id, Tokens(6, 50))
+        driver.protocol.mint(driver.queue, driver.id, Tokens(6, "h:50"))
 
-    driver.protocol.mint(driver.queue, driver.id, Tokens(3, 50), mode="ensure")
+    driver.protocol.mint(driver.queue, driver.id, Tokens(3, "h:50"), mode="ensure")
 
     assert driver.tokens() == [driver.id] * 8
 

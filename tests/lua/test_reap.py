@@ -81,7 +81,7 @@ class TestLeases:
     def test_returns_tokens_for_what_was_taken_back(self, driver: Driver, dead: str) -> None:
         driver.set_meta(out=0)
 
-        assert driver.reap().tokens == Tokens(6, 50)
+        assert driver.reap().tokens == Tokens(6, "h:50")
 
 
 class TestCharge:

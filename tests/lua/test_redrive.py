@@ -24,7 +24,7 @@ class TestFromDone:
     def test_request_is_open_again(self, ended: Driver) -> None:
         redriven, state, tokens = ended.redrive(1, 3)
 
-        assert (redriven, state, tokens) == (2, State.OPEN, Tokens(2, 50))
+        assert (redriven, state, tokens) == (2, State.OPEN, Tokens(2, "h:50"))
         assert (ended.meta("state"), ended.left()) == ("open", 2)
         assert (ended.meta("finished_ms"), ended.meta("redrives")) == ("0", "1")
 
@@ -225,7 +225,7 @@ class TestWhileOpen:
 
         redriven, state, tokens = driver.redrive(1)
 
-        assert (redriven, state, tokens) == (1, State.OPEN, Tokens(3, 50))
+        assert (redriven, state, tokens) == (1, State.OPEN, Tokens(3, "h:50"))
         assert (driver.left(), driver.meta("redrives")) == (5, "")
 
     def test_attempts_and_crashes_begin_anew(self, driver: Driver) -> None:

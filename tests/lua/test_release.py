@@ -185,7 +185,7 @@ class TestRefusal:
 def test_invites_others_to_what_was_given_back(driver: Driver, holder: str) -> None:
     driver.set_meta(out=0)
 
-    assert driver.release(holder).tokens == Tokens(5, 50)
+    assert driver.release(holder).tokens == Tokens(5, "h:50")
 
 
 def test_full_server_still_takes_it(driver: Driver, holder: str) -> None:

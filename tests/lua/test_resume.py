@@ -14,7 +14,7 @@ def test_parts_start_again_and_are_told_of(driver: Driver) -> None:
 
     state, tokens = driver.protocol.resume(driver.id)
 
-    assert (state, tokens) == (State.LOADING, Tokens(3, 50))
+    assert (state, tokens) == (State.LOADING, Tokens(3, "h:50"))
     assert driver.claim()[1].word == "ok"
 
 
@@ -26,7 +26,7 @@ def test_tokens_dropped_during_the_pause_are_replaced(driver: Driver) -> None:
 
     _, tokens = driver.protocol.resume(driver.id)
 
-    assert tokens == Tokens(3, 50)
+    assert tokens == Tokens(3, "h:50")
 
 
 def test_tokens_that_are_still_out_are_not(driver: Driver) -> None:
@@ -35,7 +35,7 @@ def test_tokens_that_are_still_out_are_not(driver: Driver) -> None:
 
     _, tokens = driver.protocol.resume(driver.id)
 
-    assert tokens == Tokens(0, 50)
+    assert tokens == Tokens(0, "h:50")
 
 
 def test_retry_that_is_not_due_gets_a_look(driver: Driver) -> None:
@@ -46,7 +46,7 @@ def test_retry_that_is_not_due_gets_a_look(driver: Driver) -> None:
 
     _, tokens = driver.protocol.resume(driver.id)
 
-    assert tokens == Tokens(0, 50, int(driver.retry()[1]))
+    assert tokens == Tokens(0, "h:50", int(driver.retry()[1]))
 
 
 def test_request_that_is_not_paused_goes_on(driver: Driver) -> None:

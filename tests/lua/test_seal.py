@@ -127,4 +127,4 @@ def test_returns_tokens_that_are_missing(loading: Driver) -> None:
 
     _, tokens = loading.protocol.seal(loading.id, 3, "c3")
 
-    assert (tokens.count, tokens.level, loading.meta("out")) == (2, 50, "3")
+    assert (tokens.count, tokens.to, loading.meta("out")) == (2, "h:50", "3")

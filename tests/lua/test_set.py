@@ -35,7 +35,7 @@ class TestLevel:
 
         _, tokens = driver.protocol.set(driver.id, level=3)
 
-        assert tokens == Tokens(5, 3)
+        assert tokens == Tokens(5, "h:03")
         assert (driver.meta("level"), driver.meta("out")) == ("3", "5")
 
     def test_same_one_writes_nothing_off(self, driver: Driver) -> None:
@@ -43,7 +43,7 @@ class TestLevel:
 
         _, tokens = driver.protocol.set(driver.id, level=50)
 
-        assert (tokens, driver.meta("out")) == (Tokens(0, 50), "5")
+        assert (tokens, driver.meta("out")) == (Tokens(0, "h:50"), "5")
 
     def test_of_a_request_with_nothing_to_start_needs_no_tokens(self, driver: Driver) -> None:
         driver.load(1)
@@ -51,7 +51,7 @@ class TestLevel:
 
         _, tokens = driver.protocol.set(driver.id, level=3)
 
-        assert (tokens, driver.meta("out")) == (Tokens(0, 3), "0")
+        assert (tokens, driver.meta("out")) == (Tokens(0, "h:03"), "0")
 
 
 class TestLimit:
@@ -60,7 +60,7 @@ class TestLimit:
 
         _, tokens = driver.protocol.set(driver.id, limit=4)
 
-        assert (tokens, driver.meta("out")) == (Tokens(3, 50), "4")
+        assert (tokens, driver.meta("out")) == (Tokens(3, "h:50"), "4")
 
     def test_lowered_takes_no_lease_away(self, driver: Driver) -> None:
         driver.load(9, limit=4)

@@ -6,7 +6,7 @@ import pytest
 
 from streamq.errors import RequestExists, ServerFull
 from streamq.model import Tokens
-from streamq.protocol.keys import QueueKeys
+from streamq.protocol.keys import QueueKeys, list_of
 from tests.driver import Driver, policy
 
 ENTRIES = [b"1", b"1", b"2", b"1", b"3", b"1"]
@@ -20,7 +20,9 @@ def submit(driver: Driver, cursor: str = "c3", **changes: Any) -> Tokens:
 
 
 def tokens(driver: Driver, level: int = 50) -> list[bytes]:
-    found: list[bytes] = driver.redis.lrange(QueueKeys(driver.queue, level=level).tokens, 0, -1)
+    found: list[bytes] = driver.redis.lrange(
+        QueueKeys(driver.queue, to=list_of("h", level)).tokens, 0, -1
+    )
     return found
 
 
@@ -46,7 +48,7 @@ def test_one_token_is_pushed_and_its_claim_asks_for_more(driver: Driver) -> None
 
     pushed = submit(driver, level=7, limit=2)
 
-    assert pushed == Tokens(1, 7)
+    assert pushed == Tokens(1, "h:07")
     assert tokens(driver, 7) == [driver.id.encode()]
     _, grant = driver.claim(level=7)
     assert grant.tokens.count == 1

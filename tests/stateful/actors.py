@@ -155,7 +155,7 @@ class Actor:
         look = push.tokens.look_ms
         if look:
             look -= self.net.clock - push.clock
-        tokens = Tokens(push.tokens.count, push.tokens.level, look)
+        tokens = Tokens(push.tokens.count, push.tokens.to, look)
         self.net.protocol.push(self.net.queue, push.book.id, tokens)
 
     def leave_copy(self) -> None:

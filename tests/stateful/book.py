@@ -29,7 +29,7 @@ from streamq.model import (
     State,
     Tokens,
 )
-from streamq.protocol.keys import RequestKeys
+from streamq.protocol.keys import RequestKeys, list_of
 from tests.driver import HANDLER
 from tests.stateful.seen import EPOCH, Seen
 
@@ -131,8 +131,6 @@ class Book:
     trusted: bool = True
     #: Who redrove it died on the way, and is to be run again.
     is_adrift: bool = False
-    #: Somebody popped a token who has not the handler: a look a second later is enough.
-    shunned: bool = False
 
     def __post_init__(self) -> None:
         self.keys = RequestKeys(self.id)
@@ -324,7 +322,11 @@ class Book:
     def appended(self, reply: tuple[int, str, Tokens] | ProtocolError, first: int, n: int) -> None:
         last = first + n - 1
         if last <= self.total:
-            assert reply == (self.total, self.plan.cursor(self.total), Tokens(0, self.level))
+            assert reply == (
+                self.total,
+                self.plan.cursor(self.total),
+                Tokens(0, list_of(HANDLER, self.level)),
+            )
         elif self.state is not State.LOADING:
             assert isinstance(reply, RequestEnded)
         elif first != self.total + 1:
@@ -374,7 +376,8 @@ class Book:
         assert grant.tokens.count == 0, "a refused token is dropped, not replaced"
         if grant.word == "empty":
             assert self._nothing_to_hand()
-        self.shunned |= grant.word == "handler"
+        # Only strays come to somebody without the handler; the next audit makes up for this one.
+        self.trusted &= grant.word != "handler"
 
     def _refusal(self, level: int, unit: str | None) -> str:
         """Why a fresh claim must be refused whatever the time is, or nothing."""

@@ -20,7 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from streamq import Janitor, Protocol, Request
 from streamq.errors import ProtocolError
 from streamq.model import State
-from streamq.protocol.keys import QueueKeys
+from streamq.protocol.keys import QueueKeys, list_of
+from tests.driver import HANDLER
 from tests.stateful.actors import (
     LEASE_MS,
     PLAIN,
@@ -355,7 +356,7 @@ class Machine(RuleBasedStateMachine):
         after = self.eye.queue()
         for request_id in self.protocol.looked_at:
             book = self.protocol.books[request_id]
-            book.trusted, book.shunned = True, False
+            book.trusted = True
             there, now = (queue.tokens[book.level].count(book.id) for queue in (before, after))
             assert now <= max(there, wanted(book)), "an audit pushes only what is missing"
 
@@ -486,12 +487,11 @@ class Machine(RuleBasedStateMachine):
         seen = book.seen
         tokens = queue.tokens[book.level].count(book.id) + self.in_hands(book)
         assert tokens >= seen.number("out"), "more tokens are believed out than there are"
-        if not book.shunned:
-            assert tokens >= wanted(book, timeless=True), "room and work, and too few tokens"
+        assert tokens >= wanted(book, timeless=True), "room and work, and too few tokens"
         if tokens >= wanted(book):
             return
         look = min([queue.due.get(book.id, float("inf")), *self.looks_in_hands(book)])
-        assert look <= seen.now + (1_000 if book.shunned else 0), "room and work, and no token"
+        assert look <= seen.now, "room and work, and no token"
         self.tally["look instead of a token"] += 1
 
     def in_hands(self, book: Book) -> int:
@@ -503,7 +503,7 @@ class Machine(RuleBasedStateMachine):
             push.tokens.count
             for actor in self.actors()
             for push in actor.pushes
-            if push.book is book and push.tokens.level == level
+            if push.book is book and push.tokens.to == list_of(HANDLER, level)
         )
 
     def looks_in_hands(self, book: Book) -> list[int]:
