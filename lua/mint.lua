@@ -9,11 +9,13 @@
 --
 -- ARGV[1]  request_id
 -- ARGV[2]  count     tokens
--- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list
+-- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list;
+--                    drop: none, and those in the list are taken out
 -- ARGV[4]  look_ms   moment to look at the request again, or 0
 -- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
+-- ARGV[6]  believed  to ensure: so many of them are believed out
 --
--- Returns  tokens pushed
+-- Returns  tokens pushed; 1 if those in the list were counted first, where that was asked for
 -- Errors   none
 -- Cost     O(count); to ensure: O(length of the list), in the mean no more than READ_AT_MOST
 -- Flags    allow-oom
@@ -28,10 +30,11 @@ local LEFT_OVER_MS = 250
 
 local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local request_id, count, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local look_ms, register = tonumber(ARGV[4]), ARGV[5]
+local look_ms, register, believed = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
 
 -- A list is read through to count one request's tokens. When it is long, only now and then: all
--- the looks at all the requests in it would take the server more time than the work.
+-- the looks at all the requests in it would take the server more time than the work. Meanwhile
+-- what is believed counts: a token that was lost is missed until then, and nothing else is.
 local function is_skipped()
   local times = math.ceil(redis.call("LLEN", tokens) / READ_AT_MOST)
   return times > 1 and now_ms() % times > 0
@@ -55,8 +58,14 @@ end
 if look_ms > 0 then
   redis.call("ZADD", due, "LT", look_ms, request_id)
 end
-if mode == "ensure" and is_skipped() then
+local is_counted = mode ~= "push" and not is_skipped()
+if mode == "drop" then
   count = 0
+  if is_counted then
+    redis.call("LREM", tokens, 0, request_id)
+  end
+elseif mode == "ensure" and not is_counted then
+  count = count - believed
 elseif mode == "ensure" then
   local found = #redis.call("LPOS", tokens, request_id, "COUNT", 2 * MOST_OUT)
   if found > MOST_OUT then
@@ -70,4 +79,4 @@ count = math.min(count, MOST_OUT)
 for _ = 1, count do
   redis.call("LPUSH", tokens, request_id)
 end
-return math.max(0, count)
+return { math.max(0, count), is_counted and 1 or 0 }

@@ -202,6 +202,8 @@ class Audit(msgspec.Struct, frozen=True):
     purge_at: int
     #: Entries that somebody else added to its stream, dropped since the last audit.
     strays: int = 0
+    #: Tokens that were believed out.
+    believed: int = 0
 
 
 class Reaped(msgspec.Struct, frozen=True):

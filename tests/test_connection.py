@@ -35,6 +35,7 @@ from streamq import (
 from streamq.driver.errors import translated
 from streamq.driver.lanes import pack
 from streamq.driver.url import Target, mask
+from streamq.model import Token, Tokens
 from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
 from streamq.servers.local import LocalServer, find_server
 from tests.simulated import tokens
@@ -300,6 +301,33 @@ class HurryError(BaseException):
     """Somebody is in a hurry."""
 
 
+@contextmanager
+def _taking(protocol: Protocol, queue: str) -> Generator[list[object]]:
+    """A take of half a minute in a thread; what it came to."""
+    came: list[object] = []
+
+    def take() -> None:
+        try:
+            came.append(protocol.take(queue, ("h",), 30))
+        except ServerError as error:
+            came.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    yield came
+    thread.join()
+
+
+def _end_wait(protocol: Protocol, taken: list[object]) -> bool:
+    protocol.connection.wake()
+    return bool(taken)
+
+
+def _left(connection: Connection, taken: list[object]) -> bool:
+    connection.check_waits()
+    return bool(taken)
+
+
 class TestLanes:
     """Calls on connections that are kept: each gets its own answer, or an error."""
 
@@ -319,6 +347,44 @@ class TestLanes:
                 assert connection.pop(("never",), 0.01) is None
         finally:
             signal.signal(signal.SIGALRM, before)
+
+    def test_wait_can_be_ended_and_loses_nothing(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        with _taking(protocol, queue) as taken:
+            wait_until(lambda: _end_wait(protocol, taken))
+
+        assert taken == [None]
+        # The connection is whole: what comes next is the answer to the next call.
+        protocol.mint(queue, request_id, Tokens(1, "h:50"))
+        assert protocol.take(queue, ("h",), 1) == Token(request_id, "h", 50)
+
+    def test_wait_that_may_not_be_ended_is_hung_up(self, server: LocalServer, admin: Any) -> None:
+        user = ("on", ">secret", "~*", "+@all", "-client|unblock")
+        admin.execute_command("ACL", "SETUSER", "waits", *user)
+        with connected(with_login(server.url, "waits:secret")) as connection:
+            protocol = Protocol(connection)
+            with _taking(protocol, "q") as taken:
+                wait_until(lambda: _end_wait(protocol, taken))
+
+            assert [type(each) for each in taken] == [ServerUnreachable]
+            assert protocol.take("q", ("h",), 0.01) is None
+
+    def test_wait_at_a_server_that_hangs_is_left(self) -> None:
+        with LocalServer.start(port=0) as server, connected(server.url) as connection:
+            protocol = Protocol(connection)
+            with _taking(protocol, "q") as taken:
+                wait_until(lambda: any(each.blocked for each in connection._lanes.values()))
+                connection.check_waits()
+                assert taken == []
+                os.kill(server.pid, signal.SIGSTOP)
+                begun = time.monotonic()
+                try:
+                    wait_until(lambda: _left(connection, taken), 20)
+                finally:
+                    os.kill(server.pid, signal.SIGCONT)
+            assert [type(each) for each in taken] == [ServerUnreachable]
+            assert time.monotonic() - begun < 9
 
     def test_refusal_is_the_answer_to_its_own_call(self, server: LocalServer) -> None:
         with connected(server.url) as connection:

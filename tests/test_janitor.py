@@ -3,12 +3,13 @@
 import logging
 import threading
 from collections.abc import Callable
+from itertools import permutations
 
 import pytest
 
 from streamq import Client, Connection, Janitor, Protocol, ServerBusy, ServerUnreachable, State
 from streamq.model import Audit, Tokens
-from streamq.protocol.keys import QueueKeys
+from streamq.protocol.keys import QueueKeys, list_of
 from tests.driver import Driver
 from tests.simulated import Worker, indexes, make_due, refuse, tokens
 
@@ -228,6 +229,52 @@ def test_index_of_another_type_is_put_aside(
     assert indexes(protocol, queue, request.id) == {"open", "due"}
 
 
+@pytest.mark.parametrize("order", [*permutations(("due", "open", "closed"))], ids="-".join)
+def test_no_request_is_forgotten_when_one_index_after_the_other_is_spoilt(
+    client: Client, protocol: Protocol, queue: str, order: tuple[str, ...]
+) -> None:
+    request = client.submit([b"x"], handler="h", queue=queue, delay="1h")
+    protocol.connection.redis.unlink(QueueKeys(queue, to=list_of("h", 50)).tokens)
+
+    for index in order:
+        protocol.connection.redis.set(getattr(QueueKeys(queue), index), "not ours")
+        Janitor(protocol, queue).sweep()
+
+    assert indexes(protocol, queue, request.id) == {"open", "due"}
+
+
+def test_several_may_put_the_same_key_aside_at_once(
+    client: Client, protocol: Protocol, queue: str, url: str
+) -> None:
+    request = client.submit([b"x"], handler="h", queue=queue, delay="1h")
+    others = [Protocol(Connection(url)) for _ in range(4)]
+    renamed: list[str] = []
+    errors: list[Exception] = []
+    start = threading.Barrier(len(others))
+
+    def put_aside(other: Protocol) -> None:
+        start.wait()
+        try:
+            renamed.extend(other.set_aside(queue))
+        except Exception as error:  # noqa: BLE001  whatever it may be
+            errors.append(error)
+
+    for _ in range(20):
+        protocol.connection.redis.set(QueueKeys(queue).open, "not ours")
+        threads = [threading.Thread(target=put_aside, args=(other,)) for other in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # What is whole again is not renamed by who comes late.
+        assert indexes(protocol, queue, request.id) == {"open", "due"}
+
+    for other in others:
+        other.connection.close()
+    assert errors == []
+    assert renamed == [QueueKeys(queue).aside + "open"] * 20
+
+
 def test_one_who_comes_after_that_hour_is_not_forgotten_with_it(
     client: Client, protocol: Protocol, queue: str, request_id: str
 ) -> None:
@@ -319,10 +366,10 @@ class Flaky(Protocol):
         self.away = away
         self.error = error
 
-    def audit(self, request_id: str) -> Audit:
+    def audit(self, request_id: str, pushed: int = 0) -> Audit:
         if request_id in self.away:
             raise self.error("away")
-        return super().audit(request_id)
+        return super().audit(request_id, pushed)
 
 
 @pytest.mark.parametrize("error", [ServerBusy, ServerUnreachable])
@@ -353,3 +400,87 @@ def test_when_nobody_can_be_looked_at_the_sweep_says_so(
 
     with pytest.raises(ServerUnreachable):
         Janitor(Flaky(protocol.connection, ids, ServerUnreachable), queue).sweep()
+
+
+#: Tokens of others in the list: so few that they are counted at each look, and so many that not.
+LONG = pytest.mark.parametrize("others", [10, 100_000])
+
+
+def bury(protocol: Protocol, queue: str, others: int) -> None:
+    """Let many tokens of others be in the list."""
+    tokens = QueueKeys(queue, to=list_of("h", 50)).tokens
+    for _ in range(0, others, 10_000):
+        protocol.connection.redis.lpush(tokens, *["other"] * min(others, 10_000))
+
+
+def own(protocol: Protocol, driver: Driver) -> int:
+    """Tokens of the request."""
+    return tokens(protocol, driver.queue).count(driver.id)
+
+
+@LONG
+def test_delayed_request_has_its_tokens_when_it_may_start(
+    protocol: Protocol, queue: str, driver: Driver, others: int
+) -> None:
+    bury(protocol, queue, others)
+    protocol.mint(queue, driver.id, Tokens(), register="yes")
+    driver.load(5, delay_ms=3_600_000, limit=3)
+    driver.set_meta(hold_ms=1)
+
+    Worker(protocol, queue).sweep()
+
+    assert own(protocol, driver) == 3
+    for _ in range(5):
+        Worker(protocol, queue).sweep()
+    assert own(protocol, driver) == 3, "looks do not add to what is there"
+
+
+@LONG
+def test_request_with_a_rate_has_its_tokens_when_the_rate_allows(
+    protocol: Protocol, queue: str, driver: Driver, others: int
+) -> None:
+    bury(protocol, queue, others)
+    protocol.mint(queue, driver.id, Tokens(), register="yes")
+    driver.load(9, rate_ms=60_000.0, limit=2)
+    driver.set_meta(out=0)
+    for _ in range(3):
+        driver.set_meta(rate_at_ms=0)
+        Worker(protocol, queue).sweep()
+        assert own(protocol, driver) == 2
+        for _ in range(2):
+            protocol.connection.redis.lrem(
+                QueueKeys(queue, to=list_of("h", 50)).tokens, 1, driver.id
+            )
+            _, grant = driver.claim(level=50)
+        assert grant.word == "held"
+        for name in driver.leases():
+            driver.finish(name, driver.held(name))
+
+
+@LONG
+def test_request_whose_worker_died_has_a_token_for_what_it_held(
+    protocol: Protocol, queue: str, driver: Driver, others: int
+) -> None:
+    bury(protocol, queue, others)
+    protocol.mint(queue, driver.id, Tokens(), register="yes")
+    driver.load(1)
+    holder, _ = driver.claim(level=50)
+    driver.set_meta(out=0)
+    driver.expire(holder)
+
+    Worker(protocol, queue).sweep()
+
+    assert own(protocol, driver) == 1
+
+
+def test_tokens_of_an_ended_request_go_though_nobody_has_its_handler(
+    protocol: Protocol, queue: str, client: Client
+) -> None:
+    request = client.submit([b"x"] * 20, handler="h", queue=queue)
+    Worker(protocol, queue).sweep()
+    assert tokens(protocol, queue) == [request.id] * 8
+
+    request.cancel()
+    Worker(protocol, queue).sweep()
+
+    assert tokens(protocol, queue) == []

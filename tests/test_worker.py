@@ -427,6 +427,16 @@ class TestStop:
         assert stop(pool) == 0
         assert time.monotonic() - begun < 10
 
+    def test_idle_one_ends_at_once(self, fleet: Fleet, submit: Any) -> None:
+        pool = fleet.ready("-p", "2", "-c", "2")
+        assert submit([0.0] * 5, "nap").wait(10).parts.done == 5
+        begun = time.monotonic()
+
+        assert stop(pool) == 0
+
+        # It was waiting for a token, for ten seconds if nobody ended that.
+        assert time.monotonic() - begun < 5
+
     @ANY_KIND
     def test_flood_of_signals_does_no_harm(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready("-p", "2")

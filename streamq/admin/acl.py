@@ -32,9 +32,11 @@ _EVERYBODY = (
     "acl|dryrun",
 )
 _FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
-#: To rename keys of the queue that are of another type.
-_ASIDE = ("type", "rename")
-_JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect")
+#: To wait for tokens, and to end the wait.
+_TAKE = ("brpop", "client|id", "client|unblock")
+#: To see whether keys of the queue are of another type.
+_ASIDE = ("type",)
+_JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect", "aside")
 _LOADER = (
     "submit",
     "open",
@@ -77,7 +79,7 @@ ROLES: dict[str, Role] = {
     "worker": Role(
         "runs parts, and does a janitor's work: worker",
         _WORKER,
-        ("brpop", "zrange", "hget", *_ASIDE),
+        (*_TAKE, "zrange", "hget", *_ASIDE),
         ("tokens", "open", "workers", "worker", "aside"),
     ),
     "janitor": Role(
@@ -127,7 +129,7 @@ ROLES: dict[str, Role] = {
     "runner": Role(
         "is loader and worker at once: run --url",
         (*_LOADER, *_WORKER),
-        (*_FOLLOW, "wait", "set", "memory|usage", "brpop", *_ASIDE),
+        (*_FOLLOW, "wait", "set", "memory|usage", *_TAKE, *_ASIDE),
         (
             "aside",
             "tokens",

@@ -5,7 +5,7 @@ What errors of the driver mean to a caller is in ``errors``.
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from threading import Lock
@@ -35,6 +35,8 @@ from streamq.servers.local import LocalServer
 #: Seconds to wait for a reply to an ordinary command, and for a connection.
 REPLY_S = 10.0
 CONNECT_S = 5.0
+#: And for one that ends a wait.
+WAKE_S = 1.0
 #: How often an ordinary call is sent again. All of them are scripts that bear repetition.
 RETRIES = 3
 #: What a node says that has not made a call, and others may.
@@ -193,16 +195,22 @@ class Connection:
             pass  # a context manager for it would cost every call something
         return self.redis.execute_command(*words)
 
-    def call_once(self, *words: Any, block_s: float = 1, is_kept: bool = False) -> Any:
+    def call_once(self, *words: Any) -> Any:
         """Make a call that must not be repeated. One that a node refuses was not made."""
+        return self._once(words, 1, Lanes.call)
+
+    def _once(self, words: tuple[Any, ...], block_s: float, call: Callable[..., Any]) -> Any:
         try:
-            return self._lanes_for(block_s, words).call(words, is_kept=is_kept)
+            return call(self._lanes_for(block_s, words), words)
         except _ELSEWHERE:
             pass
         except GONE:
             if self.is_cluster:
                 self._look_around(self.blocking(block_s))
             raise
+        if words[0] == "BRPOP":
+            # Nobody could end it (``wake``), so it waits a moment only; the next goes by a lane.
+            words = (*words[:-1], min(1, words[-1]))
         return self.blocking(block_s).execute_command(*words)
 
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
@@ -212,10 +220,49 @@ class Connection:
     def pop(self, lists: tuple[str, ...], block_s: float) -> Any:
         """Wait for an element of the first list that has one. Returns the list and the element."""
         try:
-            return self.call_once("BRPOP", *lists, block_s, block_s=block_s, is_kept=True)
+            return self._once(("BRPOP", *lists, block_s), block_s, Lanes.block)
         except (driver.RedisError, driver.RedisClusterException, OSError):
             with translated(self.where):
                 raise
+
+    def wake(self) -> None:
+        """End every wait of ``pop``, from another thread: it returns without an element.
+
+        Where the server does not allow that, the connection is closed. An element that was
+        just on its way is lost then, so this comes second.
+        """
+        for lane, beside in self._blocked():
+            try:
+                if lane.number:
+                    beside.ask(("CLIENT", "UNBLOCK", lane.number), WAKE_S)
+                elif lane.number == 0:
+                    lane.hang_up()
+            except (driver.RedisError, OSError):
+                lane.hang_up()
+
+    def check_waits(self) -> None:
+        """See to it that no ``pop`` waits at a server that does not answer: there it is an error.
+
+        From another thread; for servers that hang, and hosts that vanish without a word.
+        """
+        for lane, beside in self._blocked():
+            try:
+                beside.ask(("PING",), CONNECT_S)
+            except (driver.RedisError, OSError):
+                lane.hang_up()
+
+    def _blocked(self) -> Iterator[tuple[Lane, Lanes]]:
+        """Lanes on which a ``pop`` waits, each with lanes to the same server for short calls."""
+        for (_, name), lanes in list(self._lanes.items()):
+            for lane in list(lanes.blocked):
+                client = self.redis
+                if name:
+                    node = client.get_node(node_name=name)
+                    client = client.get_redis_connection(node) if node else None
+                if client is None:
+                    lane.hang_up()  # the node has left the cluster
+                else:
+                    yield lane, self._kept_lanes(None, name, client)
 
     def _lanes_for(self, block_s: float | None, words: tuple[Any, ...]) -> Lanes:
         """Lanes for calls that block so long, or not at all, to where the keys of this one are."""
@@ -224,9 +271,14 @@ class Connection:
             client = self._client_for(block_s)
             node = client.get_node_from_key(_first_key(words))
             name, client = node.name, client.get_redis_connection(node)
+            return self._kept_lanes(block_s, name, client)
+        lanes = self._lanes.get((block_s, name))
+        return lanes or self._kept_lanes(block_s, name, self._client_for(block_s))
+
+    def _kept_lanes(self, block_s: float | None, name: str, client: Any) -> Lanes:
+        """Lanes by a client, those that are there already if there are any."""
         lanes = self._lanes.get((block_s, name))
         if lanes is None:
-            client = client if name else self._client_for(block_s)
             lanes = self._lanes.setdefault((block_s, name), Lanes(client.connection_pool))
         return lanes
 

@@ -6,8 +6,10 @@ way through its pool, its checks and its parser costs several times what the cal
 
 import os
 import select
+import socket
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import hiredis
@@ -18,6 +20,8 @@ GONE = (driver.ConnectionError, driver.TimeoutError, OSError)
 _READ_BYTES = 2**16
 #: A word of more bytes is sent from where it is: to copy it costs more than to send.
 _LARGE = 2**16
+#: A server that is well answers sooner than this, whatever it may do besides.
+_SOON_S = 5.0
 #: So many commands are kept in the form they are sent in, of no more words than this.
 _KEPT = 64
 _KEPT_WORDS = 1_700
@@ -54,6 +58,8 @@ class Lane:
         self._use()
 
     def _use(self) -> None:
+        #: What the server calls the connection; 0 where it does not tell, None before it is asked.
+        self.number: int | None = None
         connection = self._connection
         self._socket = connection._sock
         self._poll = select.poll()
@@ -108,6 +114,26 @@ class Lane:
             raise answer
         return answer
 
+    def learn_number(self) -> None:
+        """Ask the server what it calls the connection, once."""
+        if self.number is None:
+            self.send(pack(("CLIENT", "ID")))
+            if not self.is_answered(_SOON_S):
+                raise driver.TimeoutError(f"no answer in {_SOON_S:g} s")
+            try:
+                self.number = int(self.receive())
+            except driver.ResponseError:
+                self.number = 0
+
+    def is_answered(self, within_s: float) -> bool:
+        """Whether an answer begins to come in time."""
+        return bool(self._poll.poll(within_s * 1e3))
+
+    def hang_up(self) -> None:
+        """End a wait for an answer, from another thread: there it is an error."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def renew(self) -> None:
         """Connect again."""
         self._connection.disconnect()
@@ -127,10 +153,20 @@ class Lanes:
         self._pool = pool
         self._free: deque[Lane] = deque()
         self._packed: dict[tuple[Any, ...], list[bytes]] = {}
+        #: Those on which a call blocks now.
+        self.blocked: set[Lane] = set()
 
-    def call(self, words: tuple[Any, ...], *, is_kept: bool = False) -> Any:
-        """The answer to a command. ``is_kept``: it is made again and again, word by word."""
-        is_kept = is_kept and len(words) <= _KEPT_WORDS
+    def call(self, words: tuple[Any, ...]) -> Any:
+        """The answer to a command."""
+        return self._call(self._take(), pack(words))
+
+    def ask(self, words: tuple[Any, ...], within_s: float) -> Any:
+        """The answer to a command, if it comes in time."""
+        return self._call(self._take(), pack(words), within_s)
+
+    def block(self, words: tuple[Any, ...]) -> Any:
+        """The answer to a command that blocks, and is made again and again, word by word."""
+        is_kept = len(words) <= _KEPT_WORDS
         packed = self._packed.get(words) if is_kept else None
         if packed is None:
             packed = pack(words)
@@ -139,8 +175,22 @@ class Lanes:
                     self._packed.clear()
                 self._packed[words] = packed
         lane = self._take()
+        self.blocked.add(lane)
+        try:
+            try:
+                lane.learn_number()
+            except BaseException:
+                lane.close()
+                raise
+            return self._call(lane, packed)
+        finally:
+            self.blocked.discard(lane)
+
+    def _call(self, lane: Lane, packed: list[bytes], within_s: float = 0.0) -> Any:
         try:
             self._send(lane, packed)
+            if within_s and not lane.is_answered(within_s):
+                raise driver.TimeoutError(f"no answer in {within_s:g} s")
             answer = lane.receive()
         except driver.ReadOnlyError:
             # It leads to a former primary.

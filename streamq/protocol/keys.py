@@ -62,7 +62,9 @@ def list_of(handler: str, level: int) -> str:
 class QueueKeys:
     """Keys of one queue, seen from one list of tokens (``list_of``) and one worker of it."""
 
-    def __init__(self, queue: str, prefix: str = PREFIX, to: str = "", worker: str = "") -> None:
+    def __init__(
+        self, queue: str, prefix: str = PREFIX, to: str = "", worker: str = "", spoilt: str = ""
+    ) -> None:
         root = f"{prefix}:{{q:{units.name(queue, 'queue')}}}:"
         #: LIST    request ids, pushed left and popped right; one for each handler and level
         self.tokens = f"{root}tokens:{to}"
@@ -78,8 +80,10 @@ class QueueKeys:
         self.worker = f"{root}worker:{worker}"
         #: STRING  written before replicas are waited for, and gone a moment later
         self.sync = root + "sync"
-        #: any     what stood under another key of the queue and was of another type
-        self.aside = root + "aside:"
+        #: any     a key of the queue that is of another type
+        self.spoilt = root + spoilt
+        #: any     the same when it was set aside
+        self.aside = f"{root}aside:{spoilt}"
 
     def of(self, names: tuple[str, ...]) -> list[str]:
         """Those of these names."""

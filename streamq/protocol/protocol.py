@@ -427,13 +427,15 @@ class Protocol:
         return Reaped(leases, parts, State(state.decode()), _tokens(tokens))
 
     @_typed
-    def audit(self, request_id: str) -> Audit:
-        """Which tokens should be out, worked out afresh."""
-        state, queue, want, to, look, expired, purge_at, strays = self._run(
-            "audit", self.keys(request_id)
+    def audit(self, request_id: str, pushed: int = 0) -> Audit:
+        """Which tokens should be out, worked out afresh. ``pushed``: by belief, since the last."""
+        state, queue, want, to, look, expired, purge_at, strays, believed = self._run(
+            "audit", self.keys(request_id), pushed=pushed
         )
         tokens = Tokens(want, to.decode(), look)
-        return Audit(State(state.decode()), queue.decode(), tokens, expired, purge_at, strays)
+        return Audit(
+            State(state.decode()), queue.decode(), tokens, expired, purge_at, strays, believed
+        )
 
     # Queues
 
@@ -448,7 +450,18 @@ class Protocol:
     ) -> int:
         """Push tokens of a request and register its next look. Returns how many were pushed."""
         keys = self._queue_keys(queue, tokens.to)
-        return int(self._run("mint", keys, **_mint_args(request_id, tokens, mode, register)))
+        pushed, _ = self._run("mint", keys, **_mint_args(request_id, tokens, mode, register))
+        return int(pushed)
+
+    def ensure(self, request_id: str, audit: Audit) -> int:
+        """Push what is missing of the tokens that an audit wants. Returns how many."""
+        keys = self._queue_keys(audit.queue, audit.tokens.to)
+        args = _mint_args(request_id, audit.tokens, "ensure", "no", audit.believed)
+        pushed, is_counted = self._run("mint", keys, **args)
+        if pushed and not is_counted:
+            # Else the next look would push as many again, and so on until they are counted.
+            self.audit(request_id, pushed)
+        return int(pushed)
 
     def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
         """Do what a script asked its caller to do in the queue, if anything."""
@@ -456,15 +469,36 @@ class Protocol:
             self.mint(queue, request_id, tokens)
 
     @_typed
-    def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
-        """Take the requests that are due for a look, and those that may be purged."""
+    def tick(
+        self,
+        queue: str,
+        limit: int = 100,
+        every_ms: int = 5_000,
+        looked: Sequence[str] = (),
+        lent: int = 0,
+    ) -> Tick:
+        """Take the requests that are due for a look, and those that may be purged.
+
+        They are lent for ``every_ms``. Those of the last tick that were looked at are given back
+        with the next: ``looked``, and until when they were ``lent``.
+        """
         now, wait_ms, due, *flat = self._run(
-            "tick", self._queue_keys(queue), limit=limit, every_ms=every_ms
+            "tick",
+            self._queue_keys(queue),
+            limit=limit,
+            every_ms=every_ms,
+            lent=lent,
+            looked=looked,
         )
         pairs = [(name, float(score)) for name, score in _pairs(flat)]
         strays = [(name, score) for name, score in pairs if not _names([name])]
         known = [(name.decode(), score) for name, score in pairs[:due] if _names([name])]
         return Tick(now, wait_ms, known, _names([name for name, _ in pairs[due:]]), strays)
+
+    def aside(self, queue: str, name: str, type: str) -> bool:
+        """Rename a key of the queue, if it is there and of another type than this."""
+        keys = QueueKeys(queue, self._prefix, spoilt=name)
+        return bool(self._run("aside", keys, type=type))
 
     def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
         """Take an ended request out of the open ones, or a purged one (0) out of all."""
@@ -530,18 +564,21 @@ class Protocol:
         return tuple(root + list_of(handler, level) for level in levels for handler in handlers)
 
     def set_aside(self, queue: str, lists: tuple[str, ...] = ()) -> list[str]:
-        """Rename keys of a queue that are of another type, which nobody could use otherwise."""
+        """Rename keys of a queue that are of another type. Returns their names since then."""
         keys = self._queue_keys(queue)
-        indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), b"zset")
-        wanted = indexes | dict.fromkeys(lists, b"list")
-        renamed = []
-        with translated(self.connection.where):
-            redis = self.connection.redis
-            for key, type_ in wanted.items():
-                if redis.type(key) not in (type_, b"none"):
-                    renamed.append(keys.aside + key.partition("}:")[2])
-                    redis.rename(key, renamed[-1])
-        return renamed
+        indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), "zset")
+        wanted = indexes | dict.fromkeys(lists, "list")
+        redis = self.connection.redis
+        with translated(self.connection.where), redis.pipeline(transaction=False) as pipe:
+            for key in wanted:
+                pipe.type(key)
+            found = dict(zip(wanted, pipe.execute(), strict=True))
+        names = {key: key.partition("}:")[2] for key in wanted}
+        return [
+            QueueKeys(queue, self._prefix, spoilt=names[key]).aside
+            for key, type_ in wanted.items()
+            if found[key].decode() not in (type_, "none") and self.aside(queue, names[key], type_)
+        ]
 
     def listen(self, request_id: str) -> "Events":
         """Hear of the request's end; the caller closes it."""
@@ -674,13 +711,16 @@ class Appending:
         self._ahead.close()
 
 
-def _mint_args(request_id: str, tokens: Tokens, mode: str, register: str) -> dict[str, Any]:
+def _mint_args(
+    request_id: str, tokens: Tokens, mode: str, register: str, believed: int = 0
+) -> dict[str, Any]:
     return {
         "request_id": request_id,
         "count": tokens.count,
         "mode": mode,
         "look_ms": tokens.look_ms,
         "register": register,
+        "believed": min(believed, tokens.count),
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
-from streamq.model import State, Tick, Tokens
+from streamq.model import Audit, State, Tick, Tokens
 from streamq.protocol.protocol import Protocol
 from streamq.telemetry.metrics import Samples
 
@@ -39,16 +39,21 @@ class Janitor:
         #: Requests that it closed, by their last state.
         self.closed: Counter[State] = Counter()
         self._reported: set[str] = set()
+        #: Requests of the last tick that were looked at, and until when it had them.
+        self._looked: list[str] = []
+        self._lent = 0
 
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
         tick = self._tick()
         self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
+        self._looked, self._lent = [], tick.now_ms + self._every_ms
         away = 0
         looks = [partial(self.look, request_id, score, tick) for request_id, score in tick.due]
         for look in looks + [partial(self._purge, request_id) for request_id in tick.purgeable]:
             try:
                 look()
+                self._looked.append(look.args[0])
             except (ServerBusy, ServerUnreachable) as error:
                 # Others may be on a node that is well; but the sweep is not to take for ever.
                 away += 1
@@ -56,19 +61,27 @@ class Janitor:
                     raise
                 log.warning("cannot look at %s: %s", look.args[0], error)
             except Damaged as error:
+                self._looked.append(look.args[0])
                 self._report(look.args[0], error)
         self.swept_at = time.time()
         return tick.wait_ms
 
     def _tick(self) -> Tick:
+        ask = partial(
+            self._protocol.tick,
+            self.queue,
+            every_ms=self._every_ms,
+            looked=self._looked,
+            lent=self._lent,
+        )
         try:
-            tick = self._protocol.tick(self.queue, every_ms=self._every_ms)
+            tick = ask()
         except Damaged as error:
             renamed = self._protocol.set_aside(self.queue)
             if not renamed:
                 raise
             log.warning("queue %s: %s; renamed %s", self.queue, error, ", ".join(renamed))
-            tick = self._protocol.tick(self.queue, every_ms=self._every_ms)
+            tick = ask()
         for stray, score in tick.strays:
             log.warning("queue %s: %.100r is no request id, and taken out", self.queue, stray)
             self._protocol.close(self.queue, stray, score, 0)
@@ -88,6 +101,7 @@ class Janitor:
             audit = self._protocol.audit(request_id)
             while audit.expired:
                 reaped = self._protocol.reap(request_id)
+                self._protocol.push(audit.queue, request_id, reaped.tokens)
                 self.reaped += reaped.parts
                 log.info("reaped %d parts of %s", reaped.parts, request_id)
                 audit = self._protocol.audit(request_id)
@@ -99,12 +113,18 @@ class Janitor:
             # Somebody submitted to this queue under an id that another one has, and died.
             self._protocol.close(self.queue, request_id, score, 0)
         elif audit.purge_at:
-            is_closed = self._protocol.close(self.queue, request_id, score, audit.purge_at)
-            self.closed[audit.state] += is_closed
+            self._close(request_id, score, audit)
         elif audit.tokens:
-            self._protocol.mint(self.queue, request_id, audit.tokens, mode="ensure")
+            self._protocol.ensure(request_id, audit)
         if audit.strays:
             log.warning("%s: %d entries of its stream were not ours", request_id, audit.strays)
+
+    def _close(self, request_id: str, score: float, audit: Audit) -> None:
+        is_closed = self._protocol.close(self.queue, request_id, score, audit.purge_at)
+        self.closed[audit.state] += is_closed
+        if is_closed and audit.believed:
+            # Nobody may be there who has the handler, to take them.
+            self._protocol.mint(self.queue, request_id, audit.tokens, mode="drop")
 
     def _purge(self, request_id: str) -> None:
         try:

@@ -143,7 +143,7 @@ class Job:
             for holder in protocol.holders(plan.id):
                 protocol.release(plan.id, holder, LAST_CALL)
             audit = protocol.audit(plan.id)
-            protocol.mint(plan.policy.queue, plan.id, audit.tokens, mode="ensure")
+            protocol.ensure(plan.id, audit)
 
     def _load(self, protocol: Protocol, opened: threading.Event) -> None:
         plan = self._plan

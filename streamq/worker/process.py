@@ -29,7 +29,7 @@ from streamq import backoff
 from streamq.app import App, Context
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, StreamqError
-from streamq.model import Failure, Grant, Part, Spec, State, Terms, Tokens
+from streamq.model import Failure, Grant, Part, Spec, State, Terms, Token, Tokens
 from streamq.protocol.protocol import Protocol
 from streamq.records.references import Reader
 from streamq.telemetry import logs
@@ -46,8 +46,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: A take blocks so long; a polite stop waits for it.
-BLOCK_S = 1.0
+#: A take blocks so long, unless it is ended: for a stop, or since the server does not answer.
+BLOCK_S = 10.0
+#: How often a server at which a take blocks is asked whether it is there.
+CHECK_EVERY_S = 2.0
+#: How often a take that is to end is ended again: it may have been just about to block.
+WAKE_EVERY_S = 0.005
 #: A token that came so soon was there already.
 AT_ONCE_S = 0.002
 #: Threads for the calls of coroutines, so that connections stay few.
@@ -191,6 +195,8 @@ class Process:
         self._changed = Condition()
         self._free = list(range(config.slots))
         self._is_stopping = self._is_quiet = False
+        #: Since when a token is waited for, or 0.
+        self._taking_since = 0.0
         #: The slot whose part is to run with nothing beside it, or -1.
         self._exclusive = -1
         self._pid = os.getpid()
@@ -206,6 +212,7 @@ class Process:
     def run(self) -> None:
         """Take and run until told to stop, then wait for what runs."""
         Thread(target=self._obey, name="control", daemon=True).start()
+        Thread(target=self._tick, name="clock", daemon=True).start()
         outages = 0
         while not self._is_stopping:
             slot = self._await_slot()
@@ -215,31 +222,28 @@ class Process:
                 lease, grant = self._take(slot)
                 outages = 0
             except (ServerError, Damaged) as error:
+                self._give_slot(slot)
+                if self._is_stopping:
+                    continue
                 outages += 1
                 self._report_outage(error, outages)
-                self._give_slot(slot)
                 self._rest(backoff.delay_ms(outages, 50, 2_000) / 1e3)
                 continue
             if lease is None or grant is None:
                 self._give_slot(slot)
-                self._say_idle()
             else:
                 self._begin(lease, grant)
         self._await_all_free()
         self._say_idle(force=True)
 
     def _take(self, slot: int) -> tuple[Lease | None, Grant | None]:
-        config = self._config
         asked = time.monotonic()
-        handlers = self._turns.order()
-        token = self._protocol.take(config.queue, handlers, BLOCK_S, config.levels)
+        token = self._await_token()
         # Then nobody was waiting for it either, so nobody is idle.
         is_busy = time.monotonic() - asked < AT_ONCE_S
         if token is None:
-            self._turns.took_nothing()
             return None, None
         request_id = token.request_id
-        self._turns.took(token.handler, request_id)
         if self._ended.get(request_id, 0.0) > time.monotonic():
             return None, None
         self._leases += 1
@@ -268,6 +272,23 @@ class Process:
         lease.asked_at = asked
         lease.handed(grant, claimed)
         return lease, grant
+
+    def _await_token(self) -> Token | None:
+        config = self._config
+        handlers = self._turns.order()
+        self._taking_since = time.monotonic()
+        try:
+            # After the line above, for whoever stops us then sees to it that this ends.
+            if self._is_stopping or self._is_quiet:
+                return None
+            token = self._protocol.take(config.queue, handlers, BLOCK_S, config.levels)
+        finally:
+            self._taking_since = 0.0
+        if token is None:
+            self._turns.took_nothing()
+        else:
+            self._turns.took(token.handler, token.request_id)
+        return token
 
     def _claim(
         self, slot: int, request_id: str, holder: str, level: int, first: int
@@ -371,8 +392,7 @@ class Process:
             while not self._is_stopping:
                 if self._free and not self._is_quiet and self._exclusive < 0:
                     return self._free.pop()
-                self._changed.wait(IDLE_EVERY_S)
-                self._say_idle()
+                self._changed.wait()
         return None
 
     def _give_slot(self, slot: int) -> None:
@@ -694,18 +714,33 @@ class Process:
                     self._is_quiet = word.word == "quiet"
                     self._is_stopping = self._is_stopping or word.word == "stop"
                     self._changed.notify_all()
+                # It may be just about to wait, so once may not be enough.
+                while self._taking_since:
+                    self._protocol.connection.wake()
+                    time.sleep(WAKE_EVERY_S)
         # The parent is gone, and nobody renews the leases: what runs here may run elsewhere soon.
         # The programs that handlers started are in the group that this process leads.
         if os.getpgrp() == self._pid:
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
+    def _tick(self) -> None:
+        """Tell the parent how long there was nothing to do, and leave servers that hang."""
+        checked = 0.0
+        while True:
+            time.sleep(IDLE_EVERY_S)
+            self._say_idle()
+            now, since = time.monotonic(), self._taking_since
+            if since and now - max(since, checked) > CHECK_EVERY_S:
+                self._protocol.connection.check_waits()
+                checked = time.monotonic()
+
     def _say_idle(self, *, force: bool = False) -> None:
         now = time.monotonic()
         if not force and now - self._said_idle < IDLE_EVERY_S:
             return
         self._said_idle = now
-        is_idle = len(self._free) + 1 >= self._config.slots
+        is_idle = len(self._free) + (self._taking_since > 0) >= self._config.slots
         self._line.send(Idle(now - self._idle_since if is_idle else 0.0))
 
     def _report_outage(self, error: StreamqError, times: int) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamq.model import Token, Tokens
+from streamq.model import Audit, State, Token, Tokens
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.worker.process import LEFT_OVER_S
 from tests.driver import Driver
@@ -55,10 +55,11 @@ class TestTokens:
         self, driver: Driver, queue_keys: QueueKeys
     ) -> None:
         driver.redis.lpush(queue_keys.tokens, *["other"] * 40_000)
+        audit = Audit(State.OPEN, driver.queue, Tokens(3), 0, 0, believed=3)
 
         times = 0
         for _ in range(300):
-            times += driver.protocol.mint(driver.queue, driver.id, Tokens(3), mode="ensure") == 3
+            times += driver.protocol.ensure(driver.id, audit) == 3
             driver.redis.lrem(queue_keys.tokens, 3, driver.id)
 
         assert 0 < times < 150

@@ -42,9 +42,27 @@ def test_many_open_requests_are_looked_at_more_seldom(
     many = {f"r{number}": 9 for number in range(997)}
     protocol.connection.redis.zadd(queue_keys.open, many)
 
+    redis = protocol.connection.redis
+    first = protocol.tick(queue, every_ms=7_000)
+    redis.zadd(queue_keys.due, {"b": 9e15})  # somebody registered it for another time
+
+    looked = [request_id for request_id, _ in first.due]
+    second = protocol.tick(queue, every_ms=7_000, looked=looked, lent=first.now_ms + 7_000)
+
+    assert redis.zscore(queue_keys.due, "a") == second.now_ms + 10_000
+    assert redis.zscore(queue_keys.due, "b") == 9e15
+
+
+def test_what_was_not_looked_at_comes_again_soon_however_many_are_open(
+    protocol: Protocol, queue: str, queue_keys: QueueKeys, due: int
+) -> None:
+    """The answer was lost, or whoever asked died."""
+    many = {f"r{number}": 9 for number in range(997)}
+    protocol.connection.redis.zadd(queue_keys.open, many)
+
     tick = protocol.tick(queue, every_ms=7_000)
 
-    assert protocol.connection.redis.zscore(queue_keys.due, "a") == tick.now_ms + 10_000
+    assert protocol.connection.redis.zscore(queue_keys.due, "a") == tick.now_ms + 7_000
 
 
 def test_sooner_look_that_is_registered_meanwhile_counts(
@@ -57,10 +75,20 @@ def test_sooner_look_that_is_registered_meanwhile_counts(
     assert protocol.tick(queue).due == [("b", 2.0)]
 
 
-def test_request_that_is_not_open_is_dropped(
+def test_request_that_is_in_no_other_index_is_registered_again(
     protocol: Protocol, queue: str, queue_keys: QueueKeys, due: int
 ) -> None:
     protocol.connection.redis.zrem(queue_keys.open, "a")
+
+    assert protocol.tick(queue).due == [("a", 0.0), ("b", 2.0)]
+    assert protocol.connection.redis.zscore(queue_keys.open, "a") == 0
+
+
+def test_request_that_is_closed_is_dropped(
+    protocol: Protocol, queue: str, queue_keys: QueueKeys, due: int
+) -> None:
+    protocol.connection.redis.zrem(queue_keys.open, "a")
+    protocol.connection.redis.zadd(queue_keys.closed, {"a": 9e15})
 
     tick = protocol.tick(queue)
 

@@ -319,12 +319,12 @@ class Watched(Protocol):
             lambda book, reply, after: book.reaped(reply, after),
         )
 
-    def audit(self, request_id: str) -> Audit:
+    def audit(self, request_id: str, pushed: int = 0) -> Audit:
         self.looked_at.add(request_id)
         return self._watch(
             "audit",
             request_id,
-            lambda: super(Watched, self).audit(request_id),
+            lambda: super(Watched, self).audit(request_id, pushed),
             lambda book, reply, after: book.audited(reply, after),
         )
 
@@ -342,9 +342,20 @@ class Watched(Protocol):
         self._hold_up("mint")
         return super().mint(queue, request_id, tokens, mode=mode, register=register)
 
-    def tick(self, queue: str, limit: int = 100, every_ms: int = 5_000) -> Tick:
+    def ensure(self, request_id: str, audit: Audit) -> int:
+        self._hold_up("mint")
+        return super().ensure(request_id, audit)
+
+    def tick(
+        self,
+        queue: str,
+        limit: int = 100,
+        every_ms: int = 5_000,
+        looked: Sequence[str] = (),
+        lent: int = 0,
+    ) -> Tick:
         self._hold_up("tick")
-        return super().tick(queue, limit, every_ms)
+        return super().tick(queue, limit, every_ms, looked, lent)
 
     def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
         self._hold_up("close")

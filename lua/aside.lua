@@ -1,0 +1,34 @@
+-- aside: rename a key of the queue that is of another type, which nobody could use otherwise.
+--
+--   (mends the queue's keys)
+--
+-- KEYS[1]  spoilt    any   the key in question
+-- KEYS[2]  aside     any   its new name
+-- KEYS[3]  due       ZSET  request id, scored by when to look at it again (ms)
+-- KEYS[4]  open      ZSET  requests not finished, scored by submission (ms)
+--
+-- ARGV[1]  type      that it should be of
+--
+-- Returns  1; 0 if there was nothing to do
+-- Errors   none
+-- Cost     O(requests * log requests) for the indexes due and open
+-- Flags    allow-oom
+
+local spoilt, aside, due, open = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local type = ARGV[1]
+
+-- Somebody else may have renamed it since the caller looked, and it may be whole again.
+local found = redis.call("TYPE", spoilt).ok
+if found == type or found == "none" then
+  return 0
+end
+
+redis.call("RENAME", spoilt, aside)
+-- Each of the two indexes tells which requests the other had: those that are open. Which is due
+-- is not known any more, so all are; when they were submitted is not known, so long ago.
+if spoilt == due and redis.call("TYPE", open).ok == "zset" then
+  redis.call("ZUNIONSTORE", due, 1, open)
+elseif spoilt == open and redis.call("TYPE", due).ok == "zset" then
+  redis.call("ZUNIONSTORE", open, 1, due, "WEIGHTS", 0)
+end
+return 1
