@@ -402,6 +402,20 @@ def test_when_nobody_can_be_looked_at_the_sweep_says_so(
         Janitor(Flaky(protocol.connection, ids, ServerUnreachable), queue).sweep()
 
 
+def test_lists_of_an_earlier_version_go_after_an_hour(protocol: Protocol, queue: str) -> None:
+    former, ours = (QueueKeys(queue, to=to).tokens for to in ("50", "h:50"))
+    for key in (former, ours):
+        protocol.connection.redis.lpush(key, "a")
+    janitor = Janitor(protocol, queue)
+    janitor.sweep()
+    assert protocol.connection.redis.llen(former) == 1
+
+    janitor._former_at = 0
+    janitor.sweep()
+
+    assert [protocol.connection.redis.llen(key) for key in (former, ours)] == [0, 1]
+
+
 #: Tokens of others in the list: so few that they are counted at each look, and so many that not.
 LONG = pytest.mark.parametrize("others", [10, 100_000])
 

@@ -563,6 +563,16 @@ class Protocol:
         root = self._queue_keys(queue).tokens
         return tuple(root + list_of(handler, level) for level in levels for handler in handlers)
 
+    def drop_former_lists(self, queue: str) -> None:
+        """Remove lists of one level for all handlers, which an earlier version pushes to.
+
+        Nobody may be left who takes from them. Should there be, the next audits of that version
+        push what is missing.
+        """
+        root = self._queue_keys(queue).tokens
+        with translated(self.connection.where):
+            self.connection.redis.unlink(*(f"{root}{level:02d}" for level in _EVERY_LEVEL))
+
     def set_aside(self, queue: str, lists: tuple[str, ...] = ()) -> list[str]:
         """Rename keys of a queue that are of another type. Returns their names since then."""
         keys = self._queue_keys(queue)

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 FORGET_UNOPENED_MS = 3_600_000
 #: So many damaged requests are remembered, so that each is reported once.
 MOST_REPORTED = 1_000
+#: How often lists of tokens go that only workers and clients of an earlier version use.
+FORMER_EVERY_S = 3_600.0
 #: So many requests of one sweep may be on nodes that do not answer.
 MOST_AWAY = 3
 
@@ -42,6 +44,7 @@ class Janitor:
         #: Requests of the last tick that were looked at, and until when it had them.
         self._looked: list[str] = []
         self._lent = 0
+        self._former_at = time.monotonic() + FORMER_EVERY_S
 
     def sweep(self) -> int:
         """Look at every request that is due. Returns the ms until the next one is."""
@@ -63,6 +66,9 @@ class Janitor:
             except Damaged as error:
                 self._looked.append(look.args[0])
                 self._report(look.args[0], error)
+        if time.monotonic() > self._former_at:
+            self._former_at = time.monotonic() + FORMER_EVERY_S
+            self._protocol.drop_former_lists(self.queue)
         self.swept_at = time.time()
         return tick.wait_ms
 

@@ -48,6 +48,8 @@ class Watched(Protocol):
         self.between: Callable[[str], None] | None = None
         #: Requests that were audited since this was last emptied.
         self.looked_at: set[str] = set()
+        #: Tokens that reaps asked for.
+        self.asked_by_reap: Counter[str] = Counter()
 
     @contextmanager
     def held_up(self, between: Callable[[str], None]) -> Generator[None]:
@@ -312,12 +314,14 @@ class Watched(Protocol):
     # Recovery
 
     def reap(self, request_id: str, limit: int = 100) -> Reaped:
-        return self._watch(
+        reaped = self._watch(
             "reap",
             request_id,
             lambda: super(Watched, self).reap(request_id, limit),
             lambda book, reply, after: book.reaped(reply, after),
         )
+        self.asked_by_reap[request_id] += reaped.tokens.count
+        return reaped
 
     def audit(self, request_id: str, pushed: int = 0) -> Audit:
         self.looked_at.add(request_id)
