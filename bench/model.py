@@ -87,7 +87,15 @@ class Meter:
         wait = self.wait()
         beat = self.each(500, lambda _: self.protocol.beat(self.queue, "w", 20_000))
         tick = self.each(500, lambda _: self.protocol.tick(self.queue))
-        return {"push": push, "take": take, "wait": wait, "beat": beat, "tick": tick}
+        ping = self.each(1_000, lambda _: self.redis.ping())
+        return {
+            "push": push,
+            "take": take,
+            "wait": wait,
+            "ping": ping,
+            "beat": beat,
+            "tick": tick,
+        }
 
     def wait(self) -> float:
         """What a wait without a token costs, beyond what the server does at rest meanwhile."""
@@ -244,7 +252,7 @@ def _blocks(costs: Costs) -> dict[str, str]:
         "request_rate": f"{FULL_US / part_us(costs, 0.01, 50):,.0f}",
         "processes": f"{_processes(costs):,.0f}",
         "waiting": f"{costs['wait']:.0f}",
-        "idle": f"{FULL_US / costs['wait']:,.0f}",
+        "idle": f"{FULL_US / (costs['wait'] / 10 + costs['ping'] / 2):,.0f}",
         "queues": _queue_table(costs),
         "clusters": _cluster_table(costs),
     }
@@ -260,6 +268,7 @@ def _cost_table(costs: Costs) -> str:
         ("a token pushed", "queue", "push", "µs"),
         ("a token taken, best of a hundred lists", "queue", "take", "µs"),
         ("a wait of a process that ends without a token", "queue", "wait", "µs"),
+        ("a process asks whether the server is there", "queue", "ping", "µs"),
         ("a pool's heartbeat", "queue", "beat", "µs"),
         ("a look for what is due", "queue", "tick", "µs"),
         ("a lease: claimed, finished, ended", "request", "lease", "µs"),

@@ -53,6 +53,36 @@ class TestOrder:
         assert min(shares.values()) >= 5
 
     @ONE_KIND
+    def test_idle_workers_of_another_app_take_no_token_of_ours(
+        self, fleet: Fleet, submit: Any
+    ) -> None:
+        fleet.ready()
+        fleet.ready("-p", "2", target="soaked:app")
+        crowd = submit([0.01] * 20_000, "nap_async", level=90, limit=1)
+        wait_until(lambda: fleet.notes("S"))
+        begun = time.monotonic()
+
+        for _ in range(10):
+            assert submit([0.0], "nap_async", level=0).wait(20).parts.done == 1
+
+        # A token that is eaten comes back a second later, to be eaten again.
+        assert time.monotonic() - begun < 8
+        crowd.cancel()
+
+    @ONE_KIND
+    def test_requests_of_one_level_take_turns_whatever_their_handlers(
+        self, fleet: Fleet, submit: Any
+    ) -> None:
+        ids = [submit([0.03] * 20, "nap", limit=1).id for _ in range(2)]
+        ids += [submit([0.03] * 20, "nap_async", limit=1).id]
+
+        fleet.start("--burst").wait(60)
+
+        shares = Counter([note.request for note in fleet.notes("S")][:30])
+        assert set(shares) == set(ids)
+        assert min(shares.values()) >= 5
+
+    @ONE_KIND
     def test_level_0_starts_soon_on_a_fleet_full_of_level_90(
         self, fleet: Fleet, submit: Any
     ) -> None:

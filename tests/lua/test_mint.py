@@ -25,6 +25,12 @@ class TestTokens:
 
         assert taken == [Token(name, "h", 7) for name in ("a", "b", "a")]
 
+    def test_only_who_has_the_handler_is_given_one(self, driver: Driver) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+
+        assert driver.protocol.take(driver.queue, ("g", "h0"), 0.01) is None
+        assert driver.protocol.take(driver.queue, ("g", "h"), 1) == Token(driver.id, "h", 7)
+
     def test_best_level_is_taken_first(self, driver: Driver) -> None:
         for level in (50, 99, 0):
             driver.protocol.mint(driver.queue, f"r{level}", Tokens(1, list_of("h", level)))

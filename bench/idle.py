@@ -1,0 +1,194 @@
+"""What idle workers cost the server, and whether they stand in the way of others.
+
+    python bench/idle.py [--quick]
+
+Real pools, started by their command on an embedded server and one queue:
+
+* Three idle pools with different handlers: one handler is asked for again and again, and each try
+  is submitted and waited for; compared with its pool alone.
+* A pool that is busy with small parts of level 50, beside two idle processes of another app: how
+  long a request of level 0 and one part waits for its handler.
+* Idle processes: how many commands they make, and how long the server is busy with them, both
+  without what the server does at rest.
+* A polite stop of an idle pool.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from streamq import App, Client
+from streamq.servers.local import LocalServer
+
+PROCESSES = 8
+
+one, two, three = App(), App(), App()
+
+
+@one.handler
+def first(_: bytes) -> int:
+    """When the handler began, in nanoseconds."""
+    return time.monotonic_ns()
+
+
+@one.handler
+def busy(_: bytes) -> None:
+    """Keep a slot for a while."""
+    time.sleep(0.002)
+
+
+@two.handler
+def second(_: bytes) -> int:
+    """As ``first``, of another app."""
+    return time.monotonic_ns()
+
+
+@three.handler
+def third(_: bytes) -> int:
+    """As ``first``, of a third app."""
+    return time.monotonic_ns()
+
+
+class Pools:
+    """Pools on one server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._all: list[subprocess.Popen[str]] = []
+
+    def start(self, app: str, processes: int = 1) -> None:
+        """Start one, and wait until it is ready."""
+        here = Path(__file__)
+        command = [sys.executable, "-m", "streamq.cli", "worker", f"{here.name}:{app}"]
+        command += ["-p", str(processes), "--url", self._url]
+        pool = subprocess.Popen(command, cwd=here.parent, stderr=subprocess.PIPE, text=True)
+        self._all.append(pool)
+        assert pool.stderr
+        while " ready: " not in pool.stderr.readline():
+            if pool.poll() is not None:
+                raise SystemExit("a pool does not start")
+
+    def stop(self) -> float:
+        """End them all. Returns the seconds that the last took which was started."""
+        seconds = 0.0
+        while self._all:
+            begun = time.monotonic()
+            pool = self._all.pop(0)
+            pool.send_signal(signal.SIGTERM)
+            pool.communicate()
+            seconds = time.monotonic() - begun
+        return seconds
+
+
+def try_often(client: Client, times: int) -> list[float]:
+    """Milliseconds from the submission of one part to its end, for each try."""
+    took = []
+    for _ in range(times):
+        begun = time.monotonic()
+        request = client.submit([b"x"], handler="first")
+        request.wait(60)
+        took.append((time.monotonic() - begun) * 1e3)
+        request.purge()
+    return took
+
+
+def try_amid_work(client: Client, times: int) -> list[float]:
+    """Milliseconds from submission to handler at level 0, while others keep the slots busy."""
+    background = client.submit([b"x"] * 200_000, handler="busy", level=50, limit=100)
+    waits = []
+    for _ in range(times):
+        begun = time.monotonic_ns()
+        request = client.submit([b"x"], handler="first", level=0)
+        request.wait(60)
+        ((_, started),) = request.results()
+        waits.append((started - begun) / 1e6)
+        request.purge()
+        time.sleep(0.03)
+    background.cancel()
+    return waits
+
+
+def cost(redis: Any, seconds: float) -> tuple[float, float]:
+    """Commands and microseconds of the server, a second."""
+
+    def read() -> tuple[int, float]:
+        cpu = redis.info("cpu")
+        used = cpu["used_cpu_sys"] + cpu["used_cpu_user"]
+        return redis.info("stats")["total_commands_processed"], used * 1e6
+
+    commands, used_us = read()
+    begun = time.monotonic()
+    time.sleep(seconds)
+    after, after_us = read()
+    took = time.monotonic() - begun
+    return (after - commands - 2) / took, (after_us - used_us) / took
+
+
+def show(what: str, waits: list[float]) -> None:
+    """A line of figures."""
+    told = f"p50 {statistics.median(waits):.2f} ms, worst {max(waits):.2f} ms"
+    print(f"{what}: {told} ({len(waits)} tries)", flush=True)
+
+
+def measure_others(client: Client, pools: Pools, times: int) -> None:
+    """Whether idle pools stand in the way of others."""
+    pools.start("one")
+    try_often(client, 10)
+    alone = try_often(client, times)
+    pools.start("two")
+    pools.start("three")
+    try_often(client, 10)
+    among = try_often(client, times)
+    pools.stop()
+    show("one pool alone", alone)
+    show("among idle pools with other handlers", among)
+    print(f"  times as long: {statistics.median(among) / statistics.median(alone):.2f}")
+    pools.start("one")
+    pools.start("two", 2)
+    show("level 0 beside a busy worker", try_amid_work(client, times // 5))
+    pools.stop()
+
+
+def measure_cost(redis: Any, pools: Pools, seconds: float) -> None:
+    """What a process more costs, by two pools that differ in the number of theirs."""
+    found = {}
+    for processes in (1, 1 + PROCESSES):
+        pools.start("two", processes)
+        cost(redis, 3)
+        found[processes] = cost(redis, seconds)
+        stopped_s = pools.stop()
+    few, many = found.values()
+    commands, used_us = ((more - less) / PROCESSES for more, less in zip(many, few, strict=True))
+    print(f"an idle process: {commands:.2f} commands and {used_us:.0f} µs of the server a second")
+    print(f"an idle pool of {1 + PROCESSES} processes ends in {stopped_s:.2f} s")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    times, seconds = (50, 12.0) if args.quick else (100, 40.0)
+    steps: list[Callable[[Client, Pools], None]] = [
+        lambda client, pools: measure_others(client, pools, times),
+        lambda client, pools: measure_cost(client._protocol.connection.redis, pools, seconds),
+    ]
+    with LocalServer.start() as server, Client(server.url) as client:
+        pools = Pools(server.url)
+        try:
+            for step in steps:
+                step(client, pools)
+        finally:
+            pools.stop()
+    print(f"load average {os.getloadavg()[0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()
