@@ -104,16 +104,13 @@ def _fits(status: Status, state: Shown | None, *, is_all: bool) -> bool:
 
 
 def _statuses(protocol: Protocol, queue: str, *, closed: bool) -> Iterator[Status]:
-    first = 0
-    while page := protocol.newest(queue, closed=closed, first=first, count=PAGE):
-        for request_id in page:
-            try:
-                yield Request(protocol, request_id).status()
-            except RequestUnknown:  # about to be opened, or just purged
-                continue
-            except Damaged as error:
-                render.warning(f"{request_id}: {error}")
-        first += PAGE
+    for request_id in protocol.newest(queue, closed=closed, page=PAGE):
+        try:
+            yield Request(protocol, request_id).status()
+        except RequestUnknown:  # about to be opened, or just purged
+            continue
+        except Damaged as error:
+            render.warning(f"{request_id}: {error}")
 
 
 def _row(status: Status) -> tuple[str, ...]:

@@ -518,6 +518,25 @@ def test_ls_shows_ended_requests_when_asked(
     assert [(list(status), status["id"]) for status in listed] == [(STATUS, open_id)]
 
 
+def test_ls_shows_what_was_just_closed_before_what_is_kept_longest(
+    client: Client, failed: Driver, protocol: Protocol
+) -> None:
+    now_ms = round(time.time() * 1e3)
+    old = f"{failed.id}-old"
+    client.submit([], handler=HANDLER, id=old, queue=failed.queue)
+    for id_, purge_at in ((failed.id, now_ms + 180_000), (old, now_ms + 9_000_000)):
+        score = protocol.registered(failed.queue, id_)
+        assert score is not None
+        assert protocol.close(failed.queue, id_, score, purge_at)
+    for number in range(5):
+        protocol.close(failed.queue, f"{failed.id}-{number}", -1, now_ms + 7_000_000)
+
+    found = list(protocol.newest(failed.queue, closed=True, page=2))
+
+    assert found[:2] == [failed.id, old]
+    assert len(found) == 7
+
+
 def test_ls_costs_what_it_shows(
     streamq: Streamq, protocol: Protocol, queue: str, request_id: str
 ) -> None:

@@ -43,6 +43,8 @@ _NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
 _FIELD = re.compile(rb"[1-9][0-9]{0,15}(\.[0-9]{1,15})?")
 #: Who was woken for a request that is not there yet asks again for longer than this.
 _SOON_S = 0.001
+#: A request that was closed no longer ago than this may have the score of its second look.
+_CLOSED_LATELY_MS = 600_000
 _EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
 _POISON = msgspec.json.encode(
     [Failure(error="Poison", message="it was running each time its worker died")]
@@ -636,15 +638,31 @@ class Protocol:
         keys = (self.keys(request_id).sync, self._queue_keys(queue).sync)
         return min(self.connection.replicas(key, wanted, wait_s) for key in keys)
 
-    def newest(self, queue: str, *, closed: bool, first: int, count: int) -> list[str]:
-        """A page of the ids of open requests, last submitted first, or of ended ones: those
-        first that are kept longest.
+    def newest(self, queue: str, *, closed: bool, page: int) -> Iterator[str]:
+        """Ids of open requests, last submitted first; or of ended ones: those that were just
+        closed or are about to be purged, then those that are kept longest. Read page by page.
         """
         keys = self._queue_keys(queue)
-        index = keys.closed if closed else keys.open
-        with translated(self.connection.where):
-            found = self.connection.redis.zrange(index, first, first + count - 1, desc=True)
-        return _names(found)
+        # Until the janitor has looked at a closed request once more, its score is that moment.
+        soon = round(time.time() * 1e3) + _CLOSED_LATELY_MS
+        ended = ((soon, "-inf"), ("+inf", f"({soon}"))
+        for most, least in ended if closed else (("+inf", "-inf"),):
+            first = 0
+            while True:
+                with translated(self.connection.where):
+                    found = self.connection.redis.zrange(
+                        keys.closed if closed else keys.open,
+                        most,
+                        least,
+                        desc=True,
+                        byscore=True,
+                        offset=first,
+                        num=page,
+                    )
+                if not found:
+                    break
+                yield from _names(found)
+                first += page
 
     def workers(self, queue: str) -> dict[str, bytes]:
         """What each live worker of the queue says of itself."""

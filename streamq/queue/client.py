@@ -240,7 +240,6 @@ class Request:
         """
         deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
         status = self.status()
-        self._register(status)
         while status.state.is_live:
             with suppress(ServerBusy, ServerUnreachable):
                 return self._await_end(deadline)
@@ -249,16 +248,17 @@ class Request:
 
     def _await_end(self, deadline: float | None) -> Status:
         events = self._protocol.listen(self.id)
-        register_at = time.monotonic() + REGISTER_EVERY_S
+        # Most requests end before that, and are spared the question.
+        register_at = time.monotonic() + LOOK_EVERY_S
         try:
             while True:
                 status = self.status()
                 if not status.state.is_live:
                     return status
-                if time.monotonic() > register_at:
+                left = LOOK_EVERY_S if deadline is None else deadline - time.monotonic()
+                if left <= 0 or time.monotonic() > register_at:
                     self._register(status)
                     register_at = time.monotonic() + REGISTER_EVERY_S
-                left = LOOK_EVERY_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise WaitTimeout(f"request {self.id} is not finished")
                 events.wait(min(left, LOOK_EVERY_S))
