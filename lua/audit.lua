@@ -6,7 +6,7 @@
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
 --
--- ARGV[1]  pushed    tokens of it that the caller has pushed since it asked, and did not count
+-- ARGV[1]  pushed    tokens of it that the caller found missing at its last audit, and has pushed
 --
 -- Returns  state; queue; tokens that should be out; their list; when to look again; leases
 --          that may be reaped; when the request may be purged (0: it has not ended, or leases

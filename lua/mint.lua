@@ -15,7 +15,7 @@
 -- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
 -- ARGV[6]  believed  to ensure: so many of them are believed out
 --
--- Returns  tokens pushed; 1 if those in the list were counted first, where that was asked for
+-- Returns  tokens pushed
 -- Errors   none
 -- Cost     O(count); to ensure: O(length of the list), in the mean no more than READ_AT_MOST
 -- Flags    allow-oom
@@ -79,4 +79,4 @@ count = math.min(count, MOST_OUT)
 for _ = 1, count do
   redis.call("LPUSH", tokens, request_id)
 end
-return { math.max(0, count), is_counted and 1 or 0 }
+return math.max(0, count)

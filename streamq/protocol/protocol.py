@@ -476,18 +476,17 @@ class Protocol:
     ) -> int:
         """Push tokens of a request and register its next look. Returns how many were pushed."""
         keys = self._queue_keys(queue, tokens.to)
-        pushed, _ = self._run("mint", keys, **_mint_args(request_id, tokens, mode, register))
-        return int(pushed)
+        return int(self._run("mint", keys, **_mint_args(request_id, tokens, mode, register)))
 
     def ensure(self, request_id: str, audit: Audit) -> int:
         """Push what is missing of the tokens that an audit wants. Returns how many."""
         keys = self._queue_keys(audit.queue, audit.tokens.to)
         args = _mint_args(request_id, audit.tokens, "ensure", "no", audit.believed)
-        pushed, is_counted = self._run("mint", keys, **args)
-        if pushed and not is_counted:
-            # Else the next look would push as many again, and so on until they are counted.
+        pushed = int(self._run("mint", keys, **args))
+        if pushed:
+            # The next look at a long list does not count, and would push as many again.
             self.audit(request_id, pushed)
-        return int(pushed)
+        return pushed
 
     def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
         """Do what a script asked its caller to do in the queue, if anything."""
