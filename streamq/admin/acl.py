@@ -238,7 +238,8 @@ class Trial(msgspec.Struct, frozen=True):
 def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
     """A call for each script, key and command of a role."""
     role = ROLES[name]
-    request, keys = RequestKeys("ID", prefix), QueueKeys(queue, prefix, worker="WORKER")
+    request = RequestKeys("ID", prefix)
+    keys = QueueKeys(queue, prefix, worker="WORKER", spoilt="due")
     for script in role.scripts:
         own = [_key(key, request, keys) for key in scripts.signature(script)[0]]
         words = ("EVALSHA", scripts.digest(script), str(len(own)), *own)
@@ -261,6 +262,7 @@ def _key(name: str, request: RequestKeys, keys: QueueKeys) -> str:
 def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Patterns of the keys and of the channels that a role touches."""
     names = {key for script in role.scripts for key in scripts.signature(script)[0]} | {*role.keys}
+    names.discard("spoilt")  # which is one of the others
     request = RequestKeys("ID", prefix)
     found, channels = set(), set()
     for name in names:

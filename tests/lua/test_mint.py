@@ -61,6 +61,7 @@ class TestTokens:
         self, driver: Driver, queue_keys: QueueKeys
     ) -> None:
         driver.redis.lpush(queue_keys.tokens, *["other"] * 40_000)
+        driver.load(3)
         audit = Audit(State.OPEN, driver.queue, Tokens(3), 0, 0, believed=3)
 
         times = 0
