@@ -58,7 +58,7 @@ def test_page_of_a_run_cut_short_has_what_there_is(tmp_path: Path) -> None:
     report(results, page)
 
     text = page.read_text()
-    assert "| a pool stopped for 3 s, leases stand 2 s | 2 | 10 | 0 | 0 | 7 |" in text
+    assert "| a pool stopped for 7 s, taken for dead after 6 s | 2 | 10 | 0 | 0 | 7 |" in text
     assert "Of 3 runs of streamq 2 kept every promise." in text
     assert "* spin on valkey, seed 1: it could not be run: no disk" in text
     assert "old" not in text.split("more words")[0].splitlines()

@@ -69,7 +69,7 @@ def _some_picks() -> list[Pick]:
             release=chance.random() < 0.1,
             stranger=chance.random() < 0.05,
             copy=chance.random() < 0.7,
-            former=chance.random() < 0.1,
+            former=chance.random() < 0.3,
         )
         for _ in range(500)
     ]
