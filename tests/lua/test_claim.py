@@ -315,6 +315,16 @@ class TestOrder:
 
         assert [(part.attempt, part.partial) for part in grant.parts] == [(2, b"some"), (1, b"")]
 
+    def test_part_that_is_to_run_alone_does_not_come_behind_another(self, driver: Driver) -> None:
+        driver.load(3, limit=3)
+        holder, _ = driver.claim(3)
+        driver.release(holder)
+        driver.redis.hset(driver.keys.tries, 2, "0 0 1 0 1")
+
+        handed = [numbers(driver.claim(3)[1]) for _ in range(3)]
+
+        assert handed == [[1], [2], [3]]
+
     def test_reaped_part_comes_alone(self, driver: Driver) -> None:
         driver.load(5)
         holder, _ = driver.claim(2)
