@@ -220,7 +220,7 @@ def test_names_that_are_encoded_are_read_under_their_own_name() -> None:
                 assert reader.read(f"{web}/{name}", payload, is_whole=is_whole) == b"content"
 
 
-@pytest.mark.parametrize("after", [b"other content", b"short", b""])
+@pytest.mark.parametrize("after", [b"other CONTENT", b"short", b""])
 def test_object_replaced_between_the_look_and_the_read_is_told_as_changed(
     monkeypatch: pytest.MonkeyPatch, after: bytes
 ) -> None:
