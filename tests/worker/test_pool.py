@@ -308,6 +308,34 @@ class TestRenewals:
 
 
 class TestKeeper:
+    @pytest.mark.parametrize(
+        ("retries", "is_lost", "counted"),
+        [(3, False, {("h", "retried"): 1}), (0, False, {("h", "failed"): 1}), (0, True, {})],
+    )
+    @ANY_KIND
+    def test_part_over_its_time_is_counted_unless_its_lease_was_lost(
+        self,
+        driver: Driver,
+        url: str,
+        retries: int,
+        is_lost: bool,
+        counted: dict[tuple[str, str], int],
+    ) -> None:
+        driver.load(1, retries=retries)
+        holder, _ = driver.claim()
+        if is_lost:
+            driver.expire(holder)
+            driver.reap()
+        config = config_of(url, driver.queue)
+        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper.time_out(holding(driver.id, holder)[1], 1)
+
+        keeper._do_errands()
+
+        assert dict(keeper.counts) == counted
+        keeper.start()
+        keeper.stop()
+
     @ANY_KIND
     def test_neither_a_sweep_nor_an_errand_that_takes_long_delays_renewals(
         self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
