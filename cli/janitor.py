@@ -81,17 +81,27 @@ def janitor(
 
 
 def _serve(rounds: list["Round"], watch: "Watch", health_port: str, stop: threading.Event) -> None:
-    """Sweep in a thread, which a server that is away may hold up, and stay to tell how it goes."""
+    """Sweep each queue in a thread, and stay to tell how it goes.
+
+    A server that is away may hold up a thread; and one queue that takes long must not hold up the
+    looks at another, whose leases are known to be over only when they are looked at every second.
+    """
     notifier = Notifier()
     server = HealthServer(health_port, watch.subject()) if health_port else None
-    thread = threading.Thread(target=_run, args=(rounds, stop), name="rounds", daemon=True)
-    thread.start()
+    threads = [
+        threading.Thread(target=_run, args=(each, stop), name=each.queue, daemon=True)
+        for each in rounds
+    ]
+    for thread in threads:
+        thread.start()
     notifier.ready("sweeping")
-    while thread.is_alive() and not stop.wait(TICK_S):
+    while all(thread.is_alive() for thread in threads) and not stop.wait(TICK_S):
         watch.ticked_at = time.monotonic()
         notifier.alive()
     notifier.stopping("told to stop")
-    thread.join(LEAVE_S)
+    end = time.monotonic() + LEAVE_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
     if server:
         server.close()
 
@@ -134,7 +144,7 @@ class Round:
 
     def __init__(self, janitor: Janitor, queue: str) -> None:
         self.janitor = janitor
-        self._queue = queue
+        self.queue = queue
         self._failed = 0
         #: When to sweep next, by the clock that never jumps.
         self.at = 0.0
@@ -152,19 +162,17 @@ class Round:
             self._failed += 1
             wait_ms = backoff.delay_ms(self._failed, REST_MS, LONGEST_REST_MS)
             if self._failed == 1:
-                log.warning("queue %s: %s; trying on", self._queue, error)
+                log.warning("queue %s: %s; trying on", self.queue, error)
         else:
             if self._failed:
-                log.info("queue %s is swept again", self._queue)
+                log.info("queue %s is swept again", self.queue)
             self._failed = 0
         self.at = time.monotonic() + wait_ms / 1e3
 
 
-def _run(rounds: list[Round], stop: threading.Event) -> None:
-    while not stop.is_set():
-        first = min(rounds, key=lambda each: each.at)
-        if not stop.wait(max(0.0, first.at - time.monotonic())):
-            first.sweep()
+def _run(each: Round, stop: threading.Event) -> None:
+    while not stop.wait(max(0.0, each.at - time.monotonic())):
+        each.sweep()
 
 
 def _stop_on_signals() -> threading.Event:

@@ -530,8 +530,13 @@ def test_when_nobody_can_be_looked_at_the_sweep_says_so(
     ids = {client.submit([b"x"], handler="h", queue=queue).id for _ in range(4)}
     make_due(protocol, queue)
 
-    with pytest.raises(ServerUnreachable):
-        Janitor(Flaky(protocol.connection, ids, ServerUnreachable), queue).sweep()
+    janitor = Janitor(Flaky(protocol.connection, ids, ServerUnreachable), queue)
+    if protocol.connection.is_cluster:  # other requests may be on nodes that are well
+        janitor.sweep()
+        assert janitor._looked == []
+    else:
+        with pytest.raises(ServerUnreachable):
+            janitor.sweep()
 
 
 def test_lists_of_an_earlier_version_go_after_an_hour(protocol: Protocol, queue: str) -> None:

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -131,6 +132,55 @@ def test_three_that_are_away_are_passed_over(
     Janitor(flaky, queue).sweep()
 
     assert sorted(tokens(protocol, queue)) == sorted(ids[3:])
+
+
+class Nodes(Away):
+    """Two nodes: one does not answer, the other is well."""
+
+    def node_of(self, request_id: str) -> str:
+        return "away" if request_id in self.away else "well"
+
+
+def test_node_that_is_away_holds_up_no_look_at_another(
+    client: Client, protocol: Protocol, queue: str
+) -> None:
+    ids = sorted(client.submit([b"x"], handler="h", queue=queue).id for _ in range(8))
+    redis = protocol.connection.redis
+    redis.unlink(*redis.scan_iter(f"*{{q:{queue}}}:tokens:*", count=10_000))
+    nodes = Nodes(protocol.connection)
+    nodes.away = frozenset(ids[:6])  # those that a sweep comes to first
+    janitor = Janitor(nodes, queue)
+
+    for _ in range(2):
+        make_due(protocol, queue)
+        janitor.sweep()
+
+    assert sorted(tokens(protocol, queue)) == ids[6:]
+
+
+class Eager(Janitor):
+    """Looks at its suspects whenever it may."""
+
+    def _watch(self, tick: Tick) -> Iterator[module.Look]:
+        for request_id, (score, _) in list(self._suspects.items()):
+            yield request_id, partial(self.look, request_id, score, tick)
+
+
+def test_suspect_that_is_looked_at_again_and_again_is_given_back_once(
+    client: Client, protocol: Protocol, queue: str
+) -> None:
+    """What a sweep tells the next tick is bounded by what the last one lent."""
+    ids = [client.submit([b"x"], handler="h", queue=queue).id for _ in range(5)]
+    for id_ in ids:
+        holder, _ = Driver(protocol, queue, id_).claim()
+        Driver(protocol, queue, id_).pass_deadline(holder, 1)
+    make_due(protocol, queue)
+    janitor = Eager(protocol, queue)
+
+    janitor.sweep()
+
+    assert len(janitor._suspects) == 5
+    assert sorted(janitor._looked) == sorted(ids)
 
 
 def test_damage_that_is_not_one_of_a_type_is_told(protocol: Protocol, queue: str) -> None:

@@ -330,14 +330,22 @@ class Connection:
         """Lanes on which a ``pop`` waits, each with lanes to the same server for short calls."""
         for (_, name), lanes in list(self._lanes.items()):
             for lane in list(lanes.blocked):
-                client = self.redis
-                if name:
-                    node = client.get_node(node_name=name)
-                    client = client.get_redis_connection(node) if node else None
-                if client is None:
-                    lane.hang_up()  # the node has left the cluster
+                client = self._client_of(name)
+                if client is None or not lane.is_owned_by(client.connection_pool):
+                    lane.hang_up()  # its node has left the cluster, or is no primary any more
                 else:
                     yield lane, self._kept_lanes(None, name, client)
+
+    def _client_of(self, name: str) -> Any:
+        """The client of a node, or of the only server; None when the cluster has no such node."""
+        if not name:
+            return self.redis
+        node = self.redis.get_node(node_name=name)
+        if node is None:
+            # It may have joined since this client looked around.
+            self._look_around(self.redis)
+            node = self.redis.get_node(node_name=name)
+        return self.redis.get_redis_connection(node) if node else None
 
     def _lanes_for(self, block_s: float | None, words: tuple[Any, ...]) -> Lanes:
         """Lanes for calls that block so long, or not at all, to where the keys of this one are."""

@@ -8,7 +8,7 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -79,6 +79,10 @@ class Lane:
             and not self._poll.poll(0)
             and self._pool.owns_connection(connection)
         )
+
+    def is_owned_by(self, pool: Any) -> bool:
+        """Whether a pool would lead to the same server now; after a failover it does not."""
+        return bool(pool.owns_connection(self._connection))
 
     def send(self, packed: Iterable[bytes]) -> None:
         """Send what ``pack`` made."""
@@ -182,13 +186,20 @@ class Lanes:
             except BaseException:
                 lane.close()
                 raise
-            return self._call(lane, packed)
+            # Not on a connection that is made anew: it would have another number.
+            return self._call(lane, packed, send=Lane.send)
         finally:
             self.blocked.discard(lane)
 
-    def _call(self, lane: Lane, packed: list[bytes], within_s: float = 0.0) -> Any:
+    def _call(
+        self,
+        lane: Lane,
+        packed: list[bytes],
+        within_s: float = 0.0,
+        send: Callable[[Lane, list[bytes]], None] | None = None,
+    ) -> Any:
         try:
-            self._send(lane, packed)
+            (send or self._send)(lane, packed)
             if within_s and not lane.is_answered(within_s):
                 raise driver.TimeoutError(f"no answer in {within_s:g} s")
             answer = lane.receive()

@@ -23,8 +23,10 @@ FORGET_UNOPENED_MS = 3_600_000
 MOST_REPORTED = 1_000
 #: How often lists of tokens go that only workers and clients of an earlier version use.
 FORMER_EVERY_S = 3_600.0
-#: So many requests of one sweep may be on nodes that do not answer.
+#: So many requests of one sweep may get no answer from the only server.
 MOST_AWAY = 3
+#: A sweep ends after this; what it did not come to is due again soon.
+MOST_SWEEP_S = 5.0
 #: Requests with leases past their deadline are looked at so often, also in the middle of a sweep:
 #: a longer time between two looks may have been an outage, and starts their grace anew.
 WATCH_EVERY_S = 1.0
@@ -65,6 +67,8 @@ class Janitor:
         self._suspects: dict[str, tuple[float, float]] = {}
         #: The first moment (ms) at which one of the requests looked at wants another look.
         self._next_look_ms = 0
+        #: Looks of this sweep that the only server did not answer.
+        self._unanswered = 0
         #: Requests of the last tick that were looked at, and until when it had them.
         self._looked: list[str] = []
         self._lent = 0
@@ -74,27 +78,16 @@ class Janitor:
         """Look at every request that is due. Returns the ms until the next one is."""
         tick = self._tick()
         self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
-        self._next_look_ms = 0
+        self._next_look_ms = self._unanswered = 0
         self._looked, self._lent = [], tick.now_ms + self._every_ms
-        away = 0
-        is_away: dict[str, bool] = {}
+        lent = {request_id for request_id, _ in tick.due}
+        begun = time.monotonic()
         for request_id, look in self._looks(tick):
-            node = self._protocol.node_of(request_id)
-            if node and is_away.setdefault(node, self._outages.left_s(node) > 0):
-                continue  # known before this sweep: its requests get their look later
-            try:
-                look()
+            if self._has_looked(request_id, look) and request_id in lent:
+                lent.remove(request_id)  # a suspect is looked at several times
                 self._looked.append(request_id)
-            except (ServerBusy, ServerUnreachable) as error:
-                # Others may be on a node that is well; but the sweep is not to take for ever.
-                self._outages.saw(node)
-                away += 1
-                if away > MOST_AWAY:
-                    raise
-                log.warning("cannot look at %s: %s", request_id, error)
-            except Damaged as error:
-                self._looked.append(request_id)
-                self._report(request_id, error)
+            if time.monotonic() - begun > MOST_SWEEP_S:
+                break
         if time.monotonic() > self._former_at:
             self._former_at = time.monotonic() + FORMER_EVERY_S
             self._protocol.drop_former_lists(self.queue)
@@ -103,6 +96,27 @@ class Janitor:
             return tick.wait_ms
         now_ms = self.ahead_ms + time.monotonic() * 1e3
         return max(0, min(tick.wait_ms, round(self._next_look_ms - now_ms)))
+
+    def _has_looked(self, request_id: str, look: Callable[[], None]) -> bool:
+        """Look at a request, unless its node is away."""
+        node = self._protocol.node_of(request_id)
+        if node and self._outages.left_s(node):
+            return False
+        try:
+            look()
+        except (ServerBusy, ServerUnreachable) as error:
+            log.warning("cannot look at %s: %s", request_id, error)
+            if not node:
+                self._unanswered += 1
+                if self._unanswered > MOST_AWAY:
+                    raise
+            elif isinstance(error, ServerUnreachable):
+                # Others are on nodes that are well. Each call to this one would wait as long.
+                self._outages.saw(node)
+            return False
+        except Damaged as error:
+            self._report(request_id, error)
+        return True
 
     def sweep_out(self) -> None:
         """Sweep until nothing is due, and it is known who of the silent is dead."""

@@ -85,6 +85,10 @@ class Rounds:
             self._due[chore] = at
             self._wake.set()
 
+    def want(self, chore: Callable[[], float | None]) -> None:
+        """Do a chore in the next round, whenever that is."""
+        self._due[chore] = 0.0
+
     def _run(self) -> None:
         outages = 0
         while not self._is_over.is_set() or (self._has_more() and outages <= 3):
@@ -327,7 +331,7 @@ class Keeper:
         for _ in range(len(self._errands)):
             errand = self._errands.popleft()
             node = self._protocol.node_of(errand.request_id)
-            if node in away:
+            if node in away or errand.request_id in away:
                 kept.append(errand)
                 continue
             try:
@@ -335,13 +339,17 @@ class Keeper:
             except ServerError as error:
                 kept.append(errand)  # it bears repetition: its call is numbered
                 away.add(node)  # the others for it would each wait as long
+                # Its errands have an order, whichever node it is on by the next.
+                away.add(errand.request_id)
                 self._outages.saw(node)
                 first_error = first_error or error
             except ProtocolError as error:
                 log.debug("dropped: %s", error)
         self._errands.extendleft(reversed(kept))
         if first_error:
-            self._speaking.hurry(self._beat)  # which tells when somebody answers again
+            # The beat tells whether the others answer. Nobody is woken for it: a thread that is
+            # woken does not rest before it tries again.
+            self._speaking.want(self._beat)
             raise first_error
         return 0.0 if self._errands else None
 

@@ -204,8 +204,8 @@ class Process:
         self._changed = Condition()
         self._free = list(range(config.slots))
         self._is_stopping = self._is_quiet = False
-        #: Requests whose next part is to run alone and found no room yet, and since when.
-        self._suspects: dict[str, float] = {}
+        #: Parts that are to run alone and found no room yet, and since when.
+        self._suspects: dict[tuple[str, int], float] = {}
         #: Since when a token is waited for, or 0.
         self._taking_since = 0.0
         #: The slot whose part is to run with nothing beside it, or -1.
@@ -420,18 +420,19 @@ class Process:
                 lambda: len(self._free) >= self._config.slots - but, timeout_s
             )
 
-    def _make_room(self, lease: Lease) -> bool:
+    def _make_room(self, lease: Lease, number: int) -> bool:
         """Wait for a quantum until nothing runs beside a part that is to run alone.
 
         Where other slots are never free at once, it is waited for longer and longer: a twentieth
         of the time that the part has waited. So it is run at some time, and costs little.
         """
         now = time.monotonic()
-        since = self._suspects.setdefault(lease.request_id, now)
+        part = (lease.request_id, number)
+        since = self._suspects.setdefault(part, now)
         wait_s = max(lease.pace.quantum_s, (now - since) * SUSPECT_SHARE)
         self._exclusive = lease.slot
         if self._await_all_free(but=1, timeout_s=wait_s):
-            del self._suspects[lease.request_id]
+            del self._suspects[part]
             return True
         while len(self._suspects) > _KNOWN_REQUESTS:
             del self._suspects[next(iter(self._suspects))]
@@ -441,7 +442,7 @@ class Process:
     def _begin(self, lease: Lease, grant: Grant) -> None:
         # It may kill this process: nothing is to run beside it, then it is clear who did.
         is_suspect = grant.retried and any(part.is_suspect for part in grant.parts)
-        if is_suspect and not self._make_room(lease):
+        if is_suspect and not self._make_room(lease, grant.parts[0].number):
             self._release(lease)
             self._end(lease)
             return

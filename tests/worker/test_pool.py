@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from streamq import units
-from streamq.errors import Damaged, ServerBusy
+from streamq.errors import Damaged, ServerBusy, ServerUnreachable
 from streamq.model import LAST_LEVEL, MAX_RESULT
 from streamq.protocol.protocol import Protocol
 from streamq.queue.outages import Outages
@@ -308,6 +308,25 @@ class TestRenewals:
 
 
 class TestKeeper:
+    @ANY_KIND
+    def test_errand_that_finds_nobody_is_tried_again_after_a_rest(
+        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = config_of(url, driver.queue)
+        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        tries: list[float] = []
+
+        def refuse() -> None:
+            tries.append(time.monotonic())
+            raise ServerUnreachable("its node is away")
+
+        keeper.start()
+        keeper._send(holding(driver.id, "h")[1], refuse)
+        wait_until(lambda: len(tries) >= 4)
+        keeper.stop()
+
+        assert tries[3] - tries[0] > 0.3, "pauses of 0.1, 0.2 and 0.4 s, each at least half of it"
+
     @pytest.mark.parametrize(
         ("retries", "is_lost", "counted"),
         [(3, False, {("h", "retried"): 1}), (0, False, {("h", "failed"): 1}), (0, True, {})],

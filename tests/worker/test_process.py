@@ -124,12 +124,15 @@ def test_more_parts_than_a_slot_holds_are_cut_and_the_rest_goes_back(
 
 def make_suspect(driver: Driver, client: Client) -> str:
     """A request whose only part was there when a worker died."""
-    request = client.submit([0.0], handler="nap", queue=driver.queue)
+    # Nobody is told of it before it is ready.
+    request = client.submit([0.0], handler="nap", queue=driver.queue, delay="1h")
     keys = RequestKeys(request.id)
     mine = Driver(driver.protocol, driver.queue, request.id)
+    mine.set_meta(hold_ms=1)
     holder, _ = mine.claim(handlers=["parts nap"])
-    mine.release(holder)
+    released = mine.release(holder)
     driver.redis.hset(keys.tries, "1", "0 1 1 0 0")
+    driver.protocol.push(driver.queue, request.id, released.tokens)
     return request.id
 
 
@@ -156,6 +159,21 @@ class TestSuspect:
         assert suspect.wait(20).parts.done == 1
         ended = fleet.notes("E", long.id)[0].time
         assert fleet.notes("S", suspect.id)[0].time > ended, "it ran alone"
+
+    @ANY_KIND
+    def test_part_that_another_process_ran_lets_no_later_one_wait_for_longer(
+        self, bench: Bench, driver: Driver
+    ) -> None:
+        driver.load(5, limit=2)
+        holder, grant = driver.claim()
+        lease = bench.lease(driver, holder, grant)
+        bench.process._free = []  # the other slot is busy
+        bench.process._suspects[driver.id, 1] = time.monotonic() - 3_600
+
+        begun = time.monotonic()
+        assert not bench.process._make_room(lease, 2)
+
+        assert time.monotonic() - begun < 5
 
     @ONE_KIND
     def test_part_that_is_to_run_alone_runs_though_slots_are_never_free_by_themselves(
