@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -197,7 +198,7 @@ class TestFailedWhilePartsRun:
         def inspect_late(self: Protocol, request_id: str) -> dict[str, str]:
             nonlocal looks
             looks += 1
-            if looks == 3:  # the first is of the collector's beginning
+            if looks == 4:  # the first two are of the collector's beginning
                 finish(driver, failed, 1)
             return inspect(self, request_id)
 
@@ -205,6 +206,48 @@ class TestFailedWhilePartsRun:
 
         assert collect(follow=True)
         assert target.read_bytes() == b"1\n"
+
+
+class TestTwoCollectors:
+    """Two at once: what one has committed stays, whatever the other believed before."""
+
+    @pytest.mark.parametrize("has_begun", [True, False])
+    @pytest.mark.parametrize("is_forced", [True, False])
+    def test_what_is_committed_until_the_file_is_locked_is_not_cut_off(
+        self,
+        protocol: Protocol,
+        client: Client,
+        queue: str,
+        driver: Driver,
+        collect: Collect,
+        target: Path,
+        has_begun: bool,
+        is_forced: bool,
+    ) -> None:
+        submit(client, queue, driver.id, 3, limit=3)
+        holders = [driver.claim()[0] for _ in range(3)]
+        finish(driver, holders[0], 1)
+        if has_begun:
+            assert not collect()
+        output = FileOutput(target, driver.id)
+        lock = output._lock
+
+        def lock_late(file: BinaryIO) -> None:
+            """The other one collects and ends after this one has read what is committed."""
+            finish(driver, holders[1], 2)
+            assert not collect()
+            assert target.read_bytes() == b"1\n2\n"
+            lock(file)
+
+        output._lock = lock_late  # type: ignore[method-assign]
+        slow = Collector(protocol, driver.id, output, "raw")
+
+        assert not slow.run(is_ordered=True, follow=False, force=is_forced)
+
+        assert target.read_bytes() == b"1\n2\n"
+        finish(driver, holders[2], 3)
+        assert collect()
+        assert target.read_bytes() == b"1\n2\n3\n"
 
 
 class TestInNoOrder:
