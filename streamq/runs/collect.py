@@ -7,6 +7,7 @@ that forgets the results. Started again, a collector cuts the file to what is co
 import csv
 import io
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -50,10 +51,12 @@ class Committed(msgspec.Struct, frozen=True):
     form: str = ""
     #: The last line has no newline, as in the input: whatever follows begins with one.
     is_open: bool = False
-    #: How often something was committed: no two commits are the same.
+    #: How often something was committed: no two commits of a collector are the same.
     times: int = 0
     #: The file of failures beside it is this request's, and may be written over.
     owns_errors: bool = False
+    #: A name that no other run of a collector has: the commits of two are never the same.
+    collector: str = ""
 
 
 class Writer:
@@ -243,6 +246,7 @@ class Collector:
         self._output = output
         self._form = form
         self._writer = Writer(form, [])
+        self._name = secrets.token_hex(8)
 
     def run(self, *, is_ordered: bool, follow: bool, force: bool) -> bool:
         """Write what there is; with ``follow`` until the request has ended.
@@ -373,6 +377,7 @@ class Collector:
             self._writer.is_open,
             self._done.times + 1,
             owns_errors or self._done.owns_errors,
+            self._name,
         )
         token = msgspec.json.encode(done).decode()
         self._protocol.collect(
