@@ -41,7 +41,10 @@ class Output(Protocol):
     name: str
 
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
-        """Get ready to write after so many bytes."""
+        """Get ready to write after so many bytes or more. Nobody else writes from now on."""
+
+    def cut(self, offset: int) -> None:
+        """Drop what stands after so many bytes: the next write goes there."""
 
     def write(self, data: bytes) -> None:
         """Return when the data are where they belong."""
@@ -63,7 +66,7 @@ class FileOutput:
         self._file: BinaryIO | None = None
 
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
-        """Cut the file to the offset.
+        """Open and lock the file. It stays as it is until it is cut.
 
         Raises:
             OutputExists: it is there and not ours, or not all of ours is there.
@@ -71,21 +74,38 @@ class FileOutput:
         """
         try:
             size = self._path.stat().st_size if self._path.exists() else -1
-            if has_begun and size < offset:
-                raise OutputExists(
-                    f"{self._path} has {max(size, 0)} bytes, but {offset} were "
-                    f"written for request {self._id}: is it another file?"
-                )
-            if not has_begun:
+            if has_begun:
+                self._refuse_shorter(size, offset)
+            else:
                 check(self._path, force=force)
             file = self._path.open("r+b" if size >= 0 else "a+b", buffering=0)
             self._lock(file)
-            file.truncate(offset)
-            file.seek(offset)
             _sync_folder(self._path.parent)
         except OSError as error:
             raise self._failed(error) from None
         self._file = file
+
+    def cut(self, offset: int) -> None:
+        """Cut the file to the offset.
+
+        Raises:
+            OutputExists: not all of ours is there.
+            OutputError: it cannot be written to.
+        """
+        assert self._file is not None
+        try:
+            self._refuse_shorter(os.fstat(self._file.fileno()).st_size, offset)
+            self._file.truncate(offset)
+            self._file.seek(offset)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _refuse_shorter(self, size: int, offset: int) -> None:
+        if size < offset:
+            raise OutputExists(
+                f"{self._path} has {max(size, 0)} bytes, but {offset} were "
+                f"written for request {self._id}: is it another file?"
+            )
 
     def _lock(self, file: BinaryIO) -> None:
         """Keep others of us from the file, where the file system can."""
@@ -171,6 +191,9 @@ class StreamOutput:
 
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """There is nothing to get ready."""
+
+    def cut(self, offset: int) -> None:
+        """What was written stays."""
 
     def write(self, data: bytes) -> None:
         """Write it all, as fast as somebody reads.

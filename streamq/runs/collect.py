@@ -7,6 +7,7 @@ that forgets the results. Started again, a collector cuts the file to what is co
 import csv
 import io
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -50,10 +51,12 @@ class Committed(msgspec.Struct, frozen=True):
     form: str = ""
     #: The last line has no newline, as in the input: whatever follows begins with one.
     is_open: bool = False
-    #: How often something was committed: no two commits are the same.
+    #: How often something was committed: no two commits of a collector are the same.
     times: int = 0
     #: The file of failures beside it is this request's, and may be written over.
     owns_errors: bool = False
+    #: A name that no other run of a collector has: the commits of two are never the same.
+    collector: str = ""
 
 
 class Writer:
@@ -242,6 +245,8 @@ class Collector:
         self._id = request_id
         self._output = output
         self._form = form
+        self._writer = Writer(form, [])
+        self._name = secrets.token_hex(8)
 
     def run(self, *, is_ordered: bool, follow: bool, force: bool) -> bool:
         """Write what there is; with ``follow`` until the request has ended.
@@ -253,25 +258,13 @@ class Collector:
             OutputError: the output cannot be written.
             CollectorLost: somebody else collects the same.
         """
-        found = self._protocol.inspect(self._id)
-        text = self._token = found.get("committed", "")
-        with reading("how far results are written"):
-            self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
-        spec = _spec_of(found)
-        self._refuse_other(force, spec.files)
-        # Raw output of a CSV begins with the header that its input had.
-        preamble = b"" if self._done.offset else spec.header.encode()
-        self._writer = Writer(
-            self._form, self._done.header, is_open=self._done.is_open, preamble=preamble
-        )
-        self._reader = ResultReader(
-            self._protocol, self._id, first=self._done.next, is_forgetting=True
-        )
-        self._output.open(self._done.offset, has_begun=bool(text), force=force)
+        self._look(force)
+        self._output.open(self._done.offset, has_begun=bool(self._token), force=force)
         try:
-            if not text:
-                # Before the first result is written: the file is this request's from now on.
-                self._commit(b"", 1, [])
+            # Until the file was locked another collector may have written more, and committed it.
+            spec = self._look(force)
+            self._output.cut(self._done.offset)
+            self._begin(spec)
             if not self._collect(is_ordered, follow):
                 return False
             self._complete(force)
@@ -281,6 +274,30 @@ class Collector:
             self._output.close()
             self._writer.warn()
         return True
+
+    def _look(self, force: bool) -> Spec:
+        """Read how far results are written, and refuse an output that they do not belong to."""
+        found = self._protocol.inspect(self._id)
+        text = self._token = found.get("committed", "")
+        with reading("how far results are written"):
+            self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
+        spec = _spec_of(found)
+        self._refuse_other(force, spec.files)
+        return spec
+
+    def _begin(self, spec: Spec) -> None:
+        """Get ready to write where the committed results end."""
+        # Raw output of a CSV begins with the header that its input had.
+        preamble = b"" if self._done.offset else spec.header.encode()
+        self._writer = Writer(
+            self._form, self._done.header, is_open=self._done.is_open, preamble=preamble
+        )
+        self._reader = ResultReader(
+            self._protocol, self._id, first=self._done.next, is_forgetting=True
+        )
+        if not self._token:
+            # Before the first result is written: the file is this request's from now on.
+            self._commit(b"", 1, [])
 
     def _complete(self, force: bool) -> None:
         """Write what is to be there also without a result; the failures beside it are ours."""
@@ -360,6 +377,7 @@ class Collector:
             self._writer.is_open,
             self._done.times + 1,
             owns_errors or self._done.owns_errors,
+            self._name,
         )
         token = msgspec.json.encode(done).decode()
         self._protocol.collect(

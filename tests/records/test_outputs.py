@@ -37,11 +37,23 @@ class TestOpening:
     def test_a_file_is_cut_to_what_was_committed(self, path: Path, output: FileOutput) -> None:
         path.write_bytes(b"committed, and half of a li")
 
-        output.open(9, has_begun=True, force=False)
+        output.open(3, has_begun=True, force=False)
+        assert path.read_bytes() == b"committed, and half of a li"
+        output.cut(9)
         output.write(b"!")
         output.close()
 
         assert path.read_bytes() == b"committed!"
+
+    def test_a_file_is_not_cut_to_more_than_it_has(self, path: Path, output: FileOutput) -> None:
+        path.write_bytes(b"short")
+        output.open(5, has_begun=True, force=False)
+
+        with pytest.raises(OutputExists, match="has 5 bytes, but 9 were written for request r"):
+            output.cut(9)
+
+        output.close()
+        assert path.read_bytes() == b"short"
 
     def test_a_file_that_lacks_some_of_it_is_another(self, path: Path, output: FileOutput) -> None:
         path.write_bytes(b"short")
@@ -65,6 +77,7 @@ class TestOpening:
         assert path.read_bytes() == b"precious"
 
         output.open(0, has_begun=False, force=True)
+        output.cut(0)
         output.close()
         assert path.read_bytes() == b""
 

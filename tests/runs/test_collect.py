@@ -1,15 +1,17 @@
 """Collecting results: every one is written once, whatever became of the request in between."""
 
+import json
 import random
 import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from streamq import Client, Protocol, Request
-from streamq.errors import WaitTimeout
+from streamq.errors import CollectorLost, WaitTimeout
 from streamq.model import Part, State, Terms
 from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
@@ -197,7 +199,7 @@ class TestFailedWhilePartsRun:
         def inspect_late(self: Protocol, request_id: str) -> dict[str, str]:
             nonlocal looks
             looks += 1
-            if looks == 3:  # the first is of the collector's beginning
+            if looks == 4:  # the first two are of the collector's beginning
                 finish(driver, failed, 1)
             return inspect(self, request_id)
 
@@ -205,6 +207,118 @@ class TestFailedWhilePartsRun:
 
         assert collect(follow=True)
         assert target.read_bytes() == b"1\n"
+
+
+class TestTwoCollectors:
+    """Two at once: what one has committed stays, whatever the other believed before."""
+
+    @pytest.mark.parametrize("has_begun", [True, False])
+    @pytest.mark.parametrize("is_forced", [True, False])
+    def test_what_is_committed_until_the_file_is_locked_is_not_cut_off(
+        self,
+        protocol: Protocol,
+        client: Client,
+        queue: str,
+        driver: Driver,
+        collect: Collect,
+        target: Path,
+        has_begun: bool,
+        is_forced: bool,
+    ) -> None:
+        submit(client, queue, driver.id, 3, limit=3)
+        holders = [driver.claim()[0] for _ in range(3)]
+        finish(driver, holders[0], 1)
+        if has_begun:
+            assert not collect()
+        output = FileOutput(target, driver.id)
+        lock = output._lock
+
+        def lock_late(file: BinaryIO) -> None:
+            """The other one collects and ends after this one has read what is committed."""
+            finish(driver, holders[1], 2)
+            assert not collect()
+            assert target.read_bytes() == b"1\n2\n"
+            lock(file)
+
+        output._lock = lock_late  # type: ignore[method-assign]
+        slow = Collector(protocol, driver.id, output, "raw")
+
+        assert not slow.run(is_ordered=True, follow=False, force=is_forced)
+
+        assert target.read_bytes() == b"1\n2\n"
+        finish(driver, holders[2], 3)
+        assert collect()
+        assert target.read_bytes() == b"1\n2\n3\n"
+
+    @pytest.mark.parametrize("is_ordered", [True, False])
+    def test_who_writes_what_another_has_committed_is_told(
+        self, protocol: Protocol, client: Client, queue: str, driver: Driver, is_ordered: bool
+    ) -> None:
+        """Both write to a stream, and the same number of bytes."""
+        submit(client, queue, driver.id, 2)
+        holder, _ = driver.claim(1)
+        finish(driver, holder, 1)
+        first, second = Stream(), Stream()
+
+        def run(stream: Stream) -> None:
+            collector = Collector(protocol, driver.id, stream, "raw")
+            collector.run(is_ordered=is_ordered, follow=False, force=False)
+
+        first.before_commit = lambda: run(second)
+
+        with pytest.raises(CollectorLost):
+            run(first)
+
+        assert first.data == second.data == b"1\n"
+        assert driver.results() == {}
+
+
+class Stream:
+    """An output in memory."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.before_commit: Callable[[], object] = lambda: None
+
+    def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
+        """It is always ready."""
+
+    def cut(self, offset: int) -> None:
+        """What was written stays."""
+
+    def write(self, data: bytes) -> None:
+        """Keep the data; then call what is to happen once, before the first is committed."""
+        self.data += data
+        if data:
+            self.before_commit, call = lambda: None, self.before_commit
+            call()
+
+    def look(self) -> None:
+        """It is always wanted."""
+
+    def close(self) -> None:
+        """It stays."""
+
+
+@ONE_KIND
+def test_what_collectors_of_other_versions_committed_can_be_read(
+    driver: Driver, client: Client, queue: str, collect: Collect, target: Path
+) -> None:
+    """One that names no collector, and one with a field that is not known yet."""
+    submit(client, queue, driver.id, 2, limit=2)
+    holders = [driver.claim()[0] for _ in range(2)]
+    finish(driver, holders[0], 1)
+    assert not collect()
+    stands = json.loads(driver.meta("committed"))
+    assert stands.pop("collector")
+    driver.set_meta(committed=json.dumps(stands | {"later": 1}))
+    finish(driver, holders[1], 2)
+
+    assert collect()
+
+    assert target.read_bytes() == b"1\n2\n"
 
 
 class TestInNoOrder:
