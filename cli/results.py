@@ -9,11 +9,11 @@ import typer
 
 from streamq import units
 from streamq.errors import InvalidValue
-from streamq.model import Failure
+from streamq.model import Failure, State, Status
 from streamq.queue.client import Request
 from streamq.records import outputs
 from streamq.records.outputs import FORMS, FileOutput, form_of, is_stream
-from streamq.runs.collect import Collector, show
+from streamq.runs.collect import Collector, file_of, show
 
 from . import render
 from .context import PrefixOption, UrlOption, connected, naming
@@ -63,6 +63,7 @@ def results(
             for data in show(protocol, request_id, form, follow=follow):
                 sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
+            _account(Request(protocol, request_id), file_of(protocol, request_id))
             return
         collector = Collector(protocol, request_id, FileOutput(Path(output), request_id), form)
         try:
@@ -71,9 +72,33 @@ def results(
             render.note("stopped; the same command goes on")
             raise
         if is_complete:
-            write_errors(Request(protocol, request_id).errors(), Path(output))
+            request = Request(protocol, request_id)
+            write_errors(request.errors(), Path(output))
+            _refuse_cancelled(request.status())
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
+
+
+def _account(request: Request, file: str) -> None:
+    """Say what is not among the results that were shown."""
+    status = request.status()
+    if file:
+        render.note(
+            f"results that were written to {file} are not shown: the server has them no more"
+        )
+    if status.records.failed:
+        render.note(
+            f"{render.count(status.records.failed, 'record')} failed: streamq errors {status.id}"
+        )
+    _refuse_cancelled(status)
+
+
+def _refuse_cancelled(status: Status) -> None:
+    """End as ``wait`` does for a request that was cancelled: what there is, is not all."""
+    if status.state is State.CANCELLED:
+        done, total = status.parts.done, status.parts.total
+        render.note(f"{status.id} was cancelled: {done} of {total} parts were done")
+        raise typer.Exit(5)
 
 
 def write_errors(failures: list[Failure], output: Path) -> None:

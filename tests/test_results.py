@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from streamq import Client
+from streamq.model import Terms
+from streamq.records.encoding import encode_result
 from tests.conftest import ONE_KIND
+from tests.driver import Driver
 from tests.fleet import Fleet
 from tests.secure import as_role
 from tests.waiting import kill_on_the_way, wait_until
@@ -345,3 +348,45 @@ def test_failures_never_replace_what_is_not_theirs(
     assert not target.exists()
     forced = streamq("results", request.id, "-o", target, "--force")
     assert (forced.returncode, target.read_bytes(), beside.exists()) == (0, b"1\n2\n", False)
+
+
+def finish(driver: Driver, holder: str, number: int, text: str, most: int = 0) -> None:
+    """Finish a part whose handler returned a text."""
+    results: list[bytes | int] = [number, encode_result([text])]
+    driver.protocol.finish(driver.id, holder, driver.call(holder), results, 1, Terms(most))
+
+
+@ONE_KIND
+def test_stdout_tells_what_is_not_among_it(
+    client: Client, driver: Driver, streamq: Streamq, tmp_path: Path
+) -> None:
+    driver.load(3, retries=0)
+    holder, _ = driver.claim(2)
+    finish(driver, holder, 1, "one", most=1)
+    driver.fail(holder, 2)
+    assert streamq("results", driver.id, "-o", tmp_path / "out.txt").returncode == 0
+    finish(driver, holder, 3, "three")
+
+    shown = streamq("results", driver.id)
+
+    assert shown.stdout == b"three\n"
+    assert f"written to {tmp_path / 'out.txt'} are not shown".encode() in shown.stderr
+    assert f"1 record failed: streamq errors {driver.id}".encode() in shown.stderr
+
+
+@ONE_KIND
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_request_that_was_cancelled_is_not_taken_for_complete(
+    client: Client, driver: Driver, streamq: Streamq, tmp_path: Path, is_shown: bool
+) -> None:
+    driver.load(3)
+    holder, _ = driver.claim()
+    finish(driver, holder, 1, "one")
+    client.get(driver.id).cancel()
+    where = () if is_shown else ("-o", tmp_path / "out.txt")
+
+    ended = streamq("results", driver.id, "--follow", *where)
+
+    assert ended.returncode == 5
+    assert b"was cancelled: 1 of 3 parts were done" in ended.stderr
+    assert (ended.stdout or (tmp_path / "out.txt").read_bytes()) == b"one\n"

@@ -59,6 +59,14 @@ class Committed(msgspec.Struct, frozen=True):
     collector: str = ""
 
 
+def file_of(protocol: Protocol, request_id: str) -> str:
+    """The file that results of the request were written to, and forgotten; "" for none."""
+    told = protocol.inspect(request_id).get("committed", "")
+    with reading("how far results are written"):
+        done = msgspec.json.decode(told, type=Committed) if told else Committed()
+    return done.file if done.offset else ""
+
+
 class Writer:
     """Turns the items of results into lines of a format."""
 
