@@ -26,9 +26,9 @@ def part_of(field: str) -> int:
 
 def is_settled(found: dict[str, Any]) -> bool:
     """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
-    fails still counts.
+    fails still counts. Leases of the dead do not: there may be no janitor to end them.
     """
-    return bool(found["leases"] == "0")
+    return bool(found["alive"] == "0")
 
 
 class ResultReader:

@@ -251,6 +251,15 @@ class TestFailedWhilePartsRun:
 
         assert (said, target.read_bytes()) == ([True], b"1\n")
 
+    @pytest.mark.parametrize(("ago_ms", "is_all"), [(12_000, False), (14_000, True)])
+    def test_nobody_waits_for_the_dead(
+        self, driver: Driver, failed: str, collect: Collect, ago_ms: int, is_all: bool
+    ) -> None:
+        """There is no janitor. The longest grace of a lease is 13 s."""
+        driver.pass_deadline(failed, ago_ms)
+
+        assert collect() is is_all
+
     def test_who_follows_waits_and_who_looks_does_not(
         self, protocol: Protocol, driver: Driver, failed: str
     ) -> None:
