@@ -4,7 +4,7 @@
 --
 -- KEYS[1]  meta      HASH    state, counts, how far results are committed
 -- KEYS[2]  results   HASH    part number, result
--- KEYS[3]  failed    HASH    part number, what was given up
+-- KEYS[3]  parts     STREAM  one entry per part
 --
 -- ARGV[1]  expected  what the caller believes to be committed
 -- ARGV[2]  committed what is committed from now on; opaque; as expected for nothing new
@@ -21,7 +21,7 @@
 
 -- @include request
 
-local k = { meta = KEYS[1], results = KEYS[2], failed = KEYS[3] }
+local k = { meta = KEYS[1], results = KEYS[2], parts = KEYS[3] }
 local expected, committed = ARGV[1], ARGV[2]
 local next_number, most, max_bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local fields = { unpack(ARGV, 6) }
@@ -42,6 +42,14 @@ if committed ~= expected then
   end
 end
 
+-- Whether a part has no result yet and may get one under its own number: it waits, runs or is to
+-- run again. One that was given up, or redriven and finished since, is pending no more.
+local function is_awaited(number)
+  return is_live(r)
+    and (tonumber(number) > r.delivered
+      or #redis.call("XPENDING", k.parts, "w", number, number, 1) > 0)
+end
+
 local reply = { r.state, 0, 0 }
 local last, bytes = math.min(r.total, next_number + most - 1), 0
 while next_number <= last and bytes < max_bytes do
@@ -51,7 +59,7 @@ while next_number <= last and bytes < max_bytes do
     reply[#reply + 1] = number
     reply[#reply + 1] = result
     bytes = bytes + #result
-  elseif is_live(r) and redis.call("HEXISTS", k.failed, number) == 0 then
+  elseif is_awaited(number) then
     break
   end
   next_number = next_number + 1

@@ -8,12 +8,16 @@
 -- KEYS[4]  retry     ZSET    part number, scored by when it may run again
 -- KEYS[5]  results   HASH    part number, result
 --
--- Returns  now (ms); left; leases; parts in retry; results; field, value, ... of meta
+-- Returns  now (ms); left; leases; those whose holder may live; parts in retry; results; field,
+--          value, ... of meta
 -- Errors   UNKNOWN   no such request
 -- Cost     O(fields of meta)
 -- Flags    no-writes
 
 -- @include clock
+
+-- A holder that lives is heard within this after the deadline of its lease: the longest grace.
+local LONGEST_GRACE_MS = 13000
 
 local meta, left, leases, retry, results = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
@@ -22,10 +26,12 @@ if #fields == 0 then
   return redis.error_reply("UNKNOWN no such request, or it was purged")
 end
 
+local now = now_ms()
 return {
-  now_ms(),
+  now,
   tonumber(redis.call("GET", left)) or 0,
   redis.call("ZCARD", leases),
+  redis.call("ZCOUNT", leases, now - LONGEST_GRACE_MS, "+inf"),
   redis.call("ZCARD", retry),
   redis.call("HLEN", results),
   unpack(fields),

@@ -280,10 +280,11 @@ class Protocol:
     @_typed
     def inspect(self, request_id: str) -> dict[str, str]:
         """Everything that is counted of a request, at one moment."""
-        now, left, leases, retry, results, *flat = self._run("inspect", self.keys(request_id))
-        found = {field.decode(): value.decode() for field, value in _pairs(flat)}
-        counts = {"now_ms": now, "left": left, "leases": leases, "retry": retry, "results": results}
-        return found | {name: str(value) for name, value in counts.items()}
+        names = ("now_ms", "left", "leases", "alive", "retry", "results")
+        reply = self._run("inspect", self.keys(request_id))
+        counts = zip(names, map(str, reply[: len(names)]), strict=True)
+        found = {field.decode(): value.decode() for field, value in _pairs(reply[len(names) :])}
+        return found | dict(counts)
 
     @_typed
     def locate(self, request_id: str, numbers: Sequence[int]) -> list[bytes]:

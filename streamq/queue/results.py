@@ -1,13 +1,14 @@
 """Reading the results of a request: everybody gets them in the same order.
 
 First by part number. Then, once the request has ended and nobody runs a part of it any more, what
-is left: results of parts that somebody who read earlier had passed over, because they had not run
-when the request failed, by part number; and what failed parts yielded when they were run again,
-retry after retry.
+is left: results of parts that were passed over, by this reader or by an earlier one, because they
+had not run when the request failed, by part number; and what failed parts yielded when they were
+run again, retry after retry.
 """
 
 from typing import Any
 
+from streamq.model import Collected, State
 from streamq.protocol.protocol import Protocol
 
 #: So many results are read at once, and about so many bytes of them.
@@ -25,9 +26,9 @@ def part_of(field: str) -> int:
 
 def is_settled(found: dict[str, Any]) -> bool:
     """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
-    fails still counts.
+    fails still counts. Leases of the dead do not: there may be no janitor to end them.
     """
-    return bool(found["leases"] == "0")
+    return bool(found["alive"] == "0")
 
 
 class ResultReader:
@@ -55,7 +56,13 @@ class ResultReader:
         self._id = request_id
         self._is_forgetting = is_forgetting
         self._is_patient = is_patient
-        self._at = self._first = first
+        #: Numbers that were passed without a result and may get one under the plain number, if
+        #: the request is retried: ranges, each from its first to before its end. A reader that
+        #: begins later cannot know which those before it were.
+        self._passed = [(1, first)] if first > 1 else []
+        #: Ranges of those that are read once more now, before the rest.
+        self._again: list[tuple[int, int]] = []
+        self._is_fruitless = False
         self._kept = 0
         self._is_settled = False
         self._late: list[tuple[int, int, int]] | None = None
@@ -67,32 +74,58 @@ class ResultReader:
         """
         if self._late is not None:
             return self._read_late(self._late)
+        at, end = self._again[0] if self._again else (self.next, self.next + BATCH)
         found = self._protocol.collect(
-            self._id, next_number=self._at, most=BATCH, max_bytes=BATCH_BYTES
+            self._id, next_number=at, most=min(BATCH, end - at), max_bytes=BATCH_BYTES
         )
         if found.state.is_live:
-            self._is_settled = False
+            self._is_settled = self._is_fruitless = False
         elif not self._is_settled:
             # Only what is read after the last lease has ended is all there will be.
             self._is_settled = not self._is_patient or is_settled(self._protocol.inspect(self._id))
             return [] if self._is_settled else None
-        if found.next > self._at:
-            self._at = found.next
-            self.next = max(self.next, self._at)
-            self._kept += 0 if self._is_forgetting else len(found.results)
+        if found.next > at:
+            self._go_on(at, found)
             return [(str(number), result) for number, result in found.results]
         if self._is_settled:
             self._go_back(found.left)
             return None if self.is_over else []
         return None
 
+    def _go_on(self, at: int, found: Collected) -> None:
+        """Note what was read from the number ``at`` on."""
+        if not self._again:
+            self.next = found.next
+        elif found.next < self._again[0][1]:
+            self._again[0] = (found.next, self._again[0][1])
+        else:
+            del self._again[0]
+        if found.results:
+            self._is_fruitless = False
+        self._kept += 0 if self._is_forgetting else len(found.results)
+        if found.state is State.FAILED:
+            # What has not run yet will, if it is retried. Of a request that lives or is done
+            # only parts that were given up have no result: those get one under another field.
+            for number, _ in found.results:
+                self._pass_over(at, number)
+                at = number + 1
+            self._pass_over(at, found.next)
+
+    def _pass_over(self, first: int, end: int) -> None:
+        if first == end:
+            return
+        if self._passed and self._passed[-1][1] == first:
+            first = self._passed.pop()[0]
+        self._passed.append((first, end))
+
     def _go_back(self, left: int) -> None:
         """Look for what is left, after all part numbers were passed."""
         if left <= self._kept:
             self.is_over = True
-        elif self._first > 1:
-            # Those before the first were passed by somebody else: some may have run since.
-            self._first = self._at = 1
+        elif self._passed and not self._is_fruitless:
+            # Until a look at all of them finds nothing.
+            self._is_fruitless = True
+            self._again, self._passed = self._passed, []
         else:
             self._late = self._find_late()
 

@@ -55,6 +55,22 @@ class TestOrder:
 
         assert collected.results == [(1, b"good")]
 
+    def test_part_that_was_redriven_and_finished_is_passed_over(self, driver: Driver) -> None:
+        driver.load(3)
+        driver.give_up(1)
+        driver.redrive(1)
+        holder, _ = driver.claim()
+        waits = driver.protocol.collect(driver.id, next_number=1)
+        driver.finish(holder, [1])
+        holder, _ = driver.claim()
+        driver.finish(holder, [2])
+
+        collected = driver.protocol.collect(driver.id, next_number=1)
+
+        assert (waits.results, waits.next) == ([], 1)
+        assert (collected.state, collected.results) == (State.OPEN, [(2, b"r2")])
+        assert (collected.next, set(driver.results())) == (3, {"1.1", "2"})
+
     def test_after_the_end_nothing_is_waited_for(self, running: Driver) -> None:
         running.protocol.cancel(running.id)
 

@@ -6,13 +6,14 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
 from streamq import Client, Protocol, Request
 from streamq.errors import CollectorLost, WaitTimeout
 from streamq.model import Part, State, Terms
+from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector, show
@@ -129,6 +130,87 @@ class TestAfterARetry:
         assert shown == [b"2\n3\n1\n"] * 2
 
 
+class TestRetriedWhileRead:
+    """A request that failed is retried when a reader has passed parts that had not run."""
+
+    @pytest.fixture
+    def request_(
+        self,
+        client: Client,
+        protocol: Protocol,
+        queue: str,
+        request_id: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Request:
+        """Part 1 is done, 2 was given up, the others have not run. Readers take two at a time."""
+        monkeypatch.setattr("streamq.queue.results.BATCH", 2)
+        request = submit(client, queue, request_id, 8, max_failures=0, limit=1)
+        Worker(protocol, queue, refusing(2), most=1).drain()
+        assert request.status().state is State.FAILED
+        return request
+
+    def retry(self, request: Request, protocol: Protocol, queue: str, *fail: int) -> None:
+        assert request.retry() == 1
+        Worker(protocol, queue, refusing(*fail), most=1).drain()
+
+    def test_a_reader_gives_what_it_had_passed(
+        self, request_: Request, protocol: Protocol, queue: str
+    ) -> None:
+        reader = ResultReader(protocol, request_.id)
+        fields: list[str] = []
+        while reader.next < 5:
+            fields += [field for field, _ in reader.read() or []]
+        self.retry(request_, protocol, queue)
+        while not reader.is_over:
+            fields += [field for field, _ in reader.read() or []]
+
+        assert fields == ["1", "5", "6", "7", "8", "3", "4", "2.1"]
+
+    def test_so_it_does_after_a_second_failure(
+        self, request_: Request, protocol: Protocol, queue: str
+    ) -> None:
+        """The second comes while it reads once more what it had passed."""
+        reader = ResultReader(protocol, request_.id)
+        fields: list[str] = []
+        while reader.next < 7:
+            fields += [field for field, _ in reader.read() or []]
+        self.retry(request_, protocol, queue, 4)
+        assert request_.status().state is State.FAILED
+        while "3" not in fields and not reader.is_over:
+            fields += [field for field, _ in reader.read() or []]
+        self.retry(request_, protocol, queue)
+        while not reader.is_over:
+            fields += [field for field, _ in reader.read() or []]
+
+        assert sorted(fields) == ["1", "2.1", "3", "4.1", "5", "6", "7", "8"]
+
+    def test_the_collector_writes_what_it_had_passed(
+        self,
+        request_: Request,
+        protocol: Protocol,
+        queue: str,
+        driver: Driver,
+        collect: Collect,
+        target: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        commit = Collector._commit
+
+        def retried(
+            self_: Collector, data: bytes, next_number: int, *args: Any, **how: Any
+        ) -> None:
+            commit(self_, data, next_number, *args, **how)
+            if next_number == 5 and driver.meta("state") == "failed":
+                self.retry(request_, protocol, queue)
+
+        monkeypatch.setattr(Collector, "_commit", retried)
+
+        assert collect(follow=True)
+
+        assert target.read_bytes().split() == lines(1, 5, 6, 7, 8, 3, 4, 2)
+        assert driver.results() == {}
+
+
 class TestFailedWhilePartsRun:
     """What runs when a request fails still counts, so readers wait for it."""
 
@@ -168,6 +250,15 @@ class TestFailedWhilePartsRun:
         thread.join()
 
         assert (said, target.read_bytes()) == ([True], b"1\n")
+
+    @pytest.mark.parametrize(("ago_ms", "is_all"), [(12_000, False), (14_000, True)])
+    def test_nobody_waits_for_the_dead(
+        self, driver: Driver, failed: str, collect: Collect, ago_ms: int, is_all: bool
+    ) -> None:
+        """There is no janitor. The longest grace of a lease is 13 s."""
+        driver.pass_deadline(failed, ago_ms)
+
+        assert collect() is is_all
 
     def test_who_follows_waits_and_who_looks_does_not(
         self, protocol: Protocol, driver: Driver, failed: str
