@@ -646,6 +646,11 @@ class TestOutputs:
     def test_two_runs_do_not_write_the_same_file(
         self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:
+        # A hundred lines take long enough for the second to start, also on a busy machine.
+        (tmp_path / "job.py").write_text(
+            "import time\ndef same(line: bytes) -> bytes:\n    return line\n"
+            "def slow(line: bytes) -> bytes:\n    time.sleep(0.01)\n    return line\n"
+        )
         running, output = begin_slowly(begin, tmp_path, 100)
 
         second = streamq("run", "in.txt", "--map", "job:same", "-o", str(output), "--force")
