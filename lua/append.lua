@@ -17,10 +17,12 @@
 -- Errors   UNKNOWN   no such request
 --          ENDED     the request takes no more parts
 --          SHORT     the parts given do not follow those that are there
+--          NEWER     a later version of streamq made the request
 -- Cost     O(parts given)
 -- Flags    none
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -28,9 +30,9 @@
 local k = { meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5] }
 local first, cursor, records = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 local last = first + (#ARGV - 3) / 2 - 1
 -- Sent again after it was there, perhaps long after: nothing changes.

@@ -13,10 +13,12 @@
 --          stand); entries in its stream that were not ours, since the last audit; leases past
 --          their deadline; tokens that were believed out
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(log leases)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -25,9 +27,9 @@
 local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }
 local pushed = tonumber(ARGV[1])
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 
 local now = now_ms()

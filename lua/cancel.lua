@@ -15,10 +15,12 @@
 -- Returns  parts that will not be finished
 -- Errors   UNKNOWN   no such request
 --          ENDED     the request is over already
+--          NEWER     a later version of streamq made the request
 -- Cost     O(1); the server frees the memory in the background
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 
 local k = {
@@ -26,9 +28,9 @@ local k = {
   holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], events = KEYS[9],
 }
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 load_more(k.meta, r)
 local dropped = r.total - r.done - r.failed

@@ -26,10 +26,12 @@
 --          troubles (number, tries, partial, ...); and of the parts, if there are any: their ids,
 --          a line about each, the sizes of their payloads (I4), payloads, some of them joined
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(parts handed out)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -44,9 +46,9 @@ local k = {
 local holder, level, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, lease_ms, known = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 local now = now_ms()
 

@@ -16,9 +16,11 @@
 -- Returns  state; number to go on with; results left in the server; number, result, ...
 -- Errors   UNKNOWN   no such request
 --          FENCED    another collector has committed meanwhile
+--          NEWER     a later version of streamq made the request
 -- Cost     O(most + fields)
 -- Flags    allow-oom
 
+-- @include version
 -- @include request
 
 local k = { meta = KEYS[1], results = KEYS[2], parts = KEYS[3] }
@@ -26,9 +28,9 @@ local expected, committed = ARGV[1], ARGV[2]
 local next_number, most, max_bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local fields = { unpack(ARGV, 6) }
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 local stands = redis.call("HGET", k.meta, "committed") or ""
 if committed ~= expected and stands ~= expected and stands ~= committed then

@@ -31,10 +31,12 @@
 -- Returns  retry, failed (the part), ended (the request has failed), lost, late, or the state of
 --          a request done or cancelled; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(log parts in retry)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -52,9 +54,9 @@ local holder, call, number, kind = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local delay_ms, records_done, records_failed = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local failure, result, partial = ARGV[8], ARGV[9], ARGV[10]
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 local refused = refusal(k, r, holder, call)
 if refused then

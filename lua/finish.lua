@@ -31,10 +31,12 @@
 --          push; their list; when to look again; parts counted; and of the parts handed over
 --          what claim tells of them
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(parts given + parts handed over)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -58,9 +60,9 @@ numbers = { struct.unpack("<" .. string.rep("I8", given), numbers) }
 numbers[given + 1] = nil
 sizes = { struct.unpack("<" .. string.rep("I4", given), sizes) }
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 if r.state == "done" or r.state == "cancelled" then
   return { r.state, 0, list_of(r), 0, 0, {} }

@@ -15,10 +15,12 @@
 -- Returns  ok, lost, late or the state of an ended request; tokens to push; their list;
 --          when to look again
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(parts held)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -31,9 +33,9 @@ for i = 3, #ARGV do
   struck[ARGV[i]] = true
 end
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 local refused = refusal(k, r, holder, call)
 if refused then

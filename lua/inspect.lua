@@ -11,10 +11,12 @@
 -- Returns  now (ms); left; leases; those whose holder may live; parts in retry; results; field,
 --          value, ... of meta
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(fields of meta)
 -- Flags    no-writes
 
 -- @include clock
+-- @include version
 
 -- A holder that lives is heard within this after the deadline of its lease: the longest grace.
 local LONGEST_GRACE_MS = 13000
@@ -24,6 +26,12 @@ local meta, left, leases, retry, results = KEYS[1], KEYS[2], KEYS[3], KEYS[4], K
 local fields = redis.call("HGETALL", meta)
 if #fields == 0 then
   return redis.error_reply("UNKNOWN no such request, or it was purged")
+end
+for i = 1, #fields, 2 do
+  local newer = fields[i] == "protocol" and newer_than_known(fields[i + 1])
+  if newer then
+    return newer
+  end
 end
 
 local now = now_ms()

@@ -12,15 +12,21 @@
 --
 -- Returns  1 when created, 0 when found; state; parts so far; load cursor
 -- Errors   EXISTS    the id is taken by another submission
+--          NEWER     a later version of streamq made the request
 -- Cost     O(1)
 -- Flags    none
 
 -- @include clock
+-- @include version
 
 local meta, parts, left = KEYS[1], KEYS[2], KEYS[3]
 local digest, delay_ms = ARGV[1], tonumber(ARGV[2])
 
-local found = redis.call("HMGET", meta, "digest", "state", "total", "cursor")
+local found = redis.call("HMGET", meta, "digest", "state", "total", "cursor", "protocol")
+local newer = found[1] and newer_than_known(found[5])
+if newer then
+  return newer
+end
 if found[1] and found[1] ~= digest then
   return redis.error_reply("EXISTS the id is taken by another submission")
 end
@@ -33,5 +39,5 @@ redis.call("XGROUP", "CREATE", parts, "w", 0, "MKSTREAM")
 redis.call("SET", left, 1)
 redis.call("HSET", meta, unpack(ARGV, 3))
 redis.call("HSET", meta, "digest", digest, "state", "loading", "total", 0, "cursor", "",
-  "created_ms", now, "hold_ms", delay_ms > 0 and now + delay_ms or 0)
+  "created_ms", now, "hold_ms", delay_ms > 0 and now + delay_ms or 0, "protocol", PROTOCOL)
 return { 1, "loading", 0, "" }

@@ -7,16 +7,18 @@
 -- Returns  state
 -- Errors   UNKNOWN   no such request
 --          ENDED     the request does not run any more
+--          NEWER     a later version of streamq made the request
 -- Cost     O(1)
 -- Flags    allow-oom
 
+-- @include version
 -- @include request
 
 local meta = KEYS[1]
 
-local r = load_request(meta)
+local r, newer = load_request(meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 if not is_live(r) then
   return redis.error_reply("ENDED the request is " .. r.state)

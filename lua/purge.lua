@@ -18,10 +18,12 @@
 --
 -- Returns  0 when nothing of it remains, else when it may be purged (ms)
 -- Errors   NOTENDED  the request still runs
+--          NEWER     a later version of streamq made the request
 -- Cost     O(1); the server frees the memory in the background
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 
 local keys = {
@@ -30,7 +32,10 @@ local keys = {
 }
 local force = ARGV[1]
 
-local r = load_request(keys[1])
+local r, newer = load_request(keys[1])
+if newer then
+  return newer
+end
 if r and is_live(r) then
   return redis.error_reply("NOTENDED the request is " .. r.state)
 end

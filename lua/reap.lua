@@ -20,10 +20,12 @@
 -- Returns  leases reaped; parts taken back; state; tokens to push; their list; when to look
 --          again
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(parts taken back): PARTS_AT_ONCE, and those of one lease
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -42,9 +44,9 @@ local k = {
 }
 local limit, failure = tonumber(ARGV[1]), ARGV[2]
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 local now = now_ms()
 

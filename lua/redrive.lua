@@ -16,10 +16,12 @@
 -- Returns  parts redriven; state; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
 --          ENDED     it was cancelled: its parts are gone
+--          NEWER     a later version of streamq made the request
 -- Cost     O(parts given)
 -- Flags    none
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -31,9 +33,9 @@ local k = {
   tries = KEYS[6], failed = KEYS[7],
 }
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 if r.state == "cancelled" then
   return redis.error_reply("ENDED the request was cancelled and its parts are gone")

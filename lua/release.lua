@@ -23,10 +23,12 @@
 -- Returns  over, lost, late or the state of an ended request; tokens to push; their list;
 --          when to look again
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(parts held)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -45,9 +47,9 @@ local k = {
 }
 local holder, call, crashed, failure = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 local now = now_ms()
 local refused = refusal(k, r, holder, call)

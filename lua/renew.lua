@@ -11,17 +11,23 @@
 --
 -- Returns  state; 1 while paused; for each holder 1 while its lease stands, else 0
 -- Errors   UNKNOWN   no such request
+--          NEWER     a later version of streamq made the request
 -- Cost     O(holders given)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 
 local meta, leases, holders = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms = tonumber(ARGV[1])
 
-local found = redis.call("HMGET", meta, "state", "paused")
+local found = redis.call("HMGET", meta, "state", "paused", "protocol")
 if not found[1] then
   return redis.error_reply("UNKNOWN no such request, or it was purged")
+end
+local newer = newer_than_known(found[3])
+if newer then
+  return newer
 end
 
 local deadline = now_ms() + lease_ms

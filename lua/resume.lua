@@ -9,19 +9,21 @@
 -- Returns  state; tokens to push; their list; when to look again
 -- Errors   UNKNOWN   no such request
 --          ENDED     the request does not run any more
+--          NEWER     a later version of streamq made the request
 -- Cost     O(log parts in retry)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
 
 local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 if not is_live(r) then
   return redis.error_reply("ENDED the request is " .. r.state)

@@ -20,10 +20,12 @@
 -- Errors   UNKNOWN   no such request
 --          SHORT     the server has another number of parts
 --          EXISTS    the request was loaded from other content
+--          NEWER     a later version of streamq made the request
 -- Cost     O(1)
 -- Flags    allow-oom
 
 -- @include clock
+-- @include version
 -- @include request
 -- @include most_out
 -- @include tokens
@@ -35,9 +37,9 @@ local k = {
 }
 local total, cursor = tonumber(ARGV[1]), ARGV[2]
 
-local r = load_request(k.meta)
+local r, newer = load_request(k.meta)
 if not r then
-  return unknown()
+  return newer or unknown()
 end
 -- A load that was given up by a cancel cannot be compared any more.
 if r.state == "cancelled" then

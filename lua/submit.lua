@@ -15,17 +15,23 @@
 --
 -- Returns  tokens to push; when to look again
 -- Errors   EXISTS    the id is taken by another submission
+--          NEWER     a later version of streamq made the request
 -- Cost     O(parts)
 -- Flags    none
 
 -- @include clock
+-- @include version
 
 local meta, parts, left = KEYS[1], KEYS[2], KEYS[3]
 local digest, cursor, delay_ms, total = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 -- The last of the fields of meta.
 local fields = #ARGV - 2 * total
 
-local found = redis.call("HMGET", meta, "digest", "cursor")
+local found = redis.call("HMGET", meta, "digest", "cursor", "protocol")
+local newer = found[1] and newer_than_known(found[3])
+if newer then
+  return newer
+end
 if found[1] and (found[1] ~= digest or found[2] ~= cursor) then
   return redis.error_reply("EXISTS the id is taken by another submission")
 end
@@ -47,5 +53,5 @@ end
 redis.call("SET", left, total)
 redis.call("HSET", meta, "digest", digest, "state", "open", "sealed", 1, "total", total,
   "records", total, "bytes", bytes, "cursor", cursor, "created_ms", now, "hold_ms", hold_ms,
-  "out", out, unpack(ARGV, 5, fields))
+  "out", out, "protocol", PROTOCOL, unpack(ARGV, 5, fields))
 return { out, hold_ms }

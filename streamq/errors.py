@@ -9,6 +9,7 @@ StreamqError
 │   ├── LoadGap            SHORT     the load left parts out
 │   ├── CollectorLost      FENCED    another collector has committed meanwhile
 │   └── Damaged            (any other reply)  what is in the server is not what was put there
+│       └── RequestNewer   NEWER     a later version of streamq made the request
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
 ├── SettingsError          the environment or a file of settings cannot be read
@@ -81,6 +82,16 @@ class Damaged(ProtocolError):
     """A key, a field or a member in the server is not as streamq writes it."""
 
     code = ""
+
+
+class RequestNewer(Damaged):
+    """A later version of streamq made the request, and this one leaves it alone.
+
+    The message names the request's protocol version and the latest that is known here. It is a
+    kind of ``Damaged``: who passes over what cannot be read passes over this, too.
+    """
+
+    code = "NEWER"
 
 
 #: What reading something raises that is not what it must be.
@@ -156,5 +167,5 @@ class WaitTimeout(StreamqError, TimeoutError):
 
 
 BY_CODE: dict[str, type[ProtocolError]] = {
-    e.code: e for e in ProtocolError.__subclasses__() if e.code
+    e.code: e for e in (*ProtocolError.__subclasses__(), *Damaged.__subclasses__()) if e.code
 }

@@ -65,4 +65,4 @@ def test_every_error_is_in_the_drawing_of_the_tree() -> None:
     for name, value in vars(errors).items():
         if inspect.isclass(value) and issubclass(value, errors.StreamqError):
             assert name in str(errors.__doc__)
-            assert str(value.__doc__).endswith(".")
+            assert str(value.__doc__).rstrip().endswith(".")

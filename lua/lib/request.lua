@@ -5,17 +5,22 @@ local FIELDS = {
   "state", "handler", "unit",
   "paused", "level", "limit", "total", "bytes", "delivered", "done", "records_done",
   "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms", "rate_charge_ms", "retries", "created_ms",
-  "lease_ms",
+  "lease_ms", "protocol",
 }
 local MORE = {
   "failed", "records_failed", "poison", "max_failures", "max_percent",
   "finished_ms", "keep_ms",
 }
 
+-- Returns the request; or nil if it is absent; or nil and the refusal if its version is too new.
 local function load_request(meta)
   local values = redis.call("HMGET", meta, unpack(FIELDS))
   if not values[1] then
     return nil
+  end
+  local newer = newer_than_known(values[#FIELDS])
+  if newer then
+    return nil, newer
   end
   local r = { changes = {} }
   for i = 1, TEXTS do

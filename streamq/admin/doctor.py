@@ -11,7 +11,7 @@ from functools import partial
 
 from streamq.admin.probe import Books, Probe
 from streamq.admin.server_checks import FAIL, MOST_QUEUES, OK, WARN, Examiner, Finding, ServerChecks
-from streamq.errors import Damaged, RequestUnknown, ServerError
+from streamq.errors import Damaged, RequestNewer, RequestUnknown, ServerError
 from streamq.model import State, Tokens
 from streamq.protocol.protocol import Protocol
 from streamq.queue import backlog
@@ -80,7 +80,7 @@ class Doctor(Examiner):
     def _requests(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
         """What is wrong with the queue's requests."""
         for request_id, error in found.damaged:
-            yield _damage(request_id, error)
+            yield _unusable(request_id, error)
         for status in found.unserved():
             yield Finding(
                 check="handler",
@@ -93,7 +93,7 @@ class Doctor(Examiner):
             try:
                 yield from self._request(queue, status.id)
             except Damaged as error:
-                yield _damage(status.id, str(error))
+                yield _unusable(status.id, error)
 
     def _sweep(self, queue: str) -> None:
         janitor = Janitor(self._protocol, queue)
@@ -173,6 +173,19 @@ def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Find
     except ServerError as error:
         remedy = "ask as a user that may: admin, or reader of streamq acl"
         yield Finding(check=check, verdict=WARN, says=f"cannot look: {error}", remedy=remedy)
+
+
+def _unusable(request_id: str, error: Damaged) -> Finding:
+    """Tell of a request that cannot be read here: a later version made it, or it is damaged."""
+    if not isinstance(error, RequestNewer):
+        return _damage(request_id, str(error))
+    return Finding(
+        check="version",
+        verdict=WARN,
+        says=f"request {request_id}: {error}",
+        remedy="workers and janitors of this version leave it alone: finish the upgrade, "
+        "docs/upgrading.md",
+    )
 
 
 def _damage(what: str, error: str) -> Finding:

@@ -35,7 +35,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     #: Its requests that are not finished, and the slots that each could use now.
     requests: list[tuple[Status, int]]
     #: Requests that cannot be read, and why.
-    damaged: list[tuple[str, str]]
+    damaged: list[tuple[str, Damaged]]
     workers: list[WorkerDetails]
     #: The server's clock.
     now_ms: int
@@ -95,7 +95,7 @@ def look(
         except RequestUnknown:  # about to be opened, or just purged
             continue
         except Damaged as error:
-            damaged.append((request_id, str(error)))
+            damaged.append((request_id, error))
             continue
         now_ms = int(found["now_ms"])
         if status.state.is_live:

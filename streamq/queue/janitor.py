@@ -9,7 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
+from streamq.errors import (
+    Damaged,
+    RequestNewer,
+    RequestOpen,
+    RequestUnknown,
+    ServerBusy,
+    ServerUnreachable,
+)
 from streamq.model import Audit, State, Tick, Tokens
 from streamq.protocol.protocol import Protocol
 from streamq.queue.outages import Outages
@@ -170,7 +177,8 @@ class Janitor:
 
     def _report(self, request_id: str, error: Damaged) -> None:
         if request_id not in self._reported:
-            log.warning("request %s is damaged, and passed over: %s", request_id, error)
+            what = "newer" if isinstance(error, RequestNewer) else "damaged"
+            log.warning("request %s is %s, and passed over: %s", request_id, what, error)
             if len(self._reported) >= MOST_REPORTED:
                 self._reported.clear()
             self._reported.add(request_id)

@@ -28,7 +28,14 @@ import msgspec
 from streamq import backoff
 from streamq.app import App, Context
 from streamq.driver.connection import Connection
-from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, StreamqError
+from streamq.errors import (
+    Damaged,
+    ProtocolError,
+    RequestNewer,
+    RequestUnknown,
+    ServerError,
+    StreamqError,
+)
 from streamq.model import Failure, Grant, Part, Spec, State, Terms, Token, Tokens
 from streamq.protocol.protocol import Protocol
 from streamq.records.references import Reader
@@ -64,6 +71,8 @@ _NOT_YET_S = (0.0001, 0.0003, 0.0006, 0.0012, 0.0024)
 #: A token that comes so soon after the end of its request is left over. Should it be one of a
 #: redrive already, a look just after that (``mint.lua``) replaces it.
 LEFT_OVER_S = 0.2
+#: Tokens of a request that a later version of streamq made are dropped unclaimed for so long.
+NEWER_PAUSE_S = 10.0
 #: What ``fail`` answers when the lease goes on.
 _GOES_ON = ("retry", "failed")
 #: A request whose first part is to run alone is left to other processes for so long, when this one
@@ -311,6 +320,11 @@ class Process:
         self._table.hold(slot, holder, request_id)
         try:
             return self._claim_soon(request_id, holder, terms, level, made)
+        except RequestNewer as error:
+            # Nothing was granted. Its tokens are dropped unclaimed for a while.
+            log.warning("request %s is left alone: %s", request_id, error)
+            self._leave_alone(request_id, NEWER_PAUSE_S)
+            return None
         except Damaged as error:
             # It may have been granted all the same.
             log.warning("request %s is passed over: %s", request_id, error)

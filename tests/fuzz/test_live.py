@@ -33,6 +33,7 @@ META = (
     *("failed", "records_failed", "retries", "poison", "max_failures", "max_percent", "keep_ms"),
     *("finished_ms", "created_ms", "started_ms", "spec", "digest", "cursor", "source", "sealed"),
     *("committed", "redrives", "rate_charge_ms", "lease_ms", "suspected_ms", "looked_ms"),
+    "protocol",
 )
 REQUEST_KEYS = (
     *("meta", "parts", "left", "leases", "holders", "retry", "tries", "partial", "results"),

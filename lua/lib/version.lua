@@ -1,0 +1,13 @@
+-- The protocol version: what the keys and fields of a request mean. open and submit write it into
+-- meta; a request without the field is of version 1. docs/upgrading.md says when it goes up.
+local PROTOCOL = 1
+
+-- Returns the refusal for a request that a later version made, or nil if we know its version.
+local function newer_than_known(version)
+  version = tonumber(version) or 1
+  if version > PROTOCOL then
+    return redis.error_reply("NEWER the request has protocol version " .. version
+      .. ", and this streamq knows versions up to " .. PROTOCOL .. ": upgrade streamq here")
+  end
+  return nil
+end
