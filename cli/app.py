@@ -116,9 +116,9 @@ def _help(command: Callable[..., Any]) -> str:
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        from importlib.metadata import version  # slow to import, and seldom asked for
+        import streamq
 
-        typer.echo(f"streamq {version('streamq')}")
+        typer.echo(f"streamq {streamq.__version__}")
         raise typer.Exit
 
 

@@ -1,7 +1,8 @@
 """streamq: put a huge input through your function, on a shared fleet, and lose nothing.
 
-What needs the driver is imported when it is first asked for: a command that only prints its
-help, or a module that only defines handlers, does not wait for it.
+The names in ``__all__`` are public, and ``__version__`` beside them; everything else may change.
+Names that need the driver are imported when they are first used: a command that only prints its
+help, or a module that only defines handlers, does not wait for that import.
 """
 
 from importlib import import_module
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from streamq.queue.client import Client, Request
     from streamq.queue.janitor import Janitor
     from streamq.settings import Settings
+
+    __version__: str
 
 _HOMES = {
     "app": ("Abandon", "App", "Context", "Retry", "Snooze"),
@@ -95,6 +98,9 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            # The package's metadata have it, from pyproject.toml: it is written in no second place.
+            return import_module("importlib.metadata").version("streamq")
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -1,8 +1,11 @@
 """What the package offers."""
 
 import inspect
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,23 @@ def test_everything_named_is_there_and_nothing_else() -> None:
 
     assert public - own == set(streamq.__all__)
     assert sorted(streamq.__all__) == streamq.__all__
+
+
+def test_version_is_that_of_the_project_and_of_the_changelog() -> None:
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    releases = re.findall(
+        r"^## (\d\S*) - \d{4}-\d\d-\d\d$", (root / "CHANGELOG.md").read_text(), re.M
+    )
+
+    assert streamq.__version__ == project["version"] == releases[0]
+
+
+def test_version_is_not_looked_up_before_it_is_asked_for() -> None:
+    words = [sys.executable, "-X", "importtime", "-c", "import streamq"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+
+    assert "importlib.metadata" not in done.stderr
 
 
 def test_a_name_that_is_not_offered_is_no_attribute() -> None:
