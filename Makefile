@@ -55,7 +55,7 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 test-kills: .venv/ready ## Kill workers for half a minute, and loader and collector 50 times, on each server
 	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
 
-docs: .venv/ready ## Write docs/reference.md from the code
+docs: .venv/ready ## Write docs/reference.md and docs/python.md from the code
 	$(BIN)/python -m docs.generate
 
 FAULTS_N ?= 5000

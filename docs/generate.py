@@ -1,6 +1,7 @@
-"""Writes docs/reference.md from the code: commands, settings, metrics, exit codes.
+"""Writes docs/reference.md (commands, settings, metrics, exit codes) and docs/python.md.
 
-``make docs`` writes it; with ``--print`` it is only shown, for the test that it is not stale.
+``make docs`` writes both; with ``--print`` and its name one is only shown, for the test that it is
+not stale.
 """
 
 import sys
@@ -13,11 +14,12 @@ import typer
 
 from cli.app import COMMANDS, application
 from cli.context import EXIT_MEANINGS
+from docs import python_page
 from streamq.admin import acl
 from streamq.settings import FIELDS, SECRETS, Settings, variable_of
 from streamq.telemetry.metrics import METRICS
 
-FILE = Path(__file__).with_name("reference.md")
+FOLDER = Path(__file__).parent
 #: Options that every command with a server has; they are told once.
 COMMON = ("url", "prefix", "insecure", "config")
 HEAD = """# Reference
@@ -158,7 +160,9 @@ def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 if __name__ == "__main__":
+    pages = {"reference.md": text, "python.md": python_page.text}
     if "--print" in sys.argv:
-        sys.stdout.write(text())
+        sys.stdout.write(pages[sys.argv[-1]]())
     else:
-        FILE.write_text(text())
+        for name, page in pages.items():
+            (FOLDER / name).write_text(page())

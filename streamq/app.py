@@ -19,7 +19,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Retry(Exception):
-    """Raised by a handler: run this again, after the given time; an attempt is spent."""
+    """Raise it in a handler to have the record or part tried again; this spends an attempt.
+
+    ``after`` is the time to wait, in seconds or as text; without it the request's backoff decides.
+
+    Example:
+        @app.map
+        def fetch(url: str) -> str:
+            reply = get(url)
+            if reply.status == 503:
+                raise Retry("not ready", after="10s")
+            return reply.text
+    """
 
     def __init__(self, message: str = "", *, after: str | float | None = None) -> None:
         super().__init__(message)
@@ -27,10 +38,18 @@ class Retry(Exception):
 
 
 class Snooze(Exception):
-    """Raised by a handler: not now; run this again after the given time, no attempt spent.
+    """Raise it in a handler to have the record or part run later; this spends no attempt.
 
-    With ``scope="request"`` nothing of the request starts until then: the API behind it
-    said "too many requests" to all of it.
+    ``after`` is the time to wait, in seconds or as text. With ``scope="request"`` no part of the
+    request starts until then: use it when an API says "too many requests".
+
+    Example:
+        @app.map
+        async def ask(prompt: str) -> str:
+            reply = await post(prompt)
+            if reply.status == 429:
+                raise Snooze(after="30s", scope="request")
+            return reply.text
     """
 
     def __init__(self, message: str = "", *, after: str | float, scope: str = "part") -> None:
@@ -42,11 +61,30 @@ class Snooze(Exception):
 
 
 class Abandon(Exception):
-    """Raised by a handler: this cannot succeed; do not run it again."""
+    """Raise it in a handler to give the record or part up at once; it is not tried again.
+
+    Example:
+        @app.map
+        def parse(line: str) -> int:
+            if not line.isdigit():
+                raise Abandon(f"no number: {line}")
+            return int(line)
+    """
 
 
 class Context:
-    """What a handler may ask of its part: a parameter annotated with this class gets one."""
+    """Tell a handler about the part that it runs: annotate a parameter with this class.
+
+    It has the attributes ``request`` (the request's id), ``part`` (the part's number, from 1),
+    ``attempt`` (1 for the first run, one more for each error since) and ``source`` (the file that
+    the part was loaded from, or "").
+
+    Example:
+        @app.handler
+        def store(rows: list[dict], context: Context) -> int:
+            save(rows, key=f"{context.request}/{context.part}")
+            return len(rows)
+    """
 
     def __init__(
         self,
@@ -68,11 +106,11 @@ class Context:
         self._progress = progress
 
     def should_stop(self) -> bool:
-        """Whether the result is wanted no more: the request was cancelled or the lease lost."""
+        """Return whether to stop: the request was cancelled, or another worker has the part."""
         return self._should_stop()
 
     def progress(self, percent: float) -> None:
-        """Say how far the part is, for those who look at the workers."""
+        """Report how far the part is, in percent; ``streamq workers`` shows it."""
         self._progress(percent)
 
 
@@ -99,7 +137,15 @@ class Handler(msgspec.Struct, frozen=True):
 
 
 class App:
-    """Handlers by name."""
+    """Collect handlers under their names; ``streamq worker module:app`` runs them.
+
+    Example:
+        app = App()
+
+        @app.map
+        def shout(line: str) -> str:
+            return line.upper()
+    """
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
@@ -122,7 +168,20 @@ class App:
         timeout: str | float | None = None,
         retries: int | None = None,
     ) -> Any:
-        """Register a function that is called with each record of a part."""
+        """Register a function or coroutine that is called with each record of a part.
+
+        ``name`` is the handler's name, unless it is the function's. ``timeout`` bounds how long one
+        part may take, and ``retries`` is how often a failure is tried again (3). Both hold for
+        requests that do not say otherwise.
+
+        Raises:
+            InvalidValue: the function takes no record, or its name is taken or cannot be one.
+
+        Example:
+            @app.map(timeout="30s", retries=5)
+            def price(order: dict) -> float:
+                return order["count"] * 1.5
+        """
         options = {"name": name, "timeout": timeout, "retries": retries}
         return self._register(function, is_map=True, options=options)
 
@@ -144,7 +203,18 @@ class App:
         timeout: str | float | None = None,
         retries: int | None = None,
     ) -> Any:
-        """Register a function that is called with a whole part."""
+        """Register a function or coroutine that is called with a whole part: all its records.
+
+        The options are those of ``map``.
+
+        Raises:
+            InvalidValue: the function takes no part, or its name is taken or cannot be one.
+
+        Example:
+            @app.handler
+            def total(counts: list[int]) -> int:
+                return sum(counts)
+        """
         options = {"name": name, "timeout": timeout, "retries": retries}
         return self._register(function, is_map=False, options=options)
 

@@ -37,7 +37,7 @@ class StreamqError(Exception):
 
 
 class ProtocolError(StreamqError):
-    """A script refused. Its reply begins with the code word of one subclass."""
+    """A script on the server refused, and said why with the code word of a subclass."""
 
     code: ClassVar[str]
 
@@ -67,7 +67,7 @@ class RequestOpen(ProtocolError):
 
 
 class LoadGap(ProtocolError):
-    """The load left parts out: it is to go on after those the server has."""
+    """The load left parts out: the loader must go on after those that the server has."""
 
     code = "SHORT"
 
@@ -87,8 +87,8 @@ class Damaged(ProtocolError):
 class RequestNewer(Damaged):
     """A later version of streamq made the request, and this one leaves it alone.
 
-    The message names the request's protocol version and the latest that is known here. It is a
-    kind of ``Damaged``: who passes over what cannot be read passes over this, too.
+    The message names the request's protocol version and the latest one that is known here. It is a
+    kind of ``Damaged``, so code that passes over unreadable requests passes over this one, too.
     """
 
     code = "NEWER"
@@ -119,7 +119,7 @@ def reading(what: str) -> Generator[None]:
 
 
 class InvalidValue(StreamqError, ValueError):
-    """A name, level, limit, size, duration or URL that cannot be."""
+    """A name, level, limit, size, duration or URL is not valid; the message says which."""
 
 
 class PartTooLarge(InvalidValue):
@@ -139,7 +139,7 @@ class ServerUnreachable(ServerError):
 
 
 class ServerBusy(ServerError):
-    """Not now: the server loads its data, fails over, moves slots or has no disk left."""
+    """The server cannot answer now: it loads data, fails over, moves slots or has no disk left."""
 
 
 class ServerRefused(ServerError):

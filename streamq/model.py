@@ -27,7 +27,12 @@ _LEADING_DIGITS = re.compile(rb"\d{1,15}")
 
 
 class State(StrEnum):
-    """Where a request is."""
+    """Name where a request stands; each is equal to its text.
+
+    Example:
+        assert State.DONE == "done"
+        assert not State.DONE.is_live
+    """
 
     LOADING = "loading"
     OPEN = "open"
@@ -37,7 +42,7 @@ class State(StrEnum):
 
     @property
     def is_live(self) -> bool:
-        """Whether parts of it may still run."""
+        """Whether parts of the request may still run."""
         return self in (State.LOADING, State.OPEN)
 
 
@@ -241,10 +246,16 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part, or one record of it, that was given up."""
+    """Describe a part, or one record of it, that was given up. ``Request.errors`` returns these.
 
+    Example:
+        worst = Counter(failure.error for failure in request.errors()).most_common(3)
+    """
+
+    #: The name of the exception, or ``Poison``, ``Timeout`` and the like.
     error: str
     message: str = ""
+    #: The part's number, from 1; and that of the record in it, or 0 for the whole part.
     part: int = 0
     record: int = 0
     attempts: int = 0
@@ -277,7 +288,12 @@ class RecordCounts(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A request at one moment."""
+    """Show a request at one moment. ``Request.status`` and ``Client.list`` return these.
+
+    Example:
+        status = request.status()
+        print(f"{status.parts.done} of {status.parts.total}, {status.eta_s} s to go")
+    """
 
     id: str
     queue: str
@@ -288,6 +304,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     parts: PartCounts
     records: RecordCounts
+    #: Moments in ms since 1970, by the server's clock; None for what has not happened yet.
     created_ms: int
     started_ms: int | None
     finished_ms: int | None

@@ -32,7 +32,11 @@ def _says(text: str) -> Any:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Every knob, with its default. ``STREAMQ_LEASE_MS`` sets ``lease_ms``."""
+    """Hold every setting, with its default. ``STREAMQ_LEASE_MS`` sets ``lease_ms``.
+
+    Example:
+        url = Settings.from_env().full_url
+    """
 
     url: Annotated[str, _says("Where the server is.")] = ""
     username: Annotated[str, _says("Who to be there, if the URL does not say.")] = ""
@@ -60,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> "Settings":
-        """The settings that hold here.
+        """Return the settings that hold here, from variables and files.
 
         Raises:
             SettingsError: a value or a key cannot be, or a file cannot be read.

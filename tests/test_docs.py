@@ -1,18 +1,23 @@
 """The documents: links lead somewhere, commands exist, the reference is fresh, tutorials run."""
 
+import inspect
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+import streamq
 from cli.app import COMMANDS, application
+from docs import python_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
@@ -80,11 +85,33 @@ def test_every_document_is_in_the_index() -> None:
     ]
 
 
-def test_reference_is_of_this_code() -> None:
-    command = [sys.executable, "-m", "docs.generate", "--print"]
+@pytest.mark.parametrize("page", ["reference.md", "python.md"])
+def test_generated_page_is_of_this_code(page: str) -> None:
+    command = [sys.executable, "-m", "docs.generate", "--print", page]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
-    assert made == (ROOT / "docs" / "reference.md").read_text(), "stale: make docs"
+    assert made == (ROOT / "docs" / page).read_text(), "stale: make docs"
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    assert python_page.names() == sorted(streamq.__all__)
+
+
+@pytest.mark.parametrize("name", [name for some in python_page.SECTIONS.values() for name in some])
+def test_public_class_has_an_example_that_is_python(name: str) -> None:
+    examples = [
+        textwrap.dedent(said.partition("\nExample:\n")[2])
+        for said in _docstrings(getattr(streamq, name))
+    ]
+
+    assert examples[0], "the class has none"
+    for example in examples:
+        compile(example, name, "exec")
+
+
+def _docstrings(kind: type) -> Iterator[str]:
+    for value in (kind, *vars(kind).values()):
+        yield inspect.cleandoc(getattr(value, "__doc__", None) or "")
 
 
 def _run(script: list[str], folder: Path) -> str:

@@ -65,7 +65,11 @@ def refuse_open(target: Target, where: str) -> None:
 
 
 class Connection:
-    """The way to one server or cluster. Threads may share it; processes may not."""
+    """Connect to one server or cluster. Threads may share a connection; processes may not.
+
+    Example:
+        connection = Connection("redis+cluster://n1,n2,n3")
+    """
 
     def __init__(self, url: str, *, reply_s: float = 0.0) -> None:
         """With ``reply_s`` it waits so long for a reply or a connection, and repeats nothing."""

@@ -71,7 +71,11 @@ def _typed(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Protocol:
-    """Every transition a request or a part can make."""
+    """Run the scripts of ``lua/``: one method for each transition of a request or a part.
+
+    Example:
+        Protocol(Connection("redis://localhost")).inspect("nightly")["state"]
+    """
 
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         self.connection = connection

@@ -56,7 +56,15 @@ _LOCATED = 50
 
 
 class Client:
-    """A connection to a queue's server, for those who submit and follow requests."""
+    """Submit requests to a server, find them again and list them.
+
+    Threads may share a client. Close it, or use it in a ``with`` statement.
+
+    Example:
+        with Client("redis://localhost") as client:
+            request = client.submit(["a", "b"], handler="shout")
+            print(request.wait().state)
+    """
 
     def __init__(
         self,
@@ -66,9 +74,14 @@ class Client:
         max_part: str | int = MAX_PART,
         insecure: bool | None = None,
     ) -> None:
-        """Connect to the server at the URL, or at the one that the settings name.
+        """Connect to the server at the URL, or else at the one that the settings name.
 
-        ``insecure`` lets it be one on another machine that asks for no password.
+        ``prefix`` begins every key in the server. ``max_part`` is the size of the largest payload.
+        ``insecure`` allows a server on another machine that asks for no password.
+
+        Raises:
+            SettingsError: no URL is given or set.
+            ServerError: the server cannot be used; the subclass says why.
         """
         settings = Settings.from_env()
         url = with_login(url or settings.url, settings)
@@ -105,20 +118,35 @@ class Client:
         poison: int = POISON,
         durable: int = 0,
     ) -> "Request":
-        """Submit payloads as a request, one part each, and return it.
+        """Submit payloads as a request, each as one part, and return the request.
 
-        Bytes go as they are, anything else as JSON. Parts run while later ones are still
-        being submitted. The same call with the same id again makes no second request: it
-        completes the first. With ``durable`` it returns when so many replicas have it all.
+        Bytes are sent as they are, anything else as JSON. ``payloads`` may be any iterable: parts
+        run while later ones are still being read. The same call with the same ``id`` makes no
+        second request: it finds the first one, and completes it if it was cut short.
 
-        When the payloads end in an error, what was submitted of them is taken back. When the
-        server does, it stays if an id was given, so that the same call can go on.
+        * ``level``: 0 to 99, 0 first. ``limit``: how many parts run at the same time, at most.
+        * ``rate``: how many parts start, such as ``"100/s"``. ``delay`` (a duration) or
+          ``start_at`` (seconds since 1970): nothing runs before.
+        * ``retries``, ``backoff``, ``timeout``: of each part; without them the handler decides.
+        * ``max_failures``: a number or a share (``"2%"``); more failures end the request.
+        * ``keep``: how long results are kept after the end. ``poison``: how many workers a part may
+          cost before it is given up. ``durable``: return when so many replicas have everything.
+
+        Durations are seconds, or text such as ``"90s"``, ``"5m"``, ``"7d"``.
+
+        If reading the payloads raises an error, the request is taken back. If the server fails,
+        what was submitted stays when an ``id`` was given, so that the same call can go on.
 
         Raises:
             InvalidValue: an option or a payload that cannot be; nothing is submitted.
             RequestExists: the id is taken by another submission.
-            RequestEnded: it was cancelled, or failed, before all was submitted.
-            ServerError: not now. ServerBehind: it is submitted, but not on so many replicas.
+            RequestEnded: the request was cancelled, or failed, before all was submitted.
+            ServerError: the server cannot be used now.
+            ServerBehind: the request is submitted, but not on so many replicas.
+
+        Example:
+            lines = (f"line {n}" for n in range(1_000))
+            request = client.submit(lines, handler="shout", level=10, limit=4, id="nightly")
         """
         if start_at is not None:
             if delay is not None:
@@ -142,17 +170,24 @@ class Client:
         return Request(self._protocol, request_id)
 
     def get(self, request_id: str) -> "Request":
-        """The request of that id.
+        """Return the request with that id.
 
         Raises:
-            RequestUnknown: there is none.
+            RequestUnknown: there is no such request, or it was purged.
+
+        Example:
+            client.get("nightly").cancel()
         """
         request = Request(self._protocol, units.name(request_id, "request id"))
         request._register(request.status())
         return request
 
     def list(self, queue: str = "default", *, ended: bool = False) -> "list[Status]":
-        """The queue's requests that are not finished, or those that are, oldest first."""
+        """Return the status of the queue's unfinished requests, or of the ended ones, oldest first.
+
+        Example:
+            failed = [each.id for each in client.list(ended=True) if each.state == "failed"]
+        """
         ids = self._protocol.ids(units.name(queue, "queue"))
         if ended:
             # Some may have ended since the janitor last looked.
@@ -166,7 +201,7 @@ class Client:
         return sorted(kept, key=lambda status: (status.created_ms, status.id))
 
     def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         self._protocol.connection.close()
 
     def __enter__(self) -> "Client":
@@ -213,7 +248,15 @@ def _policy(  # noqa: PLR0913, PLR0917  the options of a request are many and fl
 
 
 class Request:
-    """A request, to follow and to steer."""
+    """Follow a request and steer it. ``Client.submit`` and ``Client.get`` return one.
+
+    The attribute ``id`` is the request's id.
+
+    Example:
+        request = client.get("nightly")
+        for part, result in request.results():
+            print(part, result)
+    """
 
     def __init__(self, protocol: Protocol, request_id: str) -> None:
         self._protocol = protocol
@@ -223,20 +266,22 @@ class Request:
         return f"Request({self.id!r})"
 
     def status(self) -> Status:
-        """What is counted of the request now.
+        """Return where the request stands now, and its counts.
 
         Raises:
             RequestUnknown: there is no such request, or it was purged.
+            RequestNewer: a later version of streamq made it.
         """
         return status_of(self.id, self._protocol.inspect(self.id))
 
     def wait(self, timeout: str | float | None = None) -> Status:
-        """Wait for the end and return the last status.
-
-        The end is known from the request itself; a published message only makes it quick.
+        """Wait until the request has ended, and return its last status.
 
         Raises:
-            WaitTimeout: it did not come in time.
+            WaitTimeout: it did not end in time.
+
+        Example:
+            assert request.wait(timeout="1h").parts.failed == 0
         """
         deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
         status = self.status()
@@ -266,14 +311,18 @@ class Request:
             events.close()
 
     def results(self, timeout: str | float | None = None) -> Iterator[tuple[int, Any]]:
-        """Part numbers and results in input order, as they come; ends with the request.
+        """Yield part numbers and results in input order, as they come, until the request ends.
 
         A result is what the handler returned: bytes and text as they were, anything else as
-        JSON has it. A part of several records has a list of them. Parts that failed have no
-        result. What a retry yielded comes after the others.
+        JSON has it. The result of a part with several records is a list. Parts that failed have no
+        result. Results of retried parts come after the others.
 
         Raises:
-            WaitTimeout: there was nothing new for that long.
+            WaitTimeout: no result came for that long.
+
+        Example:
+            for part, result in request.results(timeout="5m"):
+                print(part, result)
         """
         for number, result in self.raw_results(timeout):
             with reading(f"the result of part {number} of {self.id}"):
@@ -282,10 +331,10 @@ class Request:
             yield number, values[0] if len(values) == 1 else values
 
     def raw_results(self, timeout: str | float | None = None) -> Iterator[tuple[int, bytes]]:
-        """Like ``results``, but the bytes that workers recorded.
+        """Yield the same as ``results``, but the bytes that workers recorded, not decoded.
 
         Raises:
-            WaitTimeout: there was nothing new for that long.
+            WaitTimeout: no result came for that long.
         """
         patience = None if timeout is None else _seconds(timeout)
         self.status()  # From here on the server may be away for a while.
@@ -307,10 +356,14 @@ class Request:
             fallow += pause
 
     def errors(self) -> list[Failure]:
-        """What was given up, by part and record.
+        """Return what was given up, ordered by part and record.
 
-        What was loaded from a file has the file and the line; a part that failed as a whole has
-        its first and last line, and how many records it has.
+        A failure of something loaded from a file has the file and the line. Where a part failed
+        as a whole, it has the first and last line, and the number of records.
+
+        Example:
+            for failure in request.errors():
+                print(failure.source, failure.line, failure.error, failure.message)
         """
         found = []
         for number, text in self._protocol.failures(self.id):
@@ -341,10 +394,13 @@ class Request:
     def set(
         self, *, level: int | None = None, limit: int | None = None, rate: str | None = None
     ) -> None:
-        """Change level, limit or rate while it runs. ``rate="off"`` lifts the rate.
+        """Change level, limit or rate while the request runs. ``rate="off"`` lifts the rate.
 
         Raises:
-            RequestEnded: it does not run any more.
+            RequestEnded: the request has ended.
+
+        Example:
+            request.set(level=0, limit=40)
         """
         if level is not None:
             units.whole(level, "level", 0, LAST_LEVEL)
@@ -355,7 +411,7 @@ class Request:
         self._push(tokens)
 
     def pause(self) -> None:
-        """Start no more parts; what runs goes on to its end."""
+        """Start no more parts. Parts that run go on to their end."""
         self._protocol.pause(self.id)
 
     def resume(self) -> None:
@@ -364,14 +420,14 @@ class Request:
         self._push(tokens)
 
     def cancel(self) -> int:
-        """End it now. Returns how many parts will not be finished."""
+        """End the request now, and return how many parts will not be finished."""
         return self._protocol.cancel(self.id)
 
     def retry(self) -> int:
-        """Run again what failed, under the same id. Returns how many parts.
+        """Run the failed parts again, under the same id, and return how many they are.
 
         Raises:
-            RequestEnded: it was cancelled.
+            RequestEnded: the request was cancelled.
         """
         queue = self._queue()
         # Before it reopens, so that nobody who saw it ended can take it from the open ones.
@@ -386,10 +442,10 @@ class Request:
         return redriven
 
     def purge(self) -> None:
-        """Forget it now, without waiting for the end of its retention.
+        """Remove the ended request and its results from the server now.
 
         Raises:
-            RequestOpen: it still runs.
+            RequestOpen: the request still runs; cancel it first.
         """
         queue = self._queue()
         forget(self._protocol, queue, self.id)

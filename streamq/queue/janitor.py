@@ -48,7 +48,13 @@ Look = tuple[str, Callable[[], None]]
 
 
 class Janitor:
-    """Sweeps one queue."""
+    """Sweep one queue: take back what the dead left, push missing tokens, purge what has expired.
+
+    Every worker pool has one; any number may sweep a queue at once.
+
+    Example:
+        Janitor(Protocol(Connection("redis://localhost")), "default").sweep()
+    """
 
     def __init__(
         self,
