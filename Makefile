@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
+.PHONY: help setup demo check fmt test test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
 .PHONY: fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
@@ -38,6 +38,20 @@ fmt: .venv/ready ## Format the code and mend what the linter can mend
 TEST_JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
+
+# Files in which most tests need no server: values, records, the runner, the slot table, headers of the scripts.
+UNIT := $(wildcard tests/test_exports.py tests/test_logs.py tests/test_runner.py tests/test_settings.py tests/test_source.py \
+  tests/test_turns.py tests/test_units.py tests/lua/test_headers.py tests/records tests/worker/test_counters.py \
+  tests/worker/test_slot_table.py)
+test-unit: .venv/ready ## Run the tests that need no server: the quick loop, under 15 seconds
+	$(BIN)/pytest -n 2 -m "not server and not slow" $(UNIT)
+
+COVERAGE_SERVERS ?= valkey
+coverage: .venv/ready ## Run the tests on Valkey and print how much of each folder they cover, child processes too
+	rm -rf build/coverage && mkdir -p build/coverage
+	STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) $(BIN)/coverage run -m pytest -n $(TEST_JOBS) --dist worksteal $(COVERAGE_OF); \
+	  code=$$?; $(BIN)/coverage combine -q && $(BIN)/coverage json -q -o build/coverage/report.json && \
+	  $(BIN)/python -m tests.coverage_by_folder build/coverage/report.json; exit $$code
 
 SECURE := cli worker load results run programs references doctor health
 test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role

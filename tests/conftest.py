@@ -57,6 +57,13 @@ def start(kind: str) -> Server:
     return LocalServer.start(binary=shutil.which("redis-server") if kind == "redis" else None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that use a server, for ``make test-unit`` to leave them out."""
+    for item in items:
+        if "urls" in getattr(item, "fixturenames", ()):
+            item.add_marker("server")
+
+
 @pytest.fixture(scope="session")
 def urls() -> Generator[Callable[[str], str]]:
     """The URL of a server of a kind, started at the first use and shared by all tests."""
