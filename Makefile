@@ -47,6 +47,7 @@ test-unit: .venv/ready ## Run the tests that need no server: the quick loop, und
 	$(BIN)/pytest -n 2 -m "not server and not slow" $(UNIT)
 
 COVERAGE_SERVERS ?= valkey
+coverage: export PYTHONPATH := $(CURDIR)
 coverage: .venv/ready ## Run the tests on Valkey and print how much of each folder they cover, child processes too
 	rm -rf build/coverage && mkdir -p build/coverage
 	STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) $(BIN)/coverage run -m pytest -n $(TEST_JOBS) --dist worksteal $(COVERAGE_OF); \
