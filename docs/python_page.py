@@ -27,10 +27,14 @@ handlers may be given, and what they may return, is in [workers and handlers](wo
 """
 #: In the order of the page; a test sees to it that every public name is there.
 SECTIONS = {
-    "Handlers": ("App", "Context", "Retry", "Snooze", "Abandon"),
-    "Submitting and following": ("Client", "Request", "Status", "State", "Failure"),
-    "Settings": ("Settings",),
-    "Building blocks": ("Connection", "Protocol", "Janitor"),
+    title: [name for name in names.split() if name in streamq.__all__]
+    for title, names in {
+        "Handlers": "App Context Retry Snooze Abandon",
+        "Submitting and following": "Client Request Status State Failure",
+        "Files and workers": "run load collect Worker",
+        "Settings": "Settings",
+        "Building blocks": "Connection Protocol Janitor",
+    }.items()
 }
 NOTES = {
     "Settings": "Fields, variables and defaults are in [the reference](reference.md#settings).\n",
@@ -65,7 +69,7 @@ except ServerError as error:
 def text() -> str:
     """The page."""
     return HEAD + "\n".join(
-        [*(_section(title, names) for title, names in SECTIONS.items()), _errors()]
+        [*(_section(title, names) for title, names in SECTIONS.items() if names), _errors()]
     )
 
 
@@ -74,13 +78,15 @@ def names() -> list[str]:
     return sorted([*(name for some in SECTIONS.values() for name in some), *_error_names()])
 
 
-def _section(title: str, names: tuple[str, ...]) -> str:
+def _section(title: str, names: list[str]) -> str:
     note = [NOTES[title]] if title in NOTES else []
     return "\n".join([f"## {title}\n", *note, *map(_class, names)])
 
 
 def _class(name: str) -> str:
     kind = getattr(streamq, name)
+    if inspect.isfunction(kind):
+        return "\n".join([f"### {name}\n", _code(f"{name}{_signature(kind)}"), *_doc(kind)])
     lines = [f"### {name}\n", *_doc(kind)]
     if issubclass(kind, Enum):
         lines.append(", ".join(f"`{member.name}`" for member in kind) + "\n")
