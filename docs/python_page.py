@@ -160,7 +160,8 @@ def _fields(kind: type) -> str:
     rows = []
     for field in body.body:
         if isinstance(field, ast.AnnAssign):
-            said, above = [], field.lineno - 2
+            said: list[str] = []
+            above = field.lineno - 2
             while (comment := lines[above].strip()).startswith("#:"):
                 said.insert(0, comment.removeprefix("#:").strip())
                 above -= 1
