@@ -18,8 +18,8 @@ HEAD = """# The Python API
 This page is written by `make docs` from the code.
 
 **Only the names on this page are public**: those in `streamq.__all__`, and `streamq.__version__`.
-Import them from `streamq` itself (`from streamq import Client`). All other names may change in any
-release; for public names [the policy](upgrading.md#deprecations) holds. The package is typed.
+Import them from the package `streamq` itself. All other names may change in any release; for
+public names [the policy](upgrading.md#deprecations) holds. The package is typed.
 
 Durations are seconds or text (`"90s"`, `"5m"`, `"7d"`), sizes are bytes or text (`"1MiB"`). What
 handlers may be given, and what they may return, is in [workers and handlers](worker.md).
