@@ -30,11 +30,17 @@ This page is written by `make docs` from the code.
 
 SETTINGS = """## Settings
 
-The first that has a value counts: the option of a command; the variable; the nearest
-`streamq.toml`, or `pyproject.toml` with a table `[tool.streamq]`, from the working folder upwards
-(or the file that `--config` or `STREAMQ_CONFIG` names); `streamq/config.toml` in `XDG_CONFIG_HOME`;
-for the URL `REDIS_URL` and `VALKEY_URL`. A key that is not in this table is an error. `streamq
-config show --origin` shows what holds, and why.
+A setting can come from several places. The first of these that has a value counts:
+
+1. the option of the command,
+2. the environment variable,
+3. the nearest `streamq.toml`, or `pyproject.toml` with a table `[tool.streamq]`, from the working
+   folder upwards; or the file that `--config` or `STREAMQ_CONFIG` names,
+4. `streamq/config.toml` in `XDG_CONFIG_HOME`,
+5. for the URL also `REDIS_URL` and `VALKEY_URL`.
+
+A key that is not in this table is an error. `streamq config show --origin` shows each value, and
+where it came from.
 
 """
 SETTINGS_END = """
@@ -42,8 +48,8 @@ A file has no `password`, but `password_file` and `url_file`, relative to itself
 """
 METRICS_HEAD = """## Metrics
 
-At `/metrics` of `--health-port`. Those of queues are told by every pool and janitor alike: take
-one, or the maximum.
+Workers and janitors answer with these at `/metrics` of `--health-port`. Every pool and janitor of
+a queue reports the same figures about that queue: take one of them, or the maximum.
 
 """
 
@@ -68,7 +74,7 @@ def _words(name: str, command: Any) -> list[tuple[str, Any]]:
 def _common(command: Any) -> str:
     options = [each for each in command.params if each.name in COMMON]
     return (
-        "Commands that speak to a server take these, before their name or behind it.\n\n"
+        "Commands that speak to a server take these options, before or behind their name.\n\n"
         + _table(("option", "does"), (_option(each) for each in options))
     )
 
