@@ -114,6 +114,20 @@ def _docstrings(kind: type) -> Iterator[str]:
         yield inspect.cleandoc(getattr(value, "__doc__", None) or "")
 
 
+def test_files_and_functions_that_the_architecture_names_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`((?:streamq|cli|lua)/[\w/]+\.(?:py|lua))`(?:: `([\w.]+)`)?", text)
+
+    assert len(named) > 20
+    for path, function in named:
+        # Folders of commands and scripts may be finer than this checkout's.
+        folder, name = path.split("/")[0], Path(path).name
+        file = ROOT / path if folder == "streamq" else next((ROOT / folder).rglob(name))
+        assert file.is_file(), path
+        for word in function.split(".") if function else ():
+            assert re.search(rf"\b(def|class) {word}\b", file.read_text()), (path, word)
+
+
 def _run(script: list[str], folder: Path) -> str:
     """What a script says that a shell runs to its end, as a user has it who just installed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMQ_")}
