@@ -40,7 +40,7 @@ test: .venv/ready ## Run the tests on every server found: embedded Valkey, a clu
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
 
 # Files in which most tests need no server: values, records, the runner, the slot table, headers of the scripts.
-UNIT := $(wildcard tests/test_exports.py tests/test_logs.py tests/test_runner.py tests/test_settings.py tests/test_source.py \
+UNIT := $(wildcard tests/test_logs.py tests/test_runner.py tests/test_settings.py tests/test_source.py \
   tests/test_turns.py tests/test_units.py tests/lua/test_headers.py tests/records tests/worker/test_counters.py \
   tests/worker/test_slot_table.py)
 test-unit: .venv/ready ## Run the tests that need no server: the quick loop, under 15 seconds

@@ -84,6 +84,7 @@ def test_the_stronger_source_wins(nowhere: Path, tmp_path: Path) -> None:
     assert Settings.from_env(env, nowhere).queue == "u", "what nobody else says"
 
 
+@pytest.mark.slow
 def test_a_command_reads_them_too_and_its_options_win(nowhere: Path, tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('queue = "from-file"\nurl = "redis://127.0.0.1:1"\nlog_level = "shout"\n')
@@ -124,6 +125,7 @@ def test_a_file_that_is_wrong_is_named_with_what_is(nowhere: Path, text: str, sa
     assert "hush" not in str(failure.value)
 
 
+@pytest.mark.slow
 def test_a_wrong_file_is_one_line_of_every_command(tmp_path: Path) -> None:
     file = tmp_path / "wrong.toml"
     file.write_text("ulr = 1")

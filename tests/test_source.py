@@ -280,6 +280,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, name: str) -> None:
         pieces(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused(file: Path) -> None:
     file.write_bytes(gzip.compress(b"\n" * 120_000_000))
 
