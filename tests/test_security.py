@@ -15,7 +15,7 @@ from streamq import Client, ServerError, ServerRefused, ServerUnreachable, Serve
 from streamq.admin import acl
 from streamq.driver.connection import Connection
 from streamq.driver.url import Target
-from streamq.protocol import scripts
+from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys
 from streamq.servers.local import LocalServer
 from tests.fleet import APPS, Fleet
@@ -193,7 +193,7 @@ class TestRoles:
     def test_what_a_role_must_not_do(self, secure: SecureServer, user: str) -> None:
         connection = Connection(as_user(secure.url, user)).redis
         foreign = set(acl.ROLES["runner"].scripts) - set(acl.ROLES[user].scripts)
-        calls = [("EVALSHA", scripts.digest(name), 0) for name in foreign]
+        calls = [("EVALSHA", lua.digest(name), 0) for name in foreign]
 
         for words in [*NEVER, *FORBIDDEN[user], *calls]:
             with pytest.raises(exceptions.NoPermissionError):

@@ -16,7 +16,7 @@ from streamq.driver.connection import Connection
 from streamq.driver.lanes import Lane
 from streamq.model import Policy, State
 from streamq.protocol.keys import RequestKeys
-from streamq.protocol.scripts import digest
+from streamq.protocol.lua import digest
 from streamq.servers.local import LocalServer
 from tests.conftest import ANY_KIND, KINDS, ONE_KIND
 from tests.fleet import APPS, Fleet, most_at_once

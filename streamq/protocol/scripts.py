@@ -1,18 +1,12 @@
-"""Reads the Lua files and runs them by digest.
+"""Runs the scripts of ``lua/`` by digest.
 
-A script's header is its signature. The names after ``KEYS[n]`` and ``ARGV[n]``
-are read from it here, so a caller passes names and never counts positions.
-Scripts go by digest, so two versions may run side by side during a deploy, and a user of the
-server can be allowed these and no others.
+A caller passes the names that a script's header gives to its keys and arguments, and never counts
+positions. Scripts go by digest, so two versions may run side by side during a deploy, and a user
+of the server can be allowed these and no others.
 """
 
-import hashlib
-import re
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.resources import files
 from itertools import chain
 from typing import Any
 
@@ -27,55 +21,12 @@ from streamq.driver.errors import (
 from streamq.driver.lanes import Lane, pack
 from streamq.errors import BY_CODE, Damaged, StreamqError
 from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.lua import digest, signature, source
 
 #: A script's name, its keys, its arguments by name.
 Call = tuple[str, RequestKeys | QueueKeys, dict[str, Any]]
 
 _BROKEN = (RedisError, StreamqError, OSError)
-_INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
-_PARAMETER = re.compile(r"^-- (KEYS|ARGV)\[\d+(\+?)\]\s+(\w+)", re.MULTILINE)
-_FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
-_WORD = re.compile(r"\w+")
-_FLAGS = re.compile(r"^-- Flags\s+([a-z-]+)$", re.MULTILINE)
-
-
-@cache
-def source(name: str) -> str:
-    """Text of ``lua/<name>.lua`` as the server gets it. Includes do not nest.
-
-    Only code is sent: the first line says the flags, comments stay here. So do functions that the
-    script does not come to: the server would make each of them anew for every call.
-    """
-    lua = files("streamq.lua")
-    text = (lua / f"{name}.lua").read_text("utf-8")
-    flags = _FLAGS.search(text)
-    first = f"#!lua flags={flags[1]}\n" if flags and flags[1] != "none" else "#!lua\n"
-    body = _INCLUDE.sub(lambda m: (lua / "lib" / f"{m[1]}.lua").read_text("utf-8"), text)
-    lines = (line for line in body.splitlines() if line and not line.lstrip().startswith("--"))
-    return first + _reached("\n".join(lines) + "\n")
-
-
-def _reached(code: str) -> str:
-    """The code without functions that nothing in it calls."""
-    times = Counter(_WORD.findall(code))
-    kept = _FUNCTION.sub(lambda found: found[0] if times[found[1]] > 1 else "", code)
-    return code if kept == code else _reached(kept)
-
-
-@cache
-def digest(name: str) -> str:
-    """What the server calls the script."""
-    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
-
-
-@cache
-def signature(name: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Names of a script's keys, of its arguments, and whether the last takes many values."""
-    text = (files("streamq.lua") / f"{name}.lua").read_text("utf-8")
-    found = _PARAMETER.findall(text)
-    keys = tuple(key for table, _, key in found if table == "KEYS")
-    args = tuple(arg for table, _, arg in found if table == "ARGV")
-    return keys, args, any(many for _, many, _ in found)
 
 
 class Scripts:
