@@ -19,7 +19,7 @@ from streamq.servers.local import FOR_ONE_JOB, LocalServer
 from streamq.settings import Settings, with_login
 
 from . import render
-from .context import connected
+from .connecting import connected
 
 #: Folder of the jobs that are not finished, in the current one.
 HOME = Path(".streamq")

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from cli.app import COMMANDS, application
-from cli.context import EXIT_MEANINGS
+from cli.exits import EXIT_MEANINGS
 from streamq.admin import acl
 from streamq.settings import FIELDS, SECRETS, Settings, variable_of
 from streamq.telemetry.metrics import METRICS

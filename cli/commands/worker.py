@@ -21,19 +21,21 @@ from streamq.worker.channel import (
 from streamq.worker.program import words_of
 from streamq.worker.spawning import Nursery
 
-from . import logs
-from .context import (
+from ..connecting import connected, url_of
+from ..option_structs import with_options
+from ..shared_options import (
     ExecOption,
     HealthPortOption,
+    LogFormat,
     LogFormatOption,
+    LogLevel,
     LogLevelOption,
     PrefixOption,
     QueueOption,
     UrlOption,
-    connected,
-    url_of,
+    configure_logs,
+    log_style,
 )
-from .options import with_options
 
 
 class PoolWishes(msgspec.Struct, kw_only=True):
@@ -110,8 +112,8 @@ class PoolWishes(msgspec.Struct, kw_only=True):
     is_reloading: Annotated[
         bool, typer.Option("--reload", help="Restart the processes when the code changes.")
     ] = False
-    log_level: LogLevelOption = logs.Level.INFO
-    log_format: LogFormatOption = logs.Format.TEXT
+    log_level: LogLevelOption = LogLevel.INFO
+    log_format: LogFormatOption = LogFormat.TEXT
 
     def config(self, url: str | None, prefix: str | None) -> Config:
         """What its processes are told."""
@@ -136,7 +138,7 @@ class PoolWishes(msgspec.Struct, kw_only=True):
             lease_ms=lease_ms,
             max_result=units.size_bytes(self.max_result, "--max-result"),
             log_level=self.log_level.value,
-            log_format=logs.style(self.log_format),
+            log_format=log_style(self.log_format),
         )
 
     def options(self) -> PoolOptions:
@@ -167,11 +169,11 @@ def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = Non
         streamq worker shop.tasks:app -p 4 -c 8
     """
     config, options = wishes.config(url, prefix), wishes.options()
-    logs.configure(wishes.log_level, wishes.log_format)
+    configure_logs(wishes.log_level, wishes.log_format)
     try:
         with Nursery(config.slots, options.processes) as nursery:
             # The driver takes a while to import: as long as the processes take to start.
-            from .serving import serve
+            from ..serving import serve
 
             with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
                 code = serve(protocol, config, options, nursery, wishes.levels, wishes.health_port)

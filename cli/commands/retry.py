@@ -2,8 +2,9 @@
 
 from streamq.queue.client import Request
 
-from . import render
-from .context import IdArgument, PrefixOption, UrlOption, connected, naming
+from .. import render
+from ..connecting import connected, naming
+from ..shared_options import IdArgument, PrefixOption, UrlOption
 
 
 def retry(request_id: IdArgument, url: UrlOption = None, prefix: PrefixOption = None) -> None:

@@ -15,10 +15,11 @@ from streamq.records.remote import RemoteUnreachable
 from streamq.runs.load import Load
 from streamq.runs.load_requests import submit_lines
 
-from . import render
-from .context import PrefixOption, QueueOption, UrlOption, connected
-from .options import with_options
-from .wishes import Wishes
+from .. import render
+from ..connecting import connected
+from ..option_structs import with_options
+from ..request_options import Wishes
+from ..shared_options import PrefixOption, QueueOption, UrlOption
 
 
 @with_options

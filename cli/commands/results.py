@@ -15,8 +15,9 @@ from streamq.records import outputs
 from streamq.records.outputs import FORMS, FileOutput, form_of, is_stream
 from streamq.runs.collect import Collector, file_of, show
 
-from . import render
-from .context import PrefixOption, UrlOption, connected, naming
+from .. import render
+from ..connecting import connected, naming
+from ..shared_options import PrefixOption, UrlOption
 
 
 def results(

@@ -19,11 +19,20 @@ from streamq.worker import program
 from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, check_capacity
 from streamq.worker.spawning import Nursery
 
-from . import logs, render
-from .context import ExecOption, LogLevelOption, PrefixOption, QueueOption, UrlOption
-from .home import Home, kept, named_server
-from .options import with_options
-from .wishes import Wishes
+from .. import render
+from ..home import Home, kept, named_server
+from ..option_structs import with_options
+from ..request_options import Wishes
+from ..shared_options import (
+    ExecOption,
+    LogFormat,
+    LogLevel,
+    LogLevelOption,
+    PrefixOption,
+    QueueOption,
+    UrlOption,
+    configure_logs,
+)
 
 
 class JobWishes(msgspec.Struct, kw_only=True):
@@ -134,7 +143,7 @@ def run(
     job: JobWishes,
     wishes: Wishes,
     queue: QueueOption = "default",
-    log_level: LogLevelOption = logs.Level.WARNING,
+    log_level: LogLevelOption = LogLevel.WARNING,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
@@ -148,7 +157,7 @@ def run(
         streamq run big.csv --map shop:clean -o out.jsonl
     """
     wishes.queue = queue
-    logs.configure(log_level, logs.Format.TEXT)
+    configure_logs(log_level, LogFormat.TEXT)
     with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
         plan = kept(job.resume) if job.resume else job.plan(wishes)
         named = named_server(url, prefix)  # before anything is kept
@@ -157,7 +166,7 @@ def run(
             # The driver takes a while to import: as long as server and processes take to start.
             from streamq.runs.run import Job
 
-            from .running import Run
+            from ..run_report import Run
 
             run_ = Run(plan, home, is_resumed=bool(job.resume), begun=begun)
             work = Job(

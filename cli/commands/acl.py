@@ -12,7 +12,7 @@ from streamq.admin import acl as rights
 from streamq.errors import InvalidValue
 from streamq.settings import Settings
 
-from . import render
+from .. import render
 
 FILE = "users.acl"
 

@@ -10,8 +10,8 @@ import typer
 from streamq.driver.url import mask
 from streamq.settings import files, gather, variable_of
 
-from . import render
-from .context import ConfigOption, JsonOption
+from .. import render
+from ..shared_options import ConfigOption, JsonOption
 
 
 class Action(StrEnum):

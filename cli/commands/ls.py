@@ -13,8 +13,9 @@ from streamq.model import Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.client import Request
 
-from . import render
-from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected
+from .. import render
+from ..connecting import connected
+from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 PAGE = 100
 HEADERS = (

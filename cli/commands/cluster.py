@@ -12,8 +12,9 @@ from streamq.driver.url import Target
 from streamq.servers.topology import SLOTS
 from streamq.settings import Settings, with_login
 
-from . import render
-from .context import JsonOption, UrlOption, url_of
+from .. import render
+from ..connecting import url_of
+from ..shared_options import JsonOption, UrlOption
 
 
 def cluster(url: UrlOption = None) -> None:

@@ -18,15 +18,17 @@ from streamq.telemetry.health import HealthServer, Subject
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 
-from . import logs
-from .context import (
+from ..connecting import connected
+from ..shared_options import (
     HealthPortOption,
+    LogFormat,
     LogFormatOption,
+    LogLevel,
     LogLevelOption,
     PrefixOption,
     QueuesOption,
     UrlOption,
-    connected,
+    configure_logs,
 )
 
 log = logging.getLogger(__name__)
@@ -49,8 +51,8 @@ def janitor(
         typer.Option("--interval", metavar="TIME", help="Look at each open request so often."),
     ] = "5s",
     health_port: HealthPortOption = "",
-    log_level: LogLevelOption = logs.Level.INFO,
-    log_format: LogFormatOption = logs.Format.TEXT,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
@@ -66,7 +68,7 @@ def janitor(
     if every_ms < 100:
         raise InvalidValue(f"interval {interval!r} is too short: 100ms or more")
     names = [units.name(queue, "queue") for queue in dict.fromkeys(queues)]
-    logs.configure(log_level, log_format)
+    configure_logs(log_level, log_format)
     with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
         janitors = [Janitor(protocol, name, every_ms) for name in names]
         if is_once:

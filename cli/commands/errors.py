@@ -9,8 +9,9 @@ import typer
 from streamq.model import Failure
 from streamq.queue.client import Request
 
-from . import render
-from .context import IdArgument, JsonOption, PrefixOption, UrlOption, connected, naming
+from .. import render
+from ..connecting import connected, naming
+from ..shared_options import IdArgument, JsonOption, PrefixOption, UrlOption
 
 HEADERS = (">PART", ">RECORD", "WHERE", ">ATTEMPTS", "ERROR")
 

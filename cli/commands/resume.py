@@ -2,7 +2,8 @@
 
 from streamq.queue.client import Request
 
-from .context import IdsArgument, PrefixOption, UrlOption, steer
+from ..connecting import steer
+from ..shared_options import IdsArgument, PrefixOption, UrlOption
 
 
 def resume(ids: IdsArgument, url: UrlOption = None, prefix: PrefixOption = None) -> None:

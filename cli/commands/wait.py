@@ -11,8 +11,9 @@ from streamq.errors import ServerBusy, ServerUnreachable, WaitTimeout
 from streamq.model import State, Status
 from streamq.queue.client import Request
 
-from . import render
-from .context import IdsArgument, PrefixOption, UrlOption, connected, naming
+from .. import render
+from ..connecting import connected, naming
+from ..shared_options import IdsArgument, PrefixOption, UrlOption
 
 #: How often the progress line is written anew.
 LOOK_S = 1.0

@@ -7,7 +7,8 @@ import typer
 from streamq.errors import InvalidValue
 from streamq.queue.client import Request
 
-from .context import IdArgument, PrefixOption, UrlOption, steer
+from ..connecting import steer
+from ..shared_options import IdArgument, PrefixOption, UrlOption
 
 
 def set_(

@@ -20,11 +20,11 @@ from streamq.telemetry.logs import harmless
 from streamq.worker.pool import Unrunnable
 
 from . import render
-from .context import exit_code
-from .errors import where
+from .commands.errors import where
+from .commands.results import write_errors
+from .exits import exit_code
 from .home import Home
 from .progress import Display
-from .results import write_errors
 
 #: So many failures are told where there is no file to write them to.
 _MOST_TOLD = 10

@@ -3,8 +3,9 @@
 from streamq.model import WorkerDetails
 from streamq.queue.backlog import live_workers
 
-from . import render
-from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected
+from .. import render
+from ..connecting import connected
+from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: Of the parts a worker runs, so many are in the table.
 RUNNING = 3

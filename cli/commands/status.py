@@ -12,8 +12,9 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue import backlog
 from streamq.queue.client import Request
 
-from . import render
-from .context import JsonOption, PrefixOption, QueueOption, UrlOption, connected, naming
+from .. import render
+from ..connecting import connected, naming
+from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: After so many requests of a queue it is told how many are read: that takes a moment.
 STEP = 500

@@ -8,8 +8,9 @@ import typer
 from streamq.errors import InvalidValue
 from streamq.queue.client import Request
 
-from . import render
-from .context import IdsArgument, PrefixOption, UrlOption, steer
+from .. import render
+from ..connecting import steer
+from ..shared_options import IdsArgument, PrefixOption, UrlOption
 
 
 def cancel(

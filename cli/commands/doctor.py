@@ -11,8 +11,9 @@ from streamq.driver.connection import Connection
 from streamq.protocol.protocol import Protocol
 from streamq.settings import Settings
 
-from . import render
-from .context import JsonOption, PrefixOption, UrlOption, url_of
+from .. import render
+from ..connecting import url_of
+from ..shared_options import JsonOption, PrefixOption, UrlOption
 
 
 def doctor(
