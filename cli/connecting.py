@@ -83,6 +83,16 @@ def connected(
         yield Protocol(connection, name)
 
 
+def named_server(url: str | None, prefix: str | None) -> str:
+    """Return the URL of the server that option or settings name, once it answers; "" if none."""
+    settings = Settings.from_env()
+    named = url or settings.url
+    if named:
+        with connected(url, prefix, is_patient=False):
+            named = with_login(named, settings)
+    return named
+
+
 @contextmanager
 def naming(request_id: str) -> Generator[None]:
     """Refusals of scripts, which know no ids, say which request they are about."""

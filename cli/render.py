@@ -6,7 +6,8 @@ Data go to stdout and everything else to stderr, so that a pipe gets data only.
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -171,3 +172,9 @@ class Progress:
         if self._is_shown:
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
+
+
+def failures(found: Sized, path: Path) -> None:
+    """Say where failures were written, if there are any."""
+    if found:
+        note(f"{count(len(found), 'failure')} in {path}")

@@ -14,6 +14,8 @@ import typer
 from streamq.errors import InvalidValue, StreamqError
 from streamq.model import Failure, State, Status
 from streamq.records.outputs import OutputError
+from streamq.runs.collect import write_errors
+from streamq.runs.folder import RunFolder
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.run import Job
 from streamq.telemetry.logs import harmless
@@ -21,10 +23,9 @@ from streamq.worker.pool import Unrunnable
 
 from . import render
 from .commands.errors import where
-from .commands.results import write_errors
 from .exits import exit_code
-from .home import Home
 from .progress import Display
+from .resuming import resume_command, resume_hint
 
 #: So many failures are told where there is no file to write them to.
 _MOST_TOLD = 10
@@ -33,9 +34,9 @@ _MOST_TOLD = 10
 class Run:
     """A plan being carried out, and what people are told of it."""
 
-    def __init__(self, plan: Plan, home: Home, *, is_resumed: bool, begun: float) -> None:
+    def __init__(self, plan: Plan, folder: RunFolder, *, is_resumed: bool, begun: float) -> None:
         self._plan = plan
-        self._home = home
+        self._folder = folder
         self._is_resumed = is_resumed
         self._begun = begun
 
@@ -44,7 +45,7 @@ class Run:
         show = Display(is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout))
         try:
             status = job.run(show, force=force)
-            self._home.is_kept = self._plan.can_go_on and not job.is_complete
+            self._folder.is_kept = self._plan.can_go_on and not job.is_complete
             return status
         except Unrunnable as error:
             show.end()
@@ -62,9 +63,9 @@ class Run:
     def _fail(self, job: Job, error: StreamqError, code: int, *, is_lasting: bool) -> NoReturn:
         render.error(str(error))
         # What was begun before is never thrown away for a mistake that can be mended.
-        self._home.is_kept = self._plan.can_go_on and (is_lasting or self._is_resumed)
-        if self._home.is_kept:
-            render.note(f"go on with: {self._home.command()}")
+        self._folder.is_kept = self._plan.can_go_on and (is_lasting or self._is_resumed)
+        if self._folder.is_kept:
+            render.note(f"go on with: {resume_command(self._plan)}")
         else:
             job.forget()
         raise typer.Exit(code) from None
@@ -76,7 +77,8 @@ class Run:
             self._print(status, seconds)
         if not job.is_complete:
             done = status.parts.done + status.parts.failed
-            render.note(f"stopped at {done} of {status.parts.total} parts{self._home.hope()}")
+            hint = resume_hint(plan, is_kept=self._folder.is_kept)
+            render.note(f"stopped at {done} of {status.parts.total} parts{hint}")
             return 128 + (job.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
@@ -90,7 +92,7 @@ class Run:
             _tell(job.failures)
         else:
             try:
-                write_errors(job.failures, Path(plan.output))
+                render.failures(job.failures, write_errors(job.failures, Path(plan.output)))
             except OutputError as error:
                 render.error(str(error))
                 _tell(job.failures)

@@ -4,16 +4,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from streamq import units
 from streamq.errors import InvalidValue
-from streamq.model import Failure, State, Status
+from streamq.model import State, Status
 from streamq.queue.client import Request
-from streamq.records import outputs
 from streamq.records.outputs import FORMS, FileOutput, form_of, is_stream
-from streamq.runs.collect import Collector, file_of, show
+from streamq.runs.collect import Collector, file_of, show, write_errors
 
 from .. import render
 from ..connecting import connected, naming
@@ -74,7 +72,8 @@ def results(
             raise
         if is_complete:
             request = Request(protocol, request_id)
-            write_errors(request.errors(), Path(output))
+            failures = request.errors()
+            render.failures(failures, write_errors(failures, Path(output)))
             _refuse_cancelled(request.status())
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
@@ -100,11 +99,3 @@ def _refuse_cancelled(status: Status) -> None:
         done, total = status.parts.done, status.parts.total
         render.note(f"{status.id} was cancelled: {done} of {total} parts were done")
         raise typer.Exit(5)
-
-
-def write_errors(failures: list[Failure], output: Path) -> None:
-    """Write failures beside the output, one a line, and say so."""
-    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
-    path = outputs.write_errors(output, lines)
-    if failures:
-        render.note(f"{render.count(len(failures), 'failure')} in {path}")

@@ -4,6 +4,8 @@ import re
 import secrets
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,7 @@ import typer
 from streamq import cpus, units
 from streamq.errors import InvalidValue
 from streamq.records import outputs
+from streamq.runs.folder import RunFolder, load_plan
 from streamq.runs.plan import STANDARD, Plan
 from streamq.settings import Settings
 from streamq.worker import program
@@ -20,9 +23,10 @@ from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, check_capacity
 from streamq.worker.spawning import Nursery
 
 from .. import render
-from ..home import Home, kept, named_server
+from ..connecting import named_server
 from ..option_structs import with_options
 from ..request_options import Wishes
+from ..resuming import resume_hint
 from ..shared_options import (
     ExecOption,
     LogFormat,
@@ -159,16 +163,16 @@ def run(
     wishes.queue = queue
     configure_logs(log_level, LogFormat.TEXT)
     with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
-        plan = kept(job.resume) if job.resume else job.plan(wishes)
+        plan = load_plan(job.resume, "--resume") if job.resume else job.plan(wishes)
         named = named_server(url, prefix)  # before anything is kept
-        begun, home = time.monotonic(), Home(plan)
-        with home.folder(), home.server(named) as address:
+        begun, folder = time.monotonic(), RunFolder(plan)
+        with folder.held(), _hinted(plan, folder), folder.server(named) as address:
             # The driver takes a while to import: as long as server and processes take to start.
             from streamq.runs.run import Job
 
             from ..run_report import Run
 
-            run_ = Run(plan, home, is_resumed=bool(job.resume), begun=begun)
+            run_ = Run(plan, folder, is_resumed=bool(job.resume), begun=begun)
             work = Job(
                 plan,
                 address(),
@@ -179,6 +183,17 @@ def run(
             )
             status = run_.work(work, force=job.force or bool(job.resume))
     raise typer.Exit(run_.sum_up(work, status, is_json=job.is_json))
+
+
+@contextmanager
+def _hinted(plan: Plan, folder: RunFolder) -> Generator[None]:
+    """Say how to go on with a run that Ctrl-C ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder.is_kept:
+            render.note(f"stopped{resume_hint(plan, is_kept=True)}")
+        raise
 
 
 def _place_of(output: str) -> str:

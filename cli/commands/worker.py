@@ -11,6 +11,7 @@ from streamq.errors import InvalidValue
 from streamq.model import LAST_LEVEL, MAX_RESULT
 from streamq.records.remote import is_remote, locate
 from streamq.settings import Settings
+from streamq.telemetry.logs import harmless
 from streamq.worker.channel import (
     MOST_PROCESSES,
     MOST_SLOTS,
@@ -21,6 +22,7 @@ from streamq.worker.channel import (
 from streamq.worker.program import words_of
 from streamq.worker.spawning import Nursery
 
+from .. import render
 from ..connecting import connected, url_of
 from ..option_structs import with_options
 from ..shared_options import (
@@ -173,10 +175,23 @@ def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = Non
     try:
         with Nursery(config.slots, options.processes) as nursery:
             # The driver takes a while to import: as long as the processes take to start.
-            from ..serving import serve
+            from streamq.worker.pool import Unrunnable
+            from streamq.worker.service import serve_pool
 
             with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
-                code = serve(protocol, config, options, nursery, wishes.levels, wishes.health_port)
+                try:
+                    code = serve_pool(
+                        protocol,
+                        config,
+                        options,
+                        nursery,
+                        levels=wishes.levels,
+                        health_port=wishes.health_port,
+                    )
+                except Unrunnable as error:
+                    typer.echo(harmless(error.trace), err=True, nl=False)
+                    render.error(str(error))
+                    code = 4
     except KeyboardInterrupt:
         code = 0  # told to stop before there was anything to finish
     raise typer.Exit(code)

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 
 from streamq.errors import reading
-from streamq.model import Spec, State
+from streamq.model import Failure, Spec, State
 from streamq.protocol.protocol import Protocol
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader, is_settled
 from streamq.records import encoding as codec
+from streamq.records import outputs
 from streamq.records.encoding import Item
 from streamq.records.outputs import (
     Output,
@@ -221,6 +222,17 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
             time.sleep(_LOOK_S)
     yield writer.preamble()
     writer.warn()
+
+
+def write_errors(failures: Iterable[Failure], output: Path) -> Path:
+    """Write failures beside the output, one a line as JSON. Returns the file they are in.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    return outputs.write_errors(
+        output, b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
+    )
 
 
 def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:

@@ -1,4 +1,7 @@
-"""What a run has before its driver: its folder, and a server that is being started."""
+"""The parts of a run that are needed before redis-py is imported.
+
+They are its folder (plan, lock), and its embedded server, which starts in the background.
+"""
 
 import fcntl
 import os
@@ -13,21 +16,20 @@ import msgspec
 
 from streamq import units
 from streamq.errors import InvalidValue, ServerError
-from streamq.records.inputs import STDIN
 from streamq.runs.plan import Plan
 from streamq.servers.local import FOR_ONE_JOB, LocalServer
-from streamq.settings import Settings, with_login
-
-from . import render
-from .connecting import connected
 
 #: Folder of the jobs that are not finished, in the current one.
 HOME = Path(".streamq")
 
 
-def kept(request_id: str) -> Plan:
-    """The plan of a run that was stopped."""
-    folder = HOME / units.name(request_id, "--resume")
+def load_plan(request_id: str, what: str = "resume") -> Plan:
+    """Return the plan of a run that was stopped. ``what`` is said of an id that cannot be one.
+
+    Raises:
+        InvalidValue: no run of that id was stopped in the current folder.
+    """
+    folder = HOME / units.name(request_id, what)
     path = folder / "plan.json"
     for each in (HOME, folder):
         _refuse_strange(each)
@@ -37,16 +39,6 @@ def kept(request_id: str) -> Plan:
         there = [each.name for each in HOME.glob("*") if (each / "plan.json").exists()]
         others = f"; there is {', '.join(there)}" if there else ""
         raise InvalidValue(f"no run {request_id} was stopped in this folder{others}") from None
-
-
-def named_server(url: str | None, prefix: str | None) -> str:
-    """The URL of the server that an option or a setting names, which answers; "" if none does."""
-    settings = Settings.from_env()
-    named = url or settings.url
-    if named:
-        with connected(url, prefix, is_patient=False):
-            named = with_login(named, settings)
-    return named
 
 
 def _refuse_strange(folder: Path) -> None:
@@ -72,8 +64,8 @@ def _refuse_strange(folder: Path) -> None:
         )
 
 
-class Home:
-    """Where a plan is carried out: its folder and its server."""
+class RunFolder:
+    """Where a plan is carried out: its folder, which it keeps for ``--resume``, and its server."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -82,8 +74,12 @@ class Home:
         self.is_kept = plan.can_go_on
 
     @contextmanager
-    def folder(self) -> Generator[None]:
-        """Have the run's own folder, locked; it stays if the run can be gone on with."""
+    def held(self) -> Generator[None]:
+        """Make the folder, write the plan into it and lock it; it stays while ``is_kept``.
+
+        Raises:
+            InvalidValue: another process has it, or somebody else may write to it.
+        """
         if not self._plan.can_go_on:
             yield
             return
@@ -101,10 +97,6 @@ class Home:
                 text.write_bytes(msgspec.json.encode(self._plan))
                 text.rename(self._folder / "plan.json")
                 yield
-            except KeyboardInterrupt:
-                if self.is_kept:
-                    render.note(f"stopped{self.hope()}")
-                raise
             finally:
                 if not self.is_kept:
                     shutil.rmtree(self._folder, ignore_errors=True)
@@ -113,7 +105,7 @@ class Home:
 
     @contextmanager
     def server(self, url: str) -> Generator[Callable[[], str]]:
-        """What tells the server's URL when it is up: of the given one, or of one of our own."""
+        """Give what waits for the server and returns its URL; without one it is a server of ours."""
         if url:
             yield lambda: url
             return
@@ -127,18 +119,6 @@ class Home:
                     starting.server().kill()
         finally:
             starting.stop()
-
-    def command(self) -> str:
-        """What goes on with the run."""
-        has_stdin = STDIN in self._plan.policy.spec.files
-        same = " with the same standard input" if has_stdin else ""
-        return f"streamq run --resume {self._plan.id}{same}"
-
-    def hope(self) -> str:
-        """What is said of a run that was stopped."""
-        if self.is_kept:
-            return f"; nothing is lost\ngo on with: {self.command()}"
-        return "; what goes into a pipe cannot be gone on with"
 
 
 class _Starting(threading.Thread):
