@@ -5,12 +5,11 @@ The driver is imported by those functions that use it: ``--help`` does not wait 
 
 import functools
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
-from streamq import units
 from streamq.driver.url import Target
 from streamq.errors import InvalidValue, ProtocolError, SettingsError
 from streamq.settings import Settings, with_login
@@ -67,20 +66,18 @@ def connected(
         SettingsError: neither names one.
         ServerError: it cannot be used.
     """
-    from streamq.driver.connection import Connection
-    from streamq.protocol.protocol import Protocol
+    from streamq.protocol import connecting
 
-    address = url_of(url)
-    settings = Settings.from_env()
-    name = units.name(prefix or settings.prefix, "prefix")
-    connection = Connection(address)
-    with closing(connection), ExitStack() as patience:
-        patience.enter_context(connection.patience(settings.patience_ms / 1e3, render.warning))
-        warn = _warn_once if is_warned else len
-        connection.check(is_insecure=settings.insecure, warn=warn)
-        if not is_patient:
-            patience.close()
-        yield Protocol(connection, name)
+    address, settings = url_of(url), Settings.from_env()
+    with connecting.connected(
+        address,
+        prefix or settings.prefix,
+        is_insecure=settings.insecure,
+        say=render.warning,
+        warn=_warn_once if is_warned else len,
+        is_patient=is_patient,
+    ) as protocol:
+        yield protocol
 
 
 def named_server(url: str | None, prefix: str | None) -> str:

@@ -8,6 +8,11 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import msgspec
 
 
+def named(option: str) -> str:
+    """Return what an option is called on the command line: ``--max-idle`` of ``max_idle``."""
+    return f"--{option.replace('_', '-')}"
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with options in the place of each argument that is a struct.
 

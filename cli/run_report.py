@@ -11,15 +11,14 @@ from typing import NoReturn
 
 import typer
 
-from streamq.errors import InvalidValue, StreamqError
+from streamq.errors import AppLoadError, StreamqError
 from streamq.model import Failure, State, Status
 from streamq.records.outputs import OutputError
 from streamq.runs.collect import write_errors
 from streamq.runs.folder import RunFolder
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.run import Job
+from streamq.runs.run import Job, carry_out
 from streamq.telemetry.logs import harmless
-from streamq.worker.pool import Unrunnable
 
 from . import render
 from .commands.errors import where
@@ -44,30 +43,23 @@ class Run:
         """Run the job. An error ends the command, after a word on how to go on."""
         show = Display(is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout))
         try:
-            status = job.run(show, force=force)
-            self._folder.is_kept = self._plan.can_go_on and not job.is_complete
-            return status
-        except Unrunnable as error:
+            return carry_out(
+                job, self._plan, self._folder, show, force=force, is_resumed=self._is_resumed
+            )
+        except AppLoadError as error:
             show.end()
             typer.echo(harmless(error.trace), err=True, nl=False)
-            self._fail(job, error, 4, is_lasting=False)
+            self._fail(error, 4)
         except StreamqError as error:
             show.end()
-            self._fail(job, error, exit_code(error), is_lasting=not isinstance(error, InvalidValue))
-        except BrokenPipeError:
-            job.forget()
-            raise
+            self._fail(error, exit_code(error))
         finally:
             show.end()
 
-    def _fail(self, job: Job, error: StreamqError, code: int, *, is_lasting: bool) -> NoReturn:
+    def _fail(self, error: StreamqError, code: int) -> NoReturn:
         render.error(str(error))
-        # What was begun before is never thrown away for a mistake that can be mended.
-        self._folder.is_kept = self._plan.can_go_on and (is_lasting or self._is_resumed)
         if self._folder.is_kept:
             render.note(f"go on with: {resume_command(self._plan)}")
-        else:
-            job.forget()
         raise typer.Exit(code) from None
 
     def sum_up(self, job: Job, status: Status, *, is_json: bool) -> int:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streamq.errors import (
+    AppLoadError,
     CollectorLost,
     Damaged,
     InvalidValue,
@@ -54,6 +55,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Abandon",
     "App",
+    "AppLoadError",
     "Client",
     "CollectorLost",
     "Connection",

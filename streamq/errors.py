@@ -11,6 +11,7 @@ StreamqError
 │   └── Damaged            (any other reply)  what is in the server is not what was put there
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
+├── AppLoadError           the app or the function cannot be imported, or is none
 ├── SettingsError          the environment or a file of settings cannot be read
 ├── ServerError            the server cannot be used
 │   ├── ServerUnreachable  nobody answers
@@ -113,6 +114,14 @@ class InvalidValue(StreamqError, ValueError):
 
 class PartTooLarge(InvalidValue):
     """A part is over the size limit."""
+
+
+class AppLoadError(StreamqError):
+    """The user's module cannot be loaded. ``trace`` is its own traceback, if there is one."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
 
 
 class SettingsError(StreamqError):

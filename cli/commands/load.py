@@ -11,14 +11,16 @@ from streamq.errors import ServerError
 from streamq.model import LIMIT
 from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import live_workers
+from streamq.records.names import expand
 from streamq.records.remote import RemoteUnreachable
 from streamq.runs.load import Load
 from streamq.runs.load_requests import submit_lines
+from streamq.runs.options import check_format
 
 from .. import render
 from ..connecting import connected
-from ..option_structs import with_options
-from ..request_options import Wishes
+from ..option_structs import named, with_options
+from ..request_options import RequestOptions
 from ..shared_options import PrefixOption, QueueOption, UrlOption
 
 
@@ -39,7 +41,7 @@ def load(
     window: Annotated[
         str, typer.Option(metavar="SIZE", help="Bytes that wait in the server, at most.")
     ] = "",
-    wishes: Wishes,
+    options: RequestOptions,
     queue: QueueOption = "default",
     url: UrlOption = None,
     prefix: PrefixOption = None,
@@ -55,13 +57,13 @@ def load(
 
         streamq load big.csv --handler clean --limit 20
     """
-    wishes.files, wishes.handler, wishes.queue = files, handler, queue
-    wishes.limit, wishes.keep = limit, keep
+    options.files, options.handler, options.queue = files, handler, queue
+    options.limit, options.keep = limit, keep
     name = secrets.token_hex(8) if request_id is None else units.name(request_id, "--id")
-    if wishes.form == "requests":
-        _load_requests(wishes, name, url, prefix, can_go_on=request_id is not None)
+    if check_format(options.form, named) == "requests":
+        _load_requests(options, name, url, prefix, can_go_on=request_id is not None)
         return
-    policy, size = wishes.policy(), wishes.size()
+    policy, size = options.source()
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix) as protocol:
         _warn_of_no_worker(protocol, policy.queue, policy.handler)
@@ -88,9 +90,9 @@ def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
 
 
 def _load_requests(
-    wishes: Wishes, name: str, url: str | None, prefix: str | None, *, can_go_on: bool
+    options: RequestOptions, name: str, url: str | None, prefix: str | None, *, can_go_on: bool
 ) -> None:
-    policy, files = wishes.policy_of_each(), wishes.names()
+    policy, files = options.policy_of_each(), expand(options.files)
     with connected(url, prefix) as protocol:
         _warn_of_no_worker(protocol, policy.queue, policy.handler)
         try:

@@ -1,7 +1,5 @@
 """``streamq run``."""
 
-import re
-import secrets
 import sys
 import time
 from collections.abc import Generator
@@ -16,6 +14,7 @@ from streamq import cpus, units
 from streamq.errors import InvalidValue
 from streamq.records import outputs
 from streamq.runs.folder import RunFolder, load_plan
+from streamq.runs.options import describe_run
 from streamq.runs.plan import STANDARD, Plan
 from streamq.settings import Settings
 from streamq.worker import program
@@ -24,8 +23,8 @@ from streamq.worker.spawning import Nursery
 
 from .. import render
 from ..connecting import named_server
-from ..option_structs import with_options
-from ..request_options import Wishes
+from ..option_structs import named, with_options
+from ..request_options import RequestOptions
 from ..resuming import resume_hint
 from ..shared_options import (
     ExecOption,
@@ -39,7 +38,7 @@ from ..shared_options import (
 )
 
 
-class JobWishes(msgspec.Struct, kw_only=True):
+class RunOptions(msgspec.Struct, kw_only=True):
     """What is to be done with the request, as it was typed."""
 
     files: Annotated[
@@ -94,58 +93,39 @@ class JobWishes(msgspec.Struct, kw_only=True):
         """The program's words, if there is one."""
         return program.words_of(self.command)
 
-    def plan(self, wishes: Wishes) -> Plan:
-        """The job that is meant, a new one.
+    def plan(self, request: RequestOptions) -> Plan:
+        """Return the job that is meant, a new one.
 
         Raises:
             InvalidValue: an option that cannot be, or a file that cannot be read or written.
         """
-        run_id = secrets.token_hex(8)
-        wishes.files, wishes.handler = self.files or [], self._handler(run_id)
-        wishes.limit = self.limit or self.processes * self.slots
-        plan = Plan(
-            id=run_id,
-            target=self.target,
-            argv=self.argv,
-            output=_place_of(self.output),
-            form=self._form(),
-            policy=wishes.policy(),
-            size=wishes.size(),
-            processes=self.processes,
-            slots=self.slots,
-            window_bytes=units.size_bytes(self.window, "--window"),
-            is_ordered=self.is_ordered,
-        )
-        if plan.output != STANDARD:
-            outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
-            outputs.check(Path(plan.output), force=self.force)
-        elif self.is_json:
+        output = _place_of(self.output)
+        if output == STANDARD and self.is_json:
             raise InvalidValue("--json goes with -o FILE: results are on standard output")
-        return plan
-
-    def _handler(self, run_id: str) -> str:
-        """A name that no other run has: its code may be another's under the same name."""
-        what = self.argv[0] if self.argv else self.target.rpartition(":")[2].rpartition(".")[2]
-        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(what).name)
-        return f"{readable[:40]}-{run_id}"
-
-    def _form(self) -> str:
-        """How results are written: as asked for, or by the output's name."""
-        if self.argv and self.output_form not in ("", "raw"):
-            raise InvalidValue(
-                "--output-format goes with --map: what a program prints is written so"
-            )
-        form = "raw" if self.argv else self.output_form or outputs.form_of(self.output)
-        if form not in outputs.FORMS:
-            raise InvalidValue(f"--output-format {form!r} is none of {', '.join(outputs.FORMS)}")
-        return form
+        return describe_run(
+            self.files or [],
+            output=output,
+            function=self.target,
+            command=self.command,
+            processes=self.processes,
+            concurrency=self.slots,
+            output_format=self.output_form,
+            ordered=self.is_ordered,
+            limit=self.limit,
+            window=self.window,
+            force=self.force,
+            queue=request.queue,
+            named=named,
+            warn=render.warning,
+            **request.given(),
+        )
 
 
 @with_options
 def run(
     *,
-    job: JobWishes,
-    wishes: Wishes,
+    job: RunOptions,
+    request: RequestOptions,
     queue: QueueOption = "default",
     log_level: LogLevelOption = LogLevel.WARNING,
     url: UrlOption = None,
@@ -160,10 +140,10 @@ def run(
 
         streamq run big.csv --map shop:clean -o out.jsonl
     """
-    wishes.queue = queue
+    request.queue = queue
     configure_logs(log_level, LogFormat.TEXT)
     with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
-        plan = load_plan(job.resume, "--resume") if job.resume else job.plan(wishes)
+        plan = load_plan(job.resume, "--resume") if job.resume else job.plan(request)
         named = named_server(url, prefix)  # before anything is kept
         begun, folder = time.monotonic(), RunFolder(plan)
         with folder.held(), _hinted(plan, folder), folder.server(named) as address:
@@ -181,7 +161,7 @@ def run(
                 is_alone=not named,
                 nursery=None if job.resume else nursery,
             )
-            status = run_.work(work, force=job.force or bool(job.resume))
+            status = run_.work(work, force=job.force)
     raise typer.Exit(run_.sum_up(work, status, is_json=job.is_json))
 
 

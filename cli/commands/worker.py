@@ -1,15 +1,11 @@
 """``streamq worker``."""
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from streamq import units
-from streamq.errors import InvalidValue
-from streamq.model import LAST_LEVEL, MAX_RESULT
-from streamq.records.remote import is_remote, locate
+from streamq.errors import AppLoadError, InvalidValue
 from streamq.settings import Settings
 from streamq.telemetry.logs import harmless
 from streamq.worker.channel import (
@@ -17,14 +13,13 @@ from streamq.worker.channel import (
     MOST_SLOTS,
     Config,
     PoolOptions,
-    check_capacity,
 )
-from streamq.worker.program import words_of
+from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
 from streamq.worker.spawning import Nursery
 
 from .. import render
 from ..connecting import connected, url_of
-from ..option_structs import with_options
+from ..option_structs import named, with_options
 from ..shared_options import (
     ExecOption,
     HealthPortOption,
@@ -40,7 +35,7 @@ from ..shared_options import (
 )
 
 
-class PoolWishes(msgspec.Struct, kw_only=True):
+class WorkerOptions(msgspec.Struct, kw_only=True):
     """What a pool is to be like, as it was typed."""
 
     target: Annotated[
@@ -68,7 +63,7 @@ class PoolWishes(msgspec.Struct, kw_only=True):
     queue: QueueOption = "default"
     levels: Annotated[
         str, typer.Option(metavar="RANGE", help="Take only these levels, such as 0-19.")
-    ] = f"0-{LAST_LEVEL}"
+    ] = ALL_LEVELS
     is_burst: Annotated[bool, typer.Option("--burst", help="Exit when nothing is left to do.")] = (
         False
     )
@@ -82,7 +77,7 @@ class PoolWishes(msgspec.Struct, kw_only=True):
         str, typer.Option(metavar="SIZE", help="Replace a process that grows beyond this.")
     ] = ""
     max_result: Annotated[str, typer.Option(metavar="SIZE", help="Largest result of a part.")] = (
-        f"{MAX_RESULT // 2**20}MiB"
+        LARGEST_RESULT
     )
     grace: Annotated[
         str,
@@ -118,48 +113,45 @@ class PoolWishes(msgspec.Struct, kw_only=True):
     log_format: LogFormatOption = LogFormat.TEXT
 
     def config(self, url: str | None, prefix: str | None) -> Config:
-        """What its processes are told."""
-        argv = words_of(self.command)
-        if bool(self.target) == bool(argv) or bool(argv) != bool(self.handler):
+        """Return what its processes are told."""
+        if bool(self.target) == bool(self.command) or bool(self.command) != bool(self.handler):
             raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
-        settings = Settings.from_env()
-        lease_ms = units.duration_ms(self.lease, "--lease") if self.lease else settings.lease_ms
-        if lease_ms < 500:
-            raise InvalidValue(f"--lease {self.lease!r} is too short: 500ms or more")
-        return Config(
+        return describe_process(
+            self.target,
             url=url_of(url),
-            prefix=prefix or settings.prefix,
-            queue=units.name(self.queue, "queue"),
-            target=self.target,
-            argv=argv,
-            handler=units.name(self.handler, "--handler") if self.handler else "",
-            allow_read=tuple(map(_allowed, self.allow_read)),
-            slots=self.slots,
-            levels=_levels(self.levels),
-            quantum_ms=units.duration_ms(self.quantum, "--quantum"),
-            lease_ms=lease_ms,
-            max_result=units.size_bytes(self.max_result, "--max-result"),
+            prefix=prefix or Settings.from_env().prefix,
+            command=self.command,
+            handler=self.handler,
+            queue=self.queue,
+            concurrency=self.slots,
+            levels=self.levels,
+            quantum=self.quantum,
+            lease=self.lease or None,
+            max_result=self.max_result,
+            allow_read=self.allow_read,
             log_level=self.log_level.value,
             log_format=log_style(self.log_format),
+            named=named,
         )
 
-    def options(self) -> PoolOptions:
-        """How it looks after them."""
-        check_capacity(self.processes, self.slots)
-        return PoolOptions(
+    def pool(self) -> PoolOptions:
+        """Return how it looks after them."""
+        return describe_pool(
             processes=self.processes,
-            grace_s=units.duration_ms(self.grace, "--grace") / 1e3,
-            cancel_grace_s=units.duration_ms(self.cancel_grace, "--cancel-grace") / 1e3,
-            is_burst=self.is_burst,
-            max_idle_s=units.duration_ms(self.max_idle, "--max-idle") / 1e3 if self.max_idle else 0,
+            concurrency=self.slots,
+            burst=self.is_burst,
+            max_idle=self.max_idle or None,
             max_parts=self.max_parts,
-            max_memory=units.size_bytes(self.max_memory, "--max-memory") if self.max_memory else 0,
-            is_reloading=self.is_reloading,
+            max_memory=self.max_memory or None,
+            grace=self.grace,
+            cancel_grace=self.cancel_grace,
+            reload=self.is_reloading,
+            named=named,
         )
 
 
 @with_options
-def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = None) -> None:
+def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption = None) -> None:
     """Run the handlers of an app on parts of requests, in processes that are looked after.
 
     TERM or Ctrl-C lets what runs end and hands back the rest; Ctrl-C again stops now, and
@@ -170,12 +162,11 @@ def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = Non
 
         streamq worker shop.tasks:app -p 4 -c 8
     """
-    config, options = wishes.config(url, prefix), wishes.options()
-    configure_logs(wishes.log_level, wishes.log_format)
+    config, pool = options.config(url, prefix), options.pool()
+    configure_logs(options.log_level, options.log_format)
     try:
-        with Nursery(config.slots, options.processes) as nursery:
+        with Nursery(config.slots, pool.processes) as nursery:
             # The driver takes a while to import: as long as the processes take to start.
-            from streamq.worker.pool import Unrunnable
             from streamq.worker.service import serve_pool
 
             with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
@@ -183,37 +174,15 @@ def worker(wishes: PoolWishes, url: UrlOption = None, prefix: PrefixOption = Non
                     code = serve_pool(
                         protocol,
                         config,
-                        options,
+                        pool,
                         nursery,
-                        levels=wishes.levels,
-                        health_port=wishes.health_port,
+                        levels=options.levels,
+                        health_port=options.health_port,
                     )
-                except Unrunnable as error:
+                except AppLoadError as error:
                     typer.echo(harmless(error.trace), err=True, nl=False)
                     render.error(str(error))
                     code = 4
     except KeyboardInterrupt:
         code = 0  # told to stop before there was anything to finish
     raise typer.Exit(code)
-
-
-def _allowed(place: str) -> str:
-    if is_remote(place):
-        locate(place)  # a bad URL is told at once
-        return place
-    if not Path(place).exists():
-        raise InvalidValue(f"--allow-read {place}: there is no such folder")
-    return str(Path(place).absolute())
-
-
-def _levels(text: str) -> tuple[int, ...]:
-    """Levels of ``0-19`` or ``0-9,50``."""
-    chosen: set[int] = set()
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InvalidValue(f"--levels {text!r}: write 0-19 or 0-9,50")
-        low, high = int(first), int(last or first)
-        units.whole(high, "--levels", low, LAST_LEVEL)
-        chosen |= set(range(low, high + 1))
-    return tuple(sorted(chosen))

@@ -33,7 +33,6 @@ from streamq.model import (
     PREFIX,
     Failure,
     PartCounts,
-    Policy,
     RecordCounts,
     Spec,
     State,
@@ -41,6 +40,7 @@ from streamq.model import (
     Tokens,
 )
 from streamq.protocol.protocol import Protocol
+from streamq.queue.options import policy
 from streamq.queue.results import ResultReader, part_of
 from streamq.queue.submission import CHUNK_PARTS, Submission, forget, register
 from streamq.records import encoding as codec
@@ -124,22 +124,40 @@ class Client:
             if delay is not None:
                 raise InvalidValue("give either delay or start_at")
             delay = max(0.0, units.moment_s(start_at, "start_at") - time.time())
-        options = (handler, queue, level, limit, rate, delay, retries, backoff, timeout)
+        options: dict[str, Any] = {
+            "handler": handler,
+            "queue": queue,
+            "level": level,
+            "limit": limit,
+            "rate": rate,
+            "delay": delay,
+            "retries": retries,
+            "backoff": backoff,
+            "timeout": timeout,
+            "max_failures": max_failures,
+            "keep": keep,
+            "poison": poison,
+        }
         try:
-            policy = _policy(*options, max_failures, keep, poison)
-        except TypeError:  # one that cannot be remembered is none that can be
-            policy = _policy.__wrapped__(*options, max_failures, keep, poison)
+            meant = _cached_policy(**options)
+        except TypeError:  # an option that cannot be hashed cannot be cached: this says what it is
+            meant = policy(**options)
         if durable != 0:
             units.whole(durable, "durable", 0)
         # Lists are named, though they are iterable: it takes a while to find that out.
         if isinstance(payloads, (str, bytes)) or not isinstance(payloads, (list, Iterable)):
             raise InvalidValue(f"payloads are one {type(payloads).__name__}; give a list of them")
         request_id = os.urandom(8).hex() if id is None else units.name(id, "request id")
-        submission = Submission(self._protocol, request_id, policy, self._max_part)
+        submission = Submission(self._protocol, request_id, meant, self._max_part)
         submission.run(payloads, can_go_on=id is not None)
         if durable:
             submission.replicate(durable)
         return Request(self._protocol, request_id)
+
+    @property
+    def protocol(self) -> Protocol:
+        """The scripts, on this client's connection."""
+        return self._protocol
 
     def get(self, request_id: str) -> "Request":
         """The request of that id.
@@ -176,40 +194,8 @@ class Client:
         self.close()
 
 
-@lru_cache(64, typed=True)  # most requests of a program have the same options
-def _policy(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
-    handler: str,
-    queue: str,
-    level: int,
-    limit: int,
-    rate: str | None,
-    delay: str | float | None,
-    retries: int | None,
-    backoff: str | float,
-    timeout: str | float | None,
-    max_failures: str | int | None,
-    keep: str | float,
-    poison: int,
-) -> Policy:
-    """Options as people give them, checked and in the protocol's units."""
-    tolerated, percent = units.tolerance(max_failures)
-    return Policy(
-        handler=units.name(handler, "handler"),
-        queue=units.name(queue, "queue"),
-        level=units.whole(level, "level", 0, LAST_LEVEL),
-        limit=units.whole(limit, "limit", 1),
-        poison=units.whole(poison, "poison", 1),
-        max_failures=tolerated,
-        max_percent=percent,
-        keep_ms=units.duration_ms(keep, "keep"),
-        rate_ms=0.0 if rate is None else units.rate_ms(rate),
-        delay_ms=0 if delay is None else units.duration_ms(delay, "delay"),
-        spec=Spec(
-            retries=None if retries is None else units.whole(retries, "retries", 0),
-            backoff_ms=units.duration_ms(backoff, "backoff"),
-            timeout_ms=0 if timeout is None else units.duration_ms(timeout, "timeout"),
-        ),
-    )
+#: Most requests of a program have the same options.
+_cached_policy = lru_cache(64, typed=True)(policy)
 
 
 class Request:
@@ -221,6 +207,11 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.id!r})"
+
+    @property
+    def protocol(self) -> Protocol:
+        """The scripts, on the connection that it was made with."""
+        return self._protocol
 
     def status(self) -> Status:
         """What is counted of the request now.

@@ -105,7 +105,7 @@ class RunFolder:
 
     @contextmanager
     def server(self, url: str) -> Generator[Callable[[], str]]:
-        """Give what waits for the server and returns its URL; without one it is a server of ours."""
+        """Give what waits for the server and returns its URL; without a URL the server is ours."""
         if url:
             yield lambda: url
             return

@@ -1,7 +1,7 @@
 """The whole job at once: load, work, collect, each going on while the others do.
 
-What is needed to go on after a stop or a crash is kept in a folder of the job's own: the
-embedded server's data and how the job was started.
+What is needed to go on after a stop or a crash is kept in a folder of the job's own
+(``runs/folder.py``): the embedded server's data and how the job was started.
 """
 
 import os
@@ -11,12 +11,21 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from streamq.driver.connection import Connection
-from streamq.errors import ProtocolError, RequestEnded, RequestUnknown, ServerError, StreamqError
+from streamq.errors import (
+    AppLoadError,
+    InvalidValue,
+    ProtocolError,
+    RequestEnded,
+    RequestUnknown,
+    ServerError,
+    StreamqError,
+)
 from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.client import Request
 from streamq.records.outputs import FileOutput, Output, StreamOutput
 from streamq.runs.collect import Collector
+from streamq.runs.folder import RunFolder
 from streamq.runs.load import Load
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.progress import Meter, Progress
@@ -59,7 +68,7 @@ class Job:
         self._pool: Pool | None = None
         self._file: FileOutput | None = None
 
-    def run(self, watch: Callable[[Progress], None], *, force: bool) -> Status:
+    def run(self, watch: Callable[[Progress], object], *, force: bool) -> Status:
         """Run to the end, or until told to stop. Returns the last status.
 
         Raises:
@@ -186,7 +195,7 @@ class Job:
         protocol: Protocol,
         opened: threading.Event,
         pool: Pool,
-        watch: Callable[[Progress], None],
+        watch: Callable[[Progress], object],
     ) -> None:
         if not _await(opened, self._is_stopping):
             return
@@ -217,6 +226,39 @@ class Job:
         keeper = Keeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
         options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
         return Pool(config, options, keeper, nursery=self._nursery)
+
+
+def carry_out(
+    job: Job,
+    plan: Plan,
+    folder: RunFolder,
+    watch: Callable[[Progress], object],
+    *,
+    force: bool,
+    is_resumed: bool,
+) -> Status:
+    """Run the job, and settle whether its folder stays: if not, nothing of the run is left.
+
+    It stays while somebody can go on with the run. A new run that ends with a mistake of its
+    options or of the function leaves nothing; of one that was resumed nothing is thrown away.
+
+    Raises:
+        StreamqError: as ``Job.run``.
+        BrokenPipeError: as ``Job.run``.
+    """
+    try:
+        status = job.run(watch, force=force or is_resumed)
+    except StreamqError as error:
+        is_lasting = not isinstance(error, (InvalidValue, AppLoadError))
+        folder.is_kept = plan.can_go_on and (is_lasting or is_resumed)
+        if not folder.is_kept:
+            job.forget()
+        raise
+    except BrokenPipeError:
+        job.forget()
+        raise
+    folder.is_kept = plan.can_go_on and not job.is_complete
+    return status
 
 
 def _await(opened: threading.Event, stopping: threading.Event) -> bool:

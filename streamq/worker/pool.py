@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from streamq import backoff
-from streamq.errors import StreamqError
+from streamq.errors import AppLoadError
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters as tally
@@ -55,14 +55,6 @@ ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
 #: A process that waits at more lists of tokens than this costs the server too much.
 MANY_LISTS = 1_600
-
-
-class Unrunnable(StreamqError):
-    """The user's module cannot be loaded. ``trace`` is its own traceback, if there is one."""
-
-    def __init__(self, message: str, trace: str) -> None:
-        super().__init__(message)
-        self.trace = trace
 
 
 class Pool:
@@ -112,7 +104,7 @@ class Pool:
         """Run until told to stop or nothing is left to do. Returns the exit code.
 
         Raises:
-            Unrunnable: the user's module cannot be loaded.
+            AppLoadError: the user's module cannot be loaded.
         """
         previous = self._install_signals()
         self._keeper.start()
@@ -157,6 +149,11 @@ class Pool:
     def end(self) -> None:
         """End now, from another thread: what its processes would still do is not wanted."""
         self._is_stopping = self._is_unwanted = True
+        self._ring()
+
+    def stop(self) -> None:
+        """Stop politely, as TERM does; from any thread."""
+        self._signals.append(signal.SIGTERM)
         self._ring()
 
     def _ring(self) -> None:
@@ -250,7 +247,7 @@ class Pool:
                 self._notifier.ready(f"{slots} slots")
         elif isinstance(word, Unfit):
             if not self._was_ready:
-                raise Unrunnable(word.message, word.trace)
+                raise AppLoadError(word.message, word.trace)
             log.error("%s\n%s", word.message, word.trace)
         elif isinstance(word, Look):
             self._keeper.expect(word.at_ms)
@@ -288,7 +285,7 @@ class Pool:
                 self._stillborn += code >= 0 or -code in OWN_SIGNALS
                 if not self._was_ready and self._stillborn >= MOST_STILLBORN:
                     how = member.how_it_ended()
-                    raise Unrunnable(
+                    raise AppLoadError(
                         f"{self._config.target}: its process {how} when loading it", ""
                     )
             elif done or was_busy:
@@ -430,7 +427,12 @@ class Pool:
     # Signals
 
     def _install_signals(self) -> dict[int, Callable[..., object] | int | None]:
-        """Let signals only be noted: they may come between any two steps of the loop."""
+        """Let signals only be noted: they may come between any two steps of the loop.
+
+        Only the main thread may do that. In another one the pool heeds no signals.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return {}
 
         def note(number: int, _: FrameType | None) -> None:
             self._signals.append(number)

@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -38,11 +38,14 @@ def serve_pool(
     *,
     levels: str,
     health_port: str = "",
+    started: Callable[[Pool], object] = lambda _: None,
 ) -> int:
     """Run a pool to its end, and tell of it at the port. Returns the exit code.
 
+    ``started`` is given the pool, for those who want to stop it.
+
     Raises:
-        Unrunnable: the user's module cannot be loaded.
+        AppLoadError: the user's module cannot be loaded.
     """
     settings = Settings.from_env()
     keeper = Keeper(
@@ -54,6 +57,7 @@ def serve_pool(
         levels=levels,
     )
     pool = Pool(config, options, keeper, notifier=Notifier(), nursery=nursery)
+    started(pool)
     with _health(health_port, pool, protocol, keeper, config):
         return pool.run()
 
