@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from streamq.protocol.protocol import Protocol
     from streamq.queue.client import Client, Request
     from streamq.queue.janitor import Janitor
+    from streamq.runs.functions import collect, load, run
     from streamq.settings import Settings
+    from streamq.worker.worker import Worker
 
 _HOMES = {
     "app": ("Abandon", "App", "Context", "Retry", "Snooze"),
@@ -48,7 +50,9 @@ _HOMES = {
     "queue.janitor": ("Janitor",),
     "model": ("Failure", "State", "Status"),
     "protocol.protocol": ("Protocol",),
+    "runs.functions": ("collect", "load", "run"),
     "settings": ("Settings",),
+    "worker.worker": ("Worker",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -89,6 +93,10 @@ __all__ = [
     "Status",
     "StreamqError",
     "WaitTimeout",
+    "Worker",
+    "collect",
+    "load",
+    "run",
 ]
 
 # Hidden from the type checker: to it every other name would be there too.
