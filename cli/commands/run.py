@@ -144,9 +144,9 @@ def run(
     configure_logs(log_level, LogFormat.TEXT)
     with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
         plan = load_plan(job.resume, "--resume") if job.resume else job.plan(request)
-        named = named_server(url, prefix)  # before anything is kept
+        given_url = named_server(url, prefix)  # before anything is kept
         begun, folder = time.monotonic(), RunFolder(plan)
-        with folder.held(), _hinted(plan, folder), folder.server(named) as address:
+        with folder.held(), _hinted(plan, folder), folder.server(given_url) as address:
             # The driver takes a while to import: as long as server and processes take to start.
             from streamq.runs.run import Job
 
@@ -158,7 +158,7 @@ def run(
                 address(),
                 prefix or Settings.from_env().prefix,
                 log_level=log_level.value,
-                is_alone=not named,
+                is_alone=not given_url,
                 nursery=None if job.resume else nursery,
             )
             status = run_.work(work, force=job.force)

@@ -8,13 +8,9 @@ import typer
 from streamq.errors import AppLoadError, InvalidValue
 from streamq.settings import Settings
 from streamq.telemetry.logs import harmless
-from streamq.worker.channel import (
-    MOST_PROCESSES,
-    MOST_SLOTS,
-    Config,
-    PoolOptions,
-)
+from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, Config, PoolOptions
 from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
+from streamq.worker.program import words_of
 from streamq.worker.spawning import Nursery
 
 from .. import render
@@ -114,7 +110,8 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
 
     def config(self, url: str | None, prefix: str | None) -> Config:
         """Return what its processes are told."""
-        if bool(self.target) == bool(self.command) or bool(self.command) != bool(self.handler):
+        argv = words_of(self.command)
+        if bool(self.target) == bool(argv) or bool(argv) != bool(self.handler):
             raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
         return describe_process(
             self.target,

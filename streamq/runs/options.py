@@ -171,7 +171,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     Raises:
         InvalidValue: an option that cannot be, or a file that cannot be read or written.
     """
-    run_id, argv = secrets.token_hex(8), program.words_of(command)
+    run_id, argv = secrets.token_hex(8), program.words_of(command, named("exec"))
     processes = processes or cpus.usable()
     check_capacity(processes, concurrency)
     form = _output_format(output_format, output, is_program=bool(argv), named=named)

@@ -61,7 +61,7 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
         prefix=prefix,
         queue=units.name(queue, "queue"),
         target=target,
-        argv=words_of(command),
+        argv=words_of(command, named("exec")),
         handler=units.name(handler, named("handler")) if handler else "",
         allow_read=tuple(_allowed(place, named("allow_read")) for place in allow_read),
         slots=units.whole(concurrency, named("concurrency"), 1, MOST_SLOTS),

@@ -37,8 +37,10 @@ class ProgramFailed(Exception):
     """A program ended with an exit code or by a signal. The text ends with what it said."""
 
 
-def words_of(command: str) -> tuple[str, ...]:
-    """The words of a command, as a shell splits them: the program and its arguments.
+def words_of(command: str, what: str = "--exec") -> tuple[str, ...]:
+    """Return the words of a command as a shell splits them: the program and its arguments.
+
+    ``what`` is the option's name in messages.
 
     Raises:
         InvalidValue: it has no end, or no words.
@@ -46,9 +48,9 @@ def words_of(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise InvalidValue(f"--exec {command!r}: {error}") from None
+        raise InvalidValue(f"{what} {command!r}: {error}") from None
     if command and not words:
-        raise InvalidValue("--exec names no program")
+        raise InvalidValue(f"{what} names no program")
     return words
 
 

@@ -43,6 +43,7 @@ class Worker:
         cancel_grace: str | float = "10s",
         quantum: str | float = "50ms",
         lease: str | float | None = None,
+        reload: bool = False,
         health_port: str | None = None,
         allow_read: Iterable[str] = (),
         prefix: str | None = None,
@@ -90,6 +91,7 @@ class Worker:
             max_memory=max_memory,
             grace=settings.grace if grace is None else grace,
             cancel_grace=cancel_grace,
+            reload=reload,
         )
         self._levels = levels
         self._health_port = settings.health_port if health_port is None else health_port
