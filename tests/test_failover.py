@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamq import Client, Janitor, Protocol, Request, State
+from streamq.model import Tokens, WorkerDetails
 from streamq.protocol.keys import QueueKeys, list_of
 from tests.driver import Driver
 from tests.fleet import Fleet
@@ -202,6 +204,34 @@ class TestForgottenEndOfALease:
         assert (status.parts.done, status.parts.failed) == (1, 0)
         assert len(fleet.notes("E")) == 2
         assert "reaped 1 parts" in fleet.errors(pool)
+
+    @pytest.mark.parametrize(
+        ("pool", "silent_ms", "tries"),
+        [
+            ("0123456789abcdef", 5_000, {}),
+            ("0123456789abcdef", 15_000, {1: "0 1 1 0 0"}),
+            ("fedcba9876543210", 0, {1: "0 1 1 0 0"}),
+            ("", 0, {1: "0 1 1 0 0"}),
+        ],
+        ids=["lives", "silent since before the deadline", "started again", "former version"],
+    )
+    def test_who_was_heard_after_the_deadline_lives(
+        self, driver: Driver, queue: str, pool: str, silent_ms: int, tries: dict[int, str]
+    ) -> None:
+        """A worker that is started again may have the name that it had before."""
+        driver.load(1)
+        holder, _ = driver.claim(holder="0123456789abcdef.0000000000000000-0-1")
+        driver.pass_deadline(holder, 10_000)
+        driver.suspect(10_000)
+        details = msgspec.json.encode(WorkerDetails(name="host.1", pool=pool))
+        driver.protocol.beat(queue, "host.1", 60_000, details)
+        driver.redis.zincrby(QueueKeys(queue).workers, -silent_ms, "host.1")
+        driver.protocol.mint(queue, driver.id, Tokens(), register="again")
+        make_due(driver.protocol, queue)
+
+        Janitor(driver.protocol, queue).sweep()
+
+        assert (driver.leases(), driver.retry(), driver.tries()) == ({}, {1: 1}, tries)
 
     def test_part_that_ends_its_whole_pool_is_charged(self, client: Client, fleet: Fleet) -> None:
         victim = fleet.ready("-p", "1", "-c", "1", "--lease", "1s")
