@@ -96,7 +96,7 @@ class Scenario(NamedTuple):
     #: Whether every result reaches the server, and every answer its door: then they can be counted.
     is_seen: bool = False
     #: Crashes that may be charged beyond those of who died, by the number of faults: where a server
-    #: has to believe that somebody is dead, or has forgotten what it was told.
+    #: has to believe that somebody is dead.
     charges: Callable[[int], float] = lambda _: 0
     #: Instead so many parts that take long.
     naps: int = 0
