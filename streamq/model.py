@@ -327,3 +327,5 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
     #: The levels it takes from, as they were given.
     levels: str = ""
     running: list[Running] = []
+    #: What the names of its holders begin with; another one each time that it starts.
+    pool: str = ""

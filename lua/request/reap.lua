@@ -1,6 +1,6 @@
 -- reap: take back what holders left whose lease expired and who kept silent for a grace.
 --
---   running -> retry        parts, at the front, each to be handed out alone
+--   running -> retry        parts, at the front, each to be handed out alone if its worker died
 --   running -> failed       a part that has cost too many workers
 --
 -- KEYS[1]  meta      HASH    state, counts, policy, tokens believed out
@@ -16,6 +16,7 @@
 --
 -- ARGV[1]  limit     leases to reap at most; fewer when they have very many parts
 -- ARGV[2]  failure   what to keep of a part that is given up as poison
+-- ARGV[3+] heard     pool, ms since its last heartbeat, pool, ms, ...
 --
 -- Returns  leases reaped; parts taken back; state; tokens to push; their list; when to look
 --          again
@@ -41,12 +42,26 @@ local k = {
   holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], failed = KEYS[9], events = KEYS[10],
 }
 local limit, failure = tonumber(ARGV[1]), ARGV[2]
+local heard = {}
+for i = 3, #ARGV, 2 do
+  heard[ARGV[i]] = tonumber(ARGV[i + 1])
+end
 
 local r = load_request(k.meta)
 if not r then
   return unknown()
 end
 local now = now_ms()
+
+-- Whether the holder's pool was heard after the deadline of the lease. Who dies with a lease that
+-- it renewed is not heard after the deadline. A pool that lives renews all that its processes
+-- hold and charges its own dead (release): the end of this lease was forgotten with a failover,
+-- or the pool cannot come to this server. Only durations are compared: the heartbeat is by another
+-- server's clock.
+local function is_pool_alive(holder, deadline)
+  local silent_ms = heard[string.match(holder, "^(%x+)%.")]
+  return silent_ms and now - silent_ms > tonumber(deadline)
+end
 
 -- Which of the parts ran when the holder died: the one it last said, or the only one it had.
 local function running_of(numbers, said)
@@ -89,17 +104,20 @@ end
 local expired = {}
 local latest = reap_until(r, now, suspected_since(k.meta, now))
 if latest then
-  expired = redis.call("ZRANGEBYSCORE", k.leases, "-inf", latest, "LIMIT", 0, limit)
+  expired = redis.call("ZRANGEBYSCORE", k.leases, "-inf", latest, "WITHSCORES", "LIMIT", 0, limit)
 end
 local reaped, taken = 0, 0
-for _, holder in ipairs(expired) do
+for i = 1, #expired, 2 do
+  local holder, deadline = expired[i], expired[i + 1]
   local said = redis.call("HGET", k.holders, holder .. "#")
   local numbers = end_lease(k, holder)
-  local running = running_of(numbers, said)
   reaped, taken = reaped + 1, taken + #numbers
-  set_apart(numbers, running)
-  if running then
-    charge_crash(k, r, now, running, failure)
+  if not is_pool_alive(holder, deadline) then
+    local running = running_of(numbers, said)
+    set_apart(numbers, running)
+    if running then
+      charge_crash(k, r, now, running, failure)
+    end
   end
   if taken >= PARTS_AT_ONCE then
     break

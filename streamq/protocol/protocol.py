@@ -7,7 +7,7 @@ decides nothing: every rule is in the Lua.
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -445,10 +445,17 @@ class Protocol:
     # Recovery
 
     @_typed
-    def reap(self, request_id: str, limit: int = 100) -> Reaped:
-        """Take back what holders left who are dead: suspected at every look for a grace."""
+    def reap(
+        self, request_id: str, limit: int = 100, heard: Mapping[str, int] | None = None
+    ) -> Reaped:
+        """Take back what holders left who are dead: suspected at every look for a grace.
+
+        ``heard``: of each live pool, how many ms ago it was heard. No part is charged with a crash
+        whose pool was heard after the deadline of the lease.
+        """
+        flat = [value for pair in (heard or {}).items() for value in pair]
         leases, parts, state, *tokens = self._run(
-            "reap", self.keys(request_id), limit=limit, failure=_POISON
+            "reap", self.keys(request_id), limit=limit, failure=_POISON, heard=flat
         )
         return Reaped(leases, parts, State(state.decode()), _tokens(tokens))
 
@@ -676,6 +683,14 @@ class Protocol:
                 if details is not None:
                     alive[name] = details
         return alive
+
+    def beats(self, queue: str) -> dict[str, float]:
+        """When each worker of the queue was last heard, by the server's clock (ms)."""
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(
+                self._queue_keys(queue).workers, 0, -1, withscores=True
+            )
+        return {name.decode("utf-8", "replace"): score for name, score in found}
 
     def holders(self, request_id: str) -> list[str]:
         """Who holds a lease of the request."""

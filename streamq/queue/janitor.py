@@ -12,6 +12,7 @@ from functools import partial
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import Audit, State, Tick, Tokens
 from streamq.protocol.protocol import Protocol
+from streamq.queue.backlog import live_workers
 from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Samples
 
@@ -178,6 +179,7 @@ class Janitor:
     def look(self, request_id: str, score: float, tick: Tick) -> None:
         """Reap the dead, push the tokens that are missing, close what has ended."""
         self._suspects.pop(request_id, None)
+        self.ahead_ms = self.ahead_ms or tick.now_ms - time.monotonic() * 1e3
         try:
             audit = self._reap(request_id)
         except RequestUnknown:
@@ -201,7 +203,7 @@ class Janitor:
         """Take back what the dead hold, a bounded number of parts at a time."""
         audit = self._protocol.audit(request_id)
         while audit.expired:
-            reaped = self._protocol.reap(request_id)
+            reaped = self._protocol.reap(request_id, heard=self._heard())
             if not reaped.leases:
                 break
             self._protocol.push(audit.queue, request_id, reaped.tokens)
@@ -209,6 +211,16 @@ class Janitor:
             log.info("reaped %d parts of %s", reaped.parts, request_id)
             audit = self._protocol.audit(request_id)
         return audit
+
+    def _heard(self) -> dict[str, int]:
+        """How many ms ago each live pool of the queue was heard."""
+        now_ms = self.ahead_ms + time.monotonic() * 1e3
+        beats = self._protocol.beats(self.queue)
+        return {
+            worker.pool: max(0, round(now_ms - beats[worker.name]))
+            for worker in live_workers(self._protocol, self.queue)
+            if worker.pool and worker.name in beats
+        }
 
     def _close(self, request_id: str, score: float, audit: Audit, tick: Tick) -> None:
         purge_at = min(audit.purge_at, tick.now_ms + CONFIRM_MS)

@@ -6,6 +6,7 @@ had not run when the request failed, by part number; and what failed parts yield
 run again, retry after retry.
 """
 
+import time
 from typing import Any
 
 from streamq.model import Collected, State
@@ -15,6 +16,12 @@ from streamq.protocol.protocol import Protocol
 BATCH = 500
 BATCH_BYTES = 2**22
 
+#: Who reads on believes that holders are dead when no lease of one that may live was found for so
+#: long (s), at looks no more than so far apart: the longest grace of a lease (``lua/README.md``,
+#: rule 7). After an outage all leases are past their deadline; those who live renew them within it.
+GRACE_S = 13.0
+MOST_BETWEEN_S = 2.0
+
 #: The field of a result in the server, and the result. The field begins with the part's number.
 Found = list[tuple[str, bytes]]
 
@@ -22,13 +29,6 @@ Found = list[tuple[str, bytes]]
 def part_of(field: str) -> int:
     """The number of the part whose result has that field."""
     return int(field.partition(".")[0])
-
-
-def is_settled(found: dict[str, Any]) -> bool:
-    """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
-    fails still counts. Leases of the dead do not: there may be no janitor to end them.
-    """
-    return bool(found["alive"] == "0")
 
 
 class ResultReader:
@@ -52,6 +52,10 @@ class ResultReader:
         self.next = first
         #: Whether the request has ended and every result of it was given.
         self.is_over = False
+        #: Whether the caller reads on until it is over. Who looks only once believes what it sees.
+        self.is_following = True
+        #: Since when no lease of somebody who may live was found, and when that was last seen.
+        self._silent_since = self._silent_at = 0.0
         self._protocol = protocol
         self._id = request_id
         self._is_forgetting = is_forgetting
@@ -82,7 +86,9 @@ class ResultReader:
             self._is_settled = self._is_fruitless = False
         elif not self._is_settled:
             # Only what is read after the last lease has ended is all there will be.
-            self._is_settled = not self._is_patient or is_settled(self._protocol.inspect(self._id))
+            self._is_settled = not self._is_patient or self.is_settled(
+                self._protocol.inspect(self._id)
+            )
             return [] if self._is_settled else None
         if found.next > at:
             self._go_on(at, found)
@@ -91,6 +97,19 @@ class ResultReader:
             self._go_back(found.left)
             return None if self.is_over else []
         return None
+
+    def is_settled(self, found: dict[str, Any]) -> bool:
+        """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
+        fails still counts. Leases of the dead do not: there may be no janitor to end them.
+        """
+        now = time.monotonic()
+        if found["alive"] != "0" or now - self._silent_at > MOST_BETWEEN_S:
+            self._silent_since = now
+        self._silent_at = now
+        if found["leases"] == "0":
+            return True
+        is_silent = found["alive"] == "0"
+        return is_silent and (not self.is_following or now - self._silent_since >= GRACE_S)
 
     def _go_on(self, at: int, found: Collected) -> None:
         """Note what was read from the number ``at`` on."""

@@ -19,7 +19,7 @@ import msgspec
 from streamq.errors import reading
 from streamq.model import Failure, Spec, State
 from streamq.protocol.protocol import Protocol
-from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader, is_settled
+from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import encoding as codec
 from streamq.records import outputs
 from streamq.records.encoding import Item
@@ -347,6 +347,7 @@ class Collector:
 
     def _collect(self, is_ordered: bool, follow: bool) -> bool:
         pause_s = _SOON_S
+        self._reader.is_following = follow
         while True:
             if self._ordered() if is_ordered else self._unordered():
                 pause_s = _SOON_S
@@ -376,7 +377,9 @@ class Collector:
                 self._write(results)
                 has_some = True
         # Read before the results: what they had then is all there will be.
-        self._reader.is_over = not State(status["state"]).is_live and is_settled(status)
+        self._reader.is_over = not State(status["state"]).is_live and self._reader.is_settled(
+            status
+        )
         return has_some and not self._reader.is_over
 
     def _write(self, results: dict[str, bytes]) -> None:

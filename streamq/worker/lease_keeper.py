@@ -42,6 +42,9 @@ ERRANDS_EVERY_S = 1.0
 #: or it is made again a little later.
 MOST_REPLY_S = 3.0
 LEAST_REPLY_S = 0.25
+#: A worker is known for so long (ms) after a heartbeat, at least: for longer than the grace of the
+#: leases that make it beat so often, or who reaps could not know that it lives.
+KNOWN_MS = 5_000
 #: A worker's name is a part of a key, and has so many characters at most.
 MOST_NAME = 64
 
@@ -154,6 +157,7 @@ class Keeper:
         """``levels`` are those of the configuration, as people write them."""
         self._protocol = protocol
         self._queue = config.queue
+        self._pool = config.pool
         self._lease_ms = config.lease_ms
         self._beat_s = beat_ms / 1e3
         self._outages = Outages()
@@ -357,10 +361,9 @@ class Keeper:
         holdings = self.holdings
         requests = sorted({held.request_id for _, held in holdings})
         details = msgspec.json.encode(self._details(holdings))
+        known_ms = max(KNOWN_MS, round(self._beat_s * 3_000))
         begun = time.monotonic()
-        self._hasty().beat(
-            self._queue, self.name, round(self._beat_s * 3_000), details, self._lease_ms, requests
-        )
+        self._hasty().beat(self._queue, self.name, known_ms, details, self._lease_ms, requests)
         self._renewals.trips.saw(time.monotonic() - begun)
         if not self._errands:
             self._word.worked("keeper")
@@ -392,6 +395,7 @@ class Keeper:
             beat_ms=now_ms,
             levels=self._levels,
             running=running,
+            pool=self._pool,
         )
 
     def _look_for_work(self) -> bool:

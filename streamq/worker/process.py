@@ -199,7 +199,7 @@ class Process:
         #: Requests whose tokens are of no use here, and until when: those that have ended, whose
         #: tokens are left over from before, and those whose next part is to run alone.
         self._ended: dict[str, float] = {}
-        self._name = secrets.token_hex(8)
+        self._name = f"{config.pool}.{secrets.token_hex(8)}"
         self._leases = 0
         self._changed = Condition()
         self._free = list(range(config.slots))
