@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from streamq.driver.connection import Connection
-from streamq.driver.errors import translated
+from streamq.driver.errors import translating_driver_errors
 from streamq.errors import ServerError, ServerRefused, reading
 from streamq.model import PREFIX
 from streamq.protocol.keys import QueueKeys, list_of
@@ -61,7 +61,7 @@ class Probe:
 
     def ask(self, node: Any, *words: Any) -> Any:
         """What a node answers."""
-        with translated(self.name(node)):
+        with translating_driver_errors(self.name(node)):
             redis = self._connection.redis
             client = redis if node is None else redis.get_redis_connection(node)
             return client.execute_command(*words)
@@ -136,7 +136,7 @@ class Probe:
     def indexed(self, queue: str, request_id: str) -> bool:
         """Whether a request is in one of its queue's indexes."""
         keys = QueueKeys(queue, self.prefix)
-        with translated(self._connection.where):
+        with translating_driver_errors(self._connection.where):
             redis = self._connection.redis
             return any(
                 redis.zscore(key, request_id) is not None for key in (keys.open, keys.closed)
@@ -144,7 +144,7 @@ class Probe:
 
     def overdue_ms(self, queue: str, now_ms: int) -> float:
         """For how long the queue's first look has been due; 0 if none is."""
-        with translated(self._connection.where):
+        with translating_driver_errors(self._connection.where):
             key = QueueKeys(queue, self.prefix).due
             first = self._connection.redis.zrange(key, 0, 0, withscores=True)
         return max(0.0, now_ms - float(first[0][1])) if first else 0.0
@@ -164,7 +164,7 @@ class Probe:
         now_ms = int(meta["now_ms"])
         own = self._protocol.keys(request_id)
         queue = QueueKeys(meta["queue"], self.prefix, list_of(meta["handler"], int(meta["level"])))
-        with translated(self._connection.where):
+        with translating_driver_errors(self._connection.where):
             redis = self._connection.redis
             leases = {
                 name.decode(): at for name, at in redis.zrange(own.leases, 0, -1, withscores=True)

@@ -16,7 +16,7 @@ import msgspec
 
 from streamq import units
 from streamq.driver.connection import Connection
-from streamq.driver.errors import translated
+from streamq.driver.errors import translating_driver_errors as translated
 from streamq.errors import UNREADABLE, Damaged, StreamqError
 from streamq.model import (
     LAST_LEVEL,
