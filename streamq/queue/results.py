@@ -6,8 +6,6 @@ had not run when the request failed, by part number; and what failed parts yield
 run again, retry after retry.
 """
 
-from typing import Any
-
 from streamq.model import Collected, State
 from streamq.protocol.protocol import Protocol
 
@@ -22,13 +20,6 @@ Found = list[tuple[str, bytes]]
 def part_of(field: str) -> int:
     """The number of the part whose result has that field."""
     return int(field.partition(".")[0])
-
-
-def is_settled(found: dict[str, Any]) -> bool:
-    """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
-    fails still counts. Leases of the dead do not: there may be no janitor to end them.
-    """
-    return bool(found["alive"] == "0")
 
 
 class ResultReader:
@@ -82,7 +73,7 @@ class ResultReader:
             self._is_settled = self._is_fruitless = False
         elif not self._is_settled:
             # Only what is read after the last lease has ended is all there will be.
-            self._is_settled = not self._is_patient or is_settled(self._protocol.inspect(self._id))
+            self._is_settled = not self._is_patient or self._protocol.inspect(self._id).is_settled
             return [] if self._is_settled else None
         if found.next > at:
             self._go_on(at, found)
