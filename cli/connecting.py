@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from streamq.driver.url import Target
+from streamq.driver.url import ServerURL
 from streamq.errors import InvalidValue, ProtocolError, SettingsError
 from streamq.settings import Settings, with_login
 
@@ -38,7 +38,7 @@ def url_of(given: str | None) -> str:
     if not url:
         raise SettingsError(NO_URL)
     is_typed = given is not None and given != settings.url
-    if is_typed and {"password", "ssl_password"} & Target(url).options.keys():
+    if is_typed and {"password", "ssl_password"} & ServerURL(url).options.keys():
         _warn_once(
             "everybody on this machine can see the password in --url (ps shows it): "
             "better give it in STREAMQ_PASSWORD_FILE, STREAMQ_URL or STREAMQ_URL_FILE"

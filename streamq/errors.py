@@ -96,8 +96,8 @@ UNREADABLE = (
 
 
 @contextmanager
-def reading(what: str) -> Generator[None]:
-    """Whatever comes of reading something that is not what it must be becomes ``Damaged``."""
+def damaged_if_unreadable(what: str) -> Generator[None]:
+    """Raise ``Damaged`` in place of the errors that reading something spoilt raises."""
     try:
         yield
     except InvalidValue as error:

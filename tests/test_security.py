@@ -14,7 +14,7 @@ from cli.app import COMMANDS
 from streamq import Client, ServerError, ServerRefused, ServerUnreachable, ServerUnsafe
 from streamq.admin import acl
 from streamq.driver.connection import Connection
-from streamq.driver.url import Target
+from streamq.driver.url import ServerURL
 from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys
 from streamq.servers.local import LocalServer
@@ -289,7 +289,7 @@ class TestOpenServers:
         ],
     )
     def test_who_could_use_it(self, url: str, is_open: bool) -> None:
-        assert Target(url).is_open is is_open
+        assert ServerURL(url).is_open is is_open
 
     def test_it_is_refused_unless_that_is_fine(self) -> None:
         # Nobody is there: it is refused before anybody is asked.

@@ -8,7 +8,7 @@ import typer
 from streamq import units
 from streamq.admin import cluster as clusters
 from streamq.admin.cluster import ClusterStatus, NodeStatus
-from streamq.driver.url import Target
+from streamq.driver.url import ServerURL
 from streamq.servers.topology import SLOTS
 from streamq.settings import Settings, with_login
 
@@ -82,13 +82,13 @@ def status(
         raise typer.Exit(1)
 
 
-def _target(url: str | None, nodes: Sequence[str]) -> Target:
+def _target(url: str | None, nodes: Sequence[str]) -> ServerURL:
     """The nodes given, or those of the URL; with the login and TLS of the URL, if there is one."""
     settings = Settings.from_env()
     places = [clusters.address(node) for node in nodes]
     is_named = bool(url or settings.url)
     hosts = f"redis+cluster://{','.join(nodes)}"
-    target = Target(url_of(url) if is_named or not nodes else with_login(hosts, settings))
+    target = ServerURL(url_of(url) if is_named or not nodes else with_login(hosts, settings))
     target.hosts = places or target.hosts
     return target
 

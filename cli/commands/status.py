@@ -6,9 +6,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq.errors import reading
+from streamq.errors import damaged_if_unreadable
 from streamq.model import State, Status, WorkerDetails
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.snapshot import Snapshot
 from streamq.queue import backlog
 from streamq.queue.client import Request
 
@@ -139,7 +140,7 @@ def _request_text(protocol: Protocol, found: Status) -> str:
         *_speed(found),
         *_times(found),
     ]
-    with reading(f"what the server has of {found.id}"):
+    with damaged_if_unreadable(f"what the server has of {found.id}"):
         facts += _policy(protocol.inspect(found.id))
     return render.facts(facts)
 
@@ -171,12 +172,9 @@ def _times(found: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _policy(meta: dict[str, str]) -> list[tuple[str, str]]:
+def _policy(request: Snapshot) -> list[tuple[str, str]]:
     """What else was asked for, where it was."""
-
-    def number(field: str) -> float:
-        return float(meta.get(field) or 0)
-
+    number = request.number
     facts = []
     if number("hold_ms") > number("now_ms"):
         facts.append(("held", f"until {render.moment(int(number('hold_ms')))}"))

@@ -16,7 +16,7 @@ import msgspec
 
 from streamq import units
 from streamq.driver.connection import Connection
-from streamq.driver.errors import translated
+from streamq.driver.errors import translating_driver_errors as translated
 from streamq.errors import UNREADABLE, Damaged, StreamqError
 from streamq.model import (
     LAST_LEVEL,
@@ -38,6 +38,7 @@ from streamq.model import (
 )
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.protocol.scripts import Ahead, Call, Scripts
+from streamq.protocol.snapshot import Snapshot
 
 _NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
 _FIELD = re.compile(rb"[1-9][0-9]{0,15}(\.[0-9]{1,15})?")
@@ -278,13 +279,13 @@ class Protocol:
         return int(self._run("purge", self.keys(request_id), force=int(force)))
 
     @_typed
-    def inspect(self, request_id: str) -> dict[str, str]:
-        """Everything that is counted of a request, at one moment."""
+    def inspect(self, request_id: str) -> Snapshot:
+        """Return everything that is known of a request, at one moment."""
         names = ("now_ms", "left", "leases", "alive", "retry", "results")
         reply = self._run("inspect", self.keys(request_id))
         counts = zip(names, map(str, reply[: len(names)]), strict=True)
         found = {field.decode(): value.decode() for field, value in _pairs(reply[len(names) :])}
-        return found | dict(counts)
+        return Snapshot(request_id, found | dict(counts))
 
     @_typed
     def locate(self, request_id: str, numbers: Sequence[int]) -> list[bytes]:

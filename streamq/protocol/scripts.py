@@ -16,7 +16,7 @@ from streamq.driver.errors import (
     RedisClusterException,
     RedisError,
     ResponseError,
-    translated,
+    translating_driver_errors,
 )
 from streamq.driver.lanes import Lane, pack
 from streamq.errors import BY_CODE, Damaged, StreamqError
@@ -66,7 +66,7 @@ class Scripts:
             if isinstance(reply, NoScriptError):
                 return replies[:index] + self._run_each(chain(made[index:], otherwise))
             if isinstance(reply, Exception):
-                with _refusals(), translated(self._connection.where):
+                with _refusals(), translating_driver_errors(self._connection.where):
                     raise reply
         return replies
 
@@ -86,7 +86,7 @@ class Scripts:
             return execute("EVALSHA", sha, *words)
         except (RedisError, RedisClusterException, OSError) as error:
             # Here and not around it: most calls are spared a context that does nothing for them.
-            with _refusals(), translated(self._connection.where):
+            with _refusals(), translating_driver_errors(self._connection.where):
                 if not isinstance(error, NoScriptError):
                     raise
                 # EVAL would do, but then everybody would have to have the right to it.

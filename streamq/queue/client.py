@@ -22,7 +22,7 @@ from streamq.errors import (
     SettingsError,
     StreamqError,
     WaitTimeout,
-    reading,
+    damaged_if_unreadable,
 )
 from streamq.model import (
     LAST_LEVEL,
@@ -32,10 +32,7 @@ from streamq.model import (
     POISON,
     PREFIX,
     Failure,
-    PartCounts,
-    RecordCounts,
     Spec,
-    State,
     Status,
     Tokens,
 )
@@ -219,7 +216,7 @@ class Request:
         Raises:
             RequestUnknown: there is no such request, or it was purged.
         """
-        return status_of(self.id, self._protocol.inspect(self.id))
+        return self._protocol.inspect(self.id).status()
 
     def wait(self, timeout: str | float | None = None) -> Status:
         """Wait for the end and return the last status.
@@ -267,7 +264,7 @@ class Request:
             WaitTimeout: there was nothing new for that long.
         """
         for number, result in self.raw_results(timeout):
-            with reading(f"the result of part {number} of {self.id}"):
+            with damaged_if_unreadable(f"the result of part {number} of {self.id}"):
                 items, _ = codec.decode_result(result)
                 values = [codec.decode_item(item) for item in items]
             yield number, values[0] if len(values) == 1 else values
@@ -314,8 +311,7 @@ class Request:
         whole = sorted({each.part for each in failures if not each.record and not each.records})
         if not whole:
             return failures
-        with reading(f"the options of {self.id}"):
-            spec = msgspec.json.decode(self._protocol.inspect(self.id)["spec"], type=Spec)
+        spec = self._protocol.inspect(self.id).spec
         if not spec.files:
             return failures
         abouts: dict[int, bytes] = {}
@@ -396,8 +392,7 @@ class Request:
             self._protocol.push(self._queue(), self.id, tokens)
 
     def _queue(self) -> str:
-        with reading(f"the queue of {self.id}"):
-            return self._protocol.inspect(self.id)["queue"]
+        return self._protocol.inspect(self.id).text("queue")
 
 
 def _failures(text: bytes) -> list[Failure]:
@@ -426,48 +421,3 @@ def _pause(deadline: float | None, request_id: str) -> None:
     if deadline is not None and time.monotonic() >= deadline:
         raise WaitTimeout(f"request {request_id} is not finished, and its server does not answer")
     time.sleep(0.2)
-
-
-def status_of(request_id: str, found: dict[str, str]) -> Status:
-    """What ``inspect`` found, as a status.
-
-    Raises:
-        Damaged: it is none.
-    """
-    with reading(f"what the server has of {request_id}"):
-        return _status(request_id, found)
-
-
-def _status(request_id: str, found: dict[str, str]) -> Status:
-    def number(field: str) -> int:
-        return int(float(found.get(field) or 0))
-
-    total, done, failed, retry = (number(f) for f in ("total", "done", "failed", "retry"))
-    # One lease runs one part; the others in its hands still wait.
-    held = number("delivered") - done - failed - retry
-    running = min(number("leases"), held) if found["state"] != State.CANCELLED else 0
-    finished_ms = number("finished_ms") or None
-    started_ms = number("started_ms") or None
-    records = RecordCounts(number("records"), number("records_done"), number("records_failed"))
-    seconds = ((finished_ms or number("now_ms")) - started_ms) / 1e3 if started_ms else 0.0
-    rate = (records.done + records.failed) / seconds if seconds > 0 else 0.0
-    is_running = found["state"] == State.OPEN and rate > 0
-    left = records.total - records.done - records.failed
-    return Status(
-        id=request_id,
-        queue=units.name(found["queue"], "queue"),
-        handler=found["handler"],
-        state=State(found["state"]),
-        paused=found.get("paused") == "1" and State(found["state"]).is_live,
-        level=number("level"),
-        limit=number("limit"),
-        parts=PartCounts(
-            total, total - done - failed - retry - running, running, retry, done, failed
-        ),
-        records=records,
-        created_ms=number("created_ms"),
-        started_ms=started_ms,
-        finished_ms=finished_ms,
-        rate=round(rate, 3),
-        eta_s=round(left / rate, 1) if is_running else None,
-    )

@@ -7,10 +7,10 @@ run again, retry after retry.
 """
 
 import time
-from typing import Any
 
 from streamq.model import Collected, State
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.snapshot import Snapshot
 
 #: So many results are read at once, and about so many bytes of them.
 BATCH = 500
@@ -98,17 +98,17 @@ class ResultReader:
             return None if self.is_over else []
         return None
 
-    def is_settled(self, found: dict[str, Any]) -> bool:
+    def is_settled(self, found: Snapshot) -> bool:
         """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
         fails still counts. Leases of the dead do not: there may be no janitor to end them.
         """
         now = time.monotonic()
-        if found["alive"] != "0" or now - self._silent_at > MOST_BETWEEN_S:
+        is_silent = found.count("alive") == 0
+        if not is_silent or now - self._silent_at > MOST_BETWEEN_S:
             self._silent_since = now
         self._silent_at = now
-        if found["leases"] == "0":
+        if found.count("leases") == 0:
             return True
-        is_silent = found["alive"] == "0"
         return is_silent and (not self.is_following or now - self._silent_since >= GRACE_S)
 
     def _go_on(self, at: int, found: Collected) -> None:

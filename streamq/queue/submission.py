@@ -28,9 +28,8 @@ from streamq.errors import (
     ServerFull,
     ServerUnreachable,
     StreamqError,
-    reading,
 )
-from streamq.model import Opened, Policy, State, Tokens
+from streamq.model import Opened, Policy, Tokens
 from streamq.protocol.protocol import Protocol
 
 #: One call to the server carries at most so many parts, and about so many bytes.
@@ -144,16 +143,16 @@ class Submission:
             found = self._protocol.inspect(self._id)
         except RequestUnknown:
             return False
-        with reading(f"what the server has of {self._id}"):
-            digest, total, cursor = found["digest"], int(found["total"]), found["cursor"]
+        digest, cursor = found.text("digest"), found.text("cursor")
+        total = found.known_count("total")
         if digest != self._policy.digest:
             raise RequestExists(f"request {self._id} was submitted with other options")
         self._skip(encoded, total, cursor)
-        if "sealed" not in found:
+        if not found.is_sealed:
             return False
         if next(encoded, None) is not None:
             raise RequestExists(f"request {self._id} was submitted with fewer parts")
-        if State(found["state"]).is_live:
+        if found.state.is_live:
             register(self._protocol, self._policy.queue, self._id)
         return True
 
@@ -226,7 +225,7 @@ class Submission:
                 chunk = self._catch_up(chunk)
                 continue
             except RequestEnded:
-                if "sealed" in self._protocol.inspect(self._id):
+                if self._protocol.inspect(self._id).is_sealed:
                     raise RequestExists(
                         f"request {self._id} was submitted with fewer parts"
                     ) from None
@@ -239,12 +238,12 @@ class Submission:
     def _catch_up(self, chunk: list[bytes]) -> list[bytes]:
         """Pass over those of the parts that the server has. Returns the others."""
         found = self._protocol.inspect(self._id)
-        ahead = int(found["total"]) - self._parts
+        ahead = found.known_count("total") - self._parts
         if ahead < 0:
             raise LoadGap("the server has lost its last moments, and parts with them")
         self._count(chunk[:ahead])
         if ahead <= len(chunk):
-            self._compare(found["cursor"])
+            self._compare(found.text("cursor"))
         return chunk[ahead:]
 
     def _seal(self) -> None:
@@ -358,7 +357,7 @@ def unregister(protocol: Protocol, queue: str, request_id: str) -> None:
     """Undo a registration, unless the request is there: somebody else was quicker."""
     score = protocol.registered(queue, request_id)
     with suppress(RequestUnknown):
-        if protocol.inspect(request_id)["queue"] == queue:
+        if protocol.inspect(request_id).text("queue") == queue:
             return
     if score is not None:
         protocol.close(queue, request_id, score, 0)

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from streamq.errors import reading
-from streamq.model import Failure, Spec, State
+from streamq.errors import damaged_if_unreadable
+from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import encoding as codec
@@ -62,8 +62,8 @@ class Committed(msgspec.Struct, frozen=True):
 
 def file_of(protocol: Protocol, request_id: str) -> str:
     """The file that results of the request were written to, and forgotten; "" for none."""
-    told = protocol.inspect(request_id).get("committed", "")
-    with reading("how far results are written"):
+    told = protocol.inspect(request_id).optional_text("committed")
+    with damaged_if_unreadable("how far results are written"):
         done = msgspec.json.decode(told, type=Committed) if told else Committed()
     return done.file if done.offset else ""
 
@@ -85,7 +85,7 @@ class Writer:
 
     def lines(self, result: bytes) -> bytes:
         """The lines of one part's result. What is None writes no line."""
-        with reading("a result"):
+        with damaged_if_unreadable("a result"):
             was_open, self.is_open = self.is_open, False
             lines = self._lines(result)
         if not lines:
@@ -203,14 +203,9 @@ def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _spec_of(found: dict[str, str]) -> Spec:
-    with reading("the options of the request"):
-        return msgspec.json.decode(found.get("spec", ""), type=Spec)
-
-
 def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
     """Results in input order for somebody who only looks: nothing is forgotten."""
-    writer = Writer(form, [], preamble=_spec_of(protocol.inspect(request_id)).header.encode())
+    writer = Writer(form, [], preamble=protocol.inspect(request_id).spec.header.encode())
     reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
         batch = reader.read()
@@ -298,10 +293,10 @@ class Collector:
     def _look(self, force: bool) -> Spec:
         """Read how far results are written, and refuse an output that they do not belong to."""
         found = self._protocol.inspect(self._id)
-        text = self._token = found.get("committed", "")
-        with reading("how far results are written"):
+        text = self._token = found.optional_text("committed")
+        with damaged_if_unreadable("how far results are written"):
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
-        spec = _spec_of(found)
+        spec = found.spec
         self._refuse_other(force, spec.files)
         return spec
 
@@ -369,7 +364,7 @@ class Collector:
 
     def _unordered(self) -> bool:
         """Write whatever is there. Returns whether there may be more now."""
-        status = self._protocol.inspect(self._id)
+        found = self._protocol.inspect(self._id)
         has_some = False
         for page in self._protocol.result_pages(self._id, BATCH_BYTES):
             # All of a page is forgotten before the next is asked for: nothing comes twice.
@@ -377,9 +372,7 @@ class Collector:
                 self._write(results)
                 has_some = True
         # Read before the results: what they had then is all there will be.
-        self._reader.is_over = not State(status["state"]).is_live and self._reader.is_settled(
-            status
-        )
+        self._reader.is_over = not found.state.is_live and self._reader.is_settled(found)
         return has_some and not self._reader.is_over
 
     def _write(self, results: dict[str, bytes]) -> None:

@@ -20,7 +20,7 @@ from importlib.metadata import version
 import msgspec
 
 from streamq import backoff
-from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, reading
+from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
 from streamq.model import Failure, Running, Tokens, WorkerDetails
 from streamq.protocol.protocol import Protocol
 from streamq.queue.janitor import Janitor, totals
@@ -400,11 +400,13 @@ class Keeper:
 
     def _look_for_work(self) -> bool:
         for request_id in self._protocol.ids(self._queue):
-            with suppress(RequestUnknown, Damaged), reading(request_id):
+            with suppress(RequestUnknown, Damaged):
                 found = self._protocol.inspect(request_id)
-                is_live = found["state"] in ("loading", "open")
-                is_ours = found["handler"] in self.handlers and int(found["level"]) in self._taken
-                if is_live and is_ours and found.get("paused") != "1":
+                is_ours = (
+                    found.text("handler") in self.handlers
+                    and found.known_count("level") in self._taken
+                )
+                if found.state.is_live and is_ours and not found.is_paused:
                     return False
         return True
 

@@ -14,7 +14,7 @@ import msgspec
 
 from streamq import backoff
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
-from streamq.errors import Damaged, reading
+from streamq.errors import Damaged, damaged_if_unreadable
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -464,7 +464,7 @@ def _read_outcomes(partial: bytes, count: int) -> list[Any]:
     Raises:
         Damaged: it is not of this part.
     """
-    with reading("what earlier attempts left"):
+    with damaged_if_unreadable("what earlier attempts left"):
         outcomes = msgspec.msgpack.decode(partial, type=list[list[Any]])
         for each in outcomes:
             if each[0] not in range(4) or len(each) != (2 if each[0] in (_DONE, _FAILED) else 1):

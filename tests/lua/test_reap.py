@@ -155,7 +155,7 @@ class TestGrace:
         for _ in range(3):  # the server was away for longer than any lease stands
             for holder in holders:
                 driver.pass_deadline(holder)
-            if "suspected_ms" in driver.protocol.inspect(driver.id):
+            if "suspected_ms" in driver.protocol.inspect(driver.id).fields:
                 driver.suspect(HOUR_MS, looked_ms=HOUR_MS // 2)
             for holder in holders:  # each pool looks before it, or another, renews
                 assert driver.protocol.audit(driver.id).expired == 0

@@ -14,6 +14,7 @@ import pytest
 from streamq import Client, Protocol, Request
 from streamq.errors import CollectorLost, WaitTimeout
 from streamq.model import Part, State, Terms
+from streamq.protocol.snapshot import Snapshot
 from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
@@ -332,7 +333,7 @@ class TestFailedWhilePartsRun:
         inspect = Protocol.inspect
         looks = 0
 
-        def inspect_late(self: Protocol, request_id: str) -> dict[str, str]:
+        def inspect_late(self: Protocol, request_id: str) -> Snapshot:
             nonlocal looks
             looks += 1
             if looks == 4:  # the first two are of the collector's beginning

@@ -85,7 +85,7 @@ def remaining_ms(protocol: Protocol, request: Request) -> int:
     leases = protocol.connection.redis.zrange(
         RequestKeys(request.id).leases, 0, -1, withscores=True
     )
-    return int(leases[0][1]) - int(protocol.inspect(request.id)["now_ms"])
+    return int(leases[0][1]) - protocol.inspect(request.id).count("now_ms")
 
 
 @pytest.mark.parametrize("is_of_queue", [False, True])
