@@ -557,11 +557,11 @@ class TestCapacity:
     ) -> None:
         fleet.ready("-c", "1000")
 
-        request = submit([20.0] * 1000, "nap_async", limit=1000)
+        request = submit([6.0] * 1000, "nap_async", limit=1000)
 
-        wait_until(lambda: request.status().parts.running == 1000, 60)
+        wait_until(lambda: request.status().parts.running == 1000, 20)
         connections = client._protocol.connection.redis.info("clients")["connected_clients"]
-        assert request.wait(60).parts.done == 1000
+        assert request.wait(30).parts.done == 1000
         assert most_at_once(fleet.notes()) == 1000
         assert connections < 60
 

@@ -84,13 +84,13 @@ ROLES: dict[str, Role] = {
         "runs parts, and does a janitor's work: worker",
         _WORKER,
         (*_TAKE, "zrange", "hget", *_ASIDE),
-        ("tokens", "open", "workers", "worker", "aside"),
+        ("tokens", "used", "news", "open", "workers", "worker", "aside"),
     ),
     "janitor": Role(
         "takes back what the dead left: janitor",
         _JANITOR,
         ("zrange", "hget", *_ASIDE),
-        ("workers", "worker", "aside"),
+        ("used", "workers", "worker", "aside"),
     ),
     "reader": Role(
         "looks, and changes nothing: status, ls, workers, wait, errors, doctor",

@@ -25,6 +25,7 @@ from streamq.model import (
     Collected,
     Failure,
     Grant,
+    News,
     Opened,
     Outcome,
     Part,
@@ -79,9 +80,10 @@ class Protocol:
         scripts = Scripts(connection)
         self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
         self._prefix = prefix
-        # Keys are spelled anew for every call otherwise, and a take has a hundred of them or more.
+        # Keys are spelled anew for every call otherwise, and a take may have hundreds of them.
         self._queue_keys = lru_cache(1024)(lambda queue, to="": QueueKeys(queue, prefix, to))
         self._token_lists = lru_cache(64)(self._spell_token_lists)
+        self._used_lists = lru_cache(64)(self._spell_used_lists)
 
     def keys(self, request_id: str) -> RequestKeys:
         """The keys of a request."""
@@ -576,20 +578,92 @@ class Protocol:
         block_s: float,
         levels: tuple[int, ...] = _EVERY_LEVEL,
     ) -> Token | None:
-        """The next token for one of these handlers, best level first; of one level as they come."""
-        lists = self._token_lists(queue, handlers, levels)
-        try:
-            reply = self.connection.pop(lists, block_s)
-        except Damaged as error:
-            raise Damaged(f"{error}; renamed {self.set_aside(queue, lists)}") from None
+        """The next token for one of these handlers, best level first; of one level as they come.
+
+        It waits at every list that there may be.
+        """
+        reply = self._pop(queue, self._token_lists(queue, handlers, levels), block_s)
+        return reply and self._token(queue, *reply)
+
+    def take_used(
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        block_s: float,
+        levels: tuple[int, ...],
+        used: frozenset[str],
+        *,
+        news_first: bool,
+    ) -> Token | News | None:
+        """The same from lists that are in use (``used_lists``), or news of others.
+
+        News come before any token, or only if there is none.
+        """
+        lists = self._used_lists(queue, handlers, levels, used, news_first)
+        reply = self._pop(queue, lists, block_s)
         if reply is None:
             return None
-        name, token = reply
+        name, value = reply
+        if name.startswith(self._queue_keys(queue).tokens.encode()):
+            return self._token(queue, name, value)
+        return News(value.decode("utf-8", "replace"))
+
+    def used_lists(self, queue: str, handlers: Iterable[str]) -> frozenset[str]:
+        """The lists of these handlers that tokens came into, each as ``list_of`` calls it."""
+        key = self._queue_keys(queue).used
+        try:
+            with translated(self.connection.where):
+                found = self.connection.call("ZRANGE", key, 0, -1)
+        except Damaged as error:
+            raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
+        named = {b"%s:" % name.encode() for name in handlers}
+        ours = (each for each in found if each[:-2] in named and each[-2:].isdigit())
+        return frozenset(each.decode() for each in ours)
+
+    def tell_again(self, queue: str, to: str) -> None:
+        """Push news of a list once more, if it has tokens, is new, and there are no news."""
+        self.mint(queue, "", Tokens(0, to), mode="ensure")
+
+    def forget_lists(self, queue: str, before_ms: int) -> None:
+        """Forget lists that came into use before that and are empty; the next token is news."""
+        key = self._queue_keys(queue).used
+        with translated(self.connection.where):
+            old = self.connection.redis.zrange(key, "-inf", before_ms, byscore=True)
+        for to in old:
+            self.mint(queue, "", Tokens(0, to.decode("utf-8", "replace")), mode="forget")
+
+    def _pop(
+        self, queue: str, lists: tuple[str, ...], block_s: float
+    ) -> tuple[bytes, bytes] | None:
+        try:
+            reply: tuple[bytes, bytes] | None = self.connection.pop(lists, block_s)
+        except Damaged as error:
+            raise Damaged(f"{error}; renamed {self.set_aside(queue, lists)}") from None
+        return reply
+
+    @staticmethod
+    def _token(queue: str, name: bytes, token: bytes) -> Token:
         _, handler, level = name.decode().rsplit(":", 2)
         try:
             return Token(units.name(token.decode(), "request id"), handler, int(level))
         except ValueError:
             raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
+
+    def _spell_used_lists(
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        levels: tuple[int, ...],
+        used: frozenset[str],
+        news_first: bool,
+    ) -> tuple[str, ...]:
+        root = self._queue_keys(queue).tokens
+        ends = {to[-2:] for to in used}
+        some = [level for level in levels if f"{level:02d}" in ends]
+        wanted = (list_of(handler, level) for level in some for handler in handlers)
+        lists = tuple(root + to for to in wanted if to in used)
+        news = tuple(self._queue_keys(queue, list_of(handler, 0)).news for handler in handlers)
+        return news + lists if news_first else lists + news
 
     def _spell_token_lists(
         self, queue: str, handlers: tuple[str, ...], levels: tuple[int, ...]
@@ -610,7 +684,8 @@ class Protocol:
     def set_aside(self, queue: str, lists: tuple[str, ...] = ()) -> list[str]:
         """Rename keys of a queue that are of another type. Returns their names since then."""
         keys = self._queue_keys(queue)
-        indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), "zset")
+        sets = (keys.due, keys.open, keys.closed, keys.workers, keys.used)
+        indexes = dict.fromkeys(sets, "zset")
         wanted = indexes | dict.fromkeys(lists, "list")
         redis = self.connection.redis
         with translated(self.connection.where), redis.pipeline(transaction=False) as pipe:
@@ -807,6 +882,7 @@ def _mint_args(
         "look_ms": tokens.look_ms,
         "register": register,
         "believed": min(believed, tokens.count),
+        "to": tokens.to,
     }
 
 

@@ -24,6 +24,8 @@ FORGET_UNOPENED_MS = 3_600_000
 MOST_REPORTED = 1_000
 #: How often lists of tokens go that only workers and clients of an earlier version use.
 FORMER_EVERY_S = 3_600.0
+#: Lists of tokens that came into use so long ago and are empty are waited at no more.
+FORGET_LISTS_MS = 3_600_000
 #: So many requests of one sweep may get no answer from the only server.
 MOST_AWAY = 3
 #: A sweep ends after this; what it did not come to is due again soon.
@@ -92,6 +94,7 @@ class Janitor:
         if time.monotonic() > self._former_at:
             self._former_at = time.monotonic() + FORMER_EVERY_S
             self._protocol.drop_former_lists(self.queue)
+            self._protocol.forget_lists(self.queue, tick.now_ms - FORGET_LISTS_MS)
         self.swept_at = time.time()
         if not self._next_look_ms:
             return tick.wait_ms

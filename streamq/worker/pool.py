@@ -53,8 +53,6 @@ OWN_SIGNALS = frozenset(
 #: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
-#: A process that waits at more lists of tokens than this costs the server too much.
-MANY_LISTS = 1_600
 
 
 class Pool:
@@ -243,7 +241,6 @@ class Pool:
                 slots = self._options.processes * self._config.slots
                 names = ", ".join(self._keeper.handlers)
                 log.info("worker %s ready: %d slots, handlers %s", self._keeper.name, slots, names)
-                self._warn_of_lists(len(self._keeper.handlers) * len(self._config.levels))
                 self._notifier.ready(f"{slots} slots")
         elif isinstance(word, Unfit):
             if not self._was_ready:
@@ -253,15 +250,6 @@ class Pool:
             self._keeper.expect(word.at_ms)
         elif isinstance(word, Idle):
             member.idle_s = word.idle_s
-
-    @staticmethod
-    def _warn_of_lists(lists: int) -> None:
-        if lists > MANY_LISTS:
-            log.warning(
-                "each process waits at %d lists, one for each handler and level, which keeps the "
-                "server busy: take fewer levels (--levels), or serve several queues",
-                lists,
-            )
 
     def _bury(self) -> None:
         """Replace processes that are gone, and take back at once what they held."""

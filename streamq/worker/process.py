@@ -41,6 +41,7 @@ from streamq.worker.runner import Done, Runner, Trouble
 from streamq.worker.slot_table import MOST_PARTS, Table
 from streamq.worker.tracebacks import users_traceback
 from streamq.worker.turns import Turns
+from streamq.worker.waiting_place import WaitingPlace
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +193,7 @@ class Process:
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
         self._turns = Turns(tuple(app.handlers))
+        self._place = WaitingPlace(self._protocol, config.queue, config.levels)
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
         #: Of each handler, by its number: the pace of the request that it ran last.
@@ -285,14 +287,13 @@ class Process:
         return lease, grant
 
     def _await_token(self) -> Token | None:
-        config = self._config
         handlers = self._turns.order()
         self._taking_since = time.monotonic()
         try:
             # After the line above, for whoever stops us then sees to it that this ends.
             if self._is_stopping or self._is_quiet:
                 return None
-            token = self._protocol.take(config.queue, handlers, BLOCK_S, config.levels)
+            token = self._place.take(handlers, BLOCK_S)
         finally:
             self._taking_since = 0.0
         if token is None:
