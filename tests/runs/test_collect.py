@@ -278,7 +278,7 @@ class TestFailedWhilePartsRun:
         looks: list[str] = []
         inspect = Protocol.inspect
 
-        def counted(self: Protocol, request_id: str) -> dict[str, str]:
+        def counted(self: Protocol, request_id: str) -> Snapshot:
             looks.append(request_id)
             return inspect(self, request_id)
 
