@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -289,8 +290,15 @@ class Connection:
         return self.blocking(block_s).execute_command(*words)
 
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Make calls in one go, where there is one server. Refusals are among the answers."""
-        return self._lanes_for(None, ()).call_all(calls)
+        """Make calls in one go, to where the keys of the first are. Refusals are answers here."""
+        calls = iter(calls)
+        first = next(calls)
+        try:
+            return self._lanes_for(None, first).call_all(chain((first,), calls))
+        except GONE:
+            if self.is_cluster:
+                self._look_around(self.redis)
+            raise
 
     def pop(self, lists: tuple[str, ...], block_s: float) -> Any:
         """Wait for an element of the first list that has one. Returns the list and the element."""
