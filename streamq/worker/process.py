@@ -30,6 +30,7 @@ from streamq.app import App, Context
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, StreamqError
 from streamq.model import Failure, Grant, Part, Spec, State, Terms, Token, Tokens
+from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
 from streamq.records.references import Reader
 from streamq.telemetry import logs
@@ -199,6 +200,9 @@ class Process:
         #: Requests whose tokens are of no use here, and until when: those that have ended, whose
         #: tokens are left over from before, and those whose next part is to run alone.
         self._ended: dict[str, float] = {}
+        #: Tokens of the latter, which go back when that time is over: they are believed out, so
+        #: nobody pushes others before the next audit.
+        self._kept: dict[str, list[Token]] = {}
         self._name = secrets.token_hex(8)
         self._leases = 0
         self._changed = Condition()
@@ -255,7 +259,7 @@ class Process:
         if token is None:
             return None, None
         request_id = token.request_id
-        if self._ended.get(request_id, 0.0) > time.monotonic():
+        if self._is_left_alone(token):
             return None, None
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
@@ -436,7 +440,9 @@ class Process:
             return True
         while len(self._suspects) > _KNOWN_REQUESTS:
             del self._suspects[next(iter(self._suspects))]
-        self._leave_alone(lease.request_id, SUSPECT_PAUSE_S)
+        with self._changed:
+            self._leave_alone(lease.request_id, SUSPECT_PAUSE_S)
+            self._kept.setdefault(lease.request_id, [])
         return False
 
     def _begin(self, lease: Lease, grant: Grant) -> None:
@@ -650,6 +656,24 @@ class Process:
             self._ended.clear()
         self._ended[request_id] = time.monotonic() + seconds
 
+    def _is_left_alone(self, token: Token) -> bool:
+        """Whether the token is of no use here now. One that will be again is kept for then."""
+        if self._ended.get(token.request_id, 0.0) <= time.monotonic():
+            return False
+        with self._changed:
+            if token.request_id in self._kept:
+                self._kept[token.request_id].append(token)
+        return True
+
+    def _give_back_tokens(self) -> None:
+        """Push tokens that were kept, of requests that are left alone no more."""
+        with self._changed:
+            now = time.monotonic()
+            over = [each for each in self._kept if self._ended.get(each, 0.0) <= now]
+            tokens = [token for each in over for token in self._kept.pop(each)]
+        for token in tokens:
+            self._push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
+
     def _is_shared(self, lease: Lease) -> bool:
         return self._config.slots > 1 and self._exclusive != lease.slot
 
@@ -791,6 +815,7 @@ class Process:
             if since and now - max(since, checked) > CHECK_EVERY_S:
                 self._protocol.connection.check_waits()
                 checked = time.monotonic()
+            self._give_back_tokens()
 
     def _say_idle(self, *, force: bool = False) -> None:
         now = time.monotonic()
