@@ -10,14 +10,15 @@
 -- ARGV[1]  request_id
 -- ARGV[2]  count     tokens
 -- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list;
---                    drop: none, and those in the list are taken out
+--                    drop: none; those are taken out that requests left which have ended
 -- ARGV[4]  look_ms   moment to look at the request again, or 0
 -- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
 -- ARGV[6]  believed  to ensure: so many of them are believed out
 --
--- Returns  tokens pushed
+-- Returns  tokens pushed; to drop: tokens taken out
 -- Errors   none
--- Cost     O(count); to ensure: O(length of the list), in the mean no more than READ_AT_MOST
+-- Cost     O(count); to ensure: O(length of the list), in the mean no more than READ_AT_MOST; to
+--          drop: O(READ_AT_MOST)
 -- Flags    allow-oom
 
 -- @include clock
@@ -25,6 +26,8 @@
 
 -- Tokens that one look reads, on average.
 local READ_AT_MOST = 4096
+-- Tokens that one command puts back.
+local PUSH_AT_ONCE = 1000
 -- A little longer than processes that saw a request end drop its tokens (LEFT_OVER_S).
 local LEFT_OVER_MS = 250
 
@@ -38,6 +41,28 @@ local look_ms, register, believed = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]
 local function is_skipped()
   local times = math.ceil(redis.call("LLEN", tokens) / READ_AT_MOST)
   return times > 1 and now_ms() % times > 0
+end
+
+-- Take out tokens of requests that are not open any more, of all that have some among those that are
+-- taken next. However long the list is, it costs the same; what is behind them is for another time.
+local function drop_ended()
+  local is_open, kept = {}, {}
+  local read = redis.call("LRANGE", tokens, -READ_AT_MOST, -1)
+  for _, token in ipairs(read) do
+    if is_open[token] == nil then
+      is_open[token] = redis.call("ZSCORE", open, token) and true
+    end
+    if is_open[token] then
+      kept[#kept + 1] = token
+    end
+  end
+  if #kept < #read then
+    redis.call("LTRIM", tokens, 0, -#read - 1)
+    for first = 1, #kept, PUSH_AT_ONCE do
+      redis.call("RPUSH", tokens, unpack(kept, first, math.min(#kept, first + PUSH_AT_ONCE - 1)))
+    end
+  end
+  return #read - #kept
 end
 
 if register ~= "no" then
@@ -58,13 +83,11 @@ end
 if look_ms > 0 then
   redis.call("ZADD", due, "LT", look_ms, request_id)
 end
-local is_counted = mode ~= "push" and not is_skipped()
 if mode == "drop" then
-  count = 0
-  if is_counted then
-    redis.call("LREM", tokens, 0, request_id)
-  end
-elseif mode == "ensure" and not is_counted then
+  return drop_ended()
+end
+local is_counted = mode ~= "push" and not is_skipped()
+if mode == "ensure" and not is_counted then
   count = count - believed
 elseif mode == "ensure" then
   local found = #redis.call("LPOS", tokens, request_id, "COUNT", 2 * MOST_OUT)

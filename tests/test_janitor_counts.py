@@ -90,6 +90,22 @@ def test_counts_what_it_closed_by_how_it_ended(
     assert [value for _, value in told] == [3, 0, 0]
 
 
+def test_counts_once_what_it_closed_though_it_looks_again(
+    client: Client, protocol: Protocol, queue: str
+) -> None:
+    """The answer of the first call may have been lost, or another janitor was first."""
+    janitor = Janitor(protocol, queue)
+    request = client.submit([], handler="h", queue=queue)
+    score = protocol.registered(queue, request.id)
+    assert score is not None
+    tick = protocol.tick(queue)
+
+    for _ in range(3):
+        janitor.look(request.id, score, tick)
+
+    assert janitor.closed == {State.DONE: 1}
+
+
 def test_says_when_the_slowest_of_several_has_swept(protocol: Protocol, queue: str) -> None:
     first, second = Janitor(protocol, queue), Janitor(protocol, queue)
     name = "streamq_janitor_last_success_timestamp_seconds"

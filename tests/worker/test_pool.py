@@ -18,7 +18,7 @@ import pytest
 from streamq import units
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ServerBusy, ServerUnreachable
-from streamq.model import LAST_LEVEL, MAX_RESULT
+from streamq.model import LAST_LEVEL, MAX_RESULT, Outcome
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.scripts import Scripts
 from streamq.queue.outages import Outages
@@ -410,7 +410,7 @@ class TestKeeper:
         keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
         tries: list[float] = []
 
-        def refuse() -> None:
+        def refuse() -> Outcome:
             tries.append(time.monotonic())
             raise ServerUnreachable("its node is away")
 
@@ -450,6 +450,37 @@ class TestKeeper:
         keeper.stop()
 
     @ANY_KIND
+    def test_part_whose_process_died_is_counted_once_though_its_tokens_find_nobody(
+        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.load(1)
+        holder, _ = driver.claim(level=50)
+        config = config_of(url, driver.queue)
+        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        hasty = keeper._hasty()
+        push, pushes = hasty.push, []
+
+        def push_at_last(*words: Any) -> None:
+            pushes.append(words)
+            if len(pushes) < 3:
+                raise ServerUnreachable("the queue's node is away")
+            push(*words)
+
+        monkeypatch.setattr(hasty, "push", push_at_last)
+        keeper.release(holding(driver.id, holder)[1], 1, 1)
+
+        for _ in range(2):
+            with pytest.raises(ServerUnreachable):
+                keeper._do_errands()
+        keeper._do_errands()
+
+        assert dict(keeper.counts) == {("h", "crashed"): 1}
+        assert len(set(pushes)) == 1, "they are those that the first answer asked for"
+        assert driver.tokens() == [driver.id]
+        keeper.start()
+        keeper.stop()
+
+    @ANY_KIND
     def test_neither_a_sweep_nor_an_errand_that_takes_long_delays_renewals(
         self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -472,7 +503,7 @@ class TestKeeper:
         monkeypatch.setattr(keeper.janitor, "sweep", take_long)
         keeper.start()
         held = holding(driver.id, holder)
-        keeper._send(held[1], lambda: cast("None", take_long()))
+        keeper._send(held[1], lambda: cast("Outcome", take_long()))
         keeper.hold([held])
         try:
             assert stuck.acquire(timeout=5)
