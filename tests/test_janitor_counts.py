@@ -199,6 +199,27 @@ def test_suspect_that_is_looked_at_again_and_again_is_given_back_once(
     assert sorted(janitor._looked) == sorted(ids)
 
 
+def test_sweep_that_takes_long_ends_and_what_it_did_not_come_to_is_due_soon(
+    client: Client, protocol: Protocol, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = sorted(client.submit([b"x"], handler="h", queue=queue).id for _ in range(5))
+    make_due(protocol, queue)
+    monkeypatch.setattr(module, "MOST_SWEEP_S", 0.0)
+    janitor = Janitor(protocol, queue, every_ms=500)
+
+    janitor.sweep()
+
+    assert janitor._looked == ids[:1]
+    looked: set[str] = set()
+
+    def has_come_to_all() -> bool:
+        janitor.sweep()
+        looked.update(janitor._looked)
+        return looked == set(ids)
+
+    wait_until(has_come_to_all, 10)
+
+
 def test_damage_that_is_not_one_of_a_type_is_told(protocol: Protocol, queue: str) -> None:
     spoilt = Away(protocol.connection)
     spoilt.is_damaged = True

@@ -18,7 +18,7 @@ import pytest
 from streamq import units
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ServerBusy, ServerUnreachable
-from streamq.model import LAST_LEVEL, MAX_RESULT, Outcome
+from streamq.model import LAST_LEVEL, MAX_RESULT, Outcome, Tokens
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.scripts import Scripts
 from streamq.queue.outages import Outages
@@ -420,6 +420,35 @@ class TestKeeper:
         keeper.stop()
 
         assert tries[3] - tries[0] > 0.3, "pauses of 0.1, 0.2 and 0.4 s, each at least half of it"
+
+    @ANY_KIND
+    def test_errands_of_a_request_keep_their_order_whichever_node_it_is_on(
+        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first finds nobody. When it is the second's turn the slot has moved."""
+        config = config_of(url, driver.queue)
+        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        said: list[str] = []
+        nodes = iter(["former", "latter", "latter", "latter"])
+        monkeypatch.setattr(keeper._protocol, "node_of", lambda _: next(nodes))
+
+        def say(word: str) -> Outcome:
+            if not said and word == "first":
+                said.append("nobody")
+                raise ServerUnreachable("its node is away")
+            said.append(word)
+            return Outcome("ok", Tokens())
+
+        held = holding(driver.id, "h")[1]
+        for word in ("first", "second"):
+            keeper._send(held, partial(say, word))
+
+        with pytest.raises(ServerUnreachable):
+            keeper._do_errands()
+        assert said == ["nobody"]
+        keeper._do_errands()
+
+        assert said == ["nobody", "first", "second"]
 
     @pytest.mark.parametrize(
         ("retries", "is_lost", "counted"),
