@@ -19,12 +19,11 @@ from importlib.metadata import version
 
 import msgspec
 
-from streamq import backoff
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, reading
 from streamq.model import Failure, Outcome, Running, Tokens, WorkerDetails
 from streamq.protocol.protocol import Protocol
 from streamq.queue.janitor import Janitor, totals
-from streamq.queue.outages import Outages
+from streamq.queue.outages import Outage, Outages
 from streamq.telemetry.metrics import Samples
 from streamq.worker.channel import Config
 from streamq.worker.renewals import Holding, Renewals, Word
@@ -90,15 +89,14 @@ class Rounds:
         self._due[chore] = 0.0
 
     def _run(self) -> None:
-        outages = 0
-        while not self._is_over.is_set() or (self._has_more() and outages <= 3):
+        outage = Outage(rest_ms=100)  # the word tells of it, for all threads
+        while not self._is_over.is_set() or (self._has_more() and outage.tries <= 3):
             try:
                 wait_s = self._round()
-                outages = 0
+                outage.over()
             except ServerError as error:
-                outages += 1
                 self._word.failed(self._thread.name, error)
-                wait_s = backoff.delay_ms(outages, 100, 2_000) / 1e3
+                wait_s = outage.failed(error)
             except Exception:
                 if self._is_over.is_set():
                     break  # whoever ended it closes what it uses

@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from streamq import backoff
 from streamq.app import App, Context
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, StreamqError
 from streamq.model import Failure, Grant, Part, Spec, State, Terms, Token, Tokens
 from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
+from streamq.queue.outages import Outage
 from streamq.records.references import Reader
 from streamq.telemetry import logs
 from streamq.worker import counters as tally
@@ -228,21 +228,19 @@ class Process:
         """Take and run until told to stop, then wait for what runs."""
         Thread(target=self._obey, name="control", daemon=True).start()
         Thread(target=self._tick, name="clock", daemon=True).start()
-        outages = 0
+        outage = Outage(self._report_outage)
         while not self._is_stopping:
             slot = self._await_slot()
             if slot is None:
                 continue
             try:
                 lease, grant = self._take(slot)
-                outages = 0
+                outage.over()
             except (ServerError, Damaged) as error:
                 self._give_slot(slot)
                 if self._is_stopping:
                     continue
-                outages += 1
-                self._report_outage(error, outages)
-                self._rest(backoff.delay_ms(outages, 50, 2_000) / 1e3)
+                self._rest(outage.failed(error))
                 continue
             if lease is None or grant is None:
                 self._give_slot(slot)
@@ -324,7 +322,7 @@ class Process:
             return None  # purged, or lost with the server's memory
         except ServerError as error:
             # It may have been granted. The name is not used again, whenever the claim arrives.
-            self._report_outage(error, 1)
+            self._report_outage(error)
             self._release_holder(slot, request_id, holder)
             return None
 
@@ -689,14 +687,12 @@ class Process:
 
     def _insist(self, call: Callable[[], T]) -> T:
         """Make a call until the server answers. Every repeat is the same call, number and all."""
-        outages = 0
+        outage = Outage(self._report_outage)
         while True:
             try:
                 return call()
             except ServerError as error:
-                outages += 1
-                self._report_outage(error, outages)
-                time.sleep(backoff.delay_ms(outages, 50, 2_000) / 1e3)
+                time.sleep(outage.failed(error))
             except ProtocolError as error:
                 level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
                 log.log(level, "dropped: %s", error)
@@ -825,10 +821,10 @@ class Process:
         is_idle = len(self._free) + (self._taking_since > 0) >= self._config.slots
         self._line.send(Idle(now - self._idle_since if is_idle else 0.0))
 
-    def _report_outage(self, error: StreamqError, times: int) -> None:
-        if times == 1:
-            what = "passed over" if isinstance(error, Damaged) else "waiting for the server"
-            log.warning("%s: %s", what, error)
+    @staticmethod
+    def _report_outage(error: StreamqError) -> None:
+        what = "passed over" if isinstance(error, Damaged) else "waiting for the server"
+        log.warning("%s: %s", what, error)
 
 
 def main() -> None:
