@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from streamq import units
-from streamq.errors import ServerBusy, ServerUnreachable, WaitTimeout
+from streamq.errors import ServerBusy, ServerUnreachable, StreamqError, WaitTimeout
 from streamq.model import State, Status
 from streamq.queue.client import Request
+from streamq.queue.outages import Outage
 
 from .. import render
 from ..connecting import connected, naming
@@ -88,20 +89,22 @@ def _insist(
     progress: render.Progress,
 ) -> Status:
     """Look until it is enough. A server that is away for a while does not end the wait."""
-    is_away = False
+
+    def say(error: StreamqError) -> None:
+        progress.show("")
+        render.warning(f"{error}; waiting on")
+
+    outage = Outage(say)
     while True:
         left = deadline - time.monotonic()
         seconds = max(0.0, min(left, LOOK_S))
         try:
             status = look(seconds)
         except (ServerBusy, ServerUnreachable) as error:
-            if not is_away:
-                progress.show("")
-                render.warning(f"{error}; waiting on")
-            is_away = True
+            outage.failed(error)
             time.sleep(seconds)
         else:
-            is_away = False
+            outage.over()
             if is_enough(status):
                 return status
         if left <= LOOK_S:

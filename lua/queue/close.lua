@@ -10,7 +10,7 @@
 -- ARGV[2]  score     its score in open, read before it was seen to have ended
 -- ARGV[3]  purge_at  when it may be purged (ms); 0: it is purged
 --
--- Returns  1, or 0 when it was registered anew meanwhile
+-- Returns  1; 0 when it was registered anew meanwhile, or was not among the open ones
 -- Errors   none
 -- Cost     O(log requests)
 -- Flags    allow-oom
@@ -23,11 +23,11 @@ if stands and stands ~= score then
   return 0
 end
 
-redis.call("ZREM", open, request_id)
+local was_open = redis.call("ZREM", open, request_id)
 redis.call("ZREM", due, request_id)
 if purge_at > 0 then
   redis.call("ZADD", closed, purge_at, request_id)
 else
   redis.call("ZREM", closed, request_id)
 end
-return 1
+return was_open

@@ -12,16 +12,17 @@
 -- ARGV[1]  request_id
 -- ARGV[2]  count     tokens
 -- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list;
---                    drop: none, and those in the list are taken out;
+--                    drop: none; those are taken out that requests left which have ended;
 --                    forget: none, and a list that is empty is in use no more
 -- ARGV[4]  look_ms   moment to look at the request again, or 0
 -- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
 -- ARGV[6]  believed  to ensure: so many of them are believed out
 -- ARGV[7]  to        the list, as it is called in used and news: HANDLER:LL
 --
--- Returns  tokens pushed
+-- Returns  tokens pushed; to drop: tokens taken out
 -- Errors   none
--- Cost     O(count); to ensure: O(length of the list), in the mean no more than READ_AT_MOST
+-- Cost     O(count); to ensure: O(length of the list), in the mean no more than READ_AT_MOST; to
+--          drop: O(READ_AT_MOST)
 -- Flags    allow-oom
 
 -- @include clock
@@ -29,6 +30,8 @@
 
 -- Tokens that one look reads, on average.
 local READ_AT_MOST = 4096
+-- Tokens that one command puts back.
+local PUSH_AT_ONCE = 1000
 -- A little longer than processes that saw a request end drop its tokens (LEFT_OVER_S).
 local LEFT_OVER_MS = 250
 -- After so long every process knows of a list: it reads what is in use every 10 s, and a wait
@@ -80,6 +83,28 @@ local function tell(pushed)
   redis.call("PEXPIRE", news, KNOWN_AFTER_MS)
 end
 
+-- Take out tokens of requests that are not open any more, of all that have some among those that are
+-- taken next. However long the list is, it costs the same; what is behind them is for another time.
+local function drop_ended()
+  local is_open, kept = {}, {}
+  local read = redis.call("LRANGE", tokens, -READ_AT_MOST, -1)
+  for _, token in ipairs(read) do
+    if is_open[token] == nil then
+      is_open[token] = redis.call("ZSCORE", open, token) and true
+    end
+    if is_open[token] then
+      kept[#kept + 1] = token
+    end
+  end
+  if #kept < #read then
+    redis.call("LTRIM", tokens, 0, -#read - 1)
+    for first = 1, #kept, PUSH_AT_ONCE do
+      redis.call("RPUSH", tokens, unpack(kept, first, math.min(#kept, first + PUSH_AT_ONCE - 1)))
+    end
+  end
+  return #read - #kept
+end
+
 if register ~= "no" then
   local now = now_ms()
   local score = register == "again" and tonumber(redis.call("ZSCORE", open, request_id))
@@ -104,13 +129,11 @@ if mode == "forget" then
   end
   return 0
 end
-local is_counted = mode ~= "push" and not is_skipped()
 if mode == "drop" then
-  count = 0
-  if is_counted then
-    redis.call("LREM", tokens, 0, request_id)
-  end
-elseif mode == "ensure" and not is_counted then
+  return drop_ended()
+end
+local is_counted = mode ~= "push" and not is_skipped()
+if mode == "ensure" and not is_counted then
   count = count - believed
 elseif mode == "ensure" then
   local found = #redis.call("LPOS", tokens, request_id, "COUNT", 2 * MOST_OUT)

@@ -6,6 +6,7 @@ Clients are made in ``clients``; what errors of the driver mean to a caller is i
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -255,8 +256,15 @@ class Connection:
         return self.blocking(block_s).execute_command(*words)
 
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Make calls in one round trip to the only server. Refusals are among the answers."""
-        return self._lanes_for(None, ()).call_all(calls)
+        """Make calls in one go, to where the keys of the first are. Refusals are answers here."""
+        calls = iter(calls)
+        first = next(calls)
+        try:
+            return self._lanes_for(None, first).call_all(chain((first,), calls))
+        except GONE:
+            if self.is_cluster:
+                self._read_nodes_again(self.redis)
+            raise
 
     def pop(self, lists: tuple[str, ...], block_s: float) -> Any:
         """Wait for an element of the first list that has one. Return the list and the element."""

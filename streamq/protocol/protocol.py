@@ -17,7 +17,7 @@ import msgspec
 from streamq import units
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors as translated
-from streamq.errors import UNREADABLE, Damaged, StreamqError
+from streamq.errors import UNREADABLE, Damaged, StreamqError, damaged_if_unreadable
 from streamq.model import (
     LAST_LEVEL,
     PREFIX,
@@ -53,6 +53,9 @@ _POISON = msgspec.json.encode(
 )
 
 
+#: The state of a request, whether it is paused, and of each holder whether its lease stands.
+Renewed = tuple[State, bool, dict[str, bool]]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -79,6 +82,7 @@ class Protocol:
         self.connection = connection
         scripts = Scripts(connection)
         self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
+        self._run_many = scripts.run_many
         self._prefix = prefix
         # Keys are spelled anew for every call otherwise, and a take may have hundreds of them.
         self._queue_keys = lru_cache(1024)(lambda queue, to="": QueueKeys(queue, prefix, to))
@@ -431,19 +435,36 @@ class Protocol:
         return _outcome(reply)
 
     @_typed
-    def renew(
-        self, request_id: str, lease_ms: int, running: dict[str, int | None]
-    ) -> tuple[State, bool, dict[str, bool]]:
+    def renew(self, request_id: str, lease_ms: int, running: dict[str, int | None]) -> Renewed:
         """Move the deadlines of leases. Returns the state, paused, and which leases stand."""
-        flat = [value for pair in running.items() for value in pair]
-        state, paused, *stands = self._run(
+        reply = self._run("renew", self.keys(request_id), **_renew_args(lease_ms, running))
+        return _renewed(running, reply)
+
+    def renew_all(
+        self, lease_ms: int, shares: Sequence[tuple[str, dict[str, int | None]]]
+    ) -> list[Renewed | StreamqError]:
+        """The same for several requests of one node, in one round trip.
+
+        Returns for each what ``renew`` returns, or the error that it raises.
+
+        Raises:
+            ServerUnreachable: the node does not answer.
+        """
+        replies = self._run_many(
             "renew",
-            self.keys(request_id),
-            lease_ms=lease_ms,
-            holders=["" if value is None else value for value in flat],
+            [(self.keys(each), _renew_args(lease_ms, running)) for each, running in shares],
         )
-        answers = dict(zip(running, map(bool, stands), strict=True))
-        return State(state.decode()), bool(paused), answers
+        answers: list[Renewed | StreamqError] = []
+        for (request_id, running), reply in zip(shares, replies, strict=True):
+            if isinstance(reply, StreamqError):
+                answers.append(reply)
+                continue
+            try:
+                with damaged_if_unreadable(f"what renew was told of {request_id}"):
+                    answers.append(_renewed(running, reply))
+            except Damaged as error:
+                answers.append(error)
+        return answers
 
     # Recovery
 
@@ -870,6 +891,17 @@ class Appending:
     def close(self) -> None:
         """Let go of the way to the server."""
         self._ahead.close()
+
+
+def _renew_args(lease_ms: int, running: dict[str, int | None]) -> dict[str, Any]:
+    flat = [value for pair in running.items() for value in pair]
+    return {"lease_ms": lease_ms, "holders": ["" if value is None else value for value in flat]}
+
+
+def _renewed(running: dict[str, int | None], reply: Sequence[Any]) -> Renewed:
+    state, paused, *stands = reply
+    answers = dict(zip(running, map(bool, stands), strict=True))
+    return State(state.decode()), bool(paused), answers
 
 
 def _mint_args(

@@ -5,7 +5,7 @@ positions. Scripts go by digest, so two versions may run side by side during a d
 of the server can be allowed these and no others.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
@@ -16,10 +16,18 @@ from streamq.driver.errors import (
     RedisClusterException,
     RedisError,
     ResponseError,
+    ours,
     translating_driver_errors,
 )
 from streamq.driver.lanes import Lane, pack
-from streamq.errors import BY_CODE, Damaged, StreamqError
+from streamq.errors import (
+    BY_CODE,
+    Damaged,
+    ServerBusy,
+    ServerError,
+    ServerUnreachable,
+    StreamqError,
+)
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from streamq.protocol.lua import digest, signature, source
 
@@ -69,6 +77,60 @@ class Scripts:
                 with _refusals(), translating_driver_errors(self._connection.where):
                     raise reply
         return replies
+
+    def run_many(self, name: str, calls: Sequence[tuple[RequestKeys, dict[str, Any]]]) -> list[Any]:
+        """Run a script that may be repeated on several requests of one node, in one round trip.
+
+        Returns what the script answers for each of them, or the error that ``run`` would raise:
+        that of one request says nothing about the others.
+
+        Raises:
+            ServerUnreachable: the node does not answer.
+        """
+        replies = self._call_all(name, calls)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            [key] = calls[0][0].of(signature(name)[0][:1])
+            self._connection.load_script(source(name), key, everywhere=False)
+            replies = self._call_all(name, calls)
+        found: list[Any] = []
+        error: StreamqError | None = None
+        for (keys, args), reply in zip(calls, replies, strict=True):
+            try:
+                if not isinstance(reply, Exception):
+                    found.append(reply)
+                elif not self._is_of_server(reply):
+                    with _refusals(), translating_driver_errors(self._connection.where):
+                        raise reply
+                elif isinstance(error, ServerError) and not isinstance(error, ServerBusy):
+                    found.append(error)  # the next would wait for the same as long
+                else:
+                    # The request may be on another node by now, and this way leads there.
+                    found.append(self.run(name, keys, **args))
+            except StreamqError as refusal:
+                error = refusal
+                found.append(refusal)
+        return found
+
+    def _call_all(
+        self, name: str, calls: Sequence[tuple[RequestKeys, dict[str, Any]]]
+    ) -> list[Any]:
+        """The answers to one script for several requests, refusals among them."""
+        sha = digest(name)
+        try:
+            return self._connection.call_all(
+                ("EVALSHA", sha, *_words(name, keys, args)) for keys, args in calls
+            )
+        except (RedisError, RedisClusterException, OSError) as error:
+            meant = ours(error, self._connection.where)
+            if meant is None or isinstance(meant, ServerUnreachable):
+                raise (meant or error) from None
+            return [error] * len(calls)
+
+    def _is_of_server(self, reply: Exception) -> bool:
+        """Whether the server refused a call, and not the script."""
+        return isinstance(reply, NoScriptError) or isinstance(
+            ours(reply, self._connection.where), ServerError
+        )
 
     def _run_each(self, calls: Iterable[Call]) -> list[Any]:
         return [self.run(name, keys, **args) for name, keys, args in calls]

@@ -39,6 +39,9 @@ WATCH_S = 60.0
 #: moments of a request, its end with them, and not those of its queue.
 CONFIRM_MS = 180_000
 
+#: So many lists are cleared of tokens of ended requests in one sweep: some milliseconds each.
+MOST_LISTS = 10
+
 #: A request, and what to do about it.
 Look = tuple[str, Callable[[], None]]
 
@@ -75,6 +78,8 @@ class Janitor:
         #: Requests of the last tick that were looked at, and until when it had them.
         self._looked: list[str] = []
         self._lent = 0
+        #: Lists that may have tokens of ended requests, and one of these.
+        self._littered: dict[str, str] = {}
         self._former_at = time.monotonic() + FORMER_EVERY_S
 
     def sweep(self) -> int:
@@ -91,6 +96,7 @@ class Janitor:
                 self._looked.append(request_id)
             if time.monotonic() - begun > MOST_SWEEP_S:
                 break
+        self._drop_tokens()
         if time.monotonic() > self._former_at:
             self._former_at = time.monotonic() + FORMER_EVERY_S
             self._protocol.drop_former_lists(self.queue)
@@ -227,11 +233,25 @@ class Janitor:
 
     def _close(self, request_id: str, score: float, audit: Audit, tick: Tick) -> None:
         purge_at = min(audit.purge_at, tick.now_ms + CONFIRM_MS)
-        is_closed = self._protocol.close(self.queue, request_id, score, purge_at)
-        self.closed[audit.state] += is_closed
-        if is_closed and audit.believed:
-            # Nobody may be there who has the handler, to take them.
-            self._protocol.mint(self.queue, request_id, audit.tokens, mode="drop")
+        self.closed[audit.state] += self._protocol.close(self.queue, request_id, score, purge_at)
+        if audit.believed:
+            self._littered[audit.tokens.to] = request_id
+
+    def _drop_tokens(self) -> None:
+        """Take tokens of ended requests out of the lists: nobody may be there to take them.
+
+        One call reads a bounded part of a list, so a list is cleared in each sweep until there is
+        nothing to clear. What is behind tokens of others is cleared when one of those is closed.
+        """
+        for to, request_id in list(self._littered.items())[:MOST_LISTS]:
+            try:
+                taken = self._protocol.mint(self.queue, request_id, Tokens(to=to), mode="drop")
+            except Damaged as error:
+                # Whoever takes from it next puts it aside.
+                log.warning("queue %s: list %s is passed over: %s", self.queue, to, error)
+                taken = 0
+            if not taken:
+                del self._littered[to]
 
     def _expect(self, look_ms: int) -> None:
         """A request wants another look at that moment (0: at none in particular)."""

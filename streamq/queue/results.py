@@ -31,6 +31,34 @@ def part_of(field: str) -> int:
     return int(field.partition(".")[0])
 
 
+class Marks:
+    """Part numbers that are marked.
+
+    Each number up to the highest takes a byte, so ten million parts take 10 MB, whichever of them
+    are marked. As ranges they would take 60 times that where every second part was given up.
+    """
+
+    def __init__(self) -> None:
+        self._marks = bytearray()
+
+    def __bool__(self) -> bool:
+        return bool(self._marks)
+
+    def add(self, first: int, end: int) -> None:
+        """Mark the numbers from the first to before the end."""
+        if first < end:
+            self._marks.extend(bytes(max(0, end - len(self._marks))))
+            self._marks[first:end] = b"\1" * (end - first)
+
+    def next_range(self, at: int) -> tuple[int, int] | None:
+        """Find the first marked numbers from ``at`` on: the first, and the one after the last."""
+        first = self._marks.find(1, at)
+        if first < 0:
+            return None
+        end = self._marks.find(0, first)
+        return first, end if end > 0 else len(self._marks)
+
+
 class ResultReader:
     """Reads the results of one request, some at a time. It never sleeps: who calls it does."""
 
@@ -61,11 +89,14 @@ class ResultReader:
         self._is_forgetting = is_forgetting
         self._is_patient = is_patient
         #: Numbers that were passed without a result and may get one under the plain number, if
-        #: the request is retried: ranges, each from its first to before its end. A reader that
-        #: begins later cannot know which those before it were.
-        self._passed = [(1, first)] if first > 1 else []
-        #: Ranges of those that are read once more now, before the rest.
-        self._again: list[tuple[int, int]] = []
+        #: the request is retried. A reader that begins later cannot know which those before it
+        #: were.
+        self._passed = Marks()
+        self._passed.add(1, first)
+        #: Those of them that are read once more now, before the rest, and those at hand: from the
+        #: first to before the end.
+        self._passed_before = Marks()
+        self._again: tuple[int, int] | None = None
         self._is_fruitless = False
         self._kept = 0
         self._is_settled = False
@@ -78,7 +109,7 @@ class ResultReader:
         """
         if self._late is not None:
             return self._read_late(self._late)
-        at, end = self._again[0] if self._again else (self.next, self.next + BATCH)
+        at, end = self._again or (self.next, self.next + BATCH)
         found = self._protocol.collect(
             self._id, next_number=at, most=min(BATCH, end - at), max_bytes=BATCH_BYTES
         )
@@ -115,10 +146,10 @@ class ResultReader:
         """Note what was read from the number ``at`` on."""
         if not self._again:
             self.next = found.next
-        elif found.next < self._again[0][1]:
-            self._again[0] = (found.next, self._again[0][1])
+        elif found.next < self._again[1]:
+            self._again = (found.next, self._again[1])
         else:
-            del self._again[0]
+            self._again = self._passed_before.next_range(found.next)
         if found.results:
             self._is_fruitless = False
         self._kept += 0 if self._is_forgetting else len(found.results)
@@ -126,16 +157,9 @@ class ResultReader:
             # What has not run yet will, if it is retried. Of a request that lives or is done
             # only parts that were given up have no result: those get one under another field.
             for number, _ in found.results:
-                self._pass_over(at, number)
+                self._passed.add(at, number)
                 at = number + 1
-            self._pass_over(at, found.next)
-
-    def _pass_over(self, first: int, end: int) -> None:
-        if first == end:
-            return
-        if self._passed and self._passed[-1][1] == first:
-            first = self._passed.pop()[0]
-        self._passed.append((first, end))
+            self._passed.add(at, found.next)
 
     def _go_back(self, left: int) -> None:
         """Look for what is left, after all part numbers were passed."""
@@ -144,7 +168,8 @@ class ResultReader:
         elif self._passed and not self._is_fruitless:
             # Until a look at all of them finds nothing.
             self._is_fruitless = True
-            self._again, self._passed = self._passed, []
+            self._passed_before, self._passed = self._passed, Marks()
+            self._again = self._passed_before.next_range(1)
         else:
             self._late = self._find_late()
 

@@ -19,12 +19,11 @@ from importlib.metadata import version
 
 import msgspec
 
-from streamq import backoff
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
-from streamq.model import Failure, Running, Tokens, WorkerDetails
+from streamq.model import Failure, Outcome, Running, Tokens, WorkerDetails
 from streamq.protocol.protocol import Protocol
 from streamq.queue.janitor import Janitor, totals
-from streamq.queue.outages import Outages
+from streamq.queue.outages import Outage, Outages
 from streamq.telemetry.metrics import Samples
 from streamq.worker.channel import Config
 from streamq.worker.renewals import Holding, Renewals, Word
@@ -93,15 +92,14 @@ class Rounds:
         self._due[chore] = 0.0
 
     def _run(self) -> None:
-        outages = 0
-        while not self._is_over.is_set() or (self._has_more() and outages <= 3):
+        outage = Outage(rest_ms=100)  # the word tells of it, for all threads
+        while not self._is_over.is_set() or (self._has_more() and outage.tries <= 3):
             try:
                 wait_s = self._round()
-                outages = 0
+                outage.over()
             except ServerError as error:
-                outages += 1
                 self._word.failed(self._thread.name, error)
-                wait_s = backoff.delay_ms(outages, 100, 2_000) / 1e3
+                wait_s = outage.failed(error)
             except Exception:
                 if self._is_over.is_set():
                     break  # whoever ended it closes what it uses
@@ -255,21 +253,21 @@ class Keeper:
     def release(self, held: Held, call: int, crashed: int | None) -> None:
         """End a dead holder's lease, and charge the part that was running."""
 
-        def say() -> None:
-            answer = self._hasty().release(held.request_id, held.holder, call, crashed)
+        def count(_: str) -> None:
             self.counts[held.handler, "crashed"] += crashed is not None
-            self._push(held.request_id, answer.tokens)
 
-        self._send(held, say)
+        self._send(
+            held,
+            lambda: self._hasty().release(held.request_id, held.holder, call, crashed),
+            count,
+        )
 
     def hand_back(self, held: Held, call: int, numbers: Sequence[int]) -> None:
         """Give back parts that wait behind a slow one."""
 
-        def say() -> None:
-            answer = self._hasty().handback(held.request_id, held.holder, call, numbers)
-            self._push(held.request_id, answer.tokens)
-
-        self._send(held, say)
+        self._send(
+            held, lambda: self._hasty().handback(held.request_id, held.holder, call, numbers)
+        )
 
     def time_out(self, held: Held, call: int) -> None:
         """Fail the part that a process was stopped for."""
@@ -278,8 +276,8 @@ class Keeper:
         message = f"it took longer than {held.timeout_ms / 1e3:g} s"
         failure = Failure(error="Timeout", message=message, part=number, attempts=held.attempt)
 
-        def say() -> None:
-            answer = self._hasty().fail(
+        def fail() -> Outcome:
+            return self._hasty().fail(
                 held.request_id,
                 held.holder,
                 call,
@@ -288,15 +286,31 @@ class Keeper:
                 delay_ms=held.retry_ms,
                 records=(0, -1),
             )
-            if answer.word == "retry":
+
+        def count(word: str) -> None:
+            if word == "retry":
                 self.counts[held.handler, "retried"] += 1
-            elif answer.word in ("failed", "ended", "done"):  # not if the lease was lost
+            elif word in ("failed", "ended", "done"):  # not if the lease was lost
                 self.counts[held.handler, "failed"] += 1
-            self._push(held.request_id, answer.tokens)
 
-        self._send(held, say)
+        self._send(held, fail, count)
 
-    def _send(self, held: Held, say: Callable[[], None]) -> None:
+    def _send(
+        self,
+        held: Held,
+        call: Callable[[], Outcome],
+        count: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Make a call until it is answered, count it once, and push the tokens it asks for."""
+        answers: list[Outcome] = []
+
+        def say() -> None:
+            # The push may find nobody and be tried again. The call is not: it is counted.
+            if not answers:
+                answers.append(call())
+                count(answers[0].word)
+            self._push(held.request_id, answers[0].tokens)
+
         self._errands.append(Errand(held.request_id, say))
         self._speaking.hurry(self._do_errands)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from streamq.errors import Damaged
 from streamq.model import Audit, State, Token, Tokens
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.worker.process import LEFT_OVER_S
@@ -167,6 +168,59 @@ class TestRegister:
         driver.protocol.mint(driver.queue, driver.id, Tokens(), register=register)
 
         assert driver.redis.zscore(queue_keys.closed, driver.id) is None
+
+
+class TestDropped:
+    def drop(self, driver: Driver) -> int:
+        return driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode="drop")
+
+    def push(self, driver: Driver, queue: str, *ids: str) -> None:
+        """Push tokens, the first to be taken first."""
+        driver.redis.lpush(QueueKeys(queue, to="h:07").tokens, *ids)
+
+    def test_are_those_of_all_requests_that_are_open_no_more(
+        self, driver: Driver, queue: str, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.zadd(queue_keys.open, {"a": 1, "b": 2})
+        self.push(driver, queue, "gone", "a", driver.id, "b", "a", "gone", "b", driver.id)
+
+        assert self.drop(driver) == 4
+
+        assert driver.tokens(7) == ["b", "a", "b", "a"], "the order stays"
+        assert self.drop(driver) == 0
+        assert driver.tokens(7) == ["b", "a", "b", "a"]
+
+    def test_are_all_of_a_short_list(self, driver: Driver, queue: str) -> None:
+        self.push(driver, queue, *[driver.id] * 4_096)
+
+        assert self.drop(driver) == 4_096
+
+        assert driver.tokens(7) == []
+
+    def test_of_a_long_list_are_those_that_are_taken_next(
+        self, driver: Driver, queue: str, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.zadd(queue_keys.open, {"a": 1})
+        self.push(driver, queue, *[driver.id, "a"] * 5_000)
+
+        taken = [self.drop(driver) for _ in range(3)]
+
+        # The first 4,096 have as many of both. Then half of what is read was read before.
+        assert taken == [2_048, 1_024, 512]
+        left = driver.tokens(7)
+        assert (left.count("a"), left.count(driver.id)) == (5_000, 5_000 - sum(taken))
+        assert left[-3_584:] == ["a"] * 3_584
+
+    def test_none_are_dropped_where_the_index_is_spoilt(
+        self, driver: Driver, queue: str, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.set(queue_keys.open, "no index")
+        self.push(driver, queue, "a")
+
+        with pytest.raises(Damaged):
+            self.drop(driver)
+
+        assert driver.tokens(7) == ["a"]
 
 
 def test_to_ensure_takes_away_what_is_more_than_eight(driver: Driver) -> None:
