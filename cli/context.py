@@ -20,7 +20,9 @@ from streamq.errors import (
     InvalidValue,
     ProtocolError,
     RequestUnknown,
+    ServerBusy,
     ServerError,
+    ServerUnreachable,
     SettingsError,
     StreamqError,
     WaitTimeout,
@@ -213,14 +215,20 @@ def _warn_once(text: str) -> None:
 
 @contextmanager
 def connected(
-    url: str | None, prefix: str | None, *, is_patient: bool = True, is_warned: bool = False
+    url: str | None,
+    prefix: str | None,
+    *,
+    is_patient: bool = True,
+    is_warned: bool = False,
+    advice: str = "run the same command again to go on",
 ) -> "Generator[Protocol]":
     """The way to the server that the options or the environment name.
 
     ``is_warned``: it is also told what of the server should be mended.
 
     While it fails over or starts it is waited for: at the beginning, and if ``is_patient``
-    also later. Those who are not have ways of their own to wait.
+    also later. Those who are not have ways of their own to wait. ``advice``: what is told when
+    it was waited for in vain.
 
     Raises:
         SettingsError: neither names one.
@@ -239,7 +247,12 @@ def connected(
         connection.check(is_insecure=settings.insecure, warn=warn)
         if not is_patient:
             patience.close()
-        yield Protocol(connection, name)
+        try:
+            yield Protocol(connection, name)
+        except (ServerBusy, ServerUnreachable) as error:
+            if not is_patient or not advice:
+                raise
+            raise type(error)(f"{error}; {advice}") from None
 
 
 @contextmanager

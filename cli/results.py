@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from streamq import units
@@ -73,7 +72,7 @@ def results(
             raise
         if is_complete:
             request = Request(protocol, request_id)
-            write_errors(request.errors(), Path(output))
+            write_errors(collector.failures, Path(output))
             _refuse_cancelled(request.status())
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
@@ -103,7 +102,6 @@ def _refuse_cancelled(status: Status) -> None:
 
 def write_errors(failures: list[Failure], output: Path) -> None:
     """Write failures beside the output, one a line, and say so."""
-    lines = b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
-    path = outputs.write_errors(output, lines)
+    path = outputs.write_errors(output, outputs.error_lines(failures))
     if failures:
         render.note(f"{render.count(len(failures), 'failure')} in {path}")

@@ -102,6 +102,7 @@ class JobWishes(msgspec.Struct, kw_only=True):
             slots=self.slots,
             window_bytes=units.size_bytes(self.window, "--window"),
             is_ordered=self.is_ordered,
+            force=self.force,
         )
         if plan.output != STANDARD:
             outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
@@ -168,7 +169,7 @@ def run(
                 is_alone=not named,
                 nursery=None if job.resume else nursery,
             )
-            status = run_.work(work, force=job.force or bool(job.resume))
+            status = run_.work(work, force=job.force)
     raise typer.Exit(run_.sum_up(work, status, is_json=job.is_json))
 
 

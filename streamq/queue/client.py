@@ -455,6 +455,8 @@ def _status(request_id: str, found: dict[str, str]) -> Status:
     # One lease runs one part; the others in its hands still wait.
     held = number("delivered") - done - failed - retry
     running = min(number("leases"), held) if found["state"] != State.CANCELLED else 0
+    # Parts that were handed back wait as those do that nobody had: none of their attempts failed.
+    retry -= number("handed_back")
     finished_ms = number("finished_ms") or None
     started_ms = number("started_ms") or None
     records = RecordCounts(number("records"), number("records_done"), number("records_failed"))
