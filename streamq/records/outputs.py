@@ -118,9 +118,9 @@ class FileOutput:
         if max(size, 0) >= offset:
             return
         if size < 0:
-            what = f"{self._path} is gone, and {offset} bytes were written to it"
+            what = f"{self._path} is gone, and {offset} bytes were written"
         else:
-            what = f"{self._path} has {size} bytes, but {offset} were written to it"
+            what = f"{self._path} has {size} bytes, but {offset} were written"
         raise OutputExists(
             f"{what} for request {self._id}: put it back, or say --force to begin it anew with "
             "the results that the server still has"
