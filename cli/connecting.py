@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from streamq.driver.url import ServerURL
-from streamq.errors import InvalidValue, ProtocolError, SettingsError
+from streamq.errors import InvalidValue, ProtocolError, ServerBusy, ServerUnreachable, SettingsError
 from streamq.settings import Settings, with_login
 
 from . import render
@@ -53,14 +53,20 @@ def _warn_once(text: str) -> None:
 
 @contextmanager
 def connected(
-    url: str | None, prefix: str | None, *, is_patient: bool = True, is_warned: bool = False
+    url: str | None,
+    prefix: str | None,
+    *,
+    is_patient: bool = True,
+    is_warned: bool = False,
+    advice: str = "run the same command again to go on",
 ) -> "Generator[Protocol]":
     """The way to the server that the options or the environment name.
 
     ``is_warned``: it is also told what of the server should be mended.
 
     While it fails over or starts it is waited for: at the beginning, and if ``is_patient``
-    also later. Those who are not have ways of their own to wait.
+    also later. Those who are not have ways of their own to wait. ``advice``: what is told when
+    the server was waited for in vain.
 
     Raises:
         SettingsError: neither names one.
@@ -77,7 +83,12 @@ def connected(
         warn=_warn_once if is_warned else len,
         is_patient=is_patient,
     ) as protocol:
-        yield protocol
+        try:
+            yield protocol
+        except (ServerBusy, ServerUnreachable) as error:
+            if not is_patient or not advice:
+                raise
+            raise type(error)(f"{error}; {advice}") from None
 
 
 def named_server(url: str | None, prefix: str | None) -> str:

@@ -74,10 +74,12 @@ class Run:
             return 128 + (job.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
-        rate = f", {render.rate((records.done + records.failed) / max(seconds, 1e-3))}"
+        finished = records.done + records.failed
+        rate = f", {render.rate(finished / max(seconds, 1e-3))}" if finished else ""
         render.note(
-            f"{status.state} in {seconds:.1f} s: {render.count(records.done, 'record')} in "
-            f"{render.count(status.parts.total, 'part')}, {records.failed:,} failed"
+            f"{status.state} in {seconds:.1f} s: "
+            f"{render.count(finished, 'record')} in "
+            f"{render.count(status.parts.total, 'part')}, {render.failed_of(records.failed)}"
             f"{'' if self._is_resumed else rate}{where}"
         )
         if plan.is_piped:

@@ -12,6 +12,10 @@ StreamqError
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
 ├── AppLoadError           the app or the function cannot be imported, or is none
+├── RecordError            a record fails for good, before or after its handler ran
+│   ├── DecodeError        it is not what the handler asks for
+│   └── EncodeError        what the handler returned cannot be kept
+│       └── ResultTooLarge it has more bytes than a result may have
 ├── SettingsError          the environment or a file of settings cannot be read
 ├── ServerError            the server cannot be used
 │   ├── ServerUnreachable  nobody answers
@@ -122,6 +126,22 @@ class AppLoadError(StreamqError):
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
         self.trace = trace
+
+
+class RecordError(StreamqError):
+    """A record fails for good: another attempt would end in the same way."""
+
+
+class DecodeError(RecordError):
+    """The record is not what the handler asks for."""
+
+
+class EncodeError(RecordError):
+    """What the handler returned cannot be kept as a result."""
+
+
+class ResultTooLarge(EncodeError):
+    """What the handler returned has more bytes than a result may have."""
 
 
 class SettingsError(StreamqError):

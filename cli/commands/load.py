@@ -65,7 +65,7 @@ def load(
         return
     policy, size = options.source()
     room = units.size_bytes(window, "--window") if window else 0
-    with connected(url, prefix) as protocol:
+    with connected(url, prefix, advice="") as protocol:
         _warn_of_no_worker(protocol, policy.queue, policy.handler)
         load_ = Load(protocol, name, policy, size, window_bytes=room)
         try:
@@ -93,13 +93,12 @@ def _load_requests(
     options: RequestOptions, name: str, url: str | None, prefix: str | None, *, can_go_on: bool
 ) -> None:
     policy, files = options.policy_of_each(), expand(options.files)
-    with connected(url, prefix) as protocol:
+    with connected(url, prefix, advice="") as protocol:
         _warn_of_no_worker(protocol, policy.queue, policy.handler)
         try:
             count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
-        except KeyboardInterrupt:
-            if can_go_on:
-                render.note("stopped; the same command goes on")
+        except (KeyboardInterrupt, ServerError):
+            render.note(f"stopped; the same command goes on with --id {name}")
             raise
     render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
 

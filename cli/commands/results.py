@@ -72,8 +72,7 @@ def results(
             raise
         if is_complete:
             request = Request(protocol, request_id)
-            failures = request.errors()
-            render.failures(failures, write_errors(failures, Path(output)))
+            render.failures(collector.failures, write_errors(collector.failures, Path(output)))
             _refuse_cancelled(request.status())
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")

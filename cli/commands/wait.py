@@ -120,10 +120,12 @@ def _look(request: Request, seconds: float) -> Status:
 
 def _progress(status: Status) -> str:
     parts, records = status.parts, status.records
+    told = render.pace(status.rate, records.done + records.failed)
+    pace = "".join(f", {each}" for each in told)
     eta = "" if status.eta_s is None else f", {render.span(status.eta_s * 1e3)} to go"
     return (
         f"{status.id} {render.state_of(status)}: {parts.done:,}/{parts.total:,} parts, "
-        f"{records.done:,} records, {records.failed:,} failed, {render.rate(status.rate)}{eta}"
+        f"{records.done:,} records, {records.failed:,} failed{pace}{eta}"
     )
 
 
@@ -132,5 +134,6 @@ def _last_words(status: Status) -> str:
     took = render.span((status.finished_ms or started) - started)
     records = status.records
     return (
-        f"{status.id}: {status.state}, {records.done:,} records, {records.failed:,} failed, {took}"
+        f"{status.id}: {status.state}, {records.done + records.failed:,} records, "
+        f"{render.failed_of(records.failed)}, {took}"
     )

@@ -8,8 +8,8 @@
 -- KEYS[4]  retry     ZSET    part number, scored by when it may run again
 -- KEYS[5]  results   HASH    part number, result
 --
--- Returns  now (ms); left; leases; those whose holder may live; parts in retry; results; field,
---          value, ... of meta
+-- Returns  now (ms); left; leases; those whose holder may live; parts in retry; those of them that
+--          were handed back; results; field, value, ... of meta
 -- Errors   UNKNOWN   no such request
 -- Cost     O(fields of meta)
 -- Flags    no-writes
@@ -33,6 +33,8 @@ return {
   redis.call("ZCARD", leases),
   redis.call("ZCOUNT", leases, now - LONGEST_GRACE_MS, "+inf"),
   redis.call("ZCARD", retry),
+  -- Their scores are their numbers, far below any time.
+  redis.call("ZCOUNT", retry, "-inf", now / 2),
   redis.call("HLEN", results),
   unpack(fields),
 }

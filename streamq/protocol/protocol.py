@@ -17,7 +17,7 @@ import msgspec
 from streamq import units
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors as translated
-from streamq.errors import UNREADABLE, Damaged, StreamqError, damaged_if_unreadable
+from streamq.errors import UNREADABLE, Damaged, RequestUnknown, StreamqError, damaged_if_unreadable
 from streamq.model import (
     LAST_LEVEL,
     PREFIX,
@@ -83,6 +83,7 @@ class Protocol:
         scripts = Scripts(connection)
         self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
         self._run_many = scripts.run_many
+        self._run_apart = scripts.run_apart
         self._prefix = prefix
         # Keys are spelled anew for every call otherwise, and a take may have hundreds of them.
         self._queue_keys = lru_cache(1024)(lambda queue, to="": QueueKeys(queue, prefix, to))
@@ -167,8 +168,7 @@ class Protocol:
         worker is woken before: until it asks for parts they are there. Returns the tokens that
         were pushed.
         """
-        # What the script will ask for is known, so it need not come back first.
-        tokens = Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
+        tokens = _first_tokens(policy)
         at_first = tokens if is_soon and not self.connection.is_cluster else Tokens()
 
         keys = self._queue_keys(policy.queue, tokens.to)
@@ -178,15 +178,7 @@ class Protocol:
         def calls() -> Iterator[Call]:
             begun = time.monotonic()
             yield "mint", keys, _mint_args(request_id, at_first, "push", "yes")
-            cursor, entries = content()
-            args = {
-                "digest": policy.digest,
-                "cursor": cursor,
-                "delay_ms": policy.delay_ms,
-                "total": len(entries) // 2,
-                "rest": [*policy.fields, *entries],
-            }
-            yield "submit", self.keys(request_id), args
+            yield self._submit_call(request_id, policy, *content())
             if not at_first:
                 yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
             elif time.monotonic() - begun > _SOON_S:
@@ -196,6 +188,49 @@ class Protocol:
         if look_ms:
             self.push(policy.queue, request_id, Tokens(0, tokens.to, look_ms))
         return tokens
+
+    @_typed
+    def submit_all(self, requests: Sequence[tuple[str, Policy, str, Sequence[bytes]]]) -> None:
+        """Do what ``submit`` does for many requests: id, policy, cursor and entries of each.
+
+        Where there is one server it takes one round trip. It may be repeated.
+
+        Raises:
+            RequestExists: one of the ids is taken by another submission; the others are submitted.
+        """
+
+        def calls() -> Iterator[Call]:
+            for request_id, policy, cursor, entries in requests:
+                tokens = _first_tokens(policy)
+                keys = self._queue_keys(policy.queue, tokens.to)
+                yield "mint", keys, _mint_args(request_id, Tokens(), "push", "yes")
+                yield self._submit_call(request_id, policy, cursor, entries)
+                yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
+
+        replies = self._run_all(calls())
+        for (request_id, policy, *_), (_, look_ms) in zip(requests, replies[1::3], strict=True):
+            if look_ms:
+                to = _first_tokens(policy).to
+                self.push(policy.queue, request_id, Tokens(0, to, look_ms))
+
+    def _submit_call(
+        self, request_id: str, policy: Policy, cursor: str, entries: Sequence[bytes]
+    ) -> Call:
+        args = {
+            "digest": policy.digest,
+            "cursor": cursor,
+            "delay_ms": policy.delay_ms,
+            "total": len(entries) // 2,
+            "rest": [*policy.fields, *entries],
+        }
+        return "submit", self.keys(request_id), args
+
+    @_typed
+    def unknown(self, ids: Sequence[str]) -> set[str]:
+        """Those of the ids that no request has: in one round trip where there is one server."""
+        replies = self._run_apart(("inspect", self.keys(each), {}) for each in ids)
+        found = dict(zip(ids, replies, strict=True))
+        return {each for each, reply in found.items() if isinstance(reply, RequestUnknown)}
 
     @_typed
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
@@ -287,7 +322,7 @@ class Protocol:
     @_typed
     def inspect(self, request_id: str) -> Snapshot:
         """Return everything that is known of a request, at one moment."""
-        names = ("now_ms", "left", "leases", "alive", "retry", "results")
+        names = ("now_ms", "left", "leases", "alive", "retry", "handed_back", "results")
         reply = self._run("inspect", self.keys(request_id))
         counts = zip(names, map(str, reply[: len(names)]), strict=True)
         found = {field.decode(): value.decode() for field, value in _pairs(reply[len(names) :])}
@@ -902,6 +937,11 @@ def _renewed(running: dict[str, int | None], reply: Sequence[Any]) -> Renewed:
     state, paused, *stands = reply
     answers = dict(zip(running, map(bool, stands), strict=True))
     return State(state.decode()), bool(paused), answers
+
+
+def _first_tokens(policy: Policy) -> Tokens:
+    """What ``submit.lua`` asks for: it is known, so it need not come back first."""
+    return Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
 
 
 def _mint_args(

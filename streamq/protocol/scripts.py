@@ -23,6 +23,7 @@ from streamq.driver.lanes import Lane, pack
 from streamq.errors import (
     BY_CODE,
     Damaged,
+    ProtocolError,
     ServerBusy,
     ServerError,
     ServerUnreachable,
@@ -131,6 +132,33 @@ class Scripts:
         return isinstance(reply, NoScriptError) or isinstance(
             ours(reply, self._connection.where), ServerError
         )
+
+    def run_apart(self, calls: Iterable[Call]) -> list[Any]:
+        """Run scripts that have nothing to do with each other: in one round trip where there is
+        one server. A refusal is among the replies.
+        """
+        calls = list(calls)
+        try:
+            if self._connection.is_cluster:
+                raise NoScriptError
+            words = (("EVALSHA", digest(call[0]), *_words(*call)) for call in calls)
+            replies = self._connection.call_all(words)
+        except (RedisError, OSError):
+            replies = [NoScriptError()] * len(calls)
+        return [self._settled(*pair) for pair in zip(calls, replies, strict=True)]
+
+    def _settled(self, call: Call, reply: Any) -> Any:
+        """The reply to a call, which is made by itself if its script was not there."""
+        name, keys, args = call
+        try:
+            if isinstance(reply, NoScriptError):
+                return self.run(name, keys, **args)
+            if isinstance(reply, Exception):
+                with _refusals(), translating_driver_errors(self._connection.where):
+                    raise reply
+        except ProtocolError as refusal:
+            return refusal
+        return reply
 
     def _run_each(self, calls: Iterable[Call]) -> list[Any]:
         return [self.run(name, keys, **args) for name, keys, args in calls]

@@ -16,6 +16,7 @@ Number = Literal[
     "leases",
     "alive",
     "retry",
+    "handed_back",
     "results",
     # Kept with the request.
     "bytes",
@@ -147,6 +148,8 @@ class Snapshot:
         # One lease runs one part; the other parts that its holder has still wait.
         held = number("delivered") - done - failed - retry
         running = min(number("leases"), held) if state is not State.CANCELLED else 0
+        # Parts that were handed back wait as those do that nobody had: no attempt of them failed.
+        retry -= number("handed_back")
         finished_ms = number("finished_ms") or None
         started_ms = number("started_ms") or None
         records = RecordCounts(number("records"), number("records_done"), number("records_failed"))

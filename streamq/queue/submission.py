@@ -8,7 +8,7 @@ import hashlib
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Self
@@ -116,6 +116,12 @@ class Submission:
         except BaseException:
             self._take_back()
             raise
+
+    def content(self, parts: list[bytes]) -> tuple[str, list[bytes]]:
+        """All of its parts as the server keeps them, and the cursor behind them."""
+        encoded = list(self._encoded(parts))
+        self._count(encoded)
+        return self._cursor, _entries(encoded)
 
     def _stays(self, error: BaseException, can_go_on: bool) -> bool:
         """Whether what was submitted stays in the server after an error."""
@@ -262,6 +268,31 @@ class Submission:
                 forget(self._protocol, self._policy.queue, self._id)
             except RequestUnknown:  # it was registered, and then refused
                 unregister(self._protocol, self._policy.queue, self._id)
+
+
+def submit_all(
+    protocol: Protocol, requests: Iterable[tuple[str, Policy, list[bytes]]], max_part: int
+) -> None:
+    """Submit many requests that nobody has submitted yet, small ones: id, policy and parts of each.
+
+    It may be repeated, also when it was killed: each is there once.
+    """
+    made = [
+        (request_id, policy, *Submission(protocol, request_id, policy, max_part).content(parts))
+        for request_id, policy, parts in requests
+    ]
+    try:
+        protocol.submit_all(made)
+    except ServerFull:
+        for request_id, policy, *_ in made:
+            with suppress(StreamqError):
+                unregister(protocol, policy.queue, request_id)
+        raise
+
+
+def is_small(parts: Sequence[bytes]) -> bool:
+    """Whether one call can carry all of the parts."""
+    return 0 < len(parts) <= CHUNK_PARTS and sum(map(len, parts)) <= CHUNK_BYTES
 
 
 class _Json(bytes):

@@ -16,9 +16,11 @@ from typing import Any
 
 import msgspec
 
-from streamq.errors import damaged_if_unreadable
+from streamq.errors import StreamqError, damaged_if_unreadable
 from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.snapshot import Snapshot
+from streamq.queue.client import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import encoding as codec
 from streamq.records import outputs
@@ -29,6 +31,9 @@ from streamq.records.outputs import (
     OutputExists,
     Stopped,
     check_errors,
+    digest_of,
+    error_lines,
+    errors_digest,
     refuse_inputs,
 )
 
@@ -58,6 +63,8 @@ class Committed(msgspec.Struct, frozen=True):
     owns_errors: bool = False
     #: A name that no other run of a collector has: the commits of two are never the same.
     collector: str = ""
+    #: What the file of failures may hold: digests of what stood there and of what replaces it.
+    errors: list[str] = []
 
 
 def file_of(protocol: Protocol, request_id: str) -> str:
@@ -225,9 +232,7 @@ def write_errors(failures: Iterable[Failure], output: Path) -> Path:
     Raises:
         OutputError: they cannot be written.
     """
-    return outputs.write_errors(
-        output, b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
-    )
+    return outputs.write_errors(output, outputs.error_lines(failures))
 
 
 def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
@@ -262,9 +267,17 @@ class Collector:
         self._form = form
         self._writer = Writer(form, [])
         self._name = secrets.token_hex(8)
+        self._is_anew = False
+        #: What failed, once everything else is written: for the file beside the output.
+        self.failures: list[Failure] = []
 
-    def run(self, *, is_ordered: bool, follow: bool, force: bool) -> bool:
+    def run(
+        self, *, is_ordered: bool, follow: bool, force: bool, renew: bool | None = None
+    ) -> bool:
         """Write what there is; with ``follow`` until the request has ended.
+
+        ``renew``: an output that was lost is begun anew, without what the server has no more;
+        as ``force`` if it is not given.
 
         Returns whether it has ended, and all of it is written.
 
@@ -273,6 +286,7 @@ class Collector:
             OutputError: the output cannot be written.
             CollectorLost: somebody else collects the same.
         """
+        self._may_renew = force if renew is None else renew
         self._look(force)
         self._output.open(self._done.offset, has_begun=bool(self._token), force=force)
         try:
@@ -298,7 +312,24 @@ class Collector:
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
         spec = found.spec
         self._refuse_other(force, spec.files)
+        if self._is_anew or (self._may_renew and self._output.lacks(self._done.offset)):
+            self._begin_anew(found)
         return spec
+
+    def _begin_anew(self, found: Snapshot) -> None:
+        """Begin an output that was lost once more, and say which results were lost with it."""
+        if not self._is_anew:
+            gone = found.count("done") - found.known_count("results")
+            before = self._done.next - 1
+            some = f"{gone} parts" if gone > 0 else ""
+            if which := f"parts 1 to {before}" if before else some:
+                log.warning(
+                    "the results of %s are gone: they were in the file that is missing, and the "
+                    "server has them no more. Only later ones are written",
+                    which,
+                )
+        self._is_anew = True
+        self._done = msgspec.structs.replace(self._done, offset=0, header=[], is_open=False)
 
     def _begin(self, spec: Spec) -> None:
         """Get ready to write where the committed results end."""
@@ -310,25 +341,36 @@ class Collector:
         self._reader = ResultReader(
             self._protocol, self._id, first=self._done.next, is_forgetting=True
         )
-        if not self._token:
+        if not self._token or self._is_anew:
             # Before the first result is written: the file is this request's from now on.
-            self._commit(b"", 1, [])
+            self._commit(b"", self._done.next, [])
 
     def _complete(self, force: bool) -> None:
         """Write what is to be there also without a result; the failures beside it are ours."""
-        name, owned = self._output.name, self._done.owns_errors
-        if name and not owned and not force:
-            check_errors(Path(name), OutputError)
-        if (preamble := self._writer.preamble()) or (name and not owned):
-            self._commit(preamble, self._done.next, [], owns_errors=bool(name))
+        name, errors = self._output.name, self._done.errors
+        self.failures = Request(self._protocol, self._id).errors()
+        if name:
+            if not force:
+                self._check_errors(OutputError)
+            # What stands there stays ours until it is replaced: we may be killed before that.
+            lines = error_lines(self.failures)
+            errors = sorted({errors_digest(Path(name)), digest_of(lines)})
+        if (preamble := self._writer.preamble()) or errors != self._done.errors:
+            self._commit(preamble, self._done.next, [], errors=errors)
+
+    def _check_errors(self, error: type[StreamqError]) -> None:
+        """Raise the error if the failures beside the output would replace what is not ours."""
+        # An earlier version noted that the file is ours, and not what is in it.
+        if not self._done.owns_errors or self._done.errors:
+            check_errors(Path(self._output.name), error, self._done.errors)
 
     def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
         """Raise InvalidValue if it is an input, or if what was begun is another file or form."""
         done, name = self._done, self._output.name
         if name:
             refuse_inputs(Path(name), inputs)
-            if not done.owns_errors and not force:
-                check_errors(Path(name))
+            if not force:
+                self._check_errors(OutputExists)
         if done.form and done.form != self._form:
             raise OutputExists(
                 f"results of request {self._id} are written to {done.file} as {done.form}, "
@@ -380,10 +422,11 @@ class Collector:
         self._commit(data, self._reader.next, list(results))
 
     def _commit(
-        self, data: bytes, next_number: int, forget: list[str], *, owns_errors: bool = False
+        self, data: bytes, next_number: int, forget: list[str], *, errors: list[str] | None = None
     ) -> None:
         """First the bytes, then the word that they are there."""
         self._output.write(data)
+        errors = self._done.errors if errors is None else errors
         done = Committed(
             self._done.offset + len(data),
             next_number,
@@ -392,8 +435,9 @@ class Collector:
             self._form,
             self._writer.is_open,
             self._done.times + 1,
-            owns_errors or self._done.owns_errors,
+            bool(errors) or self._done.owns_errors,
             self._name,
+            errors,
         )
         token = msgspec.json.encode(done).decode()
         self._protocol.collect(

@@ -94,7 +94,7 @@ def collect(
     collector = Collector(request.protocol, request.id, FileOutput(path, request.id), form)
     is_complete = collector.run(is_ordered=ordered, follow=follow, force=force)
     if is_complete:
-        write_errors(request.errors(), path)
+        write_errors(collector.failures, path)
     return is_complete
 
 

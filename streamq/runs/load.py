@@ -27,7 +27,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.submission import forget, unregister
 from streamq.records.boundaries import mask_of
-from streamq.records.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
+from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.splitting import Chunk, Cursor, Size, first_record, split, whole
@@ -219,14 +219,14 @@ class Load:
         return msgspec.json.encode(Reference(offset, length, found.size, found.version))
 
     def _start(self, source: Input, file: int) -> Cursor:
-        """Where to begin with a file: where the load stood, or after the header of a CSV."""
+        """Where to begin with a file: where the load stood, or after its mark and its header."""
         if self._cursor.file == file and self._cursor.offset:
             return self._cursor
         header = self._policy.spec.header
         if not header:
-            return Cursor(file)
+            return Cursor(file, len(source.mark()))
         own = first_record(source, self._mask, MAX_PART)
-        if own.strip() != header.encode().strip():
+        if own.removeprefix(MARK).strip() != header.encode().removeprefix(MARK).strip():
             raise BadInput(f"{source.name}: record 1: another header than {self._files[0]} has")
         return Cursor(file, len(own), 2)
 

@@ -196,6 +196,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         slots=concurrency,
         window_bytes=units.size_bytes(window, named("window")),
         is_ordered=ordered,
+        force=force,
     )
     if plan.output != STANDARD:
         outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)

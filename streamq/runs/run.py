@@ -71,6 +71,8 @@ class Job:
     def run(self, watch: Callable[[Progress], object], *, force: bool) -> Status:
         """Run to the end, or until told to stop. Returns the last status.
 
+        ``force``: files that exist are written over, and an output that was lost is begun anew.
+
         Raises:
             StreamqError: what went wrong with the input, the output, the function or the server.
             BrokenPipeError: nobody reads the output any more.
@@ -96,7 +98,9 @@ class Job:
         if self._error:
             raise self._error
         request = Request(protocols[2], self._plan.id)
-        status, self.failures = request.status(), request.errors()
+        status = request.status()
+        if not self.is_complete:
+            self.failures = request.errors()
         for connection in connections:
             connection.close()
         return status
@@ -176,7 +180,10 @@ class Job:
             return
         should_stop = self._is_stopping.is_set
         collector = Collector(protocol, plan.id, self._output(), plan.form, should_stop)
-        if collector.run(is_ordered=plan.is_ordered, follow=True, force=force):
+        if collector.run(
+            is_ordered=plan.is_ordered, follow=True, force=force or plan.force, renew=force
+        ):
+            self.failures = collector.failures
             self._is_collected.set()
             self._end()
 
@@ -224,7 +231,9 @@ class Job:
             log_format="text",
         )
         keeper = Keeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
-        options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
+        options = PoolOptions(
+            processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S, stops_on_hup=True
+        )
         return Pool(config, options, keeper, nursery=self._nursery)
 
 
@@ -247,7 +256,7 @@ def carry_out(
         BrokenPipeError: as ``Job.run``.
     """
     try:
-        status = job.run(watch, force=force or is_resumed)
+        status = job.run(watch, force=force)
     except StreamqError as error:
         is_lasting = not isinstance(error, (InvalidValue, AppLoadError))
         folder.is_kept = plan.can_go_on and (is_lasting or is_resumed)

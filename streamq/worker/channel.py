@@ -40,6 +40,8 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_parts: int = 0
     max_memory: int = 0
     is_reloading: bool = False
+    #: HUP stops the pool as TERM does, unless it is ignored; else it restarts the processes.
+    stops_on_hup: bool = False
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -434,24 +434,28 @@ class Pool:
             signal.SIGUSR1,
             signal.SIGUSR2,
         )
-        # INT that whoever started us has us ignore (a shell, in the background) stays ignored.
-        is_heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+        # What is ignored since our start stays so: INT by a shell, for what runs in the background,
+        # and HUP by nohup. To a pool that HUP does not stop it says something else.
+        may_be_ignored = [signal.SIGINT]
+        if self._options.stops_on_hup:
+            may_be_ignored.append(signal.SIGHUP)
         return {
             number: signal.signal(number, note)
             for number in numbers
-            if is_heeded or number != signal.SIGINT
+            if number not in may_be_ignored or signal.getsignal(number) is not signal.SIG_IGN
         }
 
     def _obey_signals(self) -> None:
         while self._signals:
             number = self._signals.popleft()
-            if number == signal.SIGTERM:
+            is_hup = number == signal.SIGHUP
+            if number == signal.SIGTERM or (is_hup and self._options.stops_on_hup):
                 self._stop("told to stop", number)
             elif number == signal.SIGINT:
                 self._on_int()
             elif number == signal.SIGQUIT:
                 self._stop_now(number)
-            elif number == signal.SIGHUP:
+            elif is_hup:
                 self._replace_all()
             elif number == signal.SIGUSR1:
                 self._be_quiet()

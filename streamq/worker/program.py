@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from streamq.app import Abandon, App, Context
-from streamq.errors import InvalidValue, StreamqError
+from streamq.app import App, Context
+from streamq.errors import InvalidValue, ResultTooLarge, StreamqError
 from streamq.records.encoding import Verbatim
 
 #: So much of what a program says on stderr is kept with its failure.
@@ -152,7 +152,7 @@ class _Run:
         self._output.append(data)
         self._size += len(data)
         if self._size > self._max_result:
-            raise Abandon(f"it printed more than the {self._max_result} bytes allowed")
+            raise ResultTooLarge(f"it printed more than the {self._max_result} bytes allowed")
         return bool(data)
 
     def _heed(self, fd: int) -> bool:

@@ -64,7 +64,7 @@ class TestOpening:
         assert path.read_bytes() == b"short"
 
     def test_a_file_that_is_gone_is_missed(self, path: Path, output: FileOutput) -> None:
-        with pytest.raises(OutputExists, match="has 0 bytes, but 9"):
+        with pytest.raises(OutputExists, match="is gone, and 9 bytes were written"):
             output.open(9, has_begun=True, force=False)
 
         assert not path.exists()
@@ -329,6 +329,8 @@ class TestBeforeForgetting:
         beside.unlink()
         assert self.run(protocol, done, path)
 
-        beside.write_text("of this request")
+        beside.write_text("precious, too")
 
-        assert self.run(protocol, done, path)
+        with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
+            self.run(protocol, done, path)
+        assert beside.read_text() == "precious, too"

@@ -422,6 +422,10 @@ class Stream:
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """It is always ready."""
 
+    def lacks(self, offset: int) -> bool:
+        """Nothing of it is ever lost."""
+        return False
+
     def cut(self, offset: int) -> None:
         """What was written stays."""
 
