@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .context import ConfigOption, InsecureOption, PrefixOption, UrlOption, guarded
+from .exits import guarded
+from .shared_options import ConfigOption, InsecureOption, PrefixOption, UrlOption
 
 #: Each command: its panel in the help, and what it does in one line. Its module has its name.
 COMMANDS = {
@@ -83,7 +84,7 @@ def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> type
 
 
 def _load(name: str, second: str = "") -> Callable[..., Any]:
-    module = import_module(f".{name}", __package__)
+    module = import_module(f".commands.{name}", __package__)
     word = second or name
     # `set` is a word of Python's own: the function has an underscore behind it.
     return guarded(getattr(module, word, None) or getattr(module, f"{word}_"))

@@ -53,7 +53,8 @@ def words(progress: Progress) -> str:
     told = [
         "     " if progress.done is None else f"{progress.done:4.0%} ",
         f"{parts.done + parts.failed:,}/{parts.total:,}{'+' * (status.state == 'loading')} parts",
-        f" · {records.done:,} records · {render.rate(progress.rate)}",
+        f" · {records.done:,} records",
+        *(f" · {each}" for each in render.pace(progress.rate, records.done + records.failed)),
         "" if progress.eta_s is None else f" · {render.span(max(1.0, progress.eta_s) * 1e3)} left",
         f" · {progress.busy}/{progress.slots} busy",
         f" · {progress.retried:,} retried" if progress.retried else "",

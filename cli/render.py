@@ -6,7 +6,8 @@ Data go to stdout and everything else to stderr, so that a pipe gets data only.
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -58,17 +59,32 @@ def as_json(value: Any) -> None:
 
 def note(text: str) -> None:
     """What a person may like to know besides."""
-    typer.echo(text, err=True)
+    _say(text)
 
 
 def warning(text: str) -> None:
     """What a person should know."""
-    typer.echo(_paint(harmless(f"streamq: warning: {text}"), "yellow", sys.stderr), err=True)
+    _say(_paint(harmless(f"streamq: warning: {text}"), "yellow", sys.stderr))
 
 
 def error(text: str) -> None:
     """Why it was not done."""
-    typer.echo(_paint(harmless(f"streamq: {text}"), "red", sys.stderr), err=True)
+    _say(_paint(harmless(f"streamq: {text}"), "red", sys.stderr))
+
+
+def _say(text: str) -> None:
+    """Write to stderr. Where that is gone, as with a terminal that was closed, nobody reads it."""
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        write_no_more(sys.stderr)
+
+
+def write_no_more(stream: TextIO) -> None:
+    """Have what is written to a stream from now on, and what it still holds, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def alarm(text: str) -> str:
@@ -120,6 +136,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def failed_of(number: int) -> str:
+    """``0 failed``, or ``3 of them failed`` behind a number of records that they are among."""
+    return f"{number:,} of them failed" if number else "0 failed"
+
+
 def rate(per_second: float) -> str:
     """``12.5/s``, or by the minute or hour where that says more."""
     for unit, factor in (("s", 1), ("m", 60), ("h", 3600)):
@@ -127,6 +148,13 @@ def rate(per_second: float) -> str:
         if amount >= 1 or unit == "h":
             return f"{amount:,.0f}/{unit}" if amount >= 100 else f"{amount:.3g}/{unit}"
     raise AssertionError("the last unit takes everything")
+
+
+def pace(per_second: float, finished: int) -> list[str]:
+    """How fast it goes; ``starting`` while nothing is finished, nothing while it stands still."""
+    if per_second > 0:
+        return [rate(per_second)]
+    return [] if finished else ["starting"]
 
 
 def span(ms: float) -> str:
@@ -169,5 +197,14 @@ class Progress:
     def show(self, text: str) -> None:
         """Put the text in place of the last."""
         if self._is_shown:
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
+            try:
+                sys.stderr.write(f"\r\x1b[K{text}")
+                sys.stderr.flush()
+            except OSError:
+                write_no_more(sys.stderr)
+
+
+def failures(found: Sized, path: Path) -> None:
+    """Say where failures were written, if there are any."""
+    if found:
+        note(f"{count(len(found), 'failure')} in {path}")

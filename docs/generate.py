@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from cli.app import COMMANDS, application
-from cli.context import EXIT_MEANINGS
+from cli.exits import EXIT_MEANINGS
 from docs import python_page
 from streamq.admin import acl
 from streamq.settings import FIELDS, SECRETS, Settings, variable_of

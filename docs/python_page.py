@@ -119,6 +119,8 @@ def _signature(function: Any) -> str:
     shown = re.sub(r"\b(?:streamq|collections|pathlib|typing)(?:\.\w+)*\.(?=\w)", "", shown)
     # An annotation may be text, too; a default stays as it is.
     shown = re.sub(r"(?<=-> )'([^']+)'", r"\1", shown).removesuffix(" -> None")
+    shown = re.sub(r"= <function .*? at \w+>", "= ...", shown)
+    shown = re.sub(r"\*\*(\w+): \*<class '(\w+)'>", r"**\1: Unpack[\2]", shown)
     # What a process finds in its environment is no part of the page.
     shown = re.sub(r"= environ\(\{.*?\}\)", "= os.environ", shown, flags=re.DOTALL)
     if len(shown) <= 88:

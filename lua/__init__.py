@@ -1,1 +1,1 @@
-"""The protocol: one Lua script per transition. Read as text by ``streamq.scripts``."""
+"""The protocol: one Lua script per transition. Read as text by ``streamq.protocol.lua``."""

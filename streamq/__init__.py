@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streamq.errors import (
+    AppLoadError,
     CollectorLost,
     Damaged,
     InvalidValue,
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from streamq.protocol.protocol import Protocol
     from streamq.queue.client import Client, Request
     from streamq.queue.janitor import Janitor
+    from streamq.runs.functions import collect, load, run
     from streamq.settings import Settings
+    from streamq.worker.worker import Worker
 
     __version__: str
 
@@ -51,13 +54,16 @@ _HOMES = {
     "queue.janitor": ("Janitor",),
     "model": ("Failure", "State", "Status"),
     "protocol.protocol": ("Protocol",),
+    "runs.functions": ("collect", "load", "run"),
     "settings": ("Settings",),
+    "worker.worker": ("Worker",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Abandon",
     "App",
+    "AppLoadError",
     "Client",
     "CollectorLost",
     "Connection",
@@ -92,6 +98,10 @@ __all__ = [
     "Status",
     "StreamqError",
     "WaitTimeout",
+    "Worker",
+    "collect",
+    "load",
+    "run",
 ]
 
 # Hidden from the type checker: to it every other name would be there too.

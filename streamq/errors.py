@@ -12,6 +12,11 @@ StreamqError
 │       └── RequestNewer   NEWER     a later version of streamq made the request
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
+├── AppLoadError           the app or the function cannot be imported, or is none
+├── RecordError            a record fails for good, before or after its handler ran
+│   ├── DecodeError        it is not what the handler asks for
+│   └── EncodeError        what the handler returned cannot be kept
+│       └── ResultTooLarge it has more bytes than a result may have
 ├── SettingsError          the environment or a file of settings cannot be read
 ├── ServerError            the server cannot be used
 │   ├── ServerUnreachable  nobody answers
@@ -106,8 +111,8 @@ UNREADABLE = (
 
 
 @contextmanager
-def reading(what: str) -> Generator[None]:
-    """Whatever comes of reading something that is not what it must be becomes ``Damaged``."""
+def damaged_if_unreadable(what: str) -> Generator[None]:
+    """Raise ``Damaged`` in place of the errors that reading something spoilt raises."""
     try:
         yield
     except InvalidValue as error:
@@ -124,6 +129,30 @@ class InvalidValue(StreamqError, ValueError):
 
 class PartTooLarge(InvalidValue):
     """A part is over the size limit."""
+
+
+class AppLoadError(StreamqError):
+    """The user's module cannot be loaded. ``trace`` is its own traceback, if there is one."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+class RecordError(StreamqError):
+    """A record fails for good: another attempt would end in the same way."""
+
+
+class DecodeError(RecordError):
+    """The record is not what the handler asks for."""
+
+
+class EncodeError(RecordError):
+    """What the handler returned cannot be kept as a result."""
+
+
+class ResultTooLarge(EncodeError):
+    """What the handler returned has more bytes than a result may have."""
 
 
 class SettingsError(StreamqError):

@@ -68,6 +68,13 @@ class Token(msgspec.Struct, frozen=True):
     level: int
 
 
+class News(msgspec.Struct, frozen=True):
+    """What came instead of a token: a list has come into use that a process may not know."""
+
+    #: ``HANDLER:LL``, the end of its name.
+    to: str
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker needs to know of a request; fixed for its life."""
 
@@ -344,3 +351,5 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
     #: The levels it takes from, as they were given.
     levels: str = ""
     running: list[Running] = []
+    #: What the names of its holders begin with; another one each time that it starts.
+    pool: str = ""

@@ -208,7 +208,7 @@ class Driver:
 
     def now_ms(self) -> int:
         """The server's clock."""
-        return int(self.protocol.inspect(self.id)["now_ms"])
+        return self.protocol.inspect(self.id).count("now_ms")
 
     def snapshot(self) -> dict[str, bytes]:
         """Every key of the request as the server stores it, to see that nothing changed."""

@@ -431,6 +431,22 @@ def test_status_tells_a_persons_whole_story(
 
 
 @ALL_KINDS
+def test_parts_that_were_handed_back_wait_and_are_not_in_retry(
+    streamq: Streamq, client: Client, submitted: Driver
+) -> None:
+    holder, _ = submitted.claim(2)
+    other, grant = submitted.claim()
+    submitted.fail(other, grant.parts[0].number, delay_ms=60_000)
+    submitted.release(holder)
+
+    text = streamq("status", submitted.id).stdout
+
+    assert "0 of 3 done, 2 waiting, 0 running, 1 in retry, 0 failed" in fact(text, "parts")
+    counts = client.get(submitted.id).status().parts
+    assert (counts.waiting, counts.retry) == (2, 1)
+
+
+@ALL_KINDS
 def test_status_of_the_queue(streamq: Streamq, submitted: Driver, protocol: Protocol) -> None:
     submitted.claim()
     beat(protocol, submitted.queue)
@@ -647,7 +663,9 @@ def test_wait_no_longer_than_asked(streamq: Streamq, submitted: Driver) -> None:
     assert ran.stderr == f"streamq: request {submitted.id} is not finished\n"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_wait_shows_progress_on_a_terminal_and_can_be_stopped(
     running: Callable[..., subprocess.Popen[str]], submitted: Driver, number: int, code: int
 ) -> None:

@@ -212,7 +212,7 @@ class TestFile:
 
         thread = threading.Thread(target=follow)
         thread.start()
-        wait_until(lambda: driver.protocol.inspect(driver.id).get("committed"))
+        wait_until(lambda: driver.protocol.inspect(driver.id).optional_text("committed"))
         target.rename(target.with_name("moved"))
         thread.join(10)
 
@@ -284,7 +284,7 @@ class TestFollowing:
         failing, _ = driver.claim()
         driver.fail(failing, 2, kind="abandon")
         driver.release(failing)
-        assert driver.protocol.inspect(driver.id)["state"] == "failed"
+        assert driver.protocol.inspect(driver.id).state == "failed"
 
         assert run(driver, target) is False
         finish(driver, [slow], 1)
@@ -344,7 +344,7 @@ class TestBatches:
 
         run(driver, target, is_ordered=False)
 
-        committed = msgspec.json.decode(driver.protocol.inspect(driver.id)["committed"])
+        committed = msgspec.json.decode(driver.protocol.inspect(driver.id).text("committed"))
         assert committed["times"] >= 3
         assert committed["offset"] == target.stat().st_size
 

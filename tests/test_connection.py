@@ -32,9 +32,9 @@ from streamq import (
     ServerUnreachable,
     ServerUnsafe,
 )
-from streamq.driver.errors import translated
+from streamq.driver.errors import translating_driver_errors
 from streamq.driver.lanes import Lane, pack
-from streamq.driver.url import Target, mask
+from streamq.driver.url import ServerURL, mask
 from streamq.model import Token, Tokens
 from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
 from streamq.servers.local import LocalServer, find_server
@@ -93,7 +93,7 @@ class TestUrl:
         ],
     )
     def test_scheme_says_how_to_connect(self, url: str, kind: str, is_tls: bool) -> None:
-        target = Target(url)
+        target = ServerURL(url)
 
         assert (target.kind, target.options.get("ssl", False)) == (kind, is_tls)
 
@@ -108,28 +108,28 @@ class TestUrl:
         ],
     )
     def test_hosts(self, url: str, hosts: list[tuple[str, int]]) -> None:
-        assert Target(url).hosts == hosts
+        assert ServerURL(url).hosts == hosts
 
     def test_service_and_database(self) -> None:
-        sentinel = Target("redis+sentinel://h/main/3")
+        sentinel = ServerURL("redis+sentinel://h/main/3")
 
         assert (sentinel.service, sentinel.options) == ("main", {"db": 3})
-        assert Target("redis://h/4").options == {"db": 4}
-        assert Target("unix:///tmp/s?db=5").options == {"db": 5}
-        assert Target("redis+cluster://h/0").options == {}
+        assert ServerURL("redis://h/4").options == {"db": 4}
+        assert ServerURL("unix:///tmp/s?db=5").options == {"db": 5}
+        assert ServerURL("redis+cluster://h/0").options == {}
 
     @pytest.mark.parametrize(
         "url", ["redis://{}h", "redis+cluster://{}h", "redis+sentinel://{}h/main", "unix://{}/s"]
     )
     def test_login_is_percent_encoded(self, url: str) -> None:
-        named = Target(url.format(f"me%40home:{quote(PASSWORD, safe='')}@"))
-        nameless = Target(url.format(f":{quote(PASSWORD, safe='')}@"))
+        named = ServerURL(url.format(f"me%40home:{quote(PASSWORD, safe='')}@"))
+        nameless = ServerURL(url.format(f":{quote(PASSWORD, safe='')}@"))
 
         assert named.options == {"username": "me@home", "password": PASSWORD}
         assert nameless.options == {"password": PASSWORD}
 
     def test_options_have_their_types(self) -> None:
-        target = Target("rediss://h?socket_timeout=3&ssl_check_hostname=false&client_name=me")
+        target = ServerURL("rediss://h?socket_timeout=3&ssl_check_hostname=false&client_name=me")
 
         assert target.options == {
             "ssl": True,
@@ -702,7 +702,7 @@ class TestErrors:
     def test_each_error_of_the_driver_has_its_meaning(
         self, error: Exception, ours: type[ServerError]
     ) -> None:
-        with pytest.raises(ServerError) as failure, translated("redis://h"):
+        with pytest.raises(ServerError) as failure, translating_driver_errors("redis://h"):
             raise error
 
         assert type(failure.value) is ours
@@ -710,7 +710,10 @@ class TestErrors:
         assert str(error) in str(failure.value)
 
     def test_an_error_nobody_can_act_on_stays_as_it_is(self) -> None:
-        with pytest.raises(driver.ResponseError, match="ERR unknown"), translated("redis://h"):
+        with (
+            pytest.raises(driver.ResponseError, match="ERR unknown"),
+            translating_driver_errors("redis://h"),
+        ):
             raise driver.ResponseError("ERR unknown command")
 
 

@@ -208,8 +208,9 @@ class TestPool:
         self, client: Client, protocol: Protocol, fleet: Fleet, queue: str
     ) -> None:
         """A part that takes longer than the quantum: token, claim, finish, token, each once."""
-        # One level, for the app has many handlers: with a hundred it is 100 KB of names a take.
-        fleet.ready("--quantum", "1ms", "--levels", "50", audit_ms=60_000)
+        fleet.ready("--quantum", "1ms", audit_ms=60_000)
+        # The first take of a process is from all lists, whatever is in use.
+        client.submit([0.0], handler="nap", queue=queue).wait(30)
         request = client.submit([0.002] * 200, handler="nap", queue=queue, limit=1)
         spent = Spent(protocol.connection)
 
@@ -219,7 +220,24 @@ class TestPool:
         assert spent.of("brpop") <= 1.5, spent  # 1.0
         assert spent.of("evalsha") <= 4.5, spent  # 3.0
         assert spent.commands <= 54, spent  # 36
-        assert spent.received <= 8_000, spent  # 2,500 bytes: the names of the lists
+        assert spent.received <= 8_000, spent  # 3,500 bytes: the names of the lists
+
+    def test_lists_that_are_not_in_use_are_not_waited_at(
+        self, client: Client, protocol: Protocol, fleet: Fleet, queue: str
+    ) -> None:
+        """With 25 handlers there are 2,500 lists, of which two are in use."""
+        fleet.ready(audit_ms=60_000)
+        client.submit([0.0], handler="nap", queue=queue).wait(30)
+        waits: list[str] = []
+        with protocol.connection.redis.monitor() as heard:
+            client.submit([0.0], handler="nap", queue=queue).wait(30)
+            client.submit([0.0], handler="echo", queue=queue, level=7).wait(30)
+            while not any(":echo:07" in wait for wait in waits):
+                command = heard.next_command()["command"]
+                waits += [command] if command.startswith("BRPOP") else []
+
+        lists = [len(wait.split()) - 2 for wait in waits]
+        assert max(lists) <= 40, waits  # 28: news of each handler, and lists in use
 
     def test_batches_of_small_parts(
         self, client: Client, protocol: Protocol, fleet: Fleet, queue: str

@@ -210,7 +210,7 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     shutil.copy(ROOT / "samples" / "checksums.py", tmp_path)
     script: list[str] = []
     for language, body in _blocks(ROOT / "README.md", tmp_path):
-        if language == "python" and "client" in body:
+        if language == "python" and body.startswith("from streamq import Client"):
             (tmp_path / "submit.py").write_text(body.replace("...", "print(part, result)"))
             script.append("python submit.py")
         elif not language and body.startswith(("streamq status", "streamq set")):

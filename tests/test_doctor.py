@@ -16,7 +16,7 @@ from redis import Redis
 from streamq import Client, Connection
 from streamq.admin import acl
 from streamq.driver.server_versions import first_good, troubles
-from streamq.protocol import scripts
+from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
@@ -185,7 +185,7 @@ def test_clock_skew(url: str, tmp_path: Path, ahead_s: int, verdict: str) -> Non
 def test_bad_acl(server: LocalServer) -> None:
     redis: Any = Redis.from_url(server.url)
     rights = acl.rights_of("worker", queues=["shop"])
-    digest = scripts.digest("finish")
+    digest = lua.digest("finish")
     key = QueueKeys("shop").open
     wrong = {
         "finish": [right for right in rights if right != f"+evalsha|{digest}"],

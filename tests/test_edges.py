@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import home
-from cli.home import Home
 from streamq.model import Policy
 from streamq.records.splitting import Size
+from streamq.runs import folder
+from streamq.runs.folder import RunFolder
 from streamq.runs.plan import Plan
 from streamq.servers import launcher, local
 from streamq.servers.local import LocalServer
@@ -143,15 +143,15 @@ def test_supervisor_that_stands_still_costs_no_finished_run(
     monkeypatch.setattr(launcher, "_ANSWER_TIMEOUT_S", 0.3)
     monkeypatch.setattr(launcher, "_STOP_MARGIN_S", 0.3)
     monkeypatch.setattr(local, "_PERSIST_GRACE_S", 0.3)
-    running = Home(_plan())
-    with running.folder(), running.server("") as address:
+    running = RunFolder(_plan())
+    with running.held(), running.server("") as address:
         server_pid = _pid_at(address())
         supervisor = int(Path(f"/proc/{server_pid}/stat").read_text().split()[3])
         os.kill(supervisor, signal.SIGSTOP)
         running.is_kept = False
 
     wait_until(lambda: _has_ended(server_pid))
-    assert not home.HOME.exists()
+    assert not folder.HOME.exists()
 
 
 def _has_ended(pid: int) -> bool:
@@ -174,7 +174,7 @@ def test_folder_that_others_may_write_to_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, below: str, *, is_resumed: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = home.HOME / below if below else home.HOME
+    place = folder.HOME / below if below else folder.HOME
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if kind == "link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -194,7 +194,7 @@ def test_folder_that_others_may_write_to_is_not_used(
         assert ran.returncode == 2
         assert says in ran.stderr
         return
-    with pytest.raises(ValueError, match=says), Home(_plan()).folder():
+    with pytest.raises(ValueError, match=says), RunFolder(_plan()).held():
         pass
 
 
@@ -203,10 +203,10 @@ def test_folder_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    home.HOME.mkdir(mode=0o700)
-    os.chown(home.HOME, 12345, 12345)
+    folder.HOME.mkdir(mode=0o700)
+    os.chown(folder.HOME, 12345, 12345)
 
-    with pytest.raises(ValueError, match="another user"), Home(_plan()).folder():
+    with pytest.raises(ValueError, match="another user"), RunFolder(_plan()).held():
         pass
 
-    assert stat.S_ISDIR(home.HOME.lstat().st_mode)
+    assert stat.S_ISDIR(folder.HOME.lstat().st_mode)

@@ -8,11 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamq import Client, Janitor, Protocol, Request, State
+from streamq.model import Tokens, WorkerDetails
 from streamq.protocol.keys import QueueKeys, list_of
 from tests.driver import Driver
+from tests.fleet import Fleet
 from tests.simulated import Worker, indexes, make_due
 from tests.waiting import wait_until
 
@@ -177,3 +180,67 @@ class TestRequestSlot:
             revived.wait(timeout=0)
 
         assert indexes(protocol, queue, revived.id) == {"open", "due"}
+
+
+class TestForgottenEndOfALease:
+    """The new primary knows a lease whose end was not replicated, and nobody renews it.
+
+    The first crash that the part is charged with would give it up.
+    """
+
+    def test_is_charged_to_nobody_while_the_pool_lives(
+        self, driver: Driver, request_keys: list[str], client: Client, fleet: Fleet
+    ) -> None:
+        pool = fleet.ready("-p", "1", "-c", "1", "--lease", "4s")
+        request = client.submit([1.5], handler="nap", queue=fleet.queue, id=driver.id, poison=1)
+        wait_until(lambda: fleet.notes("S"), 15)
+        with taken_back(driver.redis, request_keys):
+            assert request.wait(15).state is State.DONE
+        (holder,) = driver.leases()
+        driver.expire(holder)
+
+        status = request.wait(30)
+
+        assert (status.parts.done, status.parts.failed) == (1, 0)
+        assert len(fleet.notes("E")) == 2
+        assert "reaped 1 parts" in fleet.errors(pool)
+
+    @pytest.mark.parametrize(
+        ("pool", "silent_ms", "tries"),
+        [
+            ("0123456789abcdef", 5_000, {}),
+            ("0123456789abcdef", 15_000, {1: "0 1 1 0 0"}),
+            ("fedcba9876543210", 0, {1: "0 1 1 0 0"}),
+            ("", 0, {1: "0 1 1 0 0"}),
+        ],
+        ids=["lives", "silent since before the deadline", "started again", "former version"],
+    )
+    def test_who_was_heard_after_the_deadline_lives(
+        self, driver: Driver, queue: str, pool: str, silent_ms: int, tries: dict[int, str]
+    ) -> None:
+        """A worker that is started again may have the name that it had before."""
+        driver.load(1)
+        holder, _ = driver.claim(holder="0123456789abcdef.0000000000000000-0-1")
+        driver.pass_deadline(holder, 10_000)
+        driver.suspect(10_000)
+        details = msgspec.json.encode(WorkerDetails(name="host.1", pool=pool))
+        driver.protocol.beat(queue, "host.1", 60_000, details)
+        driver.redis.zincrby(QueueKeys(queue).workers, -silent_ms, "host.1")
+        driver.protocol.mint(queue, driver.id, Tokens(), register="again")
+        make_due(driver.protocol, queue)
+
+        Janitor(driver.protocol, queue).sweep()
+
+        assert (driver.leases(), driver.retry(), driver.tries()) == ({}, {1: 1}, tries)
+
+    def test_part_that_ends_its_whole_pool_is_charged(self, client: Client, fleet: Fleet) -> None:
+        victim = fleet.ready("-p", "1", "-c", "1", "--lease", "1s")
+        request = client.submit([30.0], handler="nap", queue=fleet.queue, poison=1)
+        wait_until(lambda: fleet.notes("S"), 15)
+
+        victim.kill()
+        fleet.ready("-p", "1", "-c", "1", "--lease", "1s")
+
+        status = request.wait(25)
+        assert (status.parts.done, status.parts.failed) == (0, 1)
+        assert [failure.error for failure in request.errors()] == ["Poison"]

@@ -65,7 +65,7 @@ class DisturbedRetry(Protocol):
     """Lets a janitor sweep just before failed parts are taken back."""
 
     def redrive(self, request_id: str, numbers: Iterable[int]) -> tuple[int, State, Tokens]:
-        Janitor(self, self.inspect(request_id)["queue"]).sweep()
+        Janitor(self, self.inspect(request_id).text("queue")).sweep()
         return super().redrive(request_id, numbers)
 
 

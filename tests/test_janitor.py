@@ -105,7 +105,7 @@ class TestSilence:
     def test_is_looked_at_again_within_a_second_and_not_reaped(
         self, driver: Driver, silent: str, sweep: Callable[[], int]
     ) -> None:
-        assert sweep() <= 1_000
+        assert sweep() <= 1_100
 
         assert (set(driver.leases()), driver.tries()) == ({silent}, {})
 
@@ -512,15 +512,19 @@ def test_one_request_that_cannot_be_looked_at_does_not_stop_the_others(
     error: type[Exception],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ids = [client.submit([b"x"], handler="h", queue=queue).id for _ in range(4)]
+    # The sweep comes to the first of them first.
+    ids = sorted(client.submit([b"x"], handler="h", queue=queue).id for _ in range(4))
     while protocol.take(queue, ("h",), 0.01):
         pass
     make_due(protocol, queue)
+    away = protocol.node_of(ids[0]) if error is ServerUnreachable else ""
 
     with caplog.at_level(logging.WARNING):
         Janitor(Flaky(protocol.connection, {ids[0]}, error), queue).sweep()
 
-    assert sorted(tokens(protocol, queue)) == sorted(ids[1:])
+    assert sorted(tokens(protocol, queue)) == [
+        each for each in ids[1:] if not away or protocol.node_of(each) != away
+    ]
     assert ids[0] in caplog.text
 
 
@@ -635,3 +639,40 @@ def test_tokens_of_an_ended_request_go_though_nobody_has_its_handler(
     Worker(protocol, queue).sweep()
 
     assert tokens(protocol, queue) == []
+
+
+def test_tokens_of_ended_requests_go_also_where_the_list_is_long(
+    protocol: Protocol, queue: str, client: Client, sweep: Callable[[], int]
+) -> None:
+    requests = [client.submit([b"x"] * 20, handler="h", queue=queue) for _ in range(40)]
+    live = client.submit([b"x"], handler="h", queue=queue)
+    sweep()
+    # Left by requests that were closed before.
+    bury(protocol, queue, 10_000)
+    for request in requests:
+        request.cancel()
+
+    for _ in range(4):
+        sweep()
+
+    assert tokens(protocol, queue) == [live.id]
+
+
+def test_list_of_another_type_is_passed_over(
+    protocol: Protocol, queue: str, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = client.submit([b"x"] * 20, handler="h", queue=queue)
+    make_due(protocol, queue)
+    janitor = Janitor(protocol, queue)
+    janitor.sweep()
+    key = QueueKeys(queue, to=list_of("h", 50)).tokens
+    protocol.connection.redis.unlink(key)
+    protocol.connection.redis.set(key, "no list")
+    request.cancel()
+    make_due(protocol, queue)
+
+    janitor.sweep()
+    janitor.sweep()
+
+    assert caplog.text.count("is passed over") == 1
+    assert janitor.closed[State.CANCELLED] == 1

@@ -90,6 +90,22 @@ def test_counts_what_it_closed_by_how_it_ended(
     assert [value for _, value in told] == [3, 0, 0]
 
 
+def test_counts_once_what_it_closed_though_it_looks_again(
+    client: Client, protocol: Protocol, queue: str
+) -> None:
+    """The answer of the first call may have been lost, or another janitor was first."""
+    janitor = Janitor(protocol, queue)
+    request = client.submit([], handler="h", queue=queue)
+    score = protocol.registered(queue, request.id)
+    assert score is not None
+    tick = protocol.tick(queue)
+
+    for _ in range(3):
+        janitor.look(request.id, score, tick)
+
+    assert janitor.closed == {State.DONE: 1}
+
+
 def test_says_when_the_slowest_of_several_has_swept(protocol: Protocol, queue: str) -> None:
     first, second = Janitor(protocol, queue), Janitor(protocol, queue)
     name = "streamq_janitor_last_success_timestamp_seconds"
@@ -181,6 +197,27 @@ def test_suspect_that_is_looked_at_again_and_again_is_given_back_once(
 
     assert len(janitor._suspects) == 5
     assert sorted(janitor._looked) == sorted(ids)
+
+
+def test_sweep_that_takes_long_ends_and_what_it_did_not_come_to_is_due_soon(
+    client: Client, protocol: Protocol, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = sorted(client.submit([b"x"], handler="h", queue=queue).id for _ in range(5))
+    make_due(protocol, queue)
+    monkeypatch.setattr(module, "MOST_SWEEP_S", 0.0)
+    janitor = Janitor(protocol, queue, every_ms=500)
+
+    janitor.sweep()
+
+    assert janitor._looked == ids[:1]
+    looked: set[str] = set()
+
+    def has_come_to_all() -> bool:
+        janitor.sweep()
+        looked.update(janitor._looked)
+        return looked == set(ids)
+
+    wait_until(has_come_to_all, 10)
 
 
 def test_damage_that_is_not_one_of_a_type_is_told(protocol: Protocol, queue: str) -> None:

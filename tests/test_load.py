@@ -590,7 +590,9 @@ class TestStdin:
         assert "standard input is closed" in done.stderr
 
     @ONE_KIND
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.parametrize(
+        ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    )
     def test_stopped_it_says_how_to_go_on(
         self,
         client: Client,
@@ -673,6 +675,29 @@ class TestRequests:
         assert "in: line 2: request" in other.stderr
         found = {status.id: (status.limit, status.parts.total) for status in client.list(queue)}
         assert found == dict(zip([*ids, f"{request_id}-3"], [(1, 2), (20, 2), (3, 1)], strict=True))
+
+    def test_many_at_once_go_on_where_a_load_stood(
+        self,
+        load: Load,
+        client: Client,
+        protocol: Protocol,
+        queue: str,
+        tmp_path: Path,
+        request_id: str,
+    ) -> None:
+        file, words = tmp_path / "in", ("--handler", "echo", "--format", "requests")
+        lines = [b"%d:a%d:b\n" % (n, n) for n in range(1, 301)]
+        file.write_bytes(b"\xef\xbb\xbf" + b"".join(lines[:100]))
+        assert load(file, *words, "--id", request_id).returncode == 0
+        file.write_bytes(b"".join(lines))
+
+        done = load(file, *words, "--id", request_id)
+
+        ids = [f"{request_id}-{n}" for n in range(1, 301)]
+        assert done.stdout.split() == ids, done.stderr
+        found = {each.id: (each.limit, each.parts.total) for each in client.list(queue)}
+        assert found == {each: (n, 2) for n, each in enumerate(ids, 1)}
+        assert protocol.unknown([*ids, f"{request_id}-301"]) == {f"{request_id}-301"}
 
     @ONE_KIND
     @pytest.mark.parametrize("line", [b"a:b", b"0:a", b"-1:a", b"3", b"3: :", b"1.5:a"])

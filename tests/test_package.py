@@ -32,9 +32,10 @@ def test_every_module_and_script_is_installed() -> None:
 
 
 def test_scripts_are_read_from_the_package() -> None:
-    names = sorted(each.name for each in files("streamq.lua").iterdir())
+    names = sorted(each.name for each in files("streamq.lua").joinpath("request").iterdir())
 
     assert {"claim.lua", "finish.lua", "reap.lua"} <= set(names)
+    assert files("streamq.lua").joinpath("queue", "mint.lua").is_file()
     assert files("streamq.lua").joinpath("lib", "clock.lua").is_file()
 
 

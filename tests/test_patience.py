@@ -1,13 +1,15 @@
 """Commands that are started while the server fails over or is not ready yet."""
 
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import exceptions as driver
 
-from streamq import Client
+from streamq import Client, Connection
 from streamq.servers.launcher import LOOPBACK, ask
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
@@ -142,3 +144,80 @@ class HalfMoved:
 
     def _set(self, node: Any, *words: str) -> None:
         self._redis.execute_command("CLUSTER SETSLOT", self._slot, *words, target_nodes=node)
+
+
+class TestThreads:
+    """Threads share a connection; each has its own patience."""
+
+    def test_patience_of_one_thread_does_not_hold_up_another(self) -> None:
+        with LocalServer.start(port=0, options=[("cluster-enabled", "yes")]) as node:
+            connection = Connection(node.url)
+            said: list[str] = []
+            answers: list[Any] = []
+
+            def wait() -> None:
+                with connection.patience(60, said.append):
+                    answers.append(connection.redis.execute_command("GET", "k"))
+
+            thread = threading.Thread(target=wait, daemon=True)
+            thread.start()
+            wait_until(lambda: said)
+            begun = time.monotonic()
+            with pytest.raises(driver.ClusterDownError):
+                connection.redis.execute_command("GET", "k")
+            with pytest.raises(driver.ClusterDownError):
+                connection.call("GET", "k")
+
+            assert time.monotonic() - begun < 5
+            assert thread.is_alive()
+            place = (LOOPBACK, int(node.url.rpartition(":")[2]))
+            ask(place, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            thread.join(60)
+            connection.close()
+        assert answers == [None]
+
+    def test_blocks_of_two_threads_end_in_any_order(self) -> None:
+        """Whoever leaves first takes nothing from the one who is still inside."""
+        with LocalServer.start(port=0) as server:
+            connection = Connection(server.url)
+            first_is_in, second_is_in = threading.Event(), threading.Event()
+            is_patient: list[bool] = []
+
+            def second() -> None:
+                assert first_is_in.wait(60)
+                with connection.patience(60, len):
+                    second_is_in.set()
+                    thread.join(60)
+                    assert connection.call("PING") == b"PONG"
+                    is_patient.append(connection._patience.is_wanted)
+                is_patient.append(connection._patience.is_wanted)
+
+            def first() -> None:
+                with connection.patience(60, len):
+                    first_is_in.set()
+                    assert second_is_in.wait(60)
+                    assert connection.redis.ping()
+
+            thread = threading.Thread(target=first, daemon=True)
+            thread.start()
+            second()
+            connection.close()
+        assert is_patient == [True, False]
+
+    def test_inner_block_counts_and_the_outer_one_after_it(self) -> None:
+        with LocalServer.start(port=0, options=[("cluster-enabled", "yes")]) as node:
+            connection = Connection(node.url)
+            outer: list[str] = []
+            inner: list[str] = []
+            with connection.patience(1.5, outer.append):
+                with connection.patience(1.5, inner.append), pytest.raises(driver.ClusterDownError):
+                    connection.call("GET", "k")
+                assert (len(outer), len(inner)) == (0, 1)
+                with pytest.raises(driver.ClusterDownError):
+                    connection.call("GET", "k")
+                assert (len(outer), len(inner)) == (1, 1)
+            begun = time.monotonic()
+            with pytest.raises(driver.ClusterDownError):
+                connection.call("GET", "k")
+            assert time.monotonic() - begun < 1
+            connection.close()

@@ -16,6 +16,7 @@ from streamq.worker.channel import Config, Idle, Line, Look, Order
 from streamq.worker.process import Pace, Process
 from streamq.worker.slot_table import MOST_PARTS, Table
 from tests.conftest import ONE_KIND
+from tests.driver import Driver
 from tests.waiting import wait_until
 
 #: A process whose line is cut ends at once, and here it would be the test's: nobody cuts it.
@@ -239,7 +240,7 @@ class TestRunning:
         request.wait(20)
 
         wait_until(lambda: all(opened.table.read(slot) is None for slot in range(opened.slots)))
-        assert request._protocol.inspect(request.id)["leases"] == "0"
+        assert request._protocol.inspect(request.id).count("leases") == 0
 
     def test_the_pool_can_see_what_runs_and_how_far_it_is(
         self, shop: Any, submit: Any, ledger: Ledger
@@ -308,6 +309,31 @@ class TestTurns:
 
 
 @ONE_KIND
+class TestSuspect:
+    def test_part_that_found_no_room_comes_again_without_a_janitor(
+        self, shop: Any, submit: Any, ledger: Ledger, protocol: Protocol, queue: str
+    ) -> None:
+        busy = submit("wait", [""])
+        opened = shop(2)
+        wait_until(lambda: ledger.ran)
+        # Nobody is told of it before its part is one that is to run alone.
+        suspect = submit("note", ["0"], delay="1h")
+        driver = Driver(protocol, queue, suspect.id)
+        driver.set_meta(hold_ms=1)
+        holder, _ = driver.claim(handlers=["map note"])
+        driver.redis.hset(driver.keys.tries, "1", "0 1 1 0 0")
+        protocol.push(queue, suspect.id, driver.release(holder).tokens)
+        wait_until(lambda: opened.process._ended.get(suspect.id))
+        wait_until(lambda: lists(protocol, queue) == [])
+
+        ledger.gate.set()
+
+        assert busy.wait(20).parts.done == 1
+        assert suspect.wait(4).parts.done == 1
+        assert ledger.ran == [(busy.id, 1), (suspect.id, 1)]
+
+
+@ONE_KIND
 class TestOrders:
     def test_told_to_stop_it_ends_what_runs_and_hands_back_the_rest(
         self, shop: Any, submit: Any, ledger: Ledger
@@ -323,7 +349,7 @@ class TestOrders:
 
         status = request.status()
         assert (status.parts.done, status.parts.waiting + status.parts.retry) == (1, 2)
-        assert request._protocol.inspect(request.id)["leases"] == "0"
+        assert request._protocol.inspect(request.id).count("leases") == 0
 
     def test_told_to_be_quiet_it_takes_nothing_until_told_otherwise(
         self, shop: Any, submit: Any, ledger: Ledger

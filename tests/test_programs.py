@@ -151,7 +151,7 @@ def test_stopped_pool_leaves_no_program(
     assert pool.wait(20) == 0
     assert time.monotonic() - begun < 15, "not after the grace time that is usual"
     wait_until(lambda: not any(map(is_alive, running)), 20)
-    assert request.status().parts.retry == 1, "handed back"
+    assert request.status().parts.waiting == 1, "handed back"
 
 
 @ONE_KIND

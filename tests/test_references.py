@@ -53,7 +53,7 @@ def test_workers_read_the_bytes_themselves(
     request = client.get(done.stdout.strip())
     assert request.wait(30).records.done == 20_001
     assert lines_of(request) == DATA
-    assert int(protocol.inspect(request.id)["bytes"]) < len(DATA) / 50
+    assert protocol.inspect(request.id).count("bytes") < len(DATA) / 50
 
 
 @ONE_KIND

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from streamq import Client
+from streamq import Client, Protocol
 from streamq.model import Terms
 from streamq.records.encoding import encode_result
+from streamq.records.outputs import FileOutput
+from streamq.runs.collect import Collector
 from tests.conftest import ONE_KIND
 from tests.driver import Driver
 from tests.fleet import Fleet
@@ -178,7 +180,9 @@ def test_collector_killed_at_random_moments_writes_every_line_once(
 
 
 @ONE_KIND
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_stopped_it_goes_on(
     fleet: Fleet,
     streamq: Streamq,
@@ -365,7 +369,7 @@ def test_stdout_tells_what_is_not_among_it(
     finish(driver, holder, 1, "one", most=1)
     driver.fail(holder, 2)
     assert streamq("results", driver.id, "-o", tmp_path / "out.txt").returncode == 0
-    finish(driver, holder, 3, "three")
+    finish(driver, driver.claim()[0], 3, "three")
 
     shown = streamq("results", driver.id)
 
@@ -390,3 +394,94 @@ def test_request_that_was_cancelled_is_not_taken_for_complete(
     assert ended.returncode == 5
     assert b"was cancelled: 1 of 3 parts were done" in ended.stderr
     assert (ended.stdout or (tmp_path / "out.txt").read_bytes()) == b"one\n"
+
+
+@ONE_KIND
+@pytest.mark.parametrize("numbers", [[1, 2, 10], [1, 2]])
+def test_failures_never_replace_what_took_their_place(
+    fleet: Fleet, streamq: Streamq, client: Client, queue: str, tmp_path: Path, numbers: list[int]
+) -> None:
+    target, beside = tmp_path / "out.txt", tmp_path / "out.errors.jsonl"
+    fleet.ready()
+    request = client.submit(numbers, handler="abandons_tenths", queue=queue)
+    request.wait(20)
+    first = streamq("results", request.id, "-o", target)
+    ours = beside.read_bytes() if beside.exists() else None
+    again = streamq("results", request.id, "-o", target)
+    beside.write_text("precious\n")
+
+    refused = streamq("results", request.id, "-o", target)
+
+    assert (first.returncode, again.returncode, refused.returncode) == (0, 0, 2)
+    assert b"out.errors.jsonl exists" in refused.stderr
+    assert b"--force" in refused.stderr
+    assert beside.read_text() == "precious\n"
+    forced = streamq("results", request.id, "-o", target, "--force")
+    assert forced.returncode == 0
+    assert (beside.read_bytes() if beside.exists() else None) == ours
+
+
+@ONE_KIND
+def test_failures_of_before_are_replaced_also_after_a_kill(
+    fleet: Fleet, streamq: Streamq, client: Client, queue: str, protocol: Protocol, tmp_path: Path
+) -> None:
+    target, beside = tmp_path / "out.txt", tmp_path / "out.errors.jsonl"
+    fleet.ready()
+    request = client.submit([1, 10], handler="abandons_tenths", queue=queue)
+    request.wait(20)
+    streamq("results", request.id, "-o", target)
+    Path(f"{fleet.log}.mended").touch()
+    request.retry()
+    request.wait(20)
+    # As one that is killed when everything is committed, and before it replaces the failures.
+    collector = Collector(protocol, request.id, FileOutput(target, request.id), "raw")
+    assert collector.run(is_ordered=True, follow=False, force=False)
+    assert beside.exists()
+
+    done = streamq("results", request.id, "-o", target)
+
+    assert done.returncode == 0, done.stderr
+    assert (target.read_bytes(), beside.exists()) == (b"1\n10\n", False)
+
+
+@ONE_KIND
+def test_file_that_is_gone_is_missed_and_begun_anew_by_force(
+    streamq: Streamq, driver: Driver, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.txt"
+    driver.load(4, limit=4)
+    for number, text in enumerate(("one", "two"), 1):
+        finish(driver, driver.claim()[0], number, text)
+    assert streamq("results", driver.id, "-o", target).returncode == 0
+    assert target.read_bytes() == b"one\ntwo\n"
+    target.unlink()
+    finish(driver, driver.claim()[0], 3, "three")
+
+    missed = streamq("results", driver.id, "-o", target)
+
+    assert missed.returncode == 2
+    assert b"out.txt is gone" in missed.stderr
+    assert b"put it back" in missed.stderr
+    assert b"--force" in missed.stderr
+    assert not target.exists()
+    forced = streamq("results", driver.id, "-o", target, "--force")
+    assert forced.returncode == 0, forced.stderr
+    assert b"results of parts 1 to 2 are gone" in forced.stderr
+    assert target.read_bytes() == b"three\n"
+    again = streamq("results", driver.id, "-o", target)
+    assert (again.returncode, target.read_bytes()) == (0, b"three\n")
+
+
+@ONE_KIND
+def test_file_that_is_gone_before_a_result_was_in_it_is_no_loss(
+    streamq: Streamq, driver: Driver, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.txt"
+    driver.load(1)
+    streamq("results", driver.id, "-o", target)
+    target.unlink()
+    finish(driver, driver.claim()[0], 1, "one")
+
+    done = streamq("results", driver.id, "-o", target)
+
+    assert (done.returncode, target.read_bytes()) == (0, b"one\n"), done.stderr

@@ -1,14 +1,22 @@
 """``streamq run`` and ``streamq demo`` through their commands: the whole job at once."""
 
+import bz2
+import fcntl
+import gzip
 import hashlib
 import json
+import lzma
 import os
+import pty
 import random
+import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,7 +32,9 @@ from tests.secure import as_role
 from tests.waiting import is_alive, wait_until
 
 EMBEDDED = pytest.mark.skipif(KINDS[0].startswith("secure"), reason="is about the embedded server")
-STOPS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+STOPS = pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 SAMPLES = Path(__file__).parents[1] / "samples"
 Streamq = Callable[..., "subprocess.CompletedProcess[str]"]
 Begin = Callable[..., "subprocess.Popen[str]"]
@@ -972,3 +982,171 @@ class TestRecords:
 
         assert done.returncode == 2
         assert "is not UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_terminal_that_is_closed_stops_it_unless_it_is_not_to_care(
+    streamq: Streamq,
+    environment: dict[str, str],
+    source: Path,
+    tmp_path: Path,
+    is_ignored: bool,
+) -> None:
+    ours, its = pty.openpty()
+
+    def sit_at_the_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        if is_ignored:  # as nohup does
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    words = ["run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
+    running = subprocess.Popen(
+        [*COMMAND, *words],
+        env=environment,
+        cwd=tmp_path,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=sit_at_the_terminal,
+    )
+    os.close(its)
+    output = tmp_path / "out.txt"
+    wait_until(lambda: output.exists() and output.stat().st_size > 1_000, 60)
+
+    os.close(ours)
+
+    assert running.wait(60) == (0 if is_ignored else 129)
+    if not is_ignored:
+        done = streamq("run", "--resume", run_left_in(tmp_path))
+        assert done.returncode == 0, done.stderr
+    assert output.read_bytes() == source.read_bytes()
+
+
+@EMBEDDED
+def test_output_that_is_gone_is_missed_and_begun_anew_by_force(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    running, output = begin_slowly(begin, tmp_path, 1_000)
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=60)
+    written = output.read_bytes()
+    output.unlink()
+    request_id = run_left_in(tmp_path)
+
+    missed = streamq("run", "--resume", request_id)
+
+    assert missed.returncode == 2
+    assert "out.txt is gone" in missed.stderr
+    assert "put it back" in missed.stderr
+    assert "--force" in missed.stderr
+    forced = streamq("run", "--resume", request_id, "--force")
+    assert forced.returncode == 0, forced.stderr
+    gone = re.search(r"results of parts 1 to (\d+) are gone", forced.stderr)
+    assert gone, forced.stderr
+    lines = source.read_bytes().splitlines(keepends=True)
+    assert output.read_bytes() == b"".join(lines[10 * int(gone[1]) :])
+    assert source.read_bytes().startswith(written)
+
+
+class TestMarks:
+    """A byte order mark before a file's text is no part of it."""
+
+    @pytest.mark.parametrize("marked", ["a", "b", "ab"])
+    def test_header_is_the_same_with_one_and_without(
+        self, streamq: Streamq, tmp_path: Path, marked: str
+    ) -> None:
+        for name in "ab":
+            mark = b"\xef\xbb\xbf" if name in marked else b""
+            (tmp_path / f"{name}.csv").write_bytes(mark + b'"x\ny",z\n%s,1\n' % name.encode())
+
+        done = streamq("run", "a.csv", "b.csv", "--map", "job:rowed", "-o", "out.jsonl")
+
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert found == [{"x\ny": "a", "z": "1"}, {"x\ny": "b", "z": "1"}]
+
+    @pytest.mark.parametrize("by", [(), ("--by-reference",)])
+    @pytest.mark.parametrize(
+        ("text", "options", "records"),
+        [
+            (b"one\ntwo\n", (), ["one", "two"]),
+            (b"one", (), ["one"]),
+            (b"", (), []),
+            (b"1,2\n", ("--format", "csv", "--no-header"), [["1", "2"]]),
+            (b"[1]\n", ("--format", "jsonl"), [[1]]),
+        ],
+    )
+    def test_first_record_is_without_it(
+        self,
+        streamq: Streamq,
+        tmp_path: Path,
+        text: bytes,
+        options: tuple[str, ...],
+        records: list[Any],
+        by: tuple[str, ...],
+    ) -> None:
+        for name in ("a.txt", "b.txt"):
+            (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text)
+
+        done = streamq(
+            "run", "a.txt", "b.txt", "--map", "job:rowed", "-o", "out.jsonl", *options, *by
+        )
+
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert found == records * 2
+
+    def test_standard_input_may_have_one(self, streamq: Streamq, tmp_path: Path) -> None:
+        (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\ntwo\n")
+        line = f"{shlex.join(COMMAND)} run - --map job:rowed -o out.txt < in.txt"
+
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, timeout=60)
+
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "out.txt").read_bytes() == b"one\ntwo\n"
+
+
+class TestWords:
+    def test_failures_are_among_the_records(self, streamq: Streamq, tmp_path: Path) -> None:
+        (tmp_path / "in.txt").write_text("1\nnan\ninf\n2\n-inf\n")
+
+        done = streamq("run", "in.txt", "--map", "job:endless", "-o", "out.jsonl")
+
+        assert "5 records in 1 part, 3 of them failed" in done.stderr
+
+    def test_record_that_does_not_decode_or_encode_says_so(
+        self, streamq: Streamq, tmp_path: Path
+    ) -> None:
+        (tmp_path / "in.jsonl").write_text('{"a":1}\n[1]\n{"a"\n')
+        (tmp_path / "in.csv").write_text("a,b\n1\n")
+        (tmp_path / "in.txt").write_text("nan\n")
+
+        for name, function, errors in (
+            ("in.jsonl", "typed", ["DecodeError"] * 2),
+            ("in.csv", "rowed", ["DecodeError"]),
+            ("in.txt", "endless", ["EncodeError"]),
+        ):
+            out = f"{name}.out"
+            done = streamq("run", name, "--map", f"job:{function}", "-o", out, "--retries", 0)
+            assert done.returncode == 1, done.stderr
+            lines = (tmp_path / f"{name}.errors.jsonl").read_text().splitlines()
+            found = [json.loads(line) for line in lines]
+            assert [each["error"] for each in found] == errors
+            assert {each.get("traceback", "") for each in found} == {""}
+
+    @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+    def test_compressed_file_that_is_cut_is_named(
+        self, streamq: Streamq, tmp_path: Path, suffix: str
+    ) -> None:
+        text = random.Random(1).randbytes(50_000).hex().encode()
+        whole = {"gz": gzip.compress(text), "bz2": bz2.compress(text), "xz": lzma.compress(text)}[
+            suffix
+        ]
+        (tmp_path / f"in.{suffix}").write_bytes(whole[: len(whole) // 2])
+
+        done = streamq("run", f"in.{suffix}", "--map", "job:same", "-o", "out.txt")
+
+        assert done.returncode == 2
+        assert f"in.{suffix}: " in done.stderr
+        assert "the file is cut off" in done.stderr

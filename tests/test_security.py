@@ -14,8 +14,8 @@ from cli.app import COMMANDS
 from streamq import Client, ServerError, ServerRefused, ServerUnreachable, ServerUnsafe
 from streamq.admin import acl
 from streamq.driver.connection import Connection
-from streamq.driver.url import Target
-from streamq.protocol import scripts
+from streamq.driver.url import ServerURL
+from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys
 from streamq.servers.local import LocalServer
 from tests.fleet import APPS, Fleet
@@ -193,7 +193,7 @@ class TestRoles:
     def test_what_a_role_must_not_do(self, secure: SecureServer, user: str) -> None:
         connection = Connection(as_user(secure.url, user)).redis
         foreign = set(acl.ROLES["runner"].scripts) - set(acl.ROLES[user].scripts)
-        calls = [("EVALSHA", scripts.digest(name), 0) for name in foreign]
+        calls = [("EVALSHA", lua.digest(name), 0) for name in foreign]
 
         for words in [*NEVER, *FORBIDDEN[user], *calls]:
             with pytest.raises(exceptions.NoPermissionError):
@@ -289,7 +289,7 @@ class TestOpenServers:
         ],
     )
     def test_who_could_use_it(self, url: str, is_open: bool) -> None:
-        assert Target(url).is_open is is_open
+        assert ServerURL(url).is_open is is_open
 
     def test_it_is_refused_unless_that_is_fine(self) -> None:
         # Nobody is there: it is refused before anybody is asked.

@@ -200,7 +200,7 @@ class TestETokensLeftOrLostDoNoHarm:
 
         grants = [driver.claim(level=50)[1].word for _ in tokens(protocol, queue)]
         assert grants == ["ok", "ok"]
-        assert protocol.inspect(request_id)["leases"] == "2"
+        assert protocol.inspect(request_id).count("leases") == 2
         protocol.cancel(request_id)
         assert driver.claim(level=50)[1].word == "cancelled"
 

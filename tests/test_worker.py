@@ -16,7 +16,7 @@ from streamq.driver.connection import Connection
 from streamq.driver.lanes import Lane
 from streamq.model import Policy, State
 from streamq.protocol.keys import RequestKeys
-from streamq.protocol.scripts import digest
+from streamq.protocol.lua import digest
 from streamq.servers.local import LocalServer
 from tests.conftest import ANY_KIND, KINDS, ONE_KIND
 from tests.fleet import APPS, Fleet, most_at_once
@@ -216,12 +216,12 @@ class TestBadHandlers:
         ("what", "error"),
         [
             ("exit", "RuntimeError"),
-            ("unencodable", "Abandon"),
-            ("large", "Abandon"),
+            ("unencodable", "EncodeError"),
+            ("large", "ResultTooLarge"),
             ("die", "Poison"),
             ("killed", "Poison"),
             ("leaves", "Poison"),
-            ("half", "Abandon"),
+            ("half", "EncodeError"),
             ("unspeakable", "Unspeakable"),
             ("garbled", "ValueError"),
             ("cancelled", "RuntimeError"),
@@ -557,11 +557,11 @@ class TestCapacity:
     ) -> None:
         fleet.ready("-c", "1000")
 
-        request = submit([20.0] * 1000, "nap_async", limit=1000)
+        request = submit([6.0] * 1000, "nap_async", limit=1000)
 
-        wait_until(lambda: request.status().parts.running == 1000, 60)
+        wait_until(lambda: request.status().parts.running == 1000, 20)
         connections = client._protocol.connection.redis.info("clients")["connected_clients"]
-        assert request.wait(60).parts.done == 1000
+        assert request.wait(30).parts.done == 1000
         assert most_at_once(fleet.notes()) == 1000
         assert connections < 60
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from streamq.model import PREFIX
-from streamq.protocol import scripts
+from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys, RequestKeys
 
 #: What every connection needs: to be checked, and to find its way in a cluster.
@@ -84,13 +84,13 @@ ROLES: dict[str, Role] = {
         "runs parts, and does a janitor's work: worker",
         _WORKER,
         (*_TAKE, "zrange", "hget", *_ASIDE),
-        ("tokens", "open", "workers", "worker", "aside"),
+        ("tokens", "used", "news", "open", "workers", "worker", "aside"),
     ),
     "janitor": Role(
         "takes back what the dead left: janitor",
         _JANITOR,
         ("zrange", "hget", *_ASIDE),
-        ("workers", "worker", "aside"),
+        ("used", "workers", "worker", "aside"),
     ),
     "reader": Role(
         "looks, and changes nothing: status, ls, workers, wait, errors, doctor",
@@ -204,7 +204,7 @@ def rights_of(
 ) -> list[str]:
     """A role's rights, as the server reads them."""
     role = ROLES[name]
-    allowed = sorted({*map(scripts.digest, role.scripts), *digests})
+    allowed = sorted({*map(lua.digest, role.scripts), *digests})
     patterns, channels = _patterns(role, prefix, tuple(queues))
     return [
         "resetkeys",
@@ -221,7 +221,7 @@ def commands_of(role: Role) -> list[str]:
     """The commands a role uses, in scripts and outside of them."""
     used = {*_EVERYBODY, _LOAD, *role.commands}
     for script in role.scripts:
-        for command, word in _CALL.findall(scripts.source(script)):
+        for command, word in _CALL.findall(lua.source(script)):
             is_two = command in _WITH_SUBCOMMANDS
             used.add((f"{command}|{word}" if is_two else command).lower())
     return sorted(used)
@@ -241,8 +241,8 @@ def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
     request = RequestKeys("ID", prefix)
     keys = QueueKeys(queue, prefix, worker="WORKER", spoilt="due")
     for script in role.scripts:
-        own = [_key(key, request, keys) for key in scripts.signature(script)[0]]
-        words = ("EVALSHA", scripts.digest(script), str(len(own)), *own)
+        own = [_key(key, request, keys) for key in lua.signature(script)[0]]
+        words = ("EVALSHA", lua.digest(script), str(len(own)), *own)
         yield Trial(f"run {script}", words)
     for key in role.keys:
         spelt = _key(key, request, keys)
@@ -261,7 +261,7 @@ def _key(name: str, request: RequestKeys, keys: QueueKeys) -> str:
 
 def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Patterns of the keys and of the channels that a role touches."""
-    names = {key for script in role.scripts for key in scripts.signature(script)[0]} | {*role.keys}
+    names = {key for script in role.scripts for key in lua.signature(script)[0]} | {*role.keys}
     names.discard("spoilt")  # which is one of the others
     request = RequestKeys("ID", prefix)
     found, channels = set(), set()

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from streamq.driver.connection import Line, refuse_open
-from streamq.driver.url import Target
+from streamq.driver.connection import refuse_open
+from streamq.driver.node import NodeClient
+from streamq.driver.url import ServerURL
 from streamq.errors import InvalidValue, ServerBusy, ServerRefused, ServerUnreachable
 from streamq.servers import topology
 from streamq.servers.topology import SLOTS, Member, Peer, View
@@ -64,7 +65,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def create(
-    target: Target, replicas: int, timeout_s: float, *, is_waiting: bool, is_insecure: bool
+    target: ServerURL, replicas: int, timeout_s: float, *, is_waiting: bool, is_insecure: bool
 ) -> bool:
     """Make a cluster of the target's hosts; False when they are one already, as asked.
 
@@ -97,13 +98,13 @@ def create(
     return True
 
 
-def _wait(target: Target, timeout_s: float) -> None:
+def _wait(target: ServerURL, timeout_s: float) -> None:
     """Wait until every node answers."""
     deadline = time.monotonic() + timeout_s
     for place in target.hosts:
         while True:
             try:
-                Line(target, *place).close()
+                NodeClient(target, *place).close()
                 break
             except (ServerUnreachable, ServerBusy):
                 if time.monotonic() > deadline:
@@ -125,7 +126,7 @@ def arrange(peers: Sequence[Peer], replicas: int) -> Groups:
     return groups
 
 
-def status(target: Target, *, is_insecure: bool) -> ClusterStatus:
+def status(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
     """The cluster of the target's first host that answers, as all its nodes see it.
 
     Raises:
@@ -168,22 +169,22 @@ def _primaries(distinct: int, count: int, replicas: int) -> int:
 
 
 @contextmanager
-def _peer(place: tuple[str, int], target: Target) -> Generator[Peer]:
+def _peer(place: tuple[str, int], target: ServerURL) -> Generator[Peer]:
     host, port = place
-    line = Line(target, host, port)
+    node = NodeClient(target, host, port)
     name = _text(host, port)
     try:
         # Servers are introduced to each other by address: they take no names.
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        yield Peer(name, str(found[0][4][0]), port, line.ask)
+        yield Peer(name, str(found[0][4][0]), port, node.ask)
     except socket.gaierror as error:
         raise ServerUnreachable(f"{name} does not answer: {error}") from None
     finally:
-        line.close()
+        node.close()
 
 
 @contextmanager
-def _peers(places: Iterable[tuple[str, int]], target: Target) -> Generator[list[Peer]]:
+def _peers(places: Iterable[tuple[str, int]], target: ServerURL) -> Generator[list[Peer]]:
     with ExitStack() as stack:
         peers = [stack.enter_context(_peer(place, target)) for place in places]
         for peer in peers:
@@ -192,7 +193,7 @@ def _peers(places: Iterable[tuple[str, int]], target: Target) -> Generator[list[
 
 
 @contextmanager
-def _first(places: Sequence[tuple[str, int]], target: Target) -> Generator[Peer]:
+def _first(places: Sequence[tuple[str, int]], target: ServerURL) -> Generator[Peer]:
     """The first that answers."""
     with ExitStack() as stack:
         for index, place in enumerate(places):

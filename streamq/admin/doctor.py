@@ -143,7 +143,7 @@ class Doctor(Examiner):
         lost = []
         for request_id in self._probe.names("r", "meta"):
             try:
-                queue = self._protocol.inspect(request_id).get("queue", "")
+                queue = self._protocol.inspect(request_id).optional_text("queue")
             except (RequestUnknown, Damaged):  # just purged; told of already
                 continue
             if not queue:
@@ -199,20 +199,21 @@ def _damage(what: str, error: str) -> Finding:
 
 def _complaints(books: Books) -> Iterator[tuple[str, str]]:
     """What does not add up in a request's books, or stands still."""
-    if State(books.meta["state"]).is_live:
+    if books.request.state.is_live:
         yield from _miscounts(books)
         yield from _standstills(books)
 
 
 def _miscounts(books: Books) -> Iterator[tuple[str, str]]:
-    total, done, failed = (_number(books, field) for field in ("total", "done", "failed"))
-    left = total - done - failed + (books.meta["state"] == State.LOADING)
-    said = _number(books, "left")
+    count = books.request.count
+    total, done, failed = count("total"), count("done"), count("failed")
+    left = total - done - failed + (books.request.state is State.LOADING)
+    said = count("left")
     if said != left:
         yield "count", f"{said} parts are said to be left, and {left} are"
     if books.entries != total - done:
         yield "parts", f"{books.entries} parts are stored, and {total - done} should be"
-    handed = _number(books, "delivered") - done - failed
+    handed = count("delivered") - done - failed
     if books.pending != handed:
         yield "parts", f"{books.pending} parts are in somebody's hands, and {handed} were given out"
     for holder in books.without_lease:
@@ -224,13 +225,9 @@ def _standstills(books: Books) -> Iterator[tuple[str, str]]:
         # A janitor comes by every few seconds.
         if ms > UNSWEPT_MS:
             yield "lease", f"the lease of {holder} has expired, and nobody took its parts back"
-    held_ms = max(_number(books, "hold_ms"), _number(books, "rate_at_ms"))
-    is_held = books.meta.get("paused") == "1" or held_ms > _number(books, "now_ms")
-    free = _number(books, "limit") - _number(books, "leases")
-    ready = _number(books, "total") - _number(books, "delivered") + books.retry_due
+    count = books.request.count
+    is_held = books.request.is_held or count("rate_at_ms") > count("now_ms")
+    free = count("limit") - count("leases")
+    ready = count("total") - count("delivered") + books.retry_due
     if min(free, ready) > 0 and not books.tokens and not is_held:
         yield "token", "parts of it could run, and nobody is invited: a token is lost"
-
-
-def _number(books: Books, field: str) -> int:
-    return int(float(books.meta.get(field) or 0))

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 
 from streamq.driver.connection import Connection
-from streamq.driver.errors import translated
-from streamq.errors import ServerError, ServerRefused, reading
+from streamq.driver.errors import translating_driver_errors
+from streamq.errors import ServerError, ServerRefused, damaged_if_unreadable
 from streamq.model import PREFIX
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.snapshot import Snapshot
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -25,7 +26,7 @@ class Clock(msgspec.Struct, frozen=True):
 class Books(msgspec.Struct, frozen=True):
     """What is kept of a request, from its own keys and from its queue's."""
 
-    meta: dict[str, str]
+    request: Snapshot
     #: Entries of the stream, and those that some consumer has.
     entries: int
     pending: int
@@ -61,7 +62,7 @@ class Probe:
 
     def ask(self, node: Any, *words: Any) -> Any:
         """What a node answers."""
-        with translated(self.name(node)):
+        with translating_driver_errors(self.name(node)):
             redis = self._connection.redis
             client = redis if node is None else redis.get_redis_connection(node)
             return client.execute_command(*words)
@@ -136,7 +137,7 @@ class Probe:
     def indexed(self, queue: str, request_id: str) -> bool:
         """Whether a request is in one of its queue's indexes."""
         keys = QueueKeys(queue, self.prefix)
-        with translated(self._connection.where):
+        with translating_driver_errors(self._connection.where):
             redis = self._connection.redis
             return any(
                 redis.zscore(key, request_id) is not None for key in (keys.open, keys.closed)
@@ -144,7 +145,7 @@ class Probe:
 
     def overdue_ms(self, queue: str, now_ms: int) -> float:
         """For how long the queue's first look has been due; 0 if none is."""
-        with translated(self._connection.where):
+        with translating_driver_errors(self._connection.where):
             key = QueueKeys(queue, self.prefix).due
             first = self._connection.redis.zrange(key, 0, 0, withscores=True)
         return max(0.0, now_ms - float(first[0][1])) if first else 0.0
@@ -156,32 +157,33 @@ class Probe:
             RequestUnknown: there is no such request.
             Damaged: it cannot be read.
         """
-        with reading(f"what the server has of {request_id}"):
+        with damaged_if_unreadable(f"what the server has of {request_id}"):
             return self._books(request_id)
 
     def _books(self, request_id: str) -> Books:
-        meta = self._protocol.inspect(request_id)
-        now_ms = int(meta["now_ms"])
+        found = self._protocol.inspect(request_id)
+        now_ms = found.count("now_ms")
         own = self._protocol.keys(request_id)
-        queue = QueueKeys(meta["queue"], self.prefix, list_of(meta["handler"], int(meta["level"])))
-        with translated(self._connection.where):
+        tokens_of = list_of(found.text("handler"), found.known_count("level"))
+        queue = QueueKeys(found.text("queue"), self.prefix, tokens_of)
+        with translating_driver_errors(self._connection.where):
             redis = self._connection.redis
             leases = {
                 name.decode(): at for name, at in redis.zrange(own.leases, 0, -1, withscores=True)
             }
             holders = dict(_holders(redis.execute_command("XPENDING", own.parts, "w")))
-            found = redis.execute_command(
-                "LPOS", queue.tokens, request_id, "COUNT", int(meta["limit"])
+            tokens = redis.execute_command(
+                "LPOS", queue.tokens, request_id, "COUNT", found.known_count("limit")
             )
             look_ms = redis.zscore(queue.due, request_id)
             return Books(
-                meta=meta,
+                request=found,
                 entries=redis.xlen(own.parts),
                 pending=sum(holders.values()),
                 without_lease=sorted(set(holders) - set(leases) - {"-"}),
                 expired={name: round(now_ms - at) for name, at in leases.items() if at < now_ms},
                 retry_due=redis.zcount(own.retry, "-inf", now_ms),
-                tokens=len(found or ()),
+                tokens=len(tokens or ()),
                 look_ms=look_ms,
             )
 

@@ -9,7 +9,7 @@ from streamq.admin import acl
 from streamq.admin.probe import Probe
 from streamq.driver.server_versions import first_good, troubles, version_of
 from streamq.errors import ServerError
-from streamq.protocol import scripts
+from streamq.protocol import lua
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 #: A server's clock may be off by this much without a word, and by this much at all.
@@ -236,7 +236,7 @@ class ServerChecks(Examiner):
     def _scripts(self) -> Iterator[Finding]:
         known = sorted({name for role in acl.ROLES.values() for name in role.scripts})
         for node in self._probe.primaries():
-            digests = [scripts.digest(name) for name in known]
+            digests = [lua.digest(name) for name in known]
             there = self._probe.ask(node, "SCRIPT EXISTS", *digests)
             missing = [name for name, is_there in zip(known, there, strict=True) if not is_there]
             has = f"{self._probe.name(node)} has {len(known) - len(missing)} of {len(known)}"
@@ -246,8 +246,7 @@ class ServerChecks(Examiner):
                     has,
                     "ask as a user that may load them: admin of streamq acl",
                     lambda node=node, missing=missing: [  # type: ignore[misc]
-                        self._probe.ask(node, "SCRIPT LOAD", scripts.source(name))
-                        for name in missing
+                        self._probe.ask(node, "SCRIPT LOAD", lua.source(name)) for name in missing
                     ],
                     verdict=WARN,
                 )

@@ -27,7 +27,7 @@ __all__ = [
     "RedisError",
     "ResponseError",
     "ours",
-    "translated",
+    "translating_driver_errors",
 ]
 
 # What the driver raises, and what it means to a caller; the first that fits counts.
@@ -64,7 +64,7 @@ _WORDS: dict[str, tuple[type[StreamqError], str]] = {
 
 
 def ours(error: BaseException, where: str) -> StreamqError | None:
-    """The driver's error as one of ours, if a caller can act on it."""
+    """Return the driver's error as one of ours; None if a caller cannot act on it."""
     if isinstance(error, driver.RedisClusterException):
         # No node could be used; what the last one answered says more.
         cause = error.__cause__ or error.__context__
@@ -82,8 +82,8 @@ def ours(error: BaseException, where: str) -> StreamqError | None:
 
 
 @contextmanager
-def translated(where: str) -> Generator[None]:
-    """Driver errors become ours. Refusals of scripts pass: ``scripts`` knows them."""
+def translating_driver_errors(where: str) -> Generator[None]:
+    """Turn errors of redis-py into ours. Refusals of scripts pass: ``scripts`` reads them."""
     try:
         yield
     except (driver.RedisError, driver.RedisClusterException, OSError) as error:

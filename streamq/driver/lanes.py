@@ -233,7 +233,10 @@ class Lanes:
         except BaseException:
             lane.close()
             raise
-        self._free.append(lane)
+        if any(isinstance(answer, driver.ReadOnlyError) for answer in answers):
+            lane.close()  # it leads to a former primary
+        else:
+            self._free.append(lane)
         return answers
 
     def close(self) -> None:

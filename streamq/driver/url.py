@@ -53,7 +53,7 @@ _SECRET = re.compile(r"(password=)[^&#]*", re.IGNORECASE)
 
 
 def mask(url: str) -> str:
-    """The URL without its passwords, fit to be shown. It need not be a good URL."""
+    """Return the URL without its passwords, fit to be shown. It need not be a good URL."""
     scheme = _SCHEME.match(url)
     rest = url[scheme.end() :] if scheme else url
     # A path has no credentials before it. In doubt too much is hidden: a password that was
@@ -65,8 +65,8 @@ def mask(url: str) -> str:
     return _SECRET.sub(r"\1***", (scheme[0] if scheme else "") + rest)
 
 
-class Target:
-    """Where to connect, in which way, and with which options.
+class ServerURL:
+    """What a URL says: where to connect, in which way, and with which options.
 
     ``kind`` is single, cluster, sentinel, unix or local; ``path`` that of a socket or, for
     local, of a directory.

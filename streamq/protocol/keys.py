@@ -70,6 +70,10 @@ class QueueKeys:
         root = f"{prefix}:{{q:{units.name(queue, 'queue')}}}:"
         #: LIST    request ids, pushed left and popped right; one for each handler and level
         self.tokens = f"{root}tokens:{to}"
+        #: ZSET    lists that tokens came into (``list_of``), scored by when the first did (ms)
+        self.used = root + "used"
+        #: LIST    lists of one handler that came into use lately; has a TTL
+        self.news = f"{root}news:{to.rpartition(':')[0]}"
         #: ZSET    request id, scored by when to look at it again (ms)
         self.due = root + "due"
         #: ZSET    requests not finished, scored by submission (ms)

@@ -7,7 +7,7 @@ decides nothing: every rule is in the Lua.
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -16,8 +16,8 @@ import msgspec
 
 from streamq import units
 from streamq.driver.connection import Connection
-from streamq.driver.errors import translated
-from streamq.errors import UNREADABLE, Damaged, StreamqError
+from streamq.driver.errors import translating_driver_errors as translated
+from streamq.errors import UNREADABLE, Damaged, RequestUnknown, StreamqError, damaged_if_unreadable
 from streamq.model import (
     LAST_LEVEL,
     PREFIX,
@@ -25,6 +25,7 @@ from streamq.model import (
     Collected,
     Failure,
     Grant,
+    News,
     Opened,
     Outcome,
     Part,
@@ -38,6 +39,7 @@ from streamq.model import (
 )
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.protocol.scripts import Ahead, Call, Scripts
+from streamq.protocol.snapshot import Snapshot
 
 _NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
 _FIELD = re.compile(rb"[1-9][0-9]{0,15}(\.[0-9]{1,15})?")
@@ -50,6 +52,9 @@ _POISON = msgspec.json.encode(
     [Failure(error="Poison", message="it was running each time its worker died")]
 )
 
+
+#: The state of a request, whether it is paused, and of each holder whether its lease stands.
+Renewed = tuple[State, bool, dict[str, bool]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,10 +86,13 @@ class Protocol:
         self.connection = connection
         scripts = Scripts(connection)
         self._run, self._run_once, self._run_all = scripts.run, scripts.run_once, scripts.run_all
+        self._run_many = scripts.run_many
+        self._run_apart = scripts.run_apart
         self._prefix = prefix
-        # Keys are spelled anew for every call otherwise, and a take has a hundred of them or more.
+        # Keys are spelled anew for every call otherwise, and a take may have hundreds of them.
         self._queue_keys = lru_cache(1024)(lambda queue, to="": QueueKeys(queue, prefix, to))
         self._token_lists = lru_cache(64)(self._spell_token_lists)
+        self._used_lists = lru_cache(64)(self._spell_used_lists)
 
     def keys(self, request_id: str) -> RequestKeys:
         """The keys of a request."""
@@ -164,8 +172,7 @@ class Protocol:
         worker is woken before: until it asks for parts they are there. Returns the tokens that
         were pushed.
         """
-        # What the script will ask for is known, so it need not come back first.
-        tokens = Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
+        tokens = _first_tokens(policy)
         at_first = tokens if is_soon and not self.connection.is_cluster else Tokens()
 
         keys = self._queue_keys(policy.queue, tokens.to)
@@ -175,15 +182,7 @@ class Protocol:
         def calls() -> Iterator[Call]:
             begun = time.monotonic()
             yield "mint", keys, _mint_args(request_id, at_first, "push", "yes")
-            cursor, entries = content()
-            args = {
-                "digest": policy.digest,
-                "cursor": cursor,
-                "delay_ms": policy.delay_ms,
-                "total": len(entries) // 2,
-                "rest": [*policy.fields, *entries],
-            }
-            yield "submit", self.keys(request_id), args
+            yield self._submit_call(request_id, policy, *content())
             if not at_first:
                 yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
             elif time.monotonic() - begun > _SOON_S:
@@ -193,6 +192,49 @@ class Protocol:
         if look_ms:
             self.push(policy.queue, request_id, Tokens(0, tokens.to, look_ms))
         return tokens
+
+    @_typed
+    def submit_all(self, requests: Sequence[tuple[str, Policy, str, Sequence[bytes]]]) -> None:
+        """Do what ``submit`` does for many requests: id, policy, cursor and entries of each.
+
+        Where there is one server it takes one round trip. It may be repeated.
+
+        Raises:
+            RequestExists: one of the ids is taken by another submission; the others are submitted.
+        """
+
+        def calls() -> Iterator[Call]:
+            for request_id, policy, cursor, entries in requests:
+                tokens = _first_tokens(policy)
+                keys = self._queue_keys(policy.queue, tokens.to)
+                yield "mint", keys, _mint_args(request_id, Tokens(), "push", "yes")
+                yield self._submit_call(request_id, policy, cursor, entries)
+                yield "mint", keys, _mint_args(request_id, tokens, "push", "no")
+
+        replies = self._run_all(calls())
+        for (request_id, policy, *_), (_, look_ms) in zip(requests, replies[1::3], strict=True):
+            if look_ms:
+                to = _first_tokens(policy).to
+                self.push(policy.queue, request_id, Tokens(0, to, look_ms))
+
+    def _submit_call(
+        self, request_id: str, policy: Policy, cursor: str, entries: Sequence[bytes]
+    ) -> Call:
+        args = {
+            "digest": policy.digest,
+            "cursor": cursor,
+            "delay_ms": policy.delay_ms,
+            "total": len(entries) // 2,
+            "rest": [*policy.fields, *entries],
+        }
+        return "submit", self.keys(request_id), args
+
+    @_typed
+    def unknown(self, ids: Sequence[str]) -> set[str]:
+        """Those of the ids that no request has: in one round trip where there is one server."""
+        replies = self._run_apart(("inspect", self.keys(each), {}) for each in ids)
+        found = dict(zip(ids, replies, strict=True))
+        return {each for each, reply in found.items() if isinstance(reply, RequestUnknown)}
 
     @_typed
     def seal(self, request_id: str, total: int, cursor: str) -> tuple[State, Tokens]:
@@ -282,13 +324,13 @@ class Protocol:
         return int(self._run("purge", self.keys(request_id), force=int(force)))
 
     @_typed
-    def inspect(self, request_id: str) -> dict[str, str]:
-        """Everything that is counted of a request, at one moment."""
-        names = ("now_ms", "left", "leases", "alive", "retry", "results")
+    def inspect(self, request_id: str) -> Snapshot:
+        """Return everything that is known of a request, at one moment."""
+        names = ("now_ms", "left", "leases", "alive", "retry", "handed_back", "results")
         reply = self._run("inspect", self.keys(request_id))
         counts = zip(names, map(str, reply[: len(names)]), strict=True)
         found = {field.decode(): value.decode() for field, value in _pairs(reply[len(names) :])}
-        return found | dict(counts)
+        return Snapshot(request_id, found | dict(counts))
 
     @_typed
     def locate(self, request_id: str, numbers: Sequence[int]) -> list[bytes]:
@@ -432,27 +474,51 @@ class Protocol:
         return _outcome(reply)
 
     @_typed
-    def renew(
-        self, request_id: str, lease_ms: int, running: dict[str, int | None]
-    ) -> tuple[State, bool, dict[str, bool]]:
+    def renew(self, request_id: str, lease_ms: int, running: dict[str, int | None]) -> Renewed:
         """Move the deadlines of leases. Returns the state, paused, and which leases stand."""
-        flat = [value for pair in running.items() for value in pair]
-        state, paused, *stands = self._run(
+        reply = self._run("renew", self.keys(request_id), **_renew_args(lease_ms, running))
+        return _renewed(running, reply)
+
+    def renew_all(
+        self, lease_ms: int, shares: Sequence[tuple[str, dict[str, int | None]]]
+    ) -> list[Renewed | StreamqError]:
+        """The same for several requests of one node, in one round trip.
+
+        Returns for each what ``renew`` returns, or the error that it raises.
+
+        Raises:
+            ServerUnreachable: the node does not answer.
+        """
+        replies = self._run_many(
             "renew",
-            self.keys(request_id),
-            lease_ms=lease_ms,
-            holders=["" if value is None else value for value in flat],
+            [(self.keys(each), _renew_args(lease_ms, running)) for each, running in shares],
         )
-        answers = dict(zip(running, map(bool, stands), strict=True))
-        return State(state.decode()), bool(paused), answers
+        answers: list[Renewed | StreamqError] = []
+        for (request_id, running), reply in zip(shares, replies, strict=True):
+            if isinstance(reply, StreamqError):
+                answers.append(reply)
+                continue
+            try:
+                with damaged_if_unreadable(f"what renew was told of {request_id}"):
+                    answers.append(_renewed(running, reply))
+            except Damaged as error:
+                answers.append(error)
+        return answers
 
     # Recovery
 
     @_typed
-    def reap(self, request_id: str, limit: int = 100) -> Reaped:
-        """Take back what holders left who are dead: suspected at every look for a grace."""
+    def reap(
+        self, request_id: str, limit: int = 100, heard: Mapping[str, int] | None = None
+    ) -> Reaped:
+        """Take back what holders left who are dead: suspected at every look for a grace.
+
+        ``heard``: of each live pool, how many ms ago it was heard. No part is charged with a crash
+        whose pool was heard after the deadline of the lease.
+        """
+        flat = [value for pair in (heard or {}).items() for value in pair]
         leases, parts, state, *tokens = self._run(
-            "reap", self.keys(request_id), limit=limit, failure=_POISON
+            "reap", self.keys(request_id), limit=limit, failure=_POISON, heard=flat
         )
         return Reaped(leases, parts, State(state.decode()), _tokens(tokens))
 
@@ -572,20 +638,92 @@ class Protocol:
         block_s: float,
         levels: tuple[int, ...] = _EVERY_LEVEL,
     ) -> Token | None:
-        """The next token for one of these handlers, best level first; of one level as they come."""
-        lists = self._token_lists(queue, handlers, levels)
-        try:
-            reply = self.connection.pop(lists, block_s)
-        except Damaged as error:
-            raise Damaged(f"{error}; renamed {self.set_aside(queue, lists)}") from None
+        """The next token for one of these handlers, best level first; of one level as they come.
+
+        It waits at every list that there may be.
+        """
+        reply = self._pop(queue, self._token_lists(queue, handlers, levels), block_s)
+        return reply and self._token(queue, *reply)
+
+    def take_used(
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        block_s: float,
+        levels: tuple[int, ...],
+        used: frozenset[str],
+        *,
+        news_first: bool,
+    ) -> Token | News | None:
+        """The same from lists that are in use (``used_lists``), or news of others.
+
+        News come before any token, or only if there is none.
+        """
+        lists = self._used_lists(queue, handlers, levels, used, news_first)
+        reply = self._pop(queue, lists, block_s)
         if reply is None:
             return None
-        name, token = reply
+        name, value = reply
+        if name.startswith(self._queue_keys(queue).tokens.encode()):
+            return self._token(queue, name, value)
+        return News(value.decode("utf-8", "replace"))
+
+    def used_lists(self, queue: str, handlers: Iterable[str]) -> frozenset[str]:
+        """The lists of these handlers that tokens came into, each as ``list_of`` calls it."""
+        key = self._queue_keys(queue).used
+        try:
+            with translated(self.connection.where):
+                found = self.connection.call("ZRANGE", key, 0, -1)
+        except Damaged as error:
+            raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
+        named = {b"%s:" % name.encode() for name in handlers}
+        ours = (each for each in found if each[:-2] in named and each[-2:].isdigit())
+        return frozenset(each.decode() for each in ours)
+
+    def tell_again(self, queue: str, to: str) -> None:
+        """Push news of a list once more, if it has tokens, is new, and there are no news."""
+        self.mint(queue, "", Tokens(0, to), mode="ensure")
+
+    def forget_lists(self, queue: str, before_ms: int) -> None:
+        """Forget lists that came into use before that and are empty; the next token is news."""
+        key = self._queue_keys(queue).used
+        with translated(self.connection.where):
+            old = self.connection.redis.zrange(key, "-inf", before_ms, byscore=True)
+        for to in old:
+            self.mint(queue, "", Tokens(0, to.decode("utf-8", "replace")), mode="forget")
+
+    def _pop(
+        self, queue: str, lists: tuple[str, ...], block_s: float
+    ) -> tuple[bytes, bytes] | None:
+        try:
+            reply: tuple[bytes, bytes] | None = self.connection.pop(lists, block_s)
+        except Damaged as error:
+            raise Damaged(f"{error}; renamed {self.set_aside(queue, lists)}") from None
+        return reply
+
+    @staticmethod
+    def _token(queue: str, name: bytes, token: bytes) -> Token:
         _, handler, level = name.decode().rsplit(":", 2)
         try:
             return Token(units.name(token.decode(), "request id"), handler, int(level))
         except ValueError:
             raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
+
+    def _spell_used_lists(
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        levels: tuple[int, ...],
+        used: frozenset[str],
+        news_first: bool,
+    ) -> tuple[str, ...]:
+        root = self._queue_keys(queue).tokens
+        ends = {to[-2:] for to in used}
+        some = [level for level in levels if f"{level:02d}" in ends]
+        wanted = (list_of(handler, level) for level in some for handler in handlers)
+        lists = tuple(root + to for to in wanted if to in used)
+        news = tuple(self._queue_keys(queue, list_of(handler, 0)).news for handler in handlers)
+        return news + lists if news_first else lists + news
 
     def _spell_token_lists(
         self, queue: str, handlers: tuple[str, ...], levels: tuple[int, ...]
@@ -606,7 +744,8 @@ class Protocol:
     def set_aside(self, queue: str, lists: tuple[str, ...] = ()) -> list[str]:
         """Rename keys of a queue that are of another type. Returns their names since then."""
         keys = self._queue_keys(queue)
-        indexes = dict.fromkeys((keys.due, keys.open, keys.closed, keys.workers), "zset")
+        sets = (keys.due, keys.open, keys.closed, keys.workers, keys.used)
+        indexes = dict.fromkeys(sets, "zset")
         wanted = indexes | dict.fromkeys(lists, "list")
         redis = self.connection.redis
         with translated(self.connection.where), redis.pipeline(transaction=False) as pipe:
@@ -680,6 +819,14 @@ class Protocol:
                 if details is not None:
                     alive[name] = details
         return alive
+
+    def beats(self, queue: str) -> dict[str, float]:
+        """When each worker of the queue was last heard, by the server's clock (ms)."""
+        with translated(self.connection.where):
+            found = self.connection.redis.zrange(
+                self._queue_keys(queue).workers, 0, -1, withscores=True
+            )
+        return {name.decode("utf-8", "replace"): score for name, score in found}
 
     def holders(self, request_id: str) -> list[str]:
         """Who holds a lease of the request."""
@@ -785,6 +932,22 @@ class Appending:
         self._ahead.close()
 
 
+def _renew_args(lease_ms: int, running: dict[str, int | None]) -> dict[str, Any]:
+    flat = [value for pair in running.items() for value in pair]
+    return {"lease_ms": lease_ms, "holders": ["" if value is None else value for value in flat]}
+
+
+def _renewed(running: dict[str, int | None], reply: Sequence[Any]) -> Renewed:
+    state, paused, *stands = reply
+    answers = dict(zip(running, map(bool, stands), strict=True))
+    return State(state.decode()), bool(paused), answers
+
+
+def _first_tokens(policy: Policy) -> Tokens:
+    """What ``submit.lua`` asks for: it is known, so it need not come back first."""
+    return Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
+
+
 def _mint_args(
     request_id: str, tokens: Tokens, mode: str, register: str, believed: int = 0
 ) -> dict[str, Any]:
@@ -795,6 +958,7 @@ def _mint_args(
         "look_ms": tokens.look_ms,
         "register": register,
         "believed": min(believed, tokens.count),
+        "to": tokens.to,
     }
 
 

@@ -1,18 +1,12 @@
-"""Reads the Lua files and runs them by digest.
+"""Runs the scripts of ``lua/`` by digest.
 
-A script's header is its signature. The names after ``KEYS[n]`` and ``ARGV[n]``
-are read from it here, so a caller passes names and never counts positions.
-Scripts go by digest, so two versions may run side by side during a deploy, and a user of the
-server can be allowed these and no others.
+A caller passes the names that a script's header gives to its keys and arguments, and never counts
+positions. Scripts go by digest, so two versions may run side by side during a deploy, and a user
+of the server can be allowed these and no others.
 """
 
-import hashlib
-import re
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.resources import files
 from itertools import chain
 from typing import Any
 
@@ -22,60 +16,26 @@ from streamq.driver.errors import (
     RedisClusterException,
     RedisError,
     ResponseError,
-    translated,
+    ours,
+    translating_driver_errors,
 )
 from streamq.driver.lanes import Lane, pack
-from streamq.errors import BY_CODE, Damaged, StreamqError
+from streamq.errors import (
+    BY_CODE,
+    Damaged,
+    ProtocolError,
+    ServerBusy,
+    ServerError,
+    ServerUnreachable,
+    StreamqError,
+)
 from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.lua import digest, signature, source
 
 #: A script's name, its keys, its arguments by name.
 Call = tuple[str, RequestKeys | QueueKeys, dict[str, Any]]
 
 _BROKEN = (RedisError, StreamqError, OSError)
-_INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
-_PARAMETER = re.compile(r"^-- (KEYS|ARGV)\[\d+(\+?)\]\s+(\w+)", re.MULTILINE)
-_FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
-_WORD = re.compile(r"\w+")
-_FLAGS = re.compile(r"^-- Flags\s+([a-z-]+)$", re.MULTILINE)
-
-
-@cache
-def source(name: str) -> str:
-    """Text of ``lua/<name>.lua`` as the server gets it. Includes do not nest.
-
-    Only code is sent: the first line says the flags, comments stay here. So do functions that the
-    script does not come to: the server would make each of them anew for every call.
-    """
-    lua = files("streamq.lua")
-    text = (lua / f"{name}.lua").read_text("utf-8")
-    flags = _FLAGS.search(text)
-    first = f"#!lua flags={flags[1]}\n" if flags and flags[1] != "none" else "#!lua\n"
-    body = _INCLUDE.sub(lambda m: (lua / "lib" / f"{m[1]}.lua").read_text("utf-8"), text)
-    lines = (line for line in body.splitlines() if line and not line.lstrip().startswith("--"))
-    return first + _reached("\n".join(lines) + "\n")
-
-
-def _reached(code: str) -> str:
-    """The code without functions that nothing in it calls."""
-    times = Counter(_WORD.findall(code))
-    kept = _FUNCTION.sub(lambda found: found[0] if times[found[1]] > 1 else "", code)
-    return code if kept == code else _reached(kept)
-
-
-@cache
-def digest(name: str) -> str:
-    """What the server calls the script."""
-    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
-
-
-@cache
-def signature(name: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Names of a script's keys, of its arguments, and whether the last takes many values."""
-    text = (files("streamq.lua") / f"{name}.lua").read_text("utf-8")
-    found = _PARAMETER.findall(text)
-    keys = tuple(key for table, _, key in found if table == "KEYS")
-    args = tuple(arg for table, _, arg in found if table == "ARGV")
-    return keys, args, any(many for _, many, _ in found)
 
 
 class Scripts:
@@ -115,9 +75,90 @@ class Scripts:
             if isinstance(reply, NoScriptError):
                 return replies[:index] + self._run_each(chain(made[index:], otherwise))
             if isinstance(reply, Exception):
-                with _refusals(), translated(self._connection.where):
+                with _refusals(), translating_driver_errors(self._connection.where):
                     raise reply
         return replies
+
+    def run_many(self, name: str, calls: Sequence[tuple[RequestKeys, dict[str, Any]]]) -> list[Any]:
+        """Run a script that may be repeated on several requests of one node, in one round trip.
+
+        Returns what the script answers for each of them, or the error that ``run`` would raise:
+        that of one request says nothing about the others.
+
+        Raises:
+            ServerUnreachable: the node does not answer.
+        """
+        replies = self._call_all(name, calls)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            [key] = calls[0][0].of(signature(name)[0][:1])
+            self._connection.load_script(source(name), key, everywhere=False)
+            replies = self._call_all(name, calls)
+        found: list[Any] = []
+        error: StreamqError | None = None
+        for (keys, args), reply in zip(calls, replies, strict=True):
+            try:
+                if not isinstance(reply, Exception):
+                    found.append(reply)
+                elif not self._is_of_server(reply):
+                    with _refusals(), translating_driver_errors(self._connection.where):
+                        raise reply
+                elif isinstance(error, ServerError) and not isinstance(error, ServerBusy):
+                    found.append(error)  # the next would wait for the same as long
+                else:
+                    # The request may be on another node by now, and this way leads there.
+                    found.append(self.run(name, keys, **args))
+            except StreamqError as refusal:
+                error = refusal
+                found.append(refusal)
+        return found
+
+    def _call_all(
+        self, name: str, calls: Sequence[tuple[RequestKeys, dict[str, Any]]]
+    ) -> list[Any]:
+        """The answers to one script for several requests, refusals among them."""
+        sha = digest(name)
+        try:
+            return self._connection.call_all(
+                ("EVALSHA", sha, *_words(name, keys, args)) for keys, args in calls
+            )
+        except (RedisError, RedisClusterException, OSError) as error:
+            meant = ours(error, self._connection.where)
+            if meant is None or isinstance(meant, ServerUnreachable):
+                raise (meant or error) from None
+            return [error] * len(calls)
+
+    def _is_of_server(self, reply: Exception) -> bool:
+        """Whether the server refused a call, and not the script."""
+        return isinstance(reply, NoScriptError) or isinstance(
+            ours(reply, self._connection.where), ServerError
+        )
+
+    def run_apart(self, calls: Iterable[Call]) -> list[Any]:
+        """Run scripts that have nothing to do with each other: in one round trip where there is
+        one server. A refusal is among the replies.
+        """
+        calls = list(calls)
+        try:
+            if self._connection.is_cluster:
+                raise NoScriptError
+            words = (("EVALSHA", digest(call[0]), *_words(*call)) for call in calls)
+            replies = self._connection.call_all(words)
+        except (RedisError, OSError):
+            replies = [NoScriptError()] * len(calls)
+        return [self._settled(*pair) for pair in zip(calls, replies, strict=True)]
+
+    def _settled(self, call: Call, reply: Any) -> Any:
+        """The reply to a call, which is made by itself if its script was not there."""
+        name, keys, args = call
+        try:
+            if isinstance(reply, NoScriptError):
+                return self.run(name, keys, **args)
+            if isinstance(reply, Exception):
+                with _refusals(), translating_driver_errors(self._connection.where):
+                    raise reply
+        except ProtocolError as refusal:
+            return refusal
+        return reply
 
     def _run_each(self, calls: Iterable[Call]) -> list[Any]:
         return [self.run(name, keys, **args) for name, keys, args in calls]
@@ -135,7 +176,7 @@ class Scripts:
             return execute("EVALSHA", sha, *words)
         except (RedisError, RedisClusterException, OSError) as error:
             # Here and not around it: most calls are spared a context that does nothing for them.
-            with _refusals(), translated(self._connection.where):
+            with _refusals(), translating_driver_errors(self._connection.where):
                 if not isinstance(error, NoScriptError):
                     raise
                 # EVAL would do, but then everybody would have to have the right to it.

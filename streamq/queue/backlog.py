@@ -16,7 +16,6 @@ from streamq import units
 from streamq.errors import Damaged, RequestUnknown, ServerError, ServerUnreachable
 from streamq.model import LAST_LEVEL, Status, WorkerDetails
 from streamq.protocol.protocol import Protocol
-from streamq.queue.client import status_of
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -91,17 +90,16 @@ def look(
         on_read(number, len(ids))
         try:
             found = protocol.inspect(request_id)
-            status = status_of(request_id, found)
+            status = found.status()
         except RequestUnknown:  # about to be opened, or just purged
             continue
         except Damaged as error:
             damaged.append((request_id, error))
             continue
-        now_ms = int(found["now_ms"])
+        now_ms = found.count("now_ms")
         if status.state.is_live:
-            is_held = status.paused or float(found.get("hold_ms") or 0) > now_ms
             left = status.parts.waiting + status.parts.running + status.parts.retry
-            requests.append((status, 0 if is_held else min(status.limit, left)))
+            requests.append((status, 0 if found.is_held else min(status.limit, left)))
     return Backlog(
         queue=queue,
         requests=requests,

@@ -22,7 +22,7 @@ from streamq.errors import (
     SettingsError,
     StreamqError,
     WaitTimeout,
-    reading,
+    damaged_if_unreadable,
 )
 from streamq.model import (
     LAST_LEVEL,
@@ -32,15 +32,12 @@ from streamq.model import (
     POISON,
     PREFIX,
     Failure,
-    PartCounts,
-    Policy,
-    RecordCounts,
     Spec,
-    State,
     Status,
     Tokens,
 )
 from streamq.protocol.protocol import Protocol
+from streamq.queue.options import policy
 from streamq.queue.results import ResultReader, part_of
 from streamq.queue.submission import CHUNK_PARTS, Submission, forget, register
 from streamq.records import encoding as codec
@@ -152,22 +149,40 @@ class Client:
             if delay is not None:
                 raise InvalidValue("give either delay or start_at")
             delay = max(0.0, units.moment_s(start_at, "start_at") - time.time())
-        options = (handler, queue, level, limit, rate, delay, retries, backoff, timeout)
+        options: dict[str, Any] = {
+            "handler": handler,
+            "queue": queue,
+            "level": level,
+            "limit": limit,
+            "rate": rate,
+            "delay": delay,
+            "retries": retries,
+            "backoff": backoff,
+            "timeout": timeout,
+            "max_failures": max_failures,
+            "keep": keep,
+            "poison": poison,
+        }
         try:
-            policy = _policy(*options, max_failures, keep, poison)
-        except TypeError:  # one that cannot be remembered is none that can be
-            policy = _policy.__wrapped__(*options, max_failures, keep, poison)
+            meant = _cached_policy(**options)
+        except TypeError:  # an option that cannot be hashed cannot be cached: this says what it is
+            meant = policy(**options)
         if durable != 0:
             units.whole(durable, "durable", 0)
         # Lists are named, though they are iterable: it takes a while to find that out.
         if isinstance(payloads, (str, bytes)) or not isinstance(payloads, (list, Iterable)):
             raise InvalidValue(f"payloads are one {type(payloads).__name__}; give a list of them")
         request_id = os.urandom(8).hex() if id is None else units.name(id, "request id")
-        submission = Submission(self._protocol, request_id, policy, self._max_part)
+        submission = Submission(self._protocol, request_id, meant, self._max_part)
         submission.run(payloads, can_go_on=id is not None)
         if durable:
             submission.replicate(durable)
         return Request(self._protocol, request_id)
+
+    @property
+    def protocol(self) -> Protocol:
+        """The scripts, on this client's connection."""
+        return self._protocol
 
     def get(self, request_id: str) -> "Request":
         """Return the request with that id.
@@ -211,40 +226,8 @@ class Client:
         self.close()
 
 
-@lru_cache(64, typed=True)  # most requests of a program have the same options
-def _policy(  # noqa: PLR0913, PLR0917  the options of a request are many and flat
-    handler: str,
-    queue: str,
-    level: int,
-    limit: int,
-    rate: str | None,
-    delay: str | float | None,
-    retries: int | None,
-    backoff: str | float,
-    timeout: str | float | None,
-    max_failures: str | int | None,
-    keep: str | float,
-    poison: int,
-) -> Policy:
-    """Options as people give them, checked and in the protocol's units."""
-    tolerated, percent = units.tolerance(max_failures)
-    return Policy(
-        handler=units.name(handler, "handler"),
-        queue=units.name(queue, "queue"),
-        level=units.whole(level, "level", 0, LAST_LEVEL),
-        limit=units.whole(limit, "limit", 1),
-        poison=units.whole(poison, "poison", 1),
-        max_failures=tolerated,
-        max_percent=percent,
-        keep_ms=units.duration_ms(keep, "keep"),
-        rate_ms=0.0 if rate is None else units.rate_ms(rate),
-        delay_ms=0 if delay is None else units.duration_ms(delay, "delay"),
-        spec=Spec(
-            retries=None if retries is None else units.whole(retries, "retries", 0),
-            backoff_ms=units.duration_ms(backoff, "backoff"),
-            timeout_ms=0 if timeout is None else units.duration_ms(timeout, "timeout"),
-        ),
-    )
+#: Most requests of a program have the same options.
+_cached_policy = lru_cache(64, typed=True)(policy)
 
 
 class Request:
@@ -265,6 +248,11 @@ class Request:
     def __repr__(self) -> str:
         return f"Request({self.id!r})"
 
+    @property
+    def protocol(self) -> Protocol:
+        """The scripts, on the connection that it was made with."""
+        return self._protocol
+
     def status(self) -> Status:
         """Return where the request stands now, and its counts.
 
@@ -272,7 +260,7 @@ class Request:
             RequestUnknown: there is no such request, or it was purged.
             RequestNewer: a later version of streamq made it.
         """
-        return status_of(self.id, self._protocol.inspect(self.id))
+        return self._protocol.inspect(self.id).status()
 
     def wait(self, timeout: str | float | None = None) -> Status:
         """Wait until the request has ended, and return its last status.
@@ -325,7 +313,7 @@ class Request:
                 print(part, result)
         """
         for number, result in self.raw_results(timeout):
-            with reading(f"the result of part {number} of {self.id}"):
+            with damaged_if_unreadable(f"the result of part {number} of {self.id}"):
                 items, _ = codec.decode_result(result)
                 values = [codec.decode_item(item) for item in items]
             yield number, values[0] if len(values) == 1 else values
@@ -376,8 +364,7 @@ class Request:
         whole = sorted({each.part for each in failures if not each.record and not each.records})
         if not whole:
             return failures
-        with reading(f"the options of {self.id}"):
-            spec = msgspec.json.decode(self._protocol.inspect(self.id)["spec"], type=Spec)
+        spec = self._protocol.inspect(self.id).spec
         if not spec.files:
             return failures
         abouts: dict[int, bytes] = {}
@@ -461,8 +448,7 @@ class Request:
             self._protocol.push(self._queue(), self.id, tokens)
 
     def _queue(self) -> str:
-        with reading(f"the queue of {self.id}"):
-            return self._protocol.inspect(self.id)["queue"]
+        return self._protocol.inspect(self.id).text("queue")
 
 
 def _failures(text: bytes) -> list[Failure]:
@@ -491,48 +477,3 @@ def _pause(deadline: float | None, request_id: str) -> None:
     if deadline is not None and time.monotonic() >= deadline:
         raise WaitTimeout(f"request {request_id} is not finished, and its server does not answer")
     time.sleep(0.2)
-
-
-def status_of(request_id: str, found: dict[str, str]) -> Status:
-    """What ``inspect`` found, as a status.
-
-    Raises:
-        Damaged: it is none.
-    """
-    with reading(f"what the server has of {request_id}"):
-        return _status(request_id, found)
-
-
-def _status(request_id: str, found: dict[str, str]) -> Status:
-    def number(field: str) -> int:
-        return int(float(found.get(field) or 0))
-
-    total, done, failed, retry = (number(f) for f in ("total", "done", "failed", "retry"))
-    # One lease runs one part; the others in its hands still wait.
-    held = number("delivered") - done - failed - retry
-    running = min(number("leases"), held) if found["state"] != State.CANCELLED else 0
-    finished_ms = number("finished_ms") or None
-    started_ms = number("started_ms") or None
-    records = RecordCounts(number("records"), number("records_done"), number("records_failed"))
-    seconds = ((finished_ms or number("now_ms")) - started_ms) / 1e3 if started_ms else 0.0
-    rate = (records.done + records.failed) / seconds if seconds > 0 else 0.0
-    is_running = found["state"] == State.OPEN and rate > 0
-    left = records.total - records.done - records.failed
-    return Status(
-        id=request_id,
-        queue=units.name(found["queue"], "queue"),
-        handler=found["handler"],
-        state=State(found["state"]),
-        paused=found.get("paused") == "1" and State(found["state"]).is_live,
-        level=number("level"),
-        limit=number("limit"),
-        parts=PartCounts(
-            total, total - done - failed - retry - running, running, retry, done, failed
-        ),
-        records=records,
-        created_ms=number("created_ms"),
-        started_ms=started_ms,
-        finished_ms=finished_ms,
-        rate=round(rate, 3),
-        eta_s=round(left / rate, 1) if is_running else None,
-    )

@@ -19,6 +19,7 @@ from streamq.errors import (
 )
 from streamq.model import Audit, State, Tick, Tokens
 from streamq.protocol.protocol import Protocol
+from streamq.queue.backlog import live_workers
 from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Samples
 
@@ -30,6 +31,8 @@ FORGET_UNOPENED_MS = 3_600_000
 MOST_REPORTED = 1_000
 #: How often lists of tokens go that only workers and clients of an earlier version use.
 FORMER_EVERY_S = 3_600.0
+#: Lists of tokens that came into use so long ago and are empty are waited at no more.
+FORGET_LISTS_MS = 3_600_000
 #: So many requests of one sweep may get no answer from the only server.
 MOST_AWAY = 3
 #: A sweep ends after this; what it did not come to is due again soon.
@@ -42,6 +45,9 @@ WATCH_S = 60.0
 #: Ended requests are looked at once more after this. A failover may have taken back the last
 #: moments of a request, its end with them, and not those of its queue.
 CONFIRM_MS = 180_000
+
+#: So many lists are cleared of tokens of ended requests in one sweep: some milliseconds each.
+MOST_LISTS = 10
 
 #: A request, and what to do about it.
 Look = tuple[str, Callable[[], None]]
@@ -85,6 +91,8 @@ class Janitor:
         #: Requests of the last tick that were looked at, and until when it had them.
         self._looked: list[str] = []
         self._lent = 0
+        #: Lists that may have tokens of ended requests, and one of these.
+        self._littered: dict[str, str] = {}
         self._former_at = time.monotonic() + FORMER_EVERY_S
 
     def sweep(self) -> int:
@@ -101,9 +109,11 @@ class Janitor:
                 self._looked.append(request_id)
             if time.monotonic() - begun > MOST_SWEEP_S:
                 break
+        self._drop_tokens()
         if time.monotonic() > self._former_at:
             self._former_at = time.monotonic() + FORMER_EVERY_S
             self._protocol.drop_former_lists(self.queue)
+            self._protocol.forget_lists(self.queue, tick.now_ms - FORGET_LISTS_MS)
         self.swept_at = time.time()
         if not self._next_look_ms:
             return tick.wait_ms
@@ -192,6 +202,7 @@ class Janitor:
     def look(self, request_id: str, score: float, tick: Tick) -> None:
         """Reap the dead, push the tokens that are missing, close what has ended."""
         self._suspects.pop(request_id, None)
+        self.ahead_ms = self.ahead_ms or tick.now_ms - time.monotonic() * 1e3
         try:
             audit = self._reap(request_id)
         except RequestUnknown:
@@ -215,7 +226,7 @@ class Janitor:
         """Take back what the dead hold, a bounded number of parts at a time."""
         audit = self._protocol.audit(request_id)
         while audit.expired:
-            reaped = self._protocol.reap(request_id)
+            reaped = self._protocol.reap(request_id, heard=self._heard())
             if not reaped.leases:
                 break
             self._protocol.push(audit.queue, request_id, reaped.tokens)
@@ -224,13 +235,37 @@ class Janitor:
             audit = self._protocol.audit(request_id)
         return audit
 
+    def _heard(self) -> dict[str, int]:
+        """How many ms ago each live pool of the queue was heard."""
+        now_ms = self.ahead_ms + time.monotonic() * 1e3
+        beats = self._protocol.beats(self.queue)
+        return {
+            worker.pool: max(0, round(now_ms - beats[worker.name]))
+            for worker in live_workers(self._protocol, self.queue)
+            if worker.pool and worker.name in beats
+        }
+
     def _close(self, request_id: str, score: float, audit: Audit, tick: Tick) -> None:
         purge_at = min(audit.purge_at, tick.now_ms + CONFIRM_MS)
-        is_closed = self._protocol.close(self.queue, request_id, score, purge_at)
-        self.closed[audit.state] += is_closed
-        if is_closed and audit.believed:
-            # Nobody may be there who has the handler, to take them.
-            self._protocol.mint(self.queue, request_id, audit.tokens, mode="drop")
+        self.closed[audit.state] += self._protocol.close(self.queue, request_id, score, purge_at)
+        if audit.believed:
+            self._littered[audit.tokens.to] = request_id
+
+    def _drop_tokens(self) -> None:
+        """Take tokens of ended requests out of the lists: nobody may be there to take them.
+
+        One call reads a bounded part of a list, so a list is cleared in each sweep until there is
+        nothing to clear. What is behind tokens of others is cleared when one of those is closed.
+        """
+        for to, request_id in list(self._littered.items())[:MOST_LISTS]:
+            try:
+                taken = self._protocol.mint(self.queue, request_id, Tokens(to=to), mode="drop")
+            except Damaged as error:
+                # Whoever takes from it next puts it aside.
+                log.warning("queue %s: list %s is passed over: %s", self.queue, to, error)
+                taken = 0
+            if not taken:
+                del self._littered[to]
 
     def _expect(self, look_ms: int) -> None:
         """A request wants another look at that moment (0: at none in particular)."""

@@ -1,14 +1,54 @@
-"""Which nodes of a server did not answer lately.
+"""What to do while a server, or a node of it, does not answer.
 
-Whoever renews leases was silent as long as a node was. So nothing that looks abandoned on it is
-taken back until everybody has had the time to say that it lives.
+Who waits for a server says so once and asks it again more and more seldom (``Outage``).
+
+Whoever renews leases was silent as long as a node was (``Outages``). So nothing that looks
+abandoned on it is taken back until everybody has had the time to say that it lives.
 """
 
 import time
+from collections.abc import Callable
+
+from streamq import backoff
+from streamq.errors import StreamqError
 
 #: So long after a call without an answer nothing on the node is taken back: the longest pause
 #: between two tries of a worker, and a renewal.
 QUIET_S = 5.0
+
+
+class Outage:
+    """Tells of an outage once, and once of its end, and how long to rest between two tries."""
+
+    def __init__(
+        self,
+        say: Callable[[StreamqError], object] = lambda _: None,
+        say_over: Callable[[], object] = lambda: None,
+        *,
+        rest_ms: int = 50,
+        longest_ms: int = 2_000,
+    ) -> None:
+        """A rest is about ``rest_ms`` long at first, then twice as long each time, up to the
+        longest.
+        """
+        self._say = say
+        self._say_over = say_over
+        self._rests_ms = (rest_ms, longest_ms)
+        #: Tries without an answer since the last that had one.
+        self.tries = 0
+
+    def failed(self, error: StreamqError) -> float:
+        """Note a try without an answer. Returns the seconds to rest before the next."""
+        self.tries += 1
+        if self.tries == 1:
+            self._say(error)
+        return backoff.delay_ms(self.tries, *self._rests_ms) / 1e3
+
+    def over(self) -> None:
+        """Note a try that was answered."""
+        if self.tries:
+            self.tries = 0
+            self._say_over()
 
 
 class Outages:

@@ -6,14 +6,21 @@ had not run when the request failed, by part number; and what failed parts yield
 run again, retry after retry.
 """
 
-from typing import Any
+import time
 
 from streamq.model import Collected, State
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.snapshot import Snapshot
 
 #: So many results are read at once, and about so many bytes of them.
 BATCH = 500
 BATCH_BYTES = 2**22
+
+#: Who reads on believes that holders are dead when no lease of one that may live was found for so
+#: long (s), at looks no more than so far apart: the longest grace of a lease (``lua/README.md``,
+#: rule 7). After an outage all leases are past their deadline; those who live renew them within it.
+GRACE_S = 13.0
+MOST_BETWEEN_S = 2.0
 
 #: The field of a result in the server, and the result. The field begins with the part's number.
 Found = list[tuple[str, bytes]]
@@ -24,11 +31,32 @@ def part_of(field: str) -> int:
     return int(field.partition(".")[0])
 
 
-def is_settled(found: dict[str, Any]) -> bool:
-    """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
-    fails still counts. Leases of the dead do not: there may be no janitor to end them.
+class Marks:
+    """Part numbers that are marked.
+
+    Each number up to the highest takes a byte, so ten million parts take 10 MB, whichever of them
+    are marked. As ranges they would take 60 times that where every second part was given up.
     """
-    return bool(found["alive"] == "0")
+
+    def __init__(self) -> None:
+        self._marks = bytearray()
+
+    def __bool__(self) -> bool:
+        return bool(self._marks)
+
+    def add(self, first: int, end: int) -> None:
+        """Mark the numbers from the first to before the end."""
+        if first < end:
+            self._marks.extend(bytes(max(0, end - len(self._marks))))
+            self._marks[first:end] = b"\1" * (end - first)
+
+    def next_range(self, at: int) -> tuple[int, int] | None:
+        """Find the first marked numbers from ``at`` on: the first, and the one after the last."""
+        first = self._marks.find(1, at)
+        if first < 0:
+            return None
+        end = self._marks.find(0, first)
+        return first, end if end > 0 else len(self._marks)
 
 
 class ResultReader:
@@ -52,16 +80,23 @@ class ResultReader:
         self.next = first
         #: Whether the request has ended and every result of it was given.
         self.is_over = False
+        #: Whether the caller reads on until it is over. Who looks only once believes what it sees.
+        self.is_following = True
+        #: Since when no lease of somebody who may live was found, and when that was last seen.
+        self._silent_since = self._silent_at = 0.0
         self._protocol = protocol
         self._id = request_id
         self._is_forgetting = is_forgetting
         self._is_patient = is_patient
         #: Numbers that were passed without a result and may get one under the plain number, if
-        #: the request is retried: ranges, each from its first to before its end. A reader that
-        #: begins later cannot know which those before it were.
-        self._passed = [(1, first)] if first > 1 else []
-        #: Ranges of those that are read once more now, before the rest.
-        self._again: list[tuple[int, int]] = []
+        #: the request is retried. A reader that begins later cannot know which those before it
+        #: were.
+        self._passed = Marks()
+        self._passed.add(1, first)
+        #: Those of them that are read once more now, before the rest, and those at hand: from the
+        #: first to before the end.
+        self._passed_before = Marks()
+        self._again: tuple[int, int] | None = None
         self._is_fruitless = False
         self._kept = 0
         self._is_settled = False
@@ -74,7 +109,7 @@ class ResultReader:
         """
         if self._late is not None:
             return self._read_late(self._late)
-        at, end = self._again[0] if self._again else (self.next, self.next + BATCH)
+        at, end = self._again or (self.next, self.next + BATCH)
         found = self._protocol.collect(
             self._id, next_number=at, most=min(BATCH, end - at), max_bytes=BATCH_BYTES
         )
@@ -82,7 +117,9 @@ class ResultReader:
             self._is_settled = self._is_fruitless = False
         elif not self._is_settled:
             # Only what is read after the last lease has ended is all there will be.
-            self._is_settled = not self._is_patient or is_settled(self._protocol.inspect(self._id))
+            self._is_settled = not self._is_patient or self.is_settled(
+                self._protocol.inspect(self._id)
+            )
             return [] if self._is_settled else None
         if found.next > at:
             self._go_on(at, found)
@@ -92,14 +129,27 @@ class ResultReader:
             return None if self.is_over else []
         return None
 
+    def is_settled(self, found: Snapshot) -> bool:
+        """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
+        fails still counts. Leases of the dead do not: there may be no janitor to end them.
+        """
+        now = time.monotonic()
+        is_silent = found.count("alive") == 0
+        if not is_silent or now - self._silent_at > MOST_BETWEEN_S:
+            self._silent_since = now
+        self._silent_at = now
+        if found.count("leases") == 0:
+            return True
+        return is_silent and (not self.is_following or now - self._silent_since >= GRACE_S)
+
     def _go_on(self, at: int, found: Collected) -> None:
         """Note what was read from the number ``at`` on."""
         if not self._again:
             self.next = found.next
-        elif found.next < self._again[0][1]:
-            self._again[0] = (found.next, self._again[0][1])
+        elif found.next < self._again[1]:
+            self._again = (found.next, self._again[1])
         else:
-            del self._again[0]
+            self._again = self._passed_before.next_range(found.next)
         if found.results:
             self._is_fruitless = False
         self._kept += 0 if self._is_forgetting else len(found.results)
@@ -107,16 +157,9 @@ class ResultReader:
             # What has not run yet will, if it is retried. Of a request that lives or is done
             # only parts that were given up have no result: those get one under another field.
             for number, _ in found.results:
-                self._pass_over(at, number)
+                self._passed.add(at, number)
                 at = number + 1
-            self._pass_over(at, found.next)
-
-    def _pass_over(self, first: int, end: int) -> None:
-        if first == end:
-            return
-        if self._passed and self._passed[-1][1] == first:
-            first = self._passed.pop()[0]
-        self._passed.append((first, end))
+            self._passed.add(at, found.next)
 
     def _go_back(self, left: int) -> None:
         """Look for what is left, after all part numbers were passed."""
@@ -125,7 +168,8 @@ class ResultReader:
         elif self._passed and not self._is_fruitless:
             # Until a look at all of them finds nothing.
             self._is_fruitless = True
-            self._again, self._passed = self._passed, []
+            self._passed_before, self._passed = self._passed, Marks()
+            self._again = self._passed_before.next_range(1)
         else:
             self._late = self._find_late()
 

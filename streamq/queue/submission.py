@@ -8,7 +8,7 @@ import hashlib
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Self
@@ -28,9 +28,8 @@ from streamq.errors import (
     ServerFull,
     ServerUnreachable,
     StreamqError,
-    reading,
 )
-from streamq.model import Opened, Policy, State, Tokens
+from streamq.model import Opened, Policy, Tokens
 from streamq.protocol.protocol import Protocol
 
 #: One call to the server carries at most so many parts, and about so many bytes.
@@ -118,6 +117,12 @@ class Submission:
             self._take_back()
             raise
 
+    def content(self, parts: list[bytes]) -> tuple[str, list[bytes]]:
+        """All of its parts as the server keeps them, and the cursor behind them."""
+        encoded = list(self._encoded(parts))
+        self._count(encoded)
+        return self._cursor, _entries(encoded)
+
     def _stays(self, error: BaseException, can_go_on: bool) -> bool:
         """Whether what was submitted stays in the server after an error."""
         if self._has_bad_payloads:
@@ -144,16 +149,16 @@ class Submission:
             found = self._protocol.inspect(self._id)
         except RequestUnknown:
             return False
-        with reading(f"what the server has of {self._id}"):
-            digest, total, cursor = found["digest"], int(found["total"]), found["cursor"]
+        digest, cursor = found.text("digest"), found.text("cursor")
+        total = found.known_count("total")
         if digest != self._policy.digest:
             raise RequestExists(f"request {self._id} was submitted with other options")
         self._skip(encoded, total, cursor)
-        if "sealed" not in found:
+        if not found.is_sealed:
             return False
         if next(encoded, None) is not None:
             raise RequestExists(f"request {self._id} was submitted with fewer parts")
-        if State(found["state"]).is_live:
+        if found.state.is_live:
             register(self._protocol, self._policy.queue, self._id)
         return True
 
@@ -226,7 +231,7 @@ class Submission:
                 chunk = self._catch_up(chunk)
                 continue
             except RequestEnded:
-                if "sealed" in self._protocol.inspect(self._id):
+                if self._protocol.inspect(self._id).is_sealed:
                     raise RequestExists(
                         f"request {self._id} was submitted with fewer parts"
                     ) from None
@@ -239,12 +244,12 @@ class Submission:
     def _catch_up(self, chunk: list[bytes]) -> list[bytes]:
         """Pass over those of the parts that the server has. Returns the others."""
         found = self._protocol.inspect(self._id)
-        ahead = int(found["total"]) - self._parts
+        ahead = found.known_count("total") - self._parts
         if ahead < 0:
             raise LoadGap("the server has lost its last moments, and parts with them")
         self._count(chunk[:ahead])
         if ahead <= len(chunk):
-            self._compare(found["cursor"])
+            self._compare(found.text("cursor"))
         return chunk[ahead:]
 
     def _seal(self) -> None:
@@ -263,6 +268,31 @@ class Submission:
                 forget(self._protocol, self._policy.queue, self._id)
             except RequestUnknown:  # it was registered, and then refused
                 unregister(self._protocol, self._policy.queue, self._id)
+
+
+def submit_all(
+    protocol: Protocol, requests: Iterable[tuple[str, Policy, list[bytes]]], max_part: int
+) -> None:
+    """Submit many requests that nobody has submitted yet, small ones: id, policy and parts of each.
+
+    It may be repeated, also when it was killed: each is there once.
+    """
+    made = [
+        (request_id, policy, *Submission(protocol, request_id, policy, max_part).content(parts))
+        for request_id, policy, parts in requests
+    ]
+    try:
+        protocol.submit_all(made)
+    except ServerFull:
+        for request_id, policy, *_ in made:
+            with suppress(StreamqError):
+                unregister(protocol, policy.queue, request_id)
+        raise
+
+
+def is_small(parts: Sequence[bytes]) -> bool:
+    """Whether one call can carry all of the parts."""
+    return 0 < len(parts) <= CHUNK_PARTS and sum(map(len, parts)) <= CHUNK_BYTES
 
 
 class _Json(bytes):
@@ -358,7 +388,7 @@ def unregister(protocol: Protocol, queue: str, request_id: str) -> None:
     """Undo a registration, unless the request is there: somebody else was quicker."""
     score = protocol.registered(queue, request_id)
     with suppress(RequestUnknown):
-        if protocol.inspect(request_id)["queue"] == queue:
+        if protocol.inspect(request_id).text("queue") == queue:
             return
     if score is not None:
         protocol.close(queue, request_id, score, 0)

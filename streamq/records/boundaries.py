@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from streamq.app import Abandon
+from streamq.errors import DecodeError
 from streamq.model import Spec
 
 #: The data with every newline hidden that ends no record, up to where a quote is left open.
@@ -100,7 +100,7 @@ def fields_of(row: bytes, spec: Spec) -> list[str]:
     """The fields of a row.
 
     Raises:
-        Abandon: it is no row.
+        DecodeError: it is no row.
     """
     try:
         reader = csv.reader(
@@ -112,7 +112,7 @@ def fields_of(row: bytes, spec: Spec) -> list[str]:
         )
         return next(reader, [])
     except csv.Error as error:
-        raise Abandon(f"the row cannot be read: {error}") from None
+        raise DecodeError(f"the row cannot be read: {error}") from None
 
 
 def bare_header(spec: Spec) -> bytes:

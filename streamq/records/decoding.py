@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 
-from streamq.app import Abandon, Handler
-from streamq.errors import InvalidValue
+from streamq.app import Handler
+from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
 from streamq.records.boundaries import fields_of, names_of, records_of
+from streamq.records.inputs import MARK
 
-#: How a file may begin that says it is UTF-8; JSON never does.
-_MARK = b"\xef\xbb\xbf"
 #: What ``about`` ends in when the payload is JSON made from a value that was no bytes.
 IS_JSON = b"j"
 #: Formats whose records are lines or rows of a file.
@@ -154,9 +153,9 @@ def _record_decoder(annotation: Any, spec: Spec) -> Decode:
 def _json_decoder(annotation: Any) -> Decode:
     """A line of JSON as the type that is asked for, or as text; a mark before it is none of it."""
     if annotation is str:
-        return lambda record, _: record.removeprefix(_MARK).decode()
+        return lambda record, _: record.removeprefix(MARK).decode()
     decode = msgspec.json.Decoder(Any if annotation in _NOTHING else annotation).decode
-    return lambda record, _: decode(record.removeprefix(_MARK))
+    return lambda record, _: decode(record.removeprefix(MARK))
 
 
 def _row_decoder(annotation: Any, spec: Spec) -> Decode:
@@ -176,7 +175,7 @@ def _row_decoder(annotation: Any, spec: Spec) -> Decode:
     def decode(record: bytes, _: bool) -> Any:
         fields = fields_of(record, spec)
         if len(fields) != len(names):
-            raise Abandon(f"the row has {len(fields)} fields, the header {len(names)}")
+            raise DecodeError(f"the row has {len(fields)} fields, the header {len(names)}")
         return msgspec.convert(dict(zip(names, fields, strict=True)), wanted, strict=False)
 
     return decode

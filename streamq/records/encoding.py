@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from streamq.errors import Damaged, reading
+from streamq.errors import Damaged, damaged_if_unreadable
 
 Item = None | bytes | str | msgspec.msgpack.Ext
 
@@ -78,7 +78,7 @@ def decode_item(item: Item) -> Any:
     if is_verbatim(item):
         return bytes(item.data)
     if isinstance(item, msgspec.msgpack.Ext):
-        with reading("a result"):
+        with damaged_if_unreadable("a result"):
             return msgspec.json.decode(item.data)
     return item
 
@@ -88,7 +88,7 @@ def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
     if item.code == _BYTES_LINES:
         return bytes(item.data).split(b"\n")
     if item.code == _TEXT_LINES:
-        with reading("a result"):
+        with damaged_if_unreadable("a result"):
             return str(item.data, "utf-8").split("\n")
     return [item]
 
@@ -146,7 +146,7 @@ def unchecked(result: bytes) -> list[Any]:
     Raises:
         Damaged: it cannot even be decoded.
     """
-    with reading("a result"):
+    with damaged_if_unreadable("a result"):
         found: list[Any] = _decode_items(result)
         return found
 

@@ -38,6 +38,8 @@ _RATIO_FROM = 64 * 2**20
 _SAMPLE = 2**16
 #: How often whoever waits for standard input looks up.
 _WAIT_S = 0.05
+#: What a text in UTF-8 may begin with. It says how the text is encoded and is no part of it.
+MARK = b"\xef\xbb\xbf"
 #: How the names of compressed files end, as a rule; what is in them decides.
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _HEAD = 10
@@ -154,6 +156,8 @@ class Input:
             return given
         try:
             data: bytes = self._stream.read1(size) if self._kind else self._stream.read(size)
+        except EOFError:
+            raise self._bad("the file is cut off: its compressed data have no end") from None
         except self._damage as error:
             raise self._bad(str(error)) from None
         self._given += len(data)
@@ -168,6 +172,15 @@ class Input:
     def unread(self, data: bytes) -> None:
         """Have it read again."""
         self._back = data + self._back
+
+    def mark(self) -> bytes:
+        """Return the mark that stands here, or nothing; the next read gives it all the same."""
+        found, block = b"", b"_"
+        while block and len(found) < len(MARK) and MARK.startswith(found):
+            block = self.read(len(MARK) - len(found))
+            found += block
+        self.unread(found)
+        return MARK if found == MARK else b""
 
     def skip(self, offset: int, see: Callable[[bytes], None] = lambda _: None) -> int:
         """Pass over so many bytes, as far as there are, showing them. Returns how many."""
@@ -329,7 +342,7 @@ class _Unpacked:
                 if not given:
                     return b""
             elif stream.needs_input and not (given := self._raw.read1(_PACKED_BYTES)):
-                raise EOFError("it ends amid the compressed data")
+                raise EOFError
             if data := self._stream.decompress(given, size):
                 return bytes(data)
 

@@ -5,15 +5,19 @@ terminal, a device) only ever grows, so whoever writes to one begins anew after 
 """
 
 import fcntl
+import hashlib
 import os
 import select
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+import msgspec
+
 from streamq.errors import InvalidValue, StreamqError
+from streamq.model import Failure
 
 #: How results are written.
 FORMS = ("jsonl", "csv", "raw")
@@ -42,6 +46,9 @@ class Output(Protocol):
 
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """Get ready to write after so many bytes or more. Nobody else writes from now on."""
+
+    def lacks(self, offset: int) -> bool:
+        """Whether it has fewer bytes than that: some of what was written is lost."""
 
     def cut(self, offset: int) -> None:
         """Drop what stands after so many bytes: the next write goes there."""
@@ -85,6 +92,13 @@ class FileOutput:
             raise self._failed(error) from None
         self._file = file
 
+    def lacks(self, offset: int) -> bool:
+        """Whether the file is gone or shorter than that."""
+        try:
+            return self._path.stat().st_size < offset
+        except OSError:
+            return offset > 0
+
     def cut(self, offset: int) -> None:
         """Cut the file to the offset.
 
@@ -101,11 +115,16 @@ class FileOutput:
             raise self._failed(error) from None
 
     def _refuse_shorter(self, size: int, offset: int) -> None:
-        if size < offset:
-            raise OutputExists(
-                f"{self._path} has {max(size, 0)} bytes, but {offset} were "
-                f"written for request {self._id}: is it another file?"
-            )
+        if max(size, 0) >= offset:
+            return
+        if size < 0:
+            what = f"{self._path} is gone, and {offset} bytes were written"
+        else:
+            what = f"{self._path} has {size} bytes, but {offset} were written"
+        raise OutputExists(
+            f"{what} for request {self._id}: put it back, or say --force to begin it anew with "
+            "the results that the server still has"
+        )
 
     def _lock(self, file: BinaryIO) -> None:
         """Keep others of us from the file, where the file system can."""
@@ -192,6 +211,10 @@ class StreamOutput:
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """There is nothing to get ready."""
 
+    def lacks(self, offset: int) -> bool:
+        """What went into a stream is somebody else's: nothing of it is missed."""
+        return False
+
     def cut(self, offset: int) -> None:
         """What was written stays."""
 
@@ -239,18 +262,43 @@ def errors_beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}.errors.jsonl")
 
 
-def check_errors(path: Path, error: type[StreamqError] = OutputExists) -> None:
+def check_errors(
+    path: Path, error: type[StreamqError] = OutputExists, ours: Collection[str] = ()
+) -> None:
     """Raise an error if somebody else's file stands where an output's failures are to go.
 
-    A link counts as somebody else's, wherever it leads; an empty file does not.
+    A link counts as somebody else's, wherever it leads. An empty file does not, and neither does
+    one whose digest is among ``ours``.
     """
     place = errors_beside(path)
     with suppress(FileNotFoundError):
         found = place.lstat()
-        if not stat.S_ISDIR(found.st_mode) and (not stat.S_ISREG(found.st_mode) or found.st_size):
+        if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and not found.st_size):
+            return
+        if not ours or errors_digest(path) not in ours:
             raise error(
                 f"{place} exists, and failures are to be written there: remove it, or say --force"
             )
+
+
+def errors_digest(path: Path) -> str:
+    """Tell the failures that stand beside an output from others; "" where no regular file is."""
+    place = errors_beside(path)
+    try:
+        is_file = stat.S_ISREG(place.lstat().st_mode)
+        return digest_of(place.read_bytes()) if is_file else ""
+    except OSError:
+        return ""
+
+
+def digest_of(lines: bytes) -> str:
+    """Tell failures from others; "" where there are none."""
+    return hashlib.blake2b(lines, digest_size=16).hexdigest() if lines else ""
+
+
+def error_lines(failures: Iterable[Failure]) -> bytes:
+    """Failures as they are written beside an output, one a line."""
+    return b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
 
 
 def write_errors(path: Path, lines: bytes) -> Path:

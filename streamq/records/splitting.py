@@ -1,7 +1,8 @@
 """Parts out of inputs, at record boundaries, in constant memory. Knows no server.
 
 A part holds the raw bytes of whole records, so putting parts together gives the input
-back byte for byte. The cursor after a part says where to go on: file, byte, record.
+back byte for byte, but for a byte order mark at its beginning. The cursor after a part
+says where to go on: file, byte, record.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,7 +14,7 @@ import msgspec
 
 from streamq.model import MAX_PART, Spec
 from streamq.records.boundaries import Mask, blank_lines, mask_of
-from streamq.records.inputs import BadInput, Input, open_input
+from streamq.records.inputs import MARK, BadInput, Input, open_input
 
 #: How much is read at once, at least.
 BLOCK = 2**20
@@ -207,17 +208,20 @@ def whole(source: Input, file: int, most: int) -> Chunk:
 
 
 def first_record(source: Input, mask: Mask, most: int) -> bytes:
-    """The first record, with its line ending; it is read again by the next who reads."""
+    """The first record, with its line ending and a mark before it; it is read again by the next
+    who reads.
+    """
     data, block = b"", b"_"
     while block and len(data) <= most:
-        seen = mask(data)
-        if end := seen.find(b"\n") + 1:
+        text = data.removeprefix(MARK)
+        if end := mask(text).find(b"\n") + 1:
             source.unread(data)
-            return data[:end]
+            return data[: len(data) - len(text) + end]
         block = source.read(BLOCK)
         data += block
     source.unread(data)
-    if len(data) > most or len(mask(data)) < len(data):
+    text = data.removeprefix(MARK)
+    if len(data) > most or len(mask(text)) < len(text):
         raise _stuck(source.name, Cursor(), Size(most=most), is_open=len(data) <= most)
     return data
 

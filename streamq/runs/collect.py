@@ -16,11 +16,14 @@ from typing import Any
 
 import msgspec
 
-from streamq.errors import reading
-from streamq.model import Spec, State
+from streamq.errors import StreamqError, damaged_if_unreadable
+from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader, is_settled
+from streamq.protocol.snapshot import Snapshot
+from streamq.queue.client import Request
+from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import encoding as codec
+from streamq.records import outputs
 from streamq.records.encoding import Item
 from streamq.records.outputs import (
     Output,
@@ -28,6 +31,9 @@ from streamq.records.outputs import (
     OutputExists,
     Stopped,
     check_errors,
+    digest_of,
+    error_lines,
+    errors_digest,
     refuse_inputs,
 )
 
@@ -57,12 +63,14 @@ class Committed(msgspec.Struct, frozen=True):
     owns_errors: bool = False
     #: A name that no other run of a collector has: the commits of two are never the same.
     collector: str = ""
+    #: What the file of failures may hold: digests of what stood there and of what replaces it.
+    errors: list[str] = []
 
 
 def file_of(protocol: Protocol, request_id: str) -> str:
     """The file that results of the request were written to, and forgotten; "" for none."""
-    told = protocol.inspect(request_id).get("committed", "")
-    with reading("how far results are written"):
+    told = protocol.inspect(request_id).optional_text("committed")
+    with damaged_if_unreadable("how far results are written"):
         done = msgspec.json.decode(told, type=Committed) if told else Committed()
     return done.file if done.offset else ""
 
@@ -84,7 +92,7 @@ class Writer:
 
     def lines(self, result: bytes) -> bytes:
         """The lines of one part's result. What is None writes no line."""
-        with reading("a result"):
+        with damaged_if_unreadable("a result"):
             was_open, self.is_open = self.is_open, False
             lines = self._lines(result)
         if not lines:
@@ -202,14 +210,9 @@ def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _spec_of(found: dict[str, str]) -> Spec:
-    with reading("the options of the request"):
-        return msgspec.json.decode(found.get("spec", ""), type=Spec)
-
-
 def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
     """Results in input order for somebody who only looks: nothing is forgotten."""
-    writer = Writer(form, [], preamble=_spec_of(protocol.inspect(request_id)).header.encode())
+    writer = Writer(form, [], preamble=protocol.inspect(request_id).spec.header.encode())
     reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
         batch = reader.read()
@@ -221,6 +224,15 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
             time.sleep(_LOOK_S)
     yield writer.preamble()
     writer.warn()
+
+
+def write_errors(failures: Iterable[Failure], output: Path) -> Path:
+    """Write failures beside the output, one a line as JSON. Returns the file they are in.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    return outputs.write_errors(output, outputs.error_lines(failures))
 
 
 def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
@@ -255,9 +267,17 @@ class Collector:
         self._form = form
         self._writer = Writer(form, [])
         self._name = secrets.token_hex(8)
+        self._is_anew = False
+        #: What failed, once everything else is written: for the file beside the output.
+        self.failures: list[Failure] = []
 
-    def run(self, *, is_ordered: bool, follow: bool, force: bool) -> bool:
+    def run(
+        self, *, is_ordered: bool, follow: bool, force: bool, renew: bool | None = None
+    ) -> bool:
         """Write what there is; with ``follow`` until the request has ended.
+
+        ``renew``: an output that was lost is begun anew, without what the server has no more;
+        as ``force`` if it is not given.
 
         Returns whether it has ended, and all of it is written.
 
@@ -266,6 +286,7 @@ class Collector:
             OutputError: the output cannot be written.
             CollectorLost: somebody else collects the same.
         """
+        self._may_renew = force if renew is None else renew
         self._look(force)
         self._output.open(self._done.offset, has_begun=bool(self._token), force=force)
         try:
@@ -286,12 +307,29 @@ class Collector:
     def _look(self, force: bool) -> Spec:
         """Read how far results are written, and refuse an output that they do not belong to."""
         found = self._protocol.inspect(self._id)
-        text = self._token = found.get("committed", "")
-        with reading("how far results are written"):
+        text = self._token = found.optional_text("committed")
+        with damaged_if_unreadable("how far results are written"):
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
-        spec = _spec_of(found)
+        spec = found.spec
         self._refuse_other(force, spec.files)
+        if self._is_anew or (self._may_renew and self._output.lacks(self._done.offset)):
+            self._begin_anew(found)
         return spec
+
+    def _begin_anew(self, found: Snapshot) -> None:
+        """Begin an output that was lost once more, and say which results were lost with it."""
+        if not self._is_anew:
+            gone = found.count("done") - found.known_count("results")
+            before = self._done.next - 1
+            some = f"{gone} parts" if gone > 0 else ""
+            if which := f"parts 1 to {before}" if before else some:
+                log.warning(
+                    "the results of %s are gone: they were in the file that is missing, and the "
+                    "server has them no more. Only later ones are written",
+                    which,
+                )
+        self._is_anew = True
+        self._done = msgspec.structs.replace(self._done, offset=0, header=[], is_open=False)
 
     def _begin(self, spec: Spec) -> None:
         """Get ready to write where the committed results end."""
@@ -303,25 +341,36 @@ class Collector:
         self._reader = ResultReader(
             self._protocol, self._id, first=self._done.next, is_forgetting=True
         )
-        if not self._token:
+        if not self._token or self._is_anew:
             # Before the first result is written: the file is this request's from now on.
-            self._commit(b"", 1, [])
+            self._commit(b"", self._done.next, [])
 
     def _complete(self, force: bool) -> None:
         """Write what is to be there also without a result; the failures beside it are ours."""
-        name, owned = self._output.name, self._done.owns_errors
-        if name and not owned and not force:
-            check_errors(Path(name), OutputError)
-        if (preamble := self._writer.preamble()) or (name and not owned):
-            self._commit(preamble, self._done.next, [], owns_errors=bool(name))
+        name, errors = self._output.name, self._done.errors
+        self.failures = Request(self._protocol, self._id).errors()
+        if name:
+            if not force:
+                self._check_errors(OutputError)
+            # What stands there stays ours until it is replaced: we may be killed before that.
+            lines = error_lines(self.failures)
+            errors = sorted({errors_digest(Path(name)), digest_of(lines)})
+        if (preamble := self._writer.preamble()) or errors != self._done.errors:
+            self._commit(preamble, self._done.next, [], errors=errors)
+
+    def _check_errors(self, error: type[StreamqError]) -> None:
+        """Raise the error if the failures beside the output would replace what is not ours."""
+        # An earlier version noted that the file is ours, and not what is in it.
+        if not self._done.owns_errors or self._done.errors:
+            check_errors(Path(self._output.name), error, self._done.errors)
 
     def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
         """Raise InvalidValue if it is an input, or if what was begun is another file or form."""
         done, name = self._done, self._output.name
         if name:
             refuse_inputs(Path(name), inputs)
-            if not done.owns_errors and not force:
-                check_errors(Path(name))
+            if not force:
+                self._check_errors(OutputExists)
         if done.form and done.form != self._form:
             raise OutputExists(
                 f"results of request {self._id} are written to {done.file} as {done.form}, "
@@ -335,6 +384,7 @@ class Collector:
 
     def _collect(self, is_ordered: bool, follow: bool) -> bool:
         pause_s = _SOON_S
+        self._reader.is_following = follow
         while True:
             if self._ordered() if is_ordered else self._unordered():
                 pause_s = _SOON_S
@@ -356,7 +406,7 @@ class Collector:
 
     def _unordered(self) -> bool:
         """Write whatever is there. Returns whether there may be more now."""
-        status = self._protocol.inspect(self._id)
+        found = self._protocol.inspect(self._id)
         has_some = False
         for page in self._protocol.result_pages(self._id, BATCH_BYTES):
             # All of a page is forgotten before the next is asked for: nothing comes twice.
@@ -364,7 +414,7 @@ class Collector:
                 self._write(results)
                 has_some = True
         # Read before the results: what they had then is all there will be.
-        self._reader.is_over = not State(status["state"]).is_live and is_settled(status)
+        self._reader.is_over = not found.state.is_live and self._reader.is_settled(found)
         return has_some and not self._reader.is_over
 
     def _write(self, results: dict[str, bytes]) -> None:
@@ -372,10 +422,11 @@ class Collector:
         self._commit(data, self._reader.next, list(results))
 
     def _commit(
-        self, data: bytes, next_number: int, forget: list[str], *, owns_errors: bool = False
+        self, data: bytes, next_number: int, forget: list[str], *, errors: list[str] | None = None
     ) -> None:
         """First the bytes, then the word that they are there."""
         self._output.write(data)
+        errors = self._done.errors if errors is None else errors
         done = Committed(
             self._done.offset + len(data),
             next_number,
@@ -384,8 +435,9 @@ class Collector:
             self._form,
             self._writer.is_open,
             self._done.times + 1,
-            owns_errors or self._done.owns_errors,
+            bool(errors) or self._done.owns_errors,
             self._name,
+            errors,
         )
         token = msgspec.json.encode(done).decode()
         self._protocol.collect(

@@ -20,13 +20,14 @@ from streamq.errors import (
     ServerFull,
     ServerUnreachable,
     StreamqError,
-    reading,
+    damaged_if_unreadable,
 )
-from streamq.model import MAX_PART, Opened, Policy, Tokens
+from streamq.model import MAX_PART, Opened, Policy, State, Tokens
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.snapshot import Snapshot
 from streamq.queue.submission import forget, unregister
 from streamq.records.boundaries import mask_of
-from streamq.records.inputs import STDIN, BadInput, Identity, Input, open_input, stdin
+from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.splitting import Chunk, Cursor, Size, first_record, split, whole
@@ -120,7 +121,7 @@ class Load:
     def _named(self, error: Exception) -> Exception:
         """The error, with what it means for the request where that is not plain."""
         if isinstance(error, RequestEnded):
-            state = self._protocol.inspect(self._id)["state"]
+            state = self._protocol.inspect(self._id).state
             return RequestEnded(f"request {self._id} is {state}: the rest is not loaded")
         if isinstance(error, LoadGap):
             return LoadGap(f"request {self._id} is being loaded by somebody else too")
@@ -145,14 +146,14 @@ class Load:
             self._compare(now)
         self._parts = opened.total
         if opened.cursor:
-            with reading(f"how far {self._id} is loaded"):
+            with damaged_if_unreadable(f"how far {self._id} is loaded"):
                 self._cursor = msgspec.json.decode(opened.cursor, type=Cursor)
         return opened
 
     def _compare(self, now: list[Identity]) -> None:
         """Refuse to go on when the request was made of something else."""
-        kept = self._protocol.inspect(self._id).get("source")
-        with reading(f"what {self._id} was loaded from"):
+        kept = self._protocol.inspect(self._id).optional_text("source")
+        with damaged_if_unreadable(f"what {self._id} was loaded from"):
             then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
         if len(now) != len(then):
             raise self._other(f"it was {len(then)} files, and is {len(now)}")
@@ -164,7 +165,7 @@ class Load:
         return RequestExists(f"request {self._id} was loaded from another input: {what}")
 
     def _load(self, opened: Opened) -> None:
-        if not opened.state.is_live or "sealed" in self._protocol.inspect(self._id):
+        if not opened.state.is_live or self._protocol.inspect(self._id).is_sealed:
             if self._content and self._checks_complete:
                 self._check_complete()
             return
@@ -218,14 +219,14 @@ class Load:
         return msgspec.json.encode(Reference(offset, length, found.size, found.version))
 
     def _start(self, source: Input, file: int) -> Cursor:
-        """Where to begin with a file: where the load stood, or after the header of a CSV."""
+        """Where to begin with a file: where the load stood, or after its mark and its header."""
         if self._cursor.file == file and self._cursor.offset:
             return self._cursor
         header = self._policy.spec.header
         if not header:
-            return Cursor(file)
+            return Cursor(file, len(source.mark()))
         own = first_record(source, self._mask, MAX_PART)
-        if own.strip() != header.encode().strip():
+        if own.removeprefix(MARK).strip() != header.encode().removeprefix(MARK).strip():
             raise BadInput(f"{source.name}: record 1: another header than {self._files[0]} has")
         return Cursor(file, len(own), 2)
 
@@ -291,23 +292,23 @@ class Load:
         while self._room <= 0:
             self._push(self._appending.wait())
             found = self._protocol.inspect(self._id)
-            with reading(f"what the server has of {self._id}"):
+            with damaged_if_unreadable(f"what the server has of {self._id}"):
                 self._room = self._room_now(found)
-            if self._room > 0 or found["state"] != "loading":
+            if self._room > 0 or found.state is not State.LOADING:
                 return
             if self._should_stop():
                 raise _Stopped
             time.sleep(_WINDOW_S)
 
-    def _room_now(self, found: dict[str, str]) -> int:
-        """Bytes that may go into the server before the next look."""
-        total, done = int(found["total"]), int(found.get("done", 0))
-        left = total - done - int(found.get("failed", 0))
-        size = int(found["bytes"]) / total
+    def _room_now(self, found: Snapshot) -> int:
+        """Return how many bytes may go into the server before the next look."""
+        total, done = found.known_count("total"), found.count("done")
+        left = total - done - found.count("failed")
+        size = found.known_count("bytes") / total
         if not self._counts_results:
             return self._window - round(left * size)
         # What waits becomes a result, which may be larger: how large is known from those there.
-        kept, results = self._protocol.result_bytes(self._id), int(found["results"])
+        kept, results = self._protocol.result_bytes(self._id), found.count("results")
         self._result_size = max(self._result_size, kept / results if results else 0.0)
         held = round(left * max(size, self._result_size)) + kept
         step = max(1, self._window // _LOOKS)

@@ -16,12 +16,15 @@ from streamq import units
 from streamq.errors import RequestExists
 from streamq.model import MAX_PART, Policy, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.queue.submission import Submission
+from streamq.queue.submission import Submission, is_small, submit_all
 from streamq.records.inputs import STDIN, BadInput, open_input
 from streamq.records.splitting import Cursor, Size, split
 
 #: Longest line, in bytes.
 _MOST_LINE = 2**26
+#: So many requests are submitted in one round trip at most, and about so many parts.
+_MOST_REQUESTS = 200
+_MOST_PARTS = 2_000
 _LIMIT = re.compile(rb"[1-9][0-9]{0,8}")
 
 
@@ -33,8 +36,8 @@ class RequestLine(NamedTuple):
     parts: list[bytes]
 
 
-def requests_in(names: list[str]) -> Iterator[RequestLine]:
-    """The requests of files, one after another.
+def requests_in(names: list[str]) -> Iterator[list[RequestLine]]:
+    """The requests of files, one after another, as many at once as were read at once.
 
     Raises:
         BadInput: a file cannot be read, or a line is no request.
@@ -43,11 +46,14 @@ def requests_in(names: list[str]) -> Iterator[RequestLine]:
         with closing(open_input(name)) as source:
             size = Size(records=1, most=_MOST_LINE)
             number = 0
+            source.skip(len(source.mark()))
             for chunk in split(source, Spec(), size, Cursor()):
+                found = []
                 for line in chunk.payloads:
                     number += 1
                     if line.strip() and not line.startswith(b"#"):
-                        yield _parsed(line.rstrip(b"\r\n"), f"{name}: line {number}")
+                        found.append(_parsed(line.rstrip(b"\r\n"), f"{name}: line {number}"))
+                yield found
 
 
 def _parsed(line: bytes, place: str) -> RequestLine:
@@ -81,15 +87,53 @@ def submit_lines(
         RequestExists: a line was submitted under its id before, and was another one then.
     """
     if STDIN not in files:
-        count = sum(1 for _ in requests_in(files))
+        count = sum(map(len, requests_in(files)))
         units.name(f"{name}-{count}", "--id")
-    number = 0
-    for number, line in enumerate(requests_in(files), 1):
-        request_id = units.name(f"{name}-{number}", "--id")
-        own = msgspec.structs.replace(policy, limit=line.limit)
+    count = 0
+    for lines in requests_in(files):
+        numbers = range(count + 1, count + 1 + len(lines))
+        ids = [units.name(f"{name}-{number}", "--id") for number in numbers]
+        unknown = protocol.unknown(ids) if can_go_on else set(ids)
+        submitter = _Submitter(protocol, policy, on_submitted)
+        for request_id, line in zip(ids, lines, strict=True):
+            submitter.put(request_id, line, is_new=request_id in unknown)
+        submitter.flush()
+        count += len(lines)
+    return count
+
+
+class _Submitter:
+    """Submits requests in their order: those that are new and small many at once."""
+
+    def __init__(
+        self, protocol: Protocol, policy: Policy, on_submitted: Callable[[str], None]
+    ) -> None:
+        self._protocol = protocol
+        self._policy = policy
+        self._on_submitted = on_submitted
+        self._waiting: list[tuple[str, Policy, list[bytes]]] = []
+        self._parts = 0
+
+    def put(self, request_id: str, line: RequestLine, *, is_new: bool) -> None:
+        """Submit a request, or keep it for ``flush``. ``is_new``: the server has none of the id."""
+        own = msgspec.structs.replace(self._policy, limit=line.limit)
+        if is_new and is_small(line.parts):
+            self._waiting.append((request_id, own, line.parts))
+            self._parts += len(line.parts)
+            if self._parts >= _MOST_PARTS or len(self._waiting) >= _MOST_REQUESTS:
+                self.flush()
+            return
+        self.flush()
         try:
-            Submission(protocol, request_id, own, MAX_PART).run(line.parts, can_go_on=can_go_on)
+            Submission(self._protocol, request_id, own, MAX_PART).run(line.parts, can_go_on=True)
         except RequestExists as error:
             raise RequestExists(f"{line.place}: {error}") from None
-        on_submitted(request_id)
-    return number
+        self._on_submitted(request_id)
+
+    def flush(self) -> None:
+        """Submit what was kept."""
+        waiting, self._waiting, self._parts = self._waiting, [], 0
+        if waiting:
+            submit_all(self._protocol, waiting, MAX_PART)
+        for request_id, *_ in waiting:
+            self._on_submitted(request_id)

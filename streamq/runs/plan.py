@@ -27,6 +27,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     window_bytes: int
     is_ordered: bool = True
+    #: It was said when the run began that files which exist may be written over.
+    force: bool = False
 
     @property
     def is_piped(self) -> bool:

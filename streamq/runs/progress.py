@@ -9,7 +9,6 @@ import msgspec
 
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.client import status_of
 from streamq.records.inputs import COMPRESSED
 from streamq.records.splitting import Cursor
 from streamq.runs.plan import Plan
@@ -48,12 +47,12 @@ class Meter:
     def read(self) -> Progress:
         """How far it is now."""
         found = self._protocol.inspect(self._plan.id)
-        status = status_of(self._plan.id, found)
+        status = found.status()
         finished = status.records.done + status.records.failed
         self._seen.append((time.monotonic(), finished))
         (then, before), (now, _) = self._seen[0], self._seen[-1]
         rate = (finished - before) / (now - then) if now > then else 0.0
-        total = self._total(status, found.get("cursor", ""))
+        total = self._total(status, found.optional_text("cursor"))
         left = None if total is None else max(0.0, total - finished)
         return Progress(
             status=status,

@@ -1,7 +1,7 @@
 """The whole job at once: load, work, collect, each going on while the others do.
 
-What is needed to go on after a stop or a crash is kept in a folder of the job's own: the
-embedded server's data and how the job was started.
+What is needed to go on after a stop or a crash is kept in a folder of the job's own
+(``runs/folder.py``): the embedded server's data and how the job was started.
 """
 
 import os
@@ -11,12 +11,21 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from streamq.driver.connection import Connection
-from streamq.errors import ProtocolError, RequestEnded, RequestUnknown, ServerError, StreamqError
+from streamq.errors import (
+    AppLoadError,
+    InvalidValue,
+    ProtocolError,
+    RequestEnded,
+    RequestUnknown,
+    ServerError,
+    StreamqError,
+)
 from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.client import Request
 from streamq.records.outputs import FileOutput, Output, StreamOutput
 from streamq.runs.collect import Collector
+from streamq.runs.folder import RunFolder
 from streamq.runs.load import Load
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.progress import Meter, Progress
@@ -59,8 +68,10 @@ class Job:
         self._pool: Pool | None = None
         self._file: FileOutput | None = None
 
-    def run(self, watch: Callable[[Progress], None], *, force: bool) -> Status:
+    def run(self, watch: Callable[[Progress], object], *, force: bool) -> Status:
         """Run to the end, or until told to stop. Returns the last status.
+
+        ``force``: files that exist are written over, and an output that was lost is begun anew.
 
         Raises:
             StreamqError: what went wrong with the input, the output, the function or the server.
@@ -87,7 +98,9 @@ class Job:
         if self._error:
             raise self._error
         request = Request(protocols[2], self._plan.id)
-        status, self.failures = request.status(), request.errors()
+        status = request.status()
+        if not self.is_complete:
+            self.failures = request.errors()
         for connection in connections:
             connection.close()
         return status
@@ -167,7 +180,10 @@ class Job:
             return
         should_stop = self._is_stopping.is_set
         collector = Collector(protocol, plan.id, self._output(), plan.form, should_stop)
-        if collector.run(is_ordered=plan.is_ordered, follow=True, force=force):
+        if collector.run(
+            is_ordered=plan.is_ordered, follow=True, force=force or plan.force, renew=force
+        ):
+            self.failures = collector.failures
             self._is_collected.set()
             self._end()
 
@@ -186,7 +202,7 @@ class Job:
         protocol: Protocol,
         opened: threading.Event,
         pool: Pool,
-        watch: Callable[[Progress], None],
+        watch: Callable[[Progress], object],
     ) -> None:
         if not _await(opened, self._is_stopping):
             return
@@ -215,8 +231,43 @@ class Job:
             log_format="text",
         )
         keeper = Keeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
-        options = PoolOptions(processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S)
+        options = PoolOptions(
+            processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S, stops_on_hup=True
+        )
         return Pool(config, options, keeper, nursery=self._nursery)
+
+
+def carry_out(
+    job: Job,
+    plan: Plan,
+    folder: RunFolder,
+    watch: Callable[[Progress], object],
+    *,
+    force: bool,
+    is_resumed: bool,
+) -> Status:
+    """Run the job, and settle whether its folder stays: if not, nothing of the run is left.
+
+    It stays while somebody can go on with the run. A new run that ends with a mistake of its
+    options or of the function leaves nothing; of one that was resumed nothing is thrown away.
+
+    Raises:
+        StreamqError: as ``Job.run``.
+        BrokenPipeError: as ``Job.run``.
+    """
+    try:
+        status = job.run(watch, force=force)
+    except StreamqError as error:
+        is_lasting = not isinstance(error, (InvalidValue, AppLoadError))
+        folder.is_kept = plan.can_go_on and (is_lasting or is_resumed)
+        if not folder.is_kept:
+            job.forget()
+        raise
+    except BrokenPipeError:
+        job.forget()
+        raise
+    folder.is_kept = plan.can_go_on and not job.is_complete
+    return status
 
 
 def _await(opened: threading.Event, stopping: threading.Event) -> bool:

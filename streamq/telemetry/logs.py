@@ -20,6 +20,13 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
+def style(format: str) -> str:
+    """Return the form that is meant: of ``auto`` JSON, unless a person looks at stderr."""
+    if format != "auto":
+        return format
+    return "text" if sys.stderr is not None and sys.stderr.isatty() else "json"
+
+
 class TextFormatter(logging.Formatter):
     """``12:04:31.207 INFO  worker ready``."""
 

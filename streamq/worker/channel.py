@@ -1,6 +1,7 @@
 """How a pool behaves, and words between it and its processes: JSON lines over a socket pair."""
 
 import logging
+import secrets
 import socket
 from collections.abc import Iterator
 from threading import Lock
@@ -39,6 +40,8 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_parts: int = 0
     max_memory: int = 0
     is_reloading: bool = False
+    #: HUP stops the pool as TERM does, unless it is ignored; else it restarts the processes.
+    stops_on_hup: bool = False
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_result: int
     log_level: str
     log_format: str
+    #: What the names of the pool's holders begin with: by its heartbeats who reaps knows that the
+    #: pool of a holder lives. A pool that is started again has another.
+    pool: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

@@ -19,12 +19,11 @@ from importlib.metadata import version
 
 import msgspec
 
-from streamq import backoff
-from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError, reading
-from streamq.model import Failure, Running, Tokens, WorkerDetails
+from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
+from streamq.model import Failure, Outcome, Running, Tokens, WorkerDetails
 from streamq.protocol.protocol import Protocol
 from streamq.queue.janitor import Janitor, totals
-from streamq.queue.outages import Outages
+from streamq.queue.outages import Outage, Outages
 from streamq.telemetry.metrics import Samples
 from streamq.worker.channel import Config
 from streamq.worker.renewals import Holding, Renewals, Word
@@ -42,6 +41,9 @@ ERRANDS_EVERY_S = 1.0
 #: or it is made again a little later.
 MOST_REPLY_S = 3.0
 LEAST_REPLY_S = 0.25
+#: A worker is known for so long (ms) after a heartbeat, at least: for longer than the grace of the
+#: leases that make it beat so often, or who reaps could not know that it lives.
+KNOWN_MS = 5_000
 #: A worker's name is a part of a key, and has so many characters at most.
 MOST_NAME = 64
 
@@ -90,15 +92,14 @@ class Rounds:
         self._due[chore] = 0.0
 
     def _run(self) -> None:
-        outages = 0
-        while not self._is_over.is_set() or (self._has_more() and outages <= 3):
+        outage = Outage(rest_ms=100)  # the word tells of it, for all threads
+        while not self._is_over.is_set() or (self._has_more() and outage.tries <= 3):
             try:
                 wait_s = self._round()
-                outages = 0
+                outage.over()
             except ServerError as error:
-                outages += 1
                 self._word.failed(self._thread.name, error)
-                wait_s = backoff.delay_ms(outages, 100, 2_000) / 1e3
+                wait_s = outage.failed(error)
             except Exception:
                 if self._is_over.is_set():
                     break  # whoever ended it closes what it uses
@@ -154,6 +155,7 @@ class Keeper:
         """``levels`` are those of the configuration, as people write them."""
         self._protocol = protocol
         self._queue = config.queue
+        self._pool = config.pool
         self._lease_ms = config.lease_ms
         self._beat_s = beat_ms / 1e3
         self._outages = Outages()
@@ -251,21 +253,21 @@ class Keeper:
     def release(self, held: Held, call: int, crashed: int | None) -> None:
         """End a dead holder's lease, and charge the part that was running."""
 
-        def say() -> None:
-            answer = self._hasty().release(held.request_id, held.holder, call, crashed)
+        def count(_: str) -> None:
             self.counts[held.handler, "crashed"] += crashed is not None
-            self._push(held.request_id, answer.tokens)
 
-        self._send(held, say)
+        self._send(
+            held,
+            lambda: self._hasty().release(held.request_id, held.holder, call, crashed),
+            count,
+        )
 
     def hand_back(self, held: Held, call: int, numbers: Sequence[int]) -> None:
         """Give back parts that wait behind a slow one."""
 
-        def say() -> None:
-            answer = self._hasty().handback(held.request_id, held.holder, call, numbers)
-            self._push(held.request_id, answer.tokens)
-
-        self._send(held, say)
+        self._send(
+            held, lambda: self._hasty().handback(held.request_id, held.holder, call, numbers)
+        )
 
     def time_out(self, held: Held, call: int) -> None:
         """Fail the part that a process was stopped for."""
@@ -274,8 +276,8 @@ class Keeper:
         message = f"it took longer than {held.timeout_ms / 1e3:g} s"
         failure = Failure(error="Timeout", message=message, part=number, attempts=held.attempt)
 
-        def say() -> None:
-            answer = self._hasty().fail(
+        def fail() -> Outcome:
+            return self._hasty().fail(
                 held.request_id,
                 held.holder,
                 call,
@@ -284,15 +286,31 @@ class Keeper:
                 delay_ms=held.retry_ms,
                 records=(0, -1),
             )
-            if answer.word == "retry":
+
+        def count(word: str) -> None:
+            if word == "retry":
                 self.counts[held.handler, "retried"] += 1
-            elif answer.word in ("failed", "ended", "done"):  # not if the lease was lost
+            elif word in ("failed", "ended", "done"):  # not if the lease was lost
                 self.counts[held.handler, "failed"] += 1
-            self._push(held.request_id, answer.tokens)
 
-        self._send(held, say)
+        self._send(held, fail, count)
 
-    def _send(self, held: Held, say: Callable[[], None]) -> None:
+    def _send(
+        self,
+        held: Held,
+        call: Callable[[], Outcome],
+        count: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Make a call until it is answered, count it once, and push the tokens it asks for."""
+        answers: list[Outcome] = []
+
+        def say() -> None:
+            # The push may find nobody and be tried again. The call is not: it is counted.
+            if not answers:
+                answers.append(call())
+                count(answers[0].word)
+            self._push(held.request_id, answers[0].tokens)
+
         self._errands.append(Errand(held.request_id, say))
         self._speaking.hurry(self._do_errands)
 
@@ -357,10 +375,9 @@ class Keeper:
         holdings = self.holdings
         requests = sorted({held.request_id for _, held in holdings})
         details = msgspec.json.encode(self._details(holdings))
+        known_ms = max(KNOWN_MS, round(self._beat_s * 3_000))
         begun = time.monotonic()
-        self._hasty().beat(
-            self._queue, self.name, round(self._beat_s * 3_000), details, self._lease_ms, requests
-        )
+        self._hasty().beat(self._queue, self.name, known_ms, details, self._lease_ms, requests)
         self._renewals.trips.saw(time.monotonic() - begun)
         if not self._errands:
             self._word.worked("keeper")
@@ -392,15 +409,18 @@ class Keeper:
             beat_ms=now_ms,
             levels=self._levels,
             running=running,
+            pool=self._pool,
         )
 
     def _look_for_work(self) -> bool:
         for request_id in self._protocol.ids(self._queue):
-            with suppress(RequestUnknown, Damaged), reading(request_id):
+            with suppress(RequestUnknown, Damaged):
                 found = self._protocol.inspect(request_id)
-                is_live = found["state"] in ("loading", "open")
-                is_ours = found["handler"] in self.handlers and int(found["level"]) in self._taken
-                if is_live and is_ours and found.get("paused") != "1":
+                is_ours = (
+                    found.text("handler") in self.handlers
+                    and found.known_count("level") in self._taken
+                )
+                if found.state.is_live and is_ours and not found.is_paused:
                     return False
         return True
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from streamq import backoff
-from streamq.errors import StreamqError
+from streamq.errors import AppLoadError
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters as tally
@@ -53,16 +53,6 @@ OWN_SIGNALS = frozenset(
 #: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
-#: A process that waits at more lists of tokens than this costs the server too much.
-MANY_LISTS = 1_600
-
-
-class Unrunnable(StreamqError):
-    """The user's module cannot be loaded. ``trace`` is its own traceback, if there is one."""
-
-    def __init__(self, message: str, trace: str) -> None:
-        super().__init__(message)
-        self.trace = trace
 
 
 class Pool:
@@ -112,7 +102,7 @@ class Pool:
         """Run until told to stop or nothing is left to do. Returns the exit code.
 
         Raises:
-            Unrunnable: the user's module cannot be loaded.
+            AppLoadError: the user's module cannot be loaded.
         """
         previous = self._install_signals()
         self._keeper.start()
@@ -157,6 +147,11 @@ class Pool:
     def end(self) -> None:
         """End now, from another thread: what its processes would still do is not wanted."""
         self._is_stopping = self._is_unwanted = True
+        self._ring()
+
+    def stop(self) -> None:
+        """Stop politely, as TERM does; from any thread."""
+        self._signals.append(signal.SIGTERM)
         self._ring()
 
     def _ring(self) -> None:
@@ -246,25 +241,15 @@ class Pool:
                 slots = self._options.processes * self._config.slots
                 names = ", ".join(self._keeper.handlers)
                 log.info("worker %s ready: %d slots, handlers %s", self._keeper.name, slots, names)
-                self._warn_of_lists(len(self._keeper.handlers) * len(self._config.levels))
                 self._notifier.ready(f"{slots} slots")
         elif isinstance(word, Unfit):
             if not self._was_ready:
-                raise Unrunnable(word.message, word.trace)
+                raise AppLoadError(word.message, word.trace)
             log.error("%s\n%s", word.message, word.trace)
         elif isinstance(word, Look):
             self._keeper.expect(word.at_ms)
         elif isinstance(word, Idle):
             member.idle_s = word.idle_s
-
-    @staticmethod
-    def _warn_of_lists(lists: int) -> None:
-        if lists > MANY_LISTS:
-            log.warning(
-                "each process waits at %d lists, one for each handler and level, which keeps the "
-                "server busy: take fewer levels (--levels), or serve several queues",
-                lists,
-            )
 
     def _bury(self) -> None:
         """Replace processes that are gone, and take back at once what they held."""
@@ -288,7 +273,7 @@ class Pool:
                 self._stillborn += code >= 0 or -code in OWN_SIGNALS
                 if not self._was_ready and self._stillborn >= MOST_STILLBORN:
                     how = member.how_it_ended()
-                    raise Unrunnable(
+                    raise AppLoadError(
                         f"{self._config.target}: its process {how} when loading it", ""
                     )
             elif done or was_busy:
@@ -430,7 +415,12 @@ class Pool:
     # Signals
 
     def _install_signals(self) -> dict[int, Callable[..., object] | int | None]:
-        """Let signals only be noted: they may come between any two steps of the loop."""
+        """Let signals only be noted: they may come between any two steps of the loop.
+
+        Only the main thread may do that. In another one the pool heeds no signals.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return {}
 
         def note(number: int, _: FrameType | None) -> None:
             self._signals.append(number)
@@ -444,24 +434,28 @@ class Pool:
             signal.SIGUSR1,
             signal.SIGUSR2,
         )
-        # INT that whoever started us has us ignore (a shell, in the background) stays ignored.
-        is_heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+        # What is ignored since our start stays so: INT by a shell, for what runs in the background,
+        # and HUP by nohup. To a pool that HUP does not stop it says something else.
+        may_be_ignored = [signal.SIGINT]
+        if self._options.stops_on_hup:
+            may_be_ignored.append(signal.SIGHUP)
         return {
             number: signal.signal(number, note)
             for number in numbers
-            if is_heeded or number != signal.SIGINT
+            if number not in may_be_ignored or signal.getsignal(number) is not signal.SIG_IGN
         }
 
     def _obey_signals(self) -> None:
         while self._signals:
             number = self._signals.popleft()
-            if number == signal.SIGTERM:
+            is_hup = number == signal.SIGHUP
+            if number == signal.SIGTERM or (is_hup and self._options.stops_on_hup):
                 self._stop("told to stop", number)
             elif number == signal.SIGINT:
                 self._on_int()
             elif number == signal.SIGQUIT:
                 self._stop_now(number)
-            elif number == signal.SIGHUP:
+            elif is_hup:
                 self._replace_all()
             elif number == signal.SIGUSR1:
                 self._be_quiet()

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from streamq import backoff
 from streamq.app import App, Context
 from streamq.driver.connection import Connection
 from streamq.errors import (
@@ -37,7 +36,9 @@ from streamq.errors import (
     StreamqError,
 )
 from streamq.model import Failure, Grant, Part, Spec, State, Terms, Token, Tokens
+from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
+from streamq.queue.outages import Outage
 from streamq.records.references import Reader
 from streamq.telemetry import logs
 from streamq.worker import counters as tally
@@ -48,6 +49,7 @@ from streamq.worker.runner import Done, Runner, Trouble
 from streamq.worker.slot_table import MOST_PARTS, Table
 from streamq.worker.tracebacks import users_traceback
 from streamq.worker.turns import Turns
+from streamq.worker.waiting_place import WaitingPlace
 
 log = logging.getLogger(__name__)
 
@@ -201,6 +203,7 @@ class Process:
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
         self._turns = Turns(tuple(app.handlers))
+        self._place = WaitingPlace(self._protocol, config.queue, config.levels)
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
         #: Of each handler, by its number: the pace of the request that it ran last.
@@ -208,7 +211,10 @@ class Process:
         #: Requests whose tokens are of no use here, and until when: those that have ended, whose
         #: tokens are left over from before, and those whose next part is to run alone.
         self._ended: dict[str, float] = {}
-        self._name = secrets.token_hex(8)
+        #: Tokens of the latter, which go back when that time is over: they are believed out, so
+        #: nobody pushes others before the next audit.
+        self._kept: dict[str, list[Token]] = {}
+        self._name = f"{config.pool}.{secrets.token_hex(8)}"
         self._leases = 0
         self._changed = Condition()
         self._free = list(range(config.slots))
@@ -233,21 +239,19 @@ class Process:
         """Take and run until told to stop, then wait for what runs."""
         Thread(target=self._obey, name="control", daemon=True).start()
         Thread(target=self._tick, name="clock", daemon=True).start()
-        outages = 0
+        outage = Outage(self._report_outage)
         while not self._is_stopping:
             slot = self._await_slot()
             if slot is None:
                 continue
             try:
                 lease, grant = self._take(slot)
-                outages = 0
+                outage.over()
             except (ServerError, Damaged) as error:
                 self._give_slot(slot)
                 if self._is_stopping:
                     continue
-                outages += 1
-                self._report_outage(error, outages)
-                self._rest(backoff.delay_ms(outages, 50, 2_000) / 1e3)
+                self._rest(outage.failed(error))
                 continue
             if lease is None or grant is None:
                 self._give_slot(slot)
@@ -264,7 +268,7 @@ class Process:
         if token is None:
             return None, None
         request_id = token.request_id
-        if self._ended.get(request_id, 0.0) > time.monotonic():
+        if self._is_left_alone(token):
             return None, None
         self._leases += 1
         holder = f"{self._name}-{slot}-{self._leases}"
@@ -294,14 +298,13 @@ class Process:
         return lease, grant
 
     def _await_token(self) -> Token | None:
-        config = self._config
         handlers = self._turns.order()
         self._taking_since = time.monotonic()
         try:
             # After the line above, for whoever stops us then sees to it that this ends.
             if self._is_stopping or self._is_quiet:
                 return None
-            token = self._protocol.take(config.queue, handlers, BLOCK_S, config.levels)
+            token = self._place.take(handlers, BLOCK_S)
         finally:
             self._taking_since = 0.0
         if token is None:
@@ -334,7 +337,7 @@ class Process:
             return None  # purged, or lost with the server's memory
         except ServerError as error:
             # It may have been granted. The name is not used again, whenever the claim arrives.
-            self._report_outage(error, 1)
+            self._report_outage(error)
             self._release_holder(slot, request_id, holder)
             return None
 
@@ -450,7 +453,9 @@ class Process:
             return True
         while len(self._suspects) > _KNOWN_REQUESTS:
             del self._suspects[next(iter(self._suspects))]
-        self._leave_alone(lease.request_id, SUSPECT_PAUSE_S)
+        with self._changed:
+            self._leave_alone(lease.request_id, SUSPECT_PAUSE_S)
+            self._kept.setdefault(lease.request_id, [])
         return False
 
     def _begin(self, lease: Lease, grant: Grant) -> None:
@@ -664,6 +669,24 @@ class Process:
             self._ended.clear()
         self._ended[request_id] = time.monotonic() + seconds
 
+    def _is_left_alone(self, token: Token) -> bool:
+        """Whether the token is of no use here now. One that will be again is kept for then."""
+        if self._ended.get(token.request_id, 0.0) <= time.monotonic():
+            return False
+        with self._changed:
+            if token.request_id in self._kept:
+                self._kept[token.request_id].append(token)
+        return True
+
+    def _give_back_tokens(self) -> None:
+        """Push tokens that were kept, of requests that are left alone no more."""
+        with self._changed:
+            now = time.monotonic()
+            over = [each for each in self._kept if self._ended.get(each, 0.0) <= now]
+            tokens = [token for each in over for token in self._kept.pop(each)]
+        for token in tokens:
+            self._push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
+
     def _is_shared(self, lease: Lease) -> bool:
         return self._config.slots > 1 and self._exclusive != lease.slot
 
@@ -679,14 +702,12 @@ class Process:
 
     def _insist(self, call: Callable[[], T]) -> T:
         """Make a call until the server answers. Every repeat is the same call, number and all."""
-        outages = 0
+        outage = Outage(self._report_outage)
         while True:
             try:
                 return call()
             except ServerError as error:
-                outages += 1
-                self._report_outage(error, outages)
-                time.sleep(backoff.delay_ms(outages, 50, 2_000) / 1e3)
+                time.sleep(outage.failed(error))
             except ProtocolError as error:
                 level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
                 log.log(level, "dropped: %s", error)
@@ -805,6 +826,7 @@ class Process:
             if since and now - max(since, checked) > CHECK_EVERY_S:
                 self._protocol.connection.check_waits()
                 checked = time.monotonic()
+            self._give_back_tokens()
 
     def _say_idle(self, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -814,10 +836,10 @@ class Process:
         is_idle = len(self._free) + (self._taking_since > 0) >= self._config.slots
         self._line.send(Idle(now - self._idle_since if is_idle else 0.0))
 
-    def _report_outage(self, error: StreamqError, times: int) -> None:
-        if times == 1:
-            what = "passed over" if isinstance(error, Damaged) else "waiting for the server"
-            log.warning("%s: %s", what, error)
+    @staticmethod
+    def _report_outage(error: StreamqError) -> None:
+        what = "passed over" if isinstance(error, Damaged) else "waiting for the server"
+        log.warning("%s: %s", what, error)
 
 
 def main() -> None:

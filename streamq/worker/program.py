@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from streamq.app import Abandon, App, Context
-from streamq.errors import InvalidValue, StreamqError
+from streamq.app import App, Context
+from streamq.errors import InvalidValue, ResultTooLarge, StreamqError
 from streamq.records.encoding import Verbatim
 
 #: So much of what a program says on stderr is kept with its failure.
@@ -37,8 +37,10 @@ class ProgramFailed(Exception):
     """A program ended with an exit code or by a signal. The text ends with what it said."""
 
 
-def words_of(command: str) -> tuple[str, ...]:
-    """The words of a command, as a shell splits them: the program and its arguments.
+def words_of(command: str, what: str = "--exec") -> tuple[str, ...]:
+    """Return the words of a command as a shell splits them: the program and its arguments.
+
+    ``what`` is the option's name in messages.
 
     Raises:
         InvalidValue: it has no end, or no words.
@@ -46,9 +48,9 @@ def words_of(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise InvalidValue(f"--exec {command!r}: {error}") from None
+        raise InvalidValue(f"{what} {command!r}: {error}") from None
     if command and not words:
-        raise InvalidValue("--exec names no program")
+        raise InvalidValue(f"{what} names no program")
     return words
 
 
@@ -150,7 +152,7 @@ class _Run:
         self._output.append(data)
         self._size += len(data)
         if self._size > self._max_result:
-            raise Abandon(f"it printed more than the {self._max_result} bytes allowed")
+            raise ResultTooLarge(f"it printed more than the {self._max_result} bytes allowed")
         return bool(data)
 
     def _heed(self, fd: int) -> bool:

@@ -14,7 +14,14 @@ import msgspec
 
 from streamq import backoff
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
-from streamq.errors import Damaged, reading
+from streamq.errors import (
+    Damaged,
+    DecodeError,
+    EncodeError,
+    RecordError,
+    ResultTooLarge,
+    damaged_if_unreadable,
+)
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -191,7 +198,7 @@ class Runner:
         for record in given:
             try:
                 value = decode(record, is_json)
-            except Abandon:
+            except RecordError:
                 return None
             try:
                 add(encode(call(value)))
@@ -317,7 +324,7 @@ class Runner:
         try:
             return self._decode(records.bare(record) if self._is_text else record, is_json)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Abandon(f"the record does not decode: {error}") from None
+            raise DecodeError(f"the record does not decode: {error}") from None
 
     def _encode(self, returned: Any) -> Item:
         if returned is None or (type(returned) is bytes and len(returned) <= self._max_result):
@@ -325,19 +332,20 @@ class Runner:
         try:
             item = codec.encode_item(returned)
         except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise Abandon(f"the result cannot be encoded: {error}") from None
+            raise EncodeError(f"the result cannot be encoded: {error}") from None
         if codec.size_of(item) > self._max_result:
-            raise Abandon(f"the result has more than the {self._max_result} bytes allowed")
+            raise ResultTooLarge(f"the result has more than the {self._max_result} bytes allowed")
         return item
 
     def _is_final(self, error: BaseException, part: Part) -> bool:
         if isinstance(error, Snooze):
             return False
-        return isinstance(error, Abandon) or part.attempt > self._retries
+        return isinstance(error, Abandon | RecordError) or part.attempt > self._retries
 
     def _describe(self, error: BaseException, part: Part, index: int) -> Failure:
-        trace = users_traceback(error)
-        if not isinstance(error, Snooze | Retry | Abandon):
+        # Of a record that does not decode or encode no code of the user has a frame.
+        trace = "" if isinstance(error, RecordError) else users_traceback(error)
+        if not isinstance(error, Snooze | Retry | Abandon | RecordError):
             what = f"part {part.number} of {self._request_id} failed in {self.handler.name}"
             self._complain(f"{what}, attempt {part.attempt}", trace)
         return Failure(
@@ -464,7 +472,7 @@ def _read_outcomes(partial: bytes, count: int) -> list[Any]:
     Raises:
         Damaged: it is not of this part.
     """
-    with reading("what earlier attempts left"):
+    with damaged_if_unreadable("what earlier attempts left"):
         outcomes = msgspec.msgpack.decode(partial, type=list[list[Any]])
         for each in outcomes:
             if each[0] not in range(4) or len(each) != (2 if each[0] in (_DONE, _FAILED) else 1):

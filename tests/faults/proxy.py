@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 
-from streamq.protocol.scripts import digest, signature
+from streamq.protocol.lua import digest, signature
 from streamq.servers.launcher import LOOPBACK
 
 #: Linger for no time at all: closing sends a reset.

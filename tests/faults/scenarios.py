@@ -96,7 +96,7 @@ class Scenario(NamedTuple):
     #: Whether every result reaches the server, and every answer its door: then they can be counted.
     is_seen: bool = False
     #: Crashes that may be charged beyond those of who died, by the number of faults: where a server
-    #: has to believe that somebody is dead, or has forgotten what it was told.
+    #: has to believe that somebody is dead.
     charges: Callable[[int], float] = lambda _: 0
     #: Instead so many parts that take long.
     naps: int = 0
@@ -411,14 +411,12 @@ SCENARIOS = [
         lose_power,
         lambda n: n * 2_000,
         fsync="everysec",
-        charges=lambda n: n * 8,
     ),
     Scenario(
         "failover-tail",
         "after 5 s a replica takes over that misses the last second",
         fail_over,
         lambda n: n * 2_000,
-        charges=lambda n: n * 8,
     ),
     Scenario(
         "out-of-memory",
@@ -499,9 +497,6 @@ SCENARIOS = [
         fail_over_each,
         lambda n: n * 2_000,
         sites=CLUSTER,
-        # FORCE and TAKEOVER do not wait for the last writes: the new primary may know a lease that
-        # was over, and can only believe that its holder died.
-        charges=lambda n: n,
     ),
     Scenario(
         "primary-kill",
@@ -516,7 +511,6 @@ SCENARIOS = [
         kill_primary_ahead,
         lambda n: n * 2_000,
         sites=CLUSTER,
-        charges=lambda n: n * 8,
     ),
     Scenario(
         "slot-move",

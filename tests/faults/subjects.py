@@ -334,7 +334,7 @@ class Streamq(Subject):
                 wait_until(lambda: not any(redis.llen(key) for key in tokens), 10)
             except AssertionError:
                 self.broken.append("A3 tokens are left")
-        found = protocol.inspect(self.id)
+        found = protocol.inspect(self.id).fields
         for name in ("left", "leases", "retry"):
             if found[name] != "0":
                 self.broken.append(f"A3 {name} is {found[name]}")

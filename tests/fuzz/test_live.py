@@ -65,6 +65,7 @@ SPOILS: dict[str, Spoil] = {
     **{f"meta {field}": _meta(field) for field in META},
     **{f"wrong type of {name}": _wrong(name) for name in REQUEST_KEYS},
     **{f"wrong type of {name}": _wrong(name) for name in ("tokens", "due", "open", "closed")},
+    **{f"wrong type of {name}": _wrong(name) for name in ("used", "news")},
     "wrong type of workers": _wrong("workers"),
     "no meta": lambda redis, keys, _, __: redis.delete(keys.meta),
     "no spec": lambda redis, keys, _, __: redis.hdel(keys.meta, "spec", "queue", "created_ms"),
@@ -94,6 +95,8 @@ SPOILS: dict[str, Spoil] = {
     ),
     "event": lambda redis, keys, _, junk: redis.execute_command("SPUBLISH", keys.events, junk),
     "token": lambda redis, _, queue, junk: redis.rpush(queue.tokens, junk),
+    "list in use": lambda redis, _, queue, junk: redis.zadd(queue.used, {junk: 0}),
+    "news": lambda redis, _, queue, junk: redis.rpush(queue.news, junk),
     "index": _register,
     "closed": lambda redis, _, queue, junk: redis.zadd(queue.closed, {junk: 0}),
     "worker": lambda redis, _, queue, junk: [

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamq import Connection, units
-from streamq.driver.url import Target, mask
+from streamq.driver.url import ServerURL, mask
 from streamq.errors import InvalidValue, ServerRefused, SettingsError, StreamqError
 from streamq.settings import Settings
 from tests.fuzz.profile import anything, fuzz, garbage, numbers, texts
@@ -78,7 +78,7 @@ def test_size_that_was_written_is_read_back(size: int) -> None:
 @given(url=URLS)
 def test_url_is_understood_or_refused(url: str) -> None:
     with suppress(InvalidValue):
-        Target(url)
+        ServerURL(url)
 
 
 @fuzz(40)

@@ -7,6 +7,8 @@ from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 
+from streamq.protocol.lua import FOLDERS
+
 LUA = Path(str(files("streamq.lua")))
 LIBRARY = {path.stem: path.read_text() for path in LUA.glob("lib/*.lua")}
 
@@ -44,6 +46,7 @@ class Script:
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
+        self.folder = path.parent.name
         lines = path.read_text().splitlines()
         end = next(n for n, line in enumerate(lines) if not line.startswith("--"))
         self.header = "\n".join(lines[:end])
@@ -104,7 +107,10 @@ class Script:
         return set(re.findall(r"^(?:--)?\s+([A-Z]{2,}) ", self.section("Errors"), re.MULTILINE))
 
 
-SCRIPTS = [Script(path) for path in sorted(LUA.glob("*.lua"))]
+SCRIPTS = sorted(
+    (Script(path) for folder in FOLDERS for path in (LUA / folder).glob("*.lua")),
+    key=lambda script: script.name,
+)
 
 
 def offered(library: str) -> list[str]:

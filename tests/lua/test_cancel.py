@@ -4,7 +4,7 @@ import pytest
 
 from streamq.errors import RequestEnded, RequestUnknown
 from streamq.model import State
-from streamq.protocol.scripts import signature
+from streamq.protocol.lua import signature
 from tests.driver import Driver
 
 

@@ -61,7 +61,7 @@ def test_twice_moves_the_moment_of_the_purge(
 ) -> None:
     driver.protocol.close(driver.queue, driver.id, score, 5_000)
 
-    assert driver.protocol.close(driver.queue, driver.id, score, 6_000)
+    assert not driver.protocol.close(driver.queue, driver.id, score, 6_000), "it was closed before"
 
     assert places(driver, queue_keys) == {"closed": 6_000}
 
@@ -69,7 +69,7 @@ def test_twice_moves_the_moment_of_the_purge(
 def test_purged_request_is_nowhere(driver: Driver, queue_keys: QueueKeys, score: float) -> None:
     driver.protocol.close(driver.queue, driver.id, score, 5_000)
 
-    assert driver.protocol.close(driver.queue, driver.id, -1, 0)
+    driver.protocol.close(driver.queue, driver.id, -1, 0)
 
     assert places(driver, queue_keys) == {}
 
@@ -83,7 +83,7 @@ def test_purge_does_not_forget_a_request_that_is_open_again(
 
 
 def test_request_nobody_registered_is_no_error(protocol: Protocol, queue: str) -> None:
-    assert protocol.close(queue, "nobody", 1, 0)
+    assert not protocol.close(queue, "nobody", 1, 0)
 
 
 def test_full_server_still_takes_it(driver: Driver, score: float) -> None:

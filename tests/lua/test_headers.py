@@ -1,4 +1,4 @@
-"""The headers of lua/*.lua tell the truth: body, includes, keys, errors and binding agree."""
+"""Headers of the scripts tell the truth: body, includes, keys, errors and binding agree."""
 
 import inspect
 import re
@@ -13,8 +13,8 @@ from streamq import Connection, Protocol
 from streamq.errors import BY_CODE
 from streamq.model import Failure, Policy, State, Terms, Tokens
 from streamq.protocol.keys import QueueKeys, RequestKeys
-from streamq.protocol.scripts import digest, source
-from tests.lua.script import LIBRARY, SCRIPTS, Script, offered, undeclared, words
+from streamq.protocol.lua import FOLDERS, digest, source
+from tests.lua.script import LIBRARY, LUA, SCRIPTS, Script, offered, undeclared, words
 
 LABELS = ["Returns", "Errors", "Cost", "Flags"]
 #: What a full server refuses: scripts that bring work. All others are needed to drain it.
@@ -104,10 +104,11 @@ class TestHeader:
 @each_script
 class TestKeys:
     def test_are_of_one_class_and_one_hash_tag(self, script: Script) -> None:
-        known = [RequestKeys("id").all(), QueueKeys("name").all()]
+        known = [RequestKeys("id").all(), QueueKeys("name").all()]  # as FOLDERS
 
         owners = [keys for keys in known if set(script.key_names) <= set(keys)]
         assert len(owners) == 1
+        assert owners[0] is known[FOLDERS.index(script.folder)]
         assert len({re.findall(r"{.*?}", owners[0][name])[0] for name in script.key_names}) == 1
         assert len(set(script.key_names)) == len(script.key_names)
 
@@ -185,6 +186,16 @@ class TestWhole:
 
     def test_library_is_used(self) -> None:
         assert {name for script in SCRIPTS for name in script.includes} == set(LIBRARY)
+
+    def test_names_of_scripts_are_unique_and_each_is_in_a_folder(self) -> None:
+        names = [path.stem for folder in FOLDERS for path in (LUA / folder).glob("*.lua")]
+
+        assert sorted(names) == sorted(set(names)) == [script.name for script in SCRIPTS]
+        assert {path.name for path in LUA.iterdir() if path.is_dir()} - {"__pycache__"} == {
+            *FOLDERS,
+            "lib",
+        }
+        assert list(LUA.glob("*.lua")) == []
 
     def test_every_error_is_raised_by_a_script(self) -> None:
         assert {word for script in SCRIPTS for word in script.errors} == set(BY_CODE)

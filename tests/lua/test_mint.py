@@ -2,6 +2,7 @@
 
 import pytest
 
+from streamq.errors import Damaged
 from streamq.model import Audit, State, Token, Tokens
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.worker.process import LEFT_OVER_S
@@ -169,6 +170,59 @@ class TestRegister:
         assert driver.redis.zscore(queue_keys.closed, driver.id) is None
 
 
+class TestDropped:
+    def drop(self, driver: Driver) -> int:
+        return driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode="drop")
+
+    def push(self, driver: Driver, queue: str, *ids: str) -> None:
+        """Push tokens, the first to be taken first."""
+        driver.redis.lpush(QueueKeys(queue, to="h:07").tokens, *ids)
+
+    def test_are_those_of_all_requests_that_are_open_no_more(
+        self, driver: Driver, queue: str, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.zadd(queue_keys.open, {"a": 1, "b": 2})
+        self.push(driver, queue, "gone", "a", driver.id, "b", "a", "gone", "b", driver.id)
+
+        assert self.drop(driver) == 4
+
+        assert driver.tokens(7) == ["b", "a", "b", "a"], "the order stays"
+        assert self.drop(driver) == 0
+        assert driver.tokens(7) == ["b", "a", "b", "a"]
+
+    def test_are_all_of_a_short_list(self, driver: Driver, queue: str) -> None:
+        self.push(driver, queue, *[driver.id] * 4_096)
+
+        assert self.drop(driver) == 4_096
+
+        assert driver.tokens(7) == []
+
+    def test_of_a_long_list_are_those_that_are_taken_next(
+        self, driver: Driver, queue: str, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.zadd(queue_keys.open, {"a": 1})
+        self.push(driver, queue, *[driver.id, "a"] * 5_000)
+
+        taken = [self.drop(driver) for _ in range(3)]
+
+        # The first 4,096 have as many of both. Then half of what is read was read before.
+        assert taken == [2_048, 1_024, 512]
+        left = driver.tokens(7)
+        assert (left.count("a"), left.count(driver.id)) == (5_000, 5_000 - sum(taken))
+        assert left[-3_584:] == ["a"] * 3_584
+
+    def test_none_are_dropped_where_the_index_is_spoilt(
+        self, driver: Driver, queue: str, queue_keys: QueueKeys
+    ) -> None:
+        driver.redis.set(queue_keys.open, "no index")
+        self.push(driver, queue, "a")
+
+        with pytest.raises(Damaged):
+            self.drop(driver)
+
+        assert driver.tokens(7) == ["a"]
+
+
 def test_to_ensure_takes_away_what_is_more_than_eight(driver: Driver) -> None:
     for _ in range(2):
         driver.protocol.mint(driver.queue, driver.id, Tokens(6, "h:50"))
@@ -191,3 +245,87 @@ def test_count_that_was_spoilt_pushes_no_more_than_eight(driver: Driver) -> None
 def test_full_server_still_takes_it(driver: Driver) -> None:
     with driver.full_server():
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(2), register="again") == 2
+
+
+class TestUse:
+    def news(self, driver: Driver, handler: str = "h") -> list[bytes]:
+        found: list[bytes] = driver.redis.lrange(
+            QueueKeys(driver.queue, to=f"{handler}:00").news, 0, -1
+        )
+        return found
+
+    def age(self, driver: Driver, queue_keys: QueueKeys, to: str, ms: int) -> None:
+        """Let the list be in use for so long, and nobody be told any more."""
+        driver.redis.zincrby(queue_keys.used, -ms, to)
+        driver.redis.unlink(QueueKeys(driver.queue, to=to).news)
+
+    def test_first_tokens_are_news_of_their_handler(
+        self, driver: Driver, queue_keys: QueueKeys
+    ) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(3, "h:07"))
+
+        assert driver.redis.zrange(queue_keys.used, 0, -1) == [b"h:07"]
+        assert self.news(driver) == [b"h:07"] * 3
+        assert self.news(driver, "g") == []
+        assert 0 < driver.redis.pttl(QueueKeys(driver.queue, to="h:07").news) <= 30_000
+
+    @pytest.mark.parametrize(("ms", "told"), [(25_000, 2), (31_000, 0)])
+    def test_and_the_next_until_everybody_knows(
+        self, driver: Driver, queue_keys: QueueKeys, ms: int, told: int
+    ) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        self.age(driver, queue_keys, "h:07", ms)
+
+        driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07"))
+
+        assert len(self.news(driver)) == told
+
+    def test_news_that_nobody_wants_are_few(self, driver: Driver) -> None:
+        for number in range(20):
+            driver.protocol.mint(driver.queue, f"r{number}", Tokens(8, "h:07"))
+
+        assert len(self.news(driver)) == 64
+
+    @pytest.mark.parametrize("count", [0, 2])
+    def test_to_ensure_tells_again_of_what_is_there(
+        self, driver: Driver, queue_keys: QueueKeys, count: int
+    ) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07"))
+        driver.redis.unlink(queue_keys.used)
+        driver.redis.unlink(QueueKeys(driver.queue, to="h:07").news)
+
+        for _ in range(3):
+            driver.protocol.mint(driver.queue, driver.id, Tokens(count, "h:07"), mode="ensure")
+
+        assert driver.redis.zrange(queue_keys.used, 0, -1) == [b"h:07"]
+        assert self.news(driver) == [b"h:07"]
+
+    @pytest.mark.parametrize("mode", ["push", "ensure", "drop"])
+    def test_no_token_is_no_news(self, driver: Driver, queue_keys: QueueKeys, mode: str) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode=mode)
+
+        assert driver.redis.exists(queue_keys.used) == 0
+        assert self.news(driver) == []
+
+    def test_old_and_empty_is_forgotten_and_news_when_it_comes_again(
+        self, driver: Driver, queue_keys: QueueKeys
+    ) -> None:
+        for to in ("h:07", "h:50", "g:50"):
+            driver.protocol.mint(driver.queue, driver.id, Tokens(1, to))
+        for to in ("h:07", "h:50"):
+            self.age(driver, queue_keys, to, 60_000)
+        driver.protocol.take(driver.queue, ("h",), 1, (7,))
+
+        lately = driver.redis.zscore(queue_keys.used, "g:50")
+        driver.protocol.forget_lists(driver.queue, int(lately) - 30_000)
+
+        assert set(driver.redis.zrange(queue_keys.used, 0, -1)) == {b"h:50", b"g:50"}
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        assert self.news(driver) == [b"h:07"]
+
+    @pytest.mark.parametrize("name", ["used", "news"])
+    def test_key_of_another_type_keeps_no_token_back(self, driver: Driver, name: str) -> None:
+        driver.redis.set(getattr(QueueKeys(driver.queue, to="h:07"), name), "not ours")
+
+        assert driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07")) == 2
+        assert driver.tokens(7) == [driver.id] * 2

@@ -3,7 +3,7 @@
 import pytest
 
 from streamq.errors import RequestOpen
-from streamq.protocol.scripts import signature
+from streamq.protocol.lua import signature
 from tests.driver import Driver
 
 

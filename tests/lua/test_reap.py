@@ -155,7 +155,7 @@ class TestGrace:
         for _ in range(3):  # the server was away for longer than any lease stands
             for holder in holders:
                 driver.pass_deadline(holder)
-            if "suspected_ms" in driver.protocol.inspect(driver.id):
+            if "suspected_ms" in driver.protocol.inspect(driver.id).fields:
                 driver.suspect(HOUR_MS, looked_ms=HOUR_MS // 2)
             for holder in holders:  # each pool looks before it, or another, renews
                 assert driver.protocol.audit(driver.id).expired == 0
@@ -234,6 +234,49 @@ class TestCharge:
 
         assert driver.tries() == {1: "1 1 1 0 0"}
         assert driver.claim()[1].parts[0].attempt == 2
+
+
+class TestPoolThatLives:
+    """Its pool would have renewed the lease: the end of it was forgotten, and nobody died."""
+
+    POOL = "0123456789abcdef"
+
+    @pytest.fixture
+    def holder(self, driver: Driver) -> str:
+        """Said that it runs part 2 of its three; its lease was over a minute ago."""
+        driver.load(6)
+        holder, _ = driver.claim(3, holder=f"{self.POOL}.fedcba9876543210-0-1")
+        driver.protocol.renew(driver.id, 20_000, {holder: 2})
+        driver.pass_deadline(holder, 60_000)
+        driver.suspect(60_000)
+        return holder
+
+    def test_heard_after_the_deadline_no_part_is_charged_or_set_apart(
+        self, driver: Driver, holder: str
+    ) -> None:
+        reaped = driver.protocol.reap(driver.id, heard={"another": 70_000, self.POOL: 55_000})
+
+        assert (reaped.leases, reaped.parts) == (1, 3)
+        assert (driver.tries(), driver.retry()) == ({}, {1: 1, 2: 2, 3: 3})
+        assert (driver.leases(), driver.consumers()) == ({}, set())
+
+    @pytest.mark.parametrize(
+        "heard", [{}, {POOL: 65_000}, {"another": 0}, {f"{POOL}0": 0}, {POOL[:-1]: 0}]
+    )
+    def test_not_heard_since_the_deadline_it_is_charged(
+        self, driver: Driver, holder: str, heard: dict[str, int]
+    ) -> None:
+        driver.protocol.reap(driver.id, heard=heard)
+
+        assert driver.tries() == {1: "0 0 1 0 0", 2: "0 1 1 0 0", 3: "0 0 1 0 0"}
+
+    def test_each_lease_is_judged_by_its_own_pool(self, driver: Driver, holder: str) -> None:
+        dead, _ = driver.claim(holder="fedcba9876543210.0123456789abcdef-0-1")
+        driver.expire(dead)
+
+        reaped = driver.protocol.reap(driver.id, heard={self.POOL: 0})
+
+        assert (reaped.leases, driver.tries()) == (2, {4: "0 1 1 0 0"})
 
 
 class TestPoison:

@@ -32,7 +32,11 @@ def test_makes_what_open_append_and_seal_make(driver: Driver) -> None:
     other.load(3, level=7, limit=3, max_failures=2)
 
     mine, others = (
-        {name: text for name, text in each.protocol.inspect(each.id).items() if name not in DIFFERS}
+        {
+            name: text
+            for name, text in each.protocol.inspect(each.id).fields.items()
+            if name not in DIFFERS
+        }
         for each in (driver, other)
     )
     assert mine == others

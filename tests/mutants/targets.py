@@ -31,7 +31,11 @@ class Target(NamedTuple):
 _WORKERS = ("tests/worker", "tests/test_worker.py", "tests/test_invariants.py")
 
 TARGETS = [
-    Target("scripts", ("lua/*.lua",), ("tests/lua/test_{stem}.py", "tests/lua")),
+    Target(
+        "scripts",
+        ("lua/request/*.lua", "lua/queue/*.lua"),
+        ("tests/lua/test_{stem}.py", "tests/lua"),
+    ),
     Target("script-parts", ("lua/lib/*.lua",), ("tests/lua",)),
     Target(
         "lease_keeper",

@@ -64,7 +64,7 @@ class TestOpening:
         assert path.read_bytes() == b"short"
 
     def test_a_file_that_is_gone_is_missed(self, path: Path, output: FileOutput) -> None:
-        with pytest.raises(OutputExists, match="has 0 bytes, but 9"):
+        with pytest.raises(OutputExists, match="is gone, and 9 bytes were written"):
             output.open(9, has_begun=True, force=False)
 
         assert not path.exists()
@@ -281,7 +281,7 @@ class TestBeforeForgetting:
             patch.setattr(os, "fdatasync", refuse)
             with pytest.raises(OutputError, match="Input/output error"):
                 self.run(protocol, done, path)
-        assert protocol.inspect(done)["results"] == "2"
+        assert protocol.inspect(done).count("results") == 2
 
         assert self.run(protocol, done, path)
         assert path.read_bytes() == b"A\nB\n"
@@ -325,10 +325,12 @@ class TestBeforeForgetting:
         beside.write_text("precious")
         with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
             self.run(protocol, done, path)
-        assert (path.exists(), protocol.inspect(done)["results"]) == (False, "2")
+        assert (path.exists(), protocol.inspect(done).count("results")) == (False, 2)
         beside.unlink()
         assert self.run(protocol, done, path)
 
-        beside.write_text("of this request")
+        beside.write_text("precious, too")
 
-        assert self.run(protocol, done, path)
+        with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
+            self.run(protocol, done, path)
+        assert beside.read_text() == "precious, too"

@@ -4,6 +4,7 @@ import json
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +14,7 @@ import pytest
 from streamq import Client, Protocol, Request
 from streamq.errors import CollectorLost, WaitTimeout
 from streamq.model import Part, State, Terms
+from streamq.protocol.snapshot import Snapshot
 from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
@@ -20,6 +22,7 @@ from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
 from tests.driver import Driver
 from tests.simulated import Worker, refuse
+from tests.waiting import wait_until
 
 Collect = Callable[..., bool]
 
@@ -260,6 +263,49 @@ class TestFailedWhilePartsRun:
 
         assert collect() is is_all
 
+    @pytest.mark.parametrize("is_ordered", [True, False])
+    def test_who_follows_waits_for_holders_that_an_outage_kept_silent(
+        self,
+        driver: Driver,
+        failed: str,
+        collect: Collect,
+        target: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        is_ordered: bool,
+    ) -> None:
+        """The server was away for an hour. The first look at it comes before the renewals."""
+        driver.pass_deadline(failed)
+        looks: list[str] = []
+        inspect = Protocol.inspect
+
+        def counted(self: Protocol, request_id: str) -> Snapshot:
+            looks.append(request_id)
+            return inspect(self, request_id)
+
+        monkeypatch.setattr(Protocol, "inspect", counted)
+        said: list[bool] = []
+        thread = threading.Thread(
+            target=lambda: said.append(collect(is_ordered=is_ordered, follow=True))
+        )
+        thread.start()
+        wait_until(lambda: len(looks) > 5 or not thread.is_alive())
+        driver.protocol.renew(driver.id, 20_000, {failed: 1})
+        finish(driver, failed, 1)
+        thread.join()
+
+        assert (said, target.read_bytes()) == ([True], b"1\n")
+
+    def test_who_follows_does_not_wait_for_the_dead_for_ever(
+        self, driver: Driver, failed: str, collect: Collect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("streamq.queue.results.GRACE_S", 0.5)
+        driver.pass_deadline(failed)
+
+        began = time.monotonic()
+
+        assert collect(follow=True)
+        assert time.monotonic() - began >= 0.5
+
     def test_who_follows_waits_and_who_looks_does_not(
         self, protocol: Protocol, driver: Driver, failed: str
     ) -> None:
@@ -287,7 +333,7 @@ class TestFailedWhilePartsRun:
         inspect = Protocol.inspect
         looks = 0
 
-        def inspect_late(self: Protocol, request_id: str) -> dict[str, str]:
+        def inspect_late(self: Protocol, request_id: str) -> Snapshot:
             nonlocal looks
             looks += 1
             if looks == 4:  # the first two are of the collector's beginning
@@ -375,6 +421,10 @@ class Stream:
 
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """It is always ready."""
+
+    def lacks(self, offset: int) -> bool:
+        """Nothing of it is ever lost."""
+        return False
 
     def cut(self, offset: int) -> None:
         """What was written stays."""

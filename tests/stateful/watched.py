@@ -5,7 +5,7 @@ of its calls, so that others act in between, or be killed there.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -316,11 +316,13 @@ class Watched(Protocol):
 
     # Recovery
 
-    def reap(self, request_id: str, limit: int = 100) -> Reaped:
+    def reap(
+        self, request_id: str, limit: int = 100, heard: Mapping[str, int] | None = None
+    ) -> Reaped:
         reaped = self._watch(
             "reap",
             request_id,
-            lambda: super(Watched, self).reap(request_id, limit),
+            lambda: super(Watched, self).reap(request_id, limit, heard),
             lambda book, reply, after: book.reaped(reply, after),
         )
         self.asked_by_reap[request_id] += reaped.tokens.count

@@ -6,20 +6,24 @@ No part may be charged with a crash, run twice or be stopped, for nobody has die
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from streamq import Client, Connection, Protocol, Request
-from streamq.protocol.keys import RequestKeys
+from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.fleet import Fleet
 from tests.waiting import is_alive, wait_until
 
+JANITOR = [sys.executable, "-m", "streamq.cli", "janitor"]
 LEASE_S = 2.0
 AWAY_S = 4.0
 PART_S = 12.0
@@ -85,7 +89,7 @@ def remaining_ms(protocol: Protocol, request: Request) -> int:
     leases = protocol.connection.redis.zrange(
         RequestKeys(request.id).leases, 0, -1, withscores=True
     )
-    return int(leases[0][1]) - int(protocol.inspect(request.id)["now_ms"])
+    return int(leases[0][1]) - protocol.inspect(request.id).count("now_ms")
 
 
 @pytest.mark.parametrize("is_of_queue", [False, True])
@@ -156,3 +160,44 @@ def test_server_away_for_longer_than_the_lease_harms_nobody(
         assert "reaped" not in said
         assert not re.search(r"process \d+ ", said), "none is stopped or replaced"
     server.stop()
+
+
+def test_queue_on_a_node_that_hangs_holds_up_no_other_of_a_janitor(
+    cluster: LocalCluster, queue: str
+) -> None:
+    with closing(Connection(cluster.url)) as connection, Client(cluster.url) as client:
+        redis = connection.redis
+
+        def port_of(key: str) -> int:
+            return int(redis.get_node_from_key(key).port)
+
+        def name(kind: Callable[[str], str], *, on_hung: bool) -> str:
+            names = (f"{queue}-{number}" for number in count())
+            return next(each for each in names if (port_of(kind(each)) == hung.port) == on_hung)
+
+        hung = cluster.nodes[0]
+        away = name(lambda each: QueueKeys(each).due, on_hung=True)
+        well = name(lambda each: QueueKeys(each).due, on_hung=False)
+        request_id = name(lambda each: RequestKeys(each).meta, on_hung=False)
+        client.submit([0.0], handler="nap", queue=well, id=request_id)
+        tokens = QueueKeys(well, to=list_of("nap", 50)).tokens
+
+        def lose_token(within_s: float) -> None:
+            """A token that is lost is put back with the next look."""
+            redis.unlink(tokens)
+            redis.zadd(QueueKeys(well).due, {request_id: 1})
+            wait_until(lambda: redis.llen(tokens), within_s)
+
+        words = [*JANITOR, "--interval", "500ms", "--url", cluster.url]
+        janitor = subprocess.Popen([*words, "--queue", away, "--queue", well])
+        try:
+            lose_token(30)
+            os.kill(hung.pid, signal.SIGSTOP)
+            try:
+                for _ in range(4):
+                    lose_token(8)  # a call to the node that hangs waits 10 s, and is repeated
+            finally:
+                os.kill(hung.pid, signal.SIGCONT)
+        finally:
+            janitor.terminate()
+            assert janitor.wait(20) == 0

@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,19 +16,23 @@ import msgspec
 import pytest
 
 from streamq import units
+from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ServerBusy, ServerUnreachable
-from streamq.model import LAST_LEVEL, MAX_RESULT
+from streamq.model import LAST_LEVEL, MAX_RESULT, Outcome, Tokens
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.scripts import Scripts
 from streamq.queue.outages import Outages
+from streamq.servers.local import LocalServer
 from streamq.worker.channel import Config, Line, PoolOptions
 from streamq.worker.lease_keeper import Keeper, Rounds, _name_of
 from streamq.worker.pool import Pool
 from streamq.worker.process_handle import Member
-from streamq.worker.renewals import Renewals, Word
+from streamq.worker.renewals import MOST_CALLS, Renewals, Word
 from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Newborn
 from tests.conftest import ANY_KIND, ONE_KIND
 from tests.driver import Driver
+from tests.faults.proxy import Proxy
 from tests.fleet import APPS, Fleet
 from tests.waiting import wait_until
 
@@ -230,6 +236,16 @@ def holding(request_id: str, holder: str) -> tuple[int, Held]:
     return 1, Held(0, 0, 0, False, *zeros[:4], False, 0, 0, holder, request_id, "h", (1,))
 
 
+@pytest.fixture
+def far() -> Iterator[tuple[Proxy, Protocol]]:
+    """A door to a server of the test's own, and a protocol that goes through it."""
+    with LocalServer.start(port=0) as server:
+        proxy = Proxy(int(server.url.rpartition(":")[2]))
+        with closing(Connection(f"redis://127.0.0.1:{proxy.port}")) as connection:
+            yield proxy, Protocol(connection)
+        proxy.close()
+
+
 class TestRenewals:
     def renewals(self, protocol: Protocol) -> Renewals:
         return Renewals(protocol, lambda: protocol, 20_000, Outages(), Word())
@@ -242,14 +258,12 @@ class TestRenewals:
         for driver in drivers:
             driver.load(1)
             holders.append(driver.claim(lease_ms=1_000)[0])
-        renew = protocol.renew
+        run = Scripts.run_many
 
-        def renew_some(request: str, *rest: Any) -> Any:
-            if request == drivers[0].id:
-                raise ServerBusy("its slot is not covered")
-            return renew(request, *rest)
+        def run_some(scripts: Scripts, name: str, calls: Any) -> Any:
+            return [ServerBusy("its slot is not covered"), *run(scripts, name, calls[1:])]
 
-        monkeypatch.setattr(protocol, "renew", renew_some)
+        monkeypatch.setattr(protocol, "_run_many", partial(run_some, Scripts(protocol.connection)))
         share: dict[str, dict[str, int | None]] = {
             driver.id: {holder: 1} for driver, holder in zip(drivers, holders, strict=True)
         }
@@ -264,29 +278,109 @@ class TestRenewals:
         assert [ms > 10_000 for ms in left] == [False, True, True]
 
     @ONE_KIND
-    def test_script_that_fails_is_no_lost_lease(
-        self, driver: Driver, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_script_that_fails_is_no_lost_lease(self, driver: Driver) -> None:
         driver.load(1)
         holder, _ = driver.claim()
+        driver.redis.unlink(driver.keys.leases)
+        driver.redis.set(driver.keys.leases, "no set of leases")
+        renewals = self.renewals(driver.protocol)
 
-        def fail(*_: Any) -> Any:
-            raise Damaged("too many results to unpack")
+        assert renewals._renew("", {driver.id: {holder: 1}}, set(), "t") == set()
 
-        monkeypatch.setattr(driver.protocol, "renew", fail)
-
-        assert self.renewals(driver.protocol)._renew_one(driver.id, {holder: 1}) == set()
+        assert not renewals.is_unwanted(holder)
 
     @ONE_KIND
     def test_ten_thousand_holders_of_a_request(self, driver: Driver) -> None:
         driver.load(1)
         holder, _ = driver.claim(lease_ms=1_000)
         running = {f"h{n}": 1 for n in range(10_000)} | {holder: 1}
+        renewals = self.renewals(driver.protocol)
 
-        unwanted = self.renewals(driver.protocol)._renew_one(driver.id, dict(running))
+        renewals._renew("", {driver.id: dict(running)}, set(), "t")
 
-        assert unwanted == running.keys() - {holder}
+        assert renewals._unwanted[""] == running.keys() - {holder}
         assert driver.leases()[holder] - driver.now_ms() > 10_000
+
+    def test_each_request_gets_its_own_answer(self, protocol: Protocol, queue: str) -> None:
+        """On a cluster most of them are on other nodes than the first: each is found there."""
+        share: dict[str, dict[str, int | None]] = {}
+        wanted, unwanted = [], set()
+        for number in range(MOST_CALLS + 20):
+            driver = Driver(protocol, queue, f"{queue}-{number}")
+            driver.load(1)
+            holder, _ = driver.claim(lease_ms=1_000)
+            share[driver.id] = {holder: 1}
+            if number % 5 == 0:
+                unwanted.add(holder)
+                if number % 10:
+                    protocol.cancel(driver.id)
+                else:
+                    driver.redis.unlink(*driver.keys.all().values())
+            elif number % 7 == 0:
+                share[driver.id] |= {"lost": None}
+                unwanted.add("lost")
+            if number % 5:
+                wanted.append((driver, holder))
+        renewals = self.renewals(protocol)
+
+        assert renewals._renew("", share, set(), "t") == set()
+
+        assert renewals._unwanted[""] == unwanted
+        for driver, holder in wanted:
+            assert driver.leases()[holder] - driver.now_ms() > 10_000
+
+    @ONE_KIND
+    def test_server_that_has_forgotten_the_script_gets_it_again(self, driver: Driver) -> None:
+        driver.load(1)
+        holder, _ = driver.claim(lease_ms=1_000)
+        driver.redis.script_flush()
+
+        self.renewals(driver.protocol)._renew("", {driver.id: {holder: 1}}, set(), "t")
+
+        assert driver.leases()[holder] - driver.now_ms() > 10_000
+
+    def test_many_requests_on_a_server_far_away_are_renewed_while_their_leases_stand(
+        self, far: tuple[Proxy, Protocol], queue: str
+    ) -> None:
+        proxy, protocol = far
+        share: dict[str, dict[str, int | None]] = {}
+        for number in range(800):
+            driver = Driver(protocol, queue, f"{queue}-{number}")
+            driver.load(1)
+            share[driver.id] = {driver.claim(lease_ms=1_000)[0]: 1}
+        renewals = self.renewals(protocol)
+        proxy.delay_s = 0.025  # each way
+
+        begun = time.monotonic()
+        assert renewals._renew("", share, set(), "t") == set()
+
+        assert time.monotonic() - begun < 5, "one by one they would take 40 s"
+        proxy.delay_s = 0.0
+        for request_id, running in share.items():
+            driver = Driver(protocol, queue, request_id)
+            assert driver.leases().keys() == running.keys()
+            assert min(driver.leases().values()) - driver.now_ms() > 10_000
+
+    def test_node_that_hangs_is_asked_once_in_a_round(
+        self, far: tuple[Proxy, Protocol], queue: str
+    ) -> None:
+        proxy, protocol = far
+        share: dict[str, dict[str, int | None]] = {
+            f"{queue}-{n}": {"h": 1} for n in range(3 * MOST_CALLS)
+        }
+        hasty = protocol.hasty(0.5)
+        outages, word = Outages(), Word()
+        renewals = Renewals(protocol, lambda: hasty, 20_000, outages, word)
+        proxy.open_hole()
+
+        begun = time.monotonic()
+        failed = renewals._renew("", share, set(), "t")
+
+        assert time.monotonic() - begun < 2
+        assert failed == set(list(share)[:MOST_CALLS]), "the others come first in the next round"
+        assert outages.left_s("") > 0
+        assert word.errors == {"ServerUnreachable": 1}
+        hasty.connection.close()
 
     @ONE_KIND
     def test_thread_comes_with_a_lease_and_goes_without(
@@ -316,7 +410,7 @@ class TestKeeper:
         keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
         tries: list[float] = []
 
-        def refuse() -> None:
+        def refuse() -> Outcome:
             tries.append(time.monotonic())
             raise ServerUnreachable("its node is away")
 
@@ -326,6 +420,35 @@ class TestKeeper:
         keeper.stop()
 
         assert tries[3] - tries[0] > 0.3, "pauses of 0.1, 0.2 and 0.4 s, each at least half of it"
+
+    @ANY_KIND
+    def test_errands_of_a_request_keep_their_order_whichever_node_it_is_on(
+        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first finds nobody. When it is the second's turn the slot has moved."""
+        config = config_of(url, driver.queue)
+        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        said: list[str] = []
+        nodes = iter(["former", "latter", "latter", "latter"])
+        monkeypatch.setattr(keeper._protocol, "node_of", lambda _: next(nodes))
+
+        def say(word: str) -> Outcome:
+            if not said and word == "first":
+                said.append("nobody")
+                raise ServerUnreachable("its node is away")
+            said.append(word)
+            return Outcome("ok", Tokens())
+
+        held = holding(driver.id, "h")[1]
+        for word in ("first", "second"):
+            keeper._send(held, partial(say, word))
+
+        with pytest.raises(ServerUnreachable):
+            keeper._do_errands()
+        assert said == ["nobody"]
+        keeper._do_errands()
+
+        assert said == ["nobody", "first", "second"]
 
     @pytest.mark.parametrize(
         ("retries", "is_lost", "counted"),
@@ -356,6 +479,37 @@ class TestKeeper:
         keeper.stop()
 
     @ANY_KIND
+    def test_part_whose_process_died_is_counted_once_though_its_tokens_find_nobody(
+        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.load(1)
+        holder, _ = driver.claim(level=50)
+        config = config_of(url, driver.queue)
+        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        hasty = keeper._hasty()
+        push, pushes = hasty.push, []
+
+        def push_at_last(*words: Any) -> None:
+            pushes.append(words)
+            if len(pushes) < 3:
+                raise ServerUnreachable("the queue's node is away")
+            push(*words)
+
+        monkeypatch.setattr(hasty, "push", push_at_last)
+        keeper.release(holding(driver.id, holder)[1], 1, 1)
+
+        for _ in range(2):
+            with pytest.raises(ServerUnreachable):
+                keeper._do_errands()
+        keeper._do_errands()
+
+        assert dict(keeper.counts) == {("h", "crashed"): 1}
+        assert len(set(pushes)) == 1, "they are those that the first answer asked for"
+        assert driver.tokens() == [driver.id]
+        keeper.start()
+        keeper.stop()
+
+    @ANY_KIND
     def test_neither_a_sweep_nor_an_errand_that_takes_long_delays_renewals(
         self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -378,7 +532,7 @@ class TestKeeper:
         monkeypatch.setattr(keeper.janitor, "sweep", take_long)
         keeper.start()
         held = holding(driver.id, holder)
-        keeper._send(held[1], lambda: cast("None", take_long()))
+        keeper._send(held[1], lambda: cast("Outcome", take_long()))
         keeper.hold([held])
         try:
             assert stuck.acquire(timeout=5)

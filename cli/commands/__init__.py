@@ -1,0 +1,1 @@
+"""The commands: one module each, imported when that command is typed."""

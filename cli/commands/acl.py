@@ -1,0 +1,87 @@
+"""``streamq acl``."""
+
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streamq import units
+from streamq.admin import acl as rights
+from streamq.errors import InvalidValue
+from streamq.settings import Settings
+
+from .. import render
+
+FILE = "users.acl"
+
+
+def acl(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where the file and the passwords go.")
+    ],
+    queues: Annotated[
+        list[str] | None,
+        typer.Option("--queue", metavar="NAME", help="Only this queue; may be repeated."),
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", metavar="NAME", help="What every key begins with.")
+    ] = None,
+    readers_load: Annotated[
+        bool,
+        typer.Option(
+            "--readers-load/--readers-never-load",
+            help="Whether readers may load scripts; if not, run doctor --fix after a restart.",
+        ),
+    ] = True,
+    is_keeping: Annotated[
+        bool,
+        typer.Option(
+            "--keep", help="Allow also the scripts that the file allows now, during an upgrade."
+        ),
+    ] = False,
+) -> None:
+    """Write an ACL file with a user for each role, and a password for each user.
+
+    A password that is there already stays. The server is told with its setting aclfile, or
+    with ACL LOAD when the file has changed. A user is told with STREAMQ_USERNAME and
+    STREAMQ_PASSWORD_FILE.
+
+        streamq acl /etc/valkey/streamq --queue default
+    """
+    name = units.name(prefix or Settings.from_env().prefix, "prefix")
+    chosen = [units.name(queue, "queue") for queue in queues or ()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = folder / FILE
+    if is_keeping and not file.exists():
+        raise InvalidValue(f"--keep: there is no {file} yet")
+    kept = file.read_text("utf-8") if is_keeping else ""
+    passwords = {user: _password(folder / f"{user}.password") for user in rights.USERS}
+    text = rights.file_text(passwords, name, chosen, kept, readers_load=readers_load)
+    _write(file, text)
+    render.data(str(file))
+    for user, role in rights.ROLES.items():
+        render.note(f"{user:<8} {role.says}")
+    for user, (says, _) in rights.OTHERS.items():
+        render.note(f"{user:<8} {says}")
+
+
+def _password(file: Path) -> str:
+    """The password in the file; a new one if there is no file."""
+    if not file.exists():
+        _write(file, secrets.token_urlsafe(32) + "\n")
+    password = file.read_text("utf-8").strip()
+    if len(password) < 16:
+        raise InvalidValue(f"{file}: a password of at least 16 characters")
+    return password
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace a file at once, readable by its owner only from its first moment on."""
+    new = file.with_name(f".{file.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+    new.rename(file)

@@ -1,0 +1,36 @@
+"""``streamq cancel``."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from streamq.errors import InvalidValue
+from streamq.queue.client import Request
+
+from .. import render
+from ..connecting import steer
+from ..shared_options import IdsArgument, PrefixOption, UrlOption
+
+
+def cancel(
+    ids: IdsArgument,
+    is_sure: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, also with several requests.")
+    ] = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """End requests now. What was finished of them stays until it is purged.
+
+    streamq cancel nightly
+    """
+    if len(ids) > 1 and not is_sure:
+        if not render.is_terminal(sys.stdin):
+            raise InvalidValue(f"to cancel {len(ids)} requests say --yes: nobody is here to ask")
+        typer.confirm(f"Cancel {len(ids)} requests?", abort=True, err=True)
+
+    def act(request: Request) -> str:
+        return f"cancelled, {render.count(request.cancel(), 'part')} not finished"
+
+    steer(ids, url, prefix, act)

@@ -1,0 +1,125 @@
+"""``streamq cluster``: its commands are ``create`` and ``status``."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from streamq import units
+from streamq.admin import cluster as clusters
+from streamq.admin.cluster import ClusterStatus, NodeStatus
+from streamq.driver.url import ServerURL
+from streamq.servers.topology import SLOTS
+from streamq.settings import Settings, with_login
+
+from .. import render
+from ..connecting import url_of
+from ..shared_options import JsonOption, UrlOption
+
+
+def cluster(url: UrlOption = None) -> None:
+    """Make a cluster of servers that run, or show one. No other tool is needed.
+
+    streamq cluster create 10.0.0.1:6379 10.0.0.2:6379 10.0.0.3:6379 --replicas 0
+    """
+
+
+def create(
+    nodes: Annotated[list[str], typer.Argument(metavar="HOST:PORT", help="Empty servers.")],
+    replicas: Annotated[int, typer.Option(min=0, help="Replicas of each primary.")] = 1,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for all nodes to agree.")
+    ] = "60s",
+    is_waiting: Annotated[
+        bool, typer.Option("--wait", help="Wait for servers that do not answer yet, as long.")
+    ] = False,
+    url: UrlOption = None,
+) -> None:
+    """Make a cluster of empty servers, and wait until all of them see it whole.
+
+    Password and TLS are those of the URL, if there is one. A replica is put on another host
+    than its primary where that can be. Servers with data or in another cluster are refused;
+    where the cluster stands as asked nothing is done, and what was cut short goes on.
+
+        streamq cluster create n1:6379 n2:6379 n3:6379 n4:6379 n5:6379 n6:6379
+    """
+    target = _target(url, nodes)
+    is_insecure = Settings.from_env().insecure
+    timeout_s = units.duration_ms(timeout, "--timeout") / 1e3
+    is_new = clusters.create(
+        target, replicas, timeout_s, is_waiting=is_waiting, is_insecure=is_insecure
+    )
+    found = clusters.status(target, is_insecure=is_insecure)
+    _show(found)
+    render.note("the cluster is made" if is_new else "the cluster stands already, as asked")
+    for node in found.nodes:
+        if node.primary and _host(node.address) == _host(node.primary):
+            render.warning(f"{node.address} is on the host of its primary: both may go at once")
+            break
+
+
+def status(
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="HOST:PORT", help="Any node; the URL's if not given."),
+    ] = None,
+    is_json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Show the nodes of a cluster, who serves what, and what is wrong with it.
+
+    Every node is asked itself. Exits with 1 if something is wrong.
+
+        streamq cluster status
+    """
+    target = _target(url, nodes or [])
+    found = clusters.status(target, is_insecure=Settings.from_env().insecure)
+    if is_json:
+        render.as_json(found)
+    else:
+        _show(found)
+    if found.state != "ok":
+        raise typer.Exit(1)
+
+
+def _target(url: str | None, nodes: Sequence[str]) -> ServerURL:
+    """The nodes given, or those of the URL; with the login and TLS of the URL, if there is one."""
+    settings = Settings.from_env()
+    places = [clusters.address(node) for node in nodes]
+    is_named = bool(url or settings.url)
+    hosts = f"redis+cluster://{','.join(nodes)}"
+    target = ServerURL(url_of(url) if is_named or not nodes else with_login(hosts, settings))
+    target.hosts = places or target.hosts
+    return target
+
+
+def _show(found: ClusterStatus) -> None:
+    headers = ("NODE", "ROLE", "STATE", ">KEYS", "SLOTS", "FOLLOWS")
+    render.data(render.table(headers, map(_row, found.nodes)))
+    render.data("")
+    roles = [node.role for node in found.nodes]
+    primaries = (
+        "1 primary" if roles.count("primary") == 1 else f"{roles.count('primary')} primaries"
+    )
+    replicas = render.count(roles.count("replica"), "replica")
+    render.data(f"{found.state}: {primaries}, {replicas}, {found.slots} of {SLOTS} slots")
+    for problem in found.problems:
+        render.data(render.alarm(f"  {problem}"))
+
+
+def _row(node: NodeStatus) -> Sequence[str]:
+    slots = ",".join(
+        f"{first}-{last}" if first != last else str(first) for first, last in node.slots
+    )
+    return (
+        node.address,
+        node.role,
+        node.state,
+        render.NOTHING if node.keys is None else f"{node.keys:,}",
+        slots or render.NOTHING,
+        node.primary or render.NOTHING,
+    )
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

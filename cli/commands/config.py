@@ -1,0 +1,67 @@
+"""``streamq config``."""
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq.driver.url import mask
+from streamq.settings import files, gather, variable_of
+
+from .. import render
+from ..shared_options import ConfigOption, JsonOption
+
+
+class Action(StrEnum):
+    """What to do with the settings."""
+
+    SHOW = "show"
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting, fit to be shown."""
+
+    name: str
+    value: str | int | bool
+    #: The variable or file it came from, or ``default``.
+    origin: str
+
+
+def config(
+    action: Annotated[Action, typer.Argument(help="show: every setting, as it holds here.")],
+    with_origin: Annotated[
+        bool, typer.Option("--origin", help="Also where each value comes from.")
+    ] = False,
+    as_json: JsonOption = False,
+    config_file: ConfigOption = None,
+) -> None:
+    """Show the settings that hold here. Passwords are not shown.
+
+    An option of a command is stronger than a variable STREAMQ_..., that than the nearest
+    streamq.toml or pyproject.toml (its table tool.streamq), that than the file
+    streamq/config.toml in XDG_CONFIG_HOME, that than REDIS_URL and VALKEY_URL.
+
+        streamq config show --origin
+    """
+    gathered = gather()
+    values = msgspec.structs.asdict(gathered.settings)
+    values["url"] = mask(values["url"])
+    values["password"] = "***" if values["password"] else ""
+    settings = [Setting(name, values[name], gathered.origins[name]) for name in values]
+    if as_json:
+        render.as_json(settings)
+        return
+    rows = ((each.name, _text(each.value), each.origin) for each in settings)
+    headers = ("SETTING", "VALUE", "FROM")
+    width = len(headers) if with_origin else 2
+    render.data(render.table(headers[:width], [row[:width] for row in rows]))
+    for path, _ in files(os.environ):
+        render.note(f"read {path}")
+    for variable in gathered.unknown:
+        render.warning(f"{variable} is no setting; see {variable_of('url')} and the others")
+
+
+def _text(value: str | int | bool) -> str:
+    return f"{value}".lower() if isinstance(value, bool) else f"{value}"

@@ -1,0 +1,116 @@
+"""``streamq errors``."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq.model import Failure
+from streamq.queue.client import Request
+
+from .. import render
+from ..connecting import connected, naming
+from ..shared_options import IdArgument, JsonOption, PrefixOption, UrlOption
+
+HEADERS = (">PART", ">RECORD", "WHERE", ">ATTEMPTS", "ERROR")
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Failures with the same error and message."""
+
+    count: int
+    error: str
+    message: str
+    #: The first of them.
+    example: Failure
+
+
+def errors(
+    request_id: IdArgument,
+    is_grouped: Annotated[
+        bool, typer.Option("--group", help="Count equal ones; most frequent first.")
+    ] = False,
+    is_traced: Annotated[
+        bool, typer.Option("--traceback", help="With the traceback of each, where there is one.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, help="So many at most; 0: every one.")
+    ] = 0,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """What failed of a request, and why, by part.
+
+    streamq errors nightly --group
+    """
+    with connected(url, prefix) as protocol, naming(request_id):
+        request = Request(protocol, request_id)
+        request.status()
+        failures = request.errors()
+    found = _groups(failures) if is_grouped else failures
+    shown = found[: limit or None]
+    if as_json:
+        render.as_json(shown)
+    elif not found:
+        render.note(f"{request_id}: nothing failed")
+    elif is_grouped or is_traced:
+        render.data("\n".join(_block(each, is_traced=is_traced) for each in shown))
+    else:
+        render.data(render.table(HEADERS, map(_row, failures[: limit or None])))
+    if len(shown) < len(found):
+        render.note(f"{len(shown):,} of {len(found):,} are shown; --limit 0 shows every one")
+
+
+def _groups(failures: list[Failure]) -> Sequence[Group | Failure]:
+    alike: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault((failure.error, failure.message), []).append(failure)
+    groups = [Group(len(same), *what, same[0]) for what, same in alike.items()]
+    return sorted(groups, key=lambda group: -group.count)
+
+
+def _block(each: Group | Failure, *, is_traced: bool) -> str:
+    """``2x ValueError: no (e.g. part 1)``, and its traceback below it."""
+    if isinstance(each, Group):
+        failure = each.example
+        line = f"{each.count}x {_what(failure)} (e.g. {_place(failure)})"
+    else:
+        failure = each
+        line = f"{_place(failure)}: {_what(failure)}"
+    trace = failure.traceback.splitlines() if is_traced else []
+    return "\n".join([render.clean(line), *(f"    {render.clean(text)}" for text in trace)])
+
+
+def _row(failure: Failure) -> tuple[str, ...]:
+    return (
+        f"{failure.part}",
+        f"{failure.record or render.NOTHING}",
+        where(failure) or render.NOTHING,
+        f"{failure.attempts or render.NOTHING}",
+        _what(failure),
+    )
+
+
+def _place(failure: Failure) -> str:
+    places = [where(failure), f"part {failure.part}"]
+    if failure.record:
+        places.append(f"record {failure.record}")
+    if failure.attempts:
+        places.append(render.count(failure.attempts, "attempt"))
+    return ", ".join(filter(None, places))
+
+
+def where(failure: Failure) -> str:
+    """File and line: ``in.txt:7``, or of a part of several records ``in.txt:1-9 (9 records)``."""
+    if not failure.line:
+        return failure.source
+    if not failure.records:
+        return f"{failure.source}:{failure.line}"
+    records = render.count(failure.records, "record")
+    return f"{failure.source}:{failure.line}-{failure.last_line} ({records})"
+
+
+def _what(failure: Failure) -> str:
+    return f"{failure.error}: {failure.message}" if failure.message else failure.error

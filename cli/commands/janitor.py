@@ -1,0 +1,59 @@
+"""``streamq janitor``."""
+
+from typing import Annotated
+
+import typer
+
+from streamq import units
+from streamq.errors import InvalidValue
+from streamq.queue.janitor import Janitor
+from streamq.worker.service import serve_janitor
+
+from ..connecting import connected
+from ..shared_options import (
+    HealthPortOption,
+    LogFormat,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    PrefixOption,
+    QueuesOption,
+    UrlOption,
+    configure_logs,
+)
+
+
+def janitor(
+    is_once: Annotated[
+        bool, typer.Option("--once", help="Look once at what is due, and end.")
+    ] = False,
+    queues: QueuesOption = ["default"],  # noqa: B006  typer reads it and nobody changes it
+    interval: Annotated[
+        str,
+        typer.Option("--interval", metavar="TIME", help="Look at each open request so often."),
+    ] = "5s",
+    health_port: HealthPortOption = "",
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """Take back what the dead left, and forget what was kept long enough.
+
+    Every worker pool does this too; any number may do it at once. Ends politely with
+    Ctrl-C or TERM. With --once it stays for some seconds where a lease has just expired,
+    until it is known whether its holder is dead.
+
+        streamq janitor --queue default --queue slow
+    """
+    every_ms = units.duration_ms(interval, "interval")
+    if every_ms < 100:
+        raise InvalidValue(f"interval {interval!r} is too short: 100ms or more")
+    names = [units.name(queue, "queue") for queue in dict.fromkeys(queues)]
+    configure_logs(log_level, log_format)
+    with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
+        if is_once:
+            for name in names:
+                Janitor(protocol, name, every_ms).sweep_out()
+            return
+        serve_janitor(protocol, names, every_ms, health_port)

@@ -1,0 +1,107 @@
+"""``streamq load``."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from streamq import units
+from streamq.errors import ServerError
+from streamq.model import LIMIT
+from streamq.protocol.protocol import Protocol
+from streamq.queue.backlog import live_workers
+from streamq.records.names import expand
+from streamq.records.remote import RemoteUnreachable
+from streamq.runs.load import Load
+from streamq.runs.load_requests import submit_lines
+from streamq.runs.options import check_format
+
+from .. import render
+from ..connecting import connected
+from ..option_structs import named, with_options
+from ..request_options import RequestOptions
+from ..shared_options import PrefixOption, QueueOption, UrlOption
+
+
+@with_options
+def load(
+    *,
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
+    ],
+    handler: Annotated[str, typer.Option(metavar="NAME", help="Which handler is to run.")],
+    request_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Parts that run at once, at most.")] = LIMIT,
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="TIME", help="How long it is kept after its end.")
+    ] = "7d",
+    window: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes that wait in the server, at most.")
+    ] = "",
+    options: RequestOptions,
+    queue: QueueOption = "default",
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """Split files into the parts of a request, and print its id.
+
+    Workers run parts while later ones are still being read. Killed and run again with the
+    same --id it goes on where it stood; given the same bytes again also with - for standard
+    input. Gzip, bzip2, xz and zstd are recognised.
+
+    With --format requests each line is a request, limit:part:part:..., and their ids are
+    printed; # begins a comment.
+
+        streamq load big.csv --handler clean --limit 20
+    """
+    options.files, options.handler, options.queue = files, handler, queue
+    options.limit, options.keep = limit, keep
+    name = secrets.token_hex(8) if request_id is None else units.name(request_id, "--id")
+    if check_format(options.form, named) == "requests":
+        _load_requests(options, name, url, prefix, can_go_on=request_id is not None)
+        return
+    policy, size = options.source()
+    room = units.size_bytes(window, "--window") if window else 0
+    with connected(url, prefix, advice="") as protocol:
+        _warn_of_no_worker(protocol, policy.queue, policy.handler)
+        load_ = Load(protocol, name, policy, size, window_bytes=room)
+        try:
+            parts = load_.run(lambda: typer.echo(name))
+        except (KeyboardInterrupt, ServerError, RemoteUnreachable):
+            if load_.is_begun:
+                render.note(f"stopped; the same command goes on with --id {name}")
+            raise
+    render.note(f"loaded {_few(policy.spec.files)}: {render.count(parts, 'part')}")
+
+
+def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
+    """A misspelt handler would wait for ever, and nobody would see why."""
+    # One that has just started has no handlers yet.
+    workers = [worker for worker in live_workers(protocol, queue) if worker.handlers]
+    if workers and not any(handler in worker.handlers for worker in workers):
+        known = ", ".join(sorted({name for worker in workers for name in worker.handlers}))
+        render.warning(
+            f"no live worker of queue {queue} has a handler {handler!r}, and the request waits "
+            f"for one; there is {known}"
+        )
+
+
+def _load_requests(
+    options: RequestOptions, name: str, url: str | None, prefix: str | None, *, can_go_on: bool
+) -> None:
+    policy, files = options.policy_of_each(), expand(options.files)
+    with connected(url, prefix, advice="") as protocol:
+        _warn_of_no_worker(protocol, policy.queue, policy.handler)
+        try:
+            count = submit_lines(protocol, name, policy, files, typer.echo, can_go_on=can_go_on)
+        except (KeyboardInterrupt, ServerError):
+            render.note(f"stopped; the same command goes on with --id {name}")
+            raise
+    render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{' ...' if names[3:] else ''}"

@@ -1,0 +1,17 @@
+"""``streamq retry``."""
+
+from streamq.queue.client import Request
+
+from .. import render
+from ..connecting import connected, naming
+from ..shared_options import IdArgument, PrefixOption, UrlOption
+
+
+def retry(request_id: IdArgument, url: UrlOption = None, prefix: PrefixOption = None) -> None:
+    """Run again what failed of a request, under the same id, and print how many parts.
+
+    streamq retry nightly
+    """
+    with connected(url, prefix) as protocol, naming(request_id):
+        parts = Request(protocol, request_id).retry()
+    render.data(f"{render.count(parts, 'part')} {'runs' if parts == 1 else 'run'} again")

@@ -1,0 +1,187 @@
+"""``streamq run``."""
+
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq import cpus, units
+from streamq.errors import InvalidValue
+from streamq.records import outputs
+from streamq.runs.folder import RunFolder, load_plan
+from streamq.runs.options import describe_run
+from streamq.runs.plan import STANDARD, Plan
+from streamq.settings import Settings
+from streamq.worker import program
+from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, check_capacity
+from streamq.worker.spawning import Nursery
+
+from .. import render
+from ..connecting import named_server
+from ..option_structs import named, with_options
+from ..request_options import RequestOptions
+from ..resuming import resume_hint
+from ..shared_options import (
+    ExecOption,
+    LogFormat,
+    LogLevel,
+    LogLevelOption,
+    PrefixOption,
+    QueueOption,
+    UrlOption,
+    configure_logs,
+)
+
+
+class RunOptions(msgspec.Struct, kw_only=True):
+    """What is to be done with the request, as it was typed."""
+
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
+    ] = None
+    target: Annotated[
+        str, typer.Option("--map", metavar="MODULE:FUNCTION", help="Or file.py:function.")
+    ] = ""
+    command: ExecOption = ""
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="- or nothing in a pipe: standard output."
+        ),
+    ] = ""
+    processes: Annotated[
+        int,
+        typer.Option(
+            "-p", "--processes", min=0, max=MOST_PROCESSES, help="0: as many as there are CPUs."
+        ),
+    ] = 0
+    slots: Annotated[
+        int,
+        typer.Option("-c", "--concurrency", min=1, max=MOST_SLOTS, help="Parts at once in each."),
+    ] = 1
+    output_form: Annotated[
+        str, typer.Option("--output-format", metavar="|".join(outputs.FORMS))
+    ] = ""
+    is_ordered: Annotated[
+        bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
+    ] = True
+    limit: Annotated[int, typer.Option(min=0, help="Parts at once; 0: all slots.")] = 0
+    window: Annotated[str, typer.Option(metavar="SIZE", help="Bytes in the server at most.")] = (
+        "256MiB"
+    )
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False
+    resume: Annotated[
+        str, typer.Option(metavar="ID", help="Go on with a run that was stopped.")
+    ] = ""
+    is_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False
+
+    def __post_init__(self) -> None:
+        self.processes = self.processes or cpus.usable()
+        check_capacity(self.processes, self.slots)
+        if not self.resume and (not self.files or bool(self.target) == bool(self.argv)):
+            raise InvalidValue(
+                "give FILE... and either --map MODULE:FUNCTION or --exec 'PROGRAM', or --resume ID"
+            )
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The program's words, if there is one."""
+        return program.words_of(self.command)
+
+    def plan(self, request: RequestOptions) -> Plan:
+        """Return the job that is meant, a new one.
+
+        Raises:
+            InvalidValue: an option that cannot be, or a file that cannot be read or written.
+        """
+        output = _place_of(self.output)
+        if output == STANDARD and self.is_json:
+            raise InvalidValue("--json goes with -o FILE: results are on standard output")
+        return describe_run(
+            self.files or [],
+            output=output,
+            function=self.target,
+            command=self.command,
+            processes=self.processes,
+            concurrency=self.slots,
+            output_format=self.output_form,
+            ordered=self.is_ordered,
+            limit=self.limit,
+            window=self.window,
+            force=self.force,
+            queue=request.queue,
+            named=named,
+            warn=render.warning,
+            **request.given(),
+        )
+
+
+@with_options
+def run(
+    *,
+    job: RunOptions,
+    request: RequestOptions,
+    queue: QueueOption = "default",
+    log_level: LogLevelOption = LogLevel.WARNING,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """Put files through a function, and collect what it returns: the whole job at once.
+
+    Without a URL it starts a server of its own, whose data are kept in .streamq until the
+    job is done: after Ctrl-C or a crash `--resume ID` goes on.
+
+    With - it reads standard input, and in a pipe it writes standard output.
+
+        streamq run big.csv --map shop:clean -o out.jsonl
+    """
+    request.queue = queue
+    configure_logs(log_level, LogFormat.TEXT)
+    with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
+        plan = load_plan(job.resume, "--resume") if job.resume else job.plan(request)
+        given_url = named_server(url, prefix)  # before anything is kept
+        begun, folder = time.monotonic(), RunFolder(plan)
+        with folder.held(), _hinted(plan, folder), folder.server(given_url) as address:
+            # The driver takes a while to import: as long as server and processes take to start.
+            from streamq.runs.run import Job
+
+            from ..run_report import Run
+
+            run_ = Run(plan, folder, is_resumed=bool(job.resume), begun=begun)
+            work = Job(
+                plan,
+                address(),
+                prefix or Settings.from_env().prefix,
+                log_level=log_level.value,
+                is_alone=not given_url,
+                nursery=None if job.resume else nursery,
+            )
+            status = run_.work(work, force=job.force)
+    raise typer.Exit(run_.sum_up(work, status, is_json=job.is_json))
+
+
+@contextmanager
+def _hinted(plan: Plan, folder: RunFolder) -> Generator[None]:
+    """Say how to go on with a run that Ctrl-C ends."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder.is_kept:
+            render.note(f"stopped{resume_hint(plan, is_kept=True)}")
+        raise
+
+
+def _place_of(output: str) -> str:
+    """Where results go: a file, or standard output when that is a pipe or is asked for."""
+    if output in ("", STANDARD) and sys.stdout is None:
+        raise InvalidValue("where to? Standard output is closed: give -o FILE")
+    if output == STANDARD or (not output and not render.is_terminal(sys.stdout)):
+        return STANDARD
+    if not output:
+        raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
+    return units.file_name(str(Path(output).absolute()))

@@ -1,0 +1,43 @@
+"""``streamq set``."""
+
+from typing import Annotated
+
+import typer
+
+from streamq.errors import InvalidValue
+from streamq.queue.client import Request
+
+from ..connecting import steer
+from ..shared_options import IdArgument, PrefixOption, UrlOption
+
+
+def set_(
+    request_id: IdArgument,
+    level: Annotated[
+        int | None,
+        typer.Option("--level", "--priority", metavar="0-99", help="0 goes first, 99 last."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", help="Run so many parts at once.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="RATE", help="Start so many: 100/s, 30/m; off: no rate."),
+    ] = None,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """Change level, limit or rate of a request that runs.
+
+    streamq set nightly --level 10 --limit 4 --rate 100/s
+    """
+    given = {"level": level, "limit": limit, "rate": rate}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        raise InvalidValue("nothing to change: give --level, --limit or --rate")
+
+    def act(request: Request) -> str:
+        request.set(level=level, limit=limit, rate=rate)
+        return ", ".join(f"{name} {value}" for name, value in changes.items())
+
+    steer([request_id], url, prefix, act)

@@ -1,0 +1,191 @@
+"""``streamq status``."""
+
+from collections import Counter
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq.errors import damaged_if_unreadable
+from streamq.model import State, Status, WorkerDetails
+from streamq.protocol.protocol import Protocol
+from streamq.protocol.snapshot import Snapshot
+from streamq.queue import backlog
+from streamq.queue.client import Request
+
+from .. import render
+from ..connecting import connected, naming
+from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
+
+#: After so many requests of a queue it is told how many are read: that takes a moment.
+STEP = 500
+
+
+class WaitingParts(msgspec.Struct, frozen=True):
+    """Parts of a queue's requests that are still to be done."""
+
+    waiting: int
+    running: int
+    retry: int
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """Places to run parts, of all live workers."""
+
+    total: int
+    busy: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at one moment."""
+
+    queue: str
+    #: Requests that are not finished: loading, open, and how many of these are paused.
+    requests: dict[str, int]
+    parts: WaitingParts
+    workers: int
+    slots: Slots
+
+
+def status(
+    request_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Of a request; else of the whole queue.")
+    ] = None,
+    queue: QueueOption = "default",
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """What is going on, in a queue or with one request.
+
+    Of a queue every request that is not finished is read, one after another.
+
+        streamq status nightly --json
+    """
+    with connected(url, prefix) as protocol:
+        if request_id is None:
+            summary = _summary(protocol, queue)
+            render.as_json(summary) if as_json else render.data(_queue_text(summary))
+            return
+        with naming(request_id):
+            found = Request(protocol, request_id).status()
+            if as_json:
+                render.as_json(found)
+            else:
+                render.data(_request_text(protocol, found))
+
+
+def _summary(protocol: Protocol, queue: str) -> Summary:
+    with render.Progress() as line:
+
+        def show(number: int, total: int) -> None:
+            if number % STEP == 0:
+                line.show(f"read {number:,} of {total:,} requests")
+
+        found = backlog.look(protocol, queue, show)
+    live = [status for status, _ in found.requests]
+    states = Counter(status.state for status in live)
+    for request_id, error in found.damaged:
+        render.warning(f"{request_id}: {error}")
+    return Summary(
+        queue=queue,
+        requests={
+            "loading": states[State.LOADING],
+            "open": states[State.OPEN],
+            "paused": sum(status.paused for status in live),
+        },
+        parts=WaitingParts(
+            sum(status.parts.waiting for status in live),
+            sum(status.parts.running for status in live),
+            sum(status.parts.retry for status in live),
+        ),
+        workers=len(found.workers),
+        slots=Slots(
+            sum(worker.slots for worker in found.workers),
+            sum(worker.busy for worker in found.workers),
+        ),
+    )
+
+
+def _queue_text(summary: Summary) -> str:
+    requests, parts, slots = summary.requests, summary.parts, summary.slots
+    return render.facts(
+        [
+            ("queue", summary.queue),
+            ("requests", ", ".join(f"{number:,} {state}" for state, number in requests.items())),
+            (
+                "parts",
+                f"{parts.waiting:,} waiting, {parts.running:,} running, {parts.retry:,} in retry",
+            ),
+            ("workers", f"{summary.workers:,} live, {slots.busy:,} of {slots.total:,} slots busy"),
+        ]
+    )
+
+
+def _request_text(protocol: Protocol, found: Status) -> str:
+    parts, records = found.parts, found.records
+    facts = [
+        ("request", found.id),
+        ("state", f"{found.state}{', paused' if found.paused else ''}"),
+        ("handler", _handler(found, backlog.live_workers(protocol, found.queue))),
+        ("queue", found.queue),
+        ("level", f"{found.level}"),
+        ("limit", f"{found.limit}"),
+        (
+            "parts",
+            f"{parts.done:,} of {parts.total:,} done, {parts.waiting:,} waiting, "
+            f"{parts.running:,} running, {parts.retry:,} in retry, {parts.failed:,} failed",
+        ),
+        ("records", f"{records.done:,} of {records.total:,} done, {records.failed:,} failed"),
+        *_speed(found),
+        *_times(found),
+    ]
+    with damaged_if_unreadable(f"what the server has of {found.id}"):
+        facts += _policy(protocol.inspect(found.id))
+    return render.facts(facts)
+
+
+def _handler(found: Status, workers: list[WorkerDetails]) -> str:
+    able = [worker for worker in workers if found.handler in worker.handlers]
+    if able:
+        return f"{found.handler} ({render.count(len(able), 'live worker')} with it)"
+    if not found.state.is_live:
+        return found.handler
+    return f"{found.handler} {render.alarm(f'(no live worker has handler {found.handler})')}"
+
+
+def _speed(found: Status) -> list[tuple[str, str]]:
+    if not found.rate:
+        return []
+    eta = "" if found.eta_s is None else f", about {render.span(found.eta_s * 1e3)} to go"
+    return [("speed", f"{render.rate(found.rate)} records{eta}")]
+
+
+def _times(found: Status) -> list[tuple[str, str]]:
+    named = {
+        "created": found.created_ms,
+        "started": found.started_ms,
+        "finished": found.finished_ms,
+    }
+    return [
+        (name, f"{render.moment(at)}, {render.age(at)} ago") for name, at in named.items() if at
+    ]
+
+
+def _policy(request: Snapshot) -> list[tuple[str, str]]:
+    """What else was asked for, where it was."""
+    number = request.number
+    facts = []
+    if number("hold_ms") > number("now_ms"):
+        facts.append(("held", f"until {render.moment(int(number('hold_ms')))}"))
+    if number("rate_ms"):
+        facts.append(("rate", f"at most {render.rate(1e3 / number('rate_ms'))}"))
+    if number("max_failures") >= 0:
+        facts.append(("tolerates", f"{number('max_failures'):,.0f} failures"))
+    elif number("max_percent") >= 0:
+        facts.append(("tolerates", f"{number('max_percent'):g} % of failures"))
+    if number("redrives"):
+        facts.append(("retried", f"{number('redrives'):.0f} times"))
+    facts.append(("results", f"{number('results'):,.0f} in the server"))
+    facts.append(("kept", f"{render.span(number('keep_ms'))} after its end"))
+    return facts

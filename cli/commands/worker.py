@@ -1,0 +1,185 @@
+"""``streamq worker``."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq.errors import AppLoadError, InvalidValue
+from streamq.settings import Settings
+from streamq.telemetry.logs import harmless
+from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, Config, PoolOptions
+from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
+from streamq.worker.program import words_of
+from streamq.worker.spawning import Nursery
+
+from .. import render
+from ..connecting import connected, url_of
+from ..option_structs import named, with_options
+from ..shared_options import (
+    ExecOption,
+    HealthPortOption,
+    LogFormat,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    PrefixOption,
+    QueueOption,
+    UrlOption,
+    configure_logs,
+    log_style,
+)
+
+
+class WorkerOptions(msgspec.Struct, kw_only=True):
+    """What a pool is to be like, as it was typed."""
+
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")
+    ] = ""
+    command: ExecOption = ""
+    handler: Annotated[
+        str, typer.Option(metavar="NAME", help="With --exec: what requests call the program.")
+    ] = ""
+    processes: Annotated[
+        int,
+        typer.Option("-p", "--processes", min=1, max=MOST_PROCESSES, envvar="STREAMQ_PROCESSES"),
+    ] = 1
+    slots: Annotated[
+        int,
+        typer.Option(
+            "-c",
+            "--concurrency",
+            min=1,
+            max=MOST_SLOTS,
+            envvar="STREAMQ_CONCURRENCY",
+            help="Parts at once in each process.",
+        ),
+    ] = 1
+    queue: QueueOption = "default"
+    levels: Annotated[
+        str, typer.Option(metavar="RANGE", help="Take only these levels, such as 0-19.")
+    ] = ALL_LEVELS
+    is_burst: Annotated[bool, typer.Option("--burst", help="Exit when nothing is left to do.")] = (
+        False
+    )
+    max_idle: Annotated[
+        str, typer.Option(metavar="TIME", help="Exit after so long without a part.")
+    ] = ""
+    max_parts: Annotated[
+        int, typer.Option(min=0, help="Replace a process after so many parts.")
+    ] = 0
+    max_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Replace a process that grows beyond this.")
+    ] = ""
+    max_result: Annotated[str, typer.Option(metavar="SIZE", help="Largest result of a part.")] = (
+        LARGEST_RESULT
+    )
+    grace: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            envvar="STREAMQ_GRACE",
+            help="Time for what runs to end when told to stop.",
+        ),
+    ] = "25s"
+    cancel_grace: Annotated[
+        str, typer.Option(metavar="TIME", help="Time for a cancelled part to end.")
+    ] = "10s"
+    quantum: Annotated[
+        str, typer.Option(metavar="TIME", help="Work on one request before others have a turn.")
+    ] = "50ms"
+    lease: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="When a whole pool is silent for so long, and for some seconds of grace, others "
+            "take its parts. [default: 20s]",
+        ),
+    ] = ""
+    health_port: HealthPortOption = ""
+    allow_read: Annotated[
+        list[str],
+        typer.Option(metavar="DIR|URL", help="Where parts may refer to files; may be repeated."),
+    ] = []
+    is_reloading: Annotated[
+        bool, typer.Option("--reload", help="Restart the processes when the code changes.")
+    ] = False
+    log_level: LogLevelOption = LogLevel.INFO
+    log_format: LogFormatOption = LogFormat.TEXT
+
+    def config(self, url: str | None, prefix: str | None) -> Config:
+        """Return what its processes are told."""
+        argv = words_of(self.command)
+        if bool(self.target) == bool(argv) or bool(argv) != bool(self.handler):
+            raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
+        return describe_process(
+            self.target,
+            url=url_of(url),
+            prefix=prefix or Settings.from_env().prefix,
+            command=self.command,
+            handler=self.handler,
+            queue=self.queue,
+            concurrency=self.slots,
+            levels=self.levels,
+            quantum=self.quantum,
+            lease=self.lease or None,
+            max_result=self.max_result,
+            allow_read=self.allow_read,
+            log_level=self.log_level.value,
+            log_format=log_style(self.log_format),
+            named=named,
+        )
+
+    def pool(self) -> PoolOptions:
+        """Return how it looks after them."""
+        return describe_pool(
+            processes=self.processes,
+            concurrency=self.slots,
+            burst=self.is_burst,
+            max_idle=self.max_idle or None,
+            max_parts=self.max_parts,
+            max_memory=self.max_memory or None,
+            grace=self.grace,
+            cancel_grace=self.cancel_grace,
+            reload=self.is_reloading,
+            named=named,
+        )
+
+
+@with_options
+def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption = None) -> None:
+    """Run the handlers of an app on parts of requests, in processes that are looked after.
+
+    TERM or Ctrl-C lets what runs end and hands back the rest; Ctrl-C again stops now, and
+    nothing is lost either. HUP restarts the processes, USR1 takes nothing more, USR2 shows
+    what runs.
+
+    With --exec a program is the handler, under the name that --handler gives it.
+
+        streamq worker shop.tasks:app -p 4 -c 8
+    """
+    config, pool = options.config(url, prefix), options.pool()
+    configure_logs(options.log_level, options.log_format)
+    try:
+        with Nursery(config.slots, pool.processes) as nursery:
+            # The driver takes a while to import: as long as the processes take to start.
+            from streamq.worker.service import serve_pool
+
+            with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
+                try:
+                    code = serve_pool(
+                        protocol,
+                        config,
+                        pool,
+                        nursery,
+                        levels=options.levels,
+                        health_port=options.health_port,
+                    )
+                except AppLoadError as error:
+                    typer.echo(harmless(error.trace), err=True, nl=False)
+                    render.error(str(error))
+                    code = 4
+    except KeyboardInterrupt:
+        code = 0  # told to stop before there was anything to finish
+    raise typer.Exit(code)

@@ -1,0 +1,67 @@
+"""``streamq workers``."""
+
+from streamq.model import WorkerDetails
+from streamq.queue.backlog import live_workers
+
+from .. import render
+from ..connecting import connected
+from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
+
+#: Of the parts a worker runs, so many are in the table.
+RUNNING = 3
+HEADERS = (
+    "NAME",
+    "HOST",
+    ">PID",
+    "VERSION",
+    "HANDLERS",
+    ">SLOTS",
+    ">UP",
+    ">BEAT",
+    "RUNNING",
+)
+
+
+def workers(
+    queue: QueueOption = "default",
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """List the live workers, and what each runs now.
+
+    SLOTS are busy/total, UP is since the start, BEAT since the last heartbeat. RUNNING is
+    request/part and for how long; --json has all of them.
+
+        streamq workers --queue default
+    """
+    with connected(url, prefix) as protocol:
+        found = live_workers(protocol, queue)
+    if as_json:
+        render.as_json(found)
+        return
+    render.data(render.table(HEADERS, map(_row, found)))
+    if not found:
+        render.note(f"no live worker in queue {queue}")
+
+
+def _row(worker: WorkerDetails) -> tuple[str, ...]:
+    return (
+        worker.name,
+        worker.host or render.NOTHING,
+        f"{worker.pid or render.NOTHING}",
+        worker.version or render.NOTHING,
+        ",".join(worker.handlers) or render.NOTHING,
+        f"{worker.busy}/{worker.slots}",
+        render.age(worker.started_ms),
+        render.age(worker.beat_ms),
+        _running(worker),
+    )
+
+
+def _running(worker: WorkerDetails) -> str:
+    oldest = sorted(worker.running, key=lambda part: part.since_ms)
+    shown = [f"{p.request}/{p.part} {render.age(p.since_ms)}" for p in oldest[:RUNNING]]
+    if len(oldest) > RUNNING:
+        shown.append(f"{len(oldest) - RUNNING} more")
+    return ", ".join(shown) or render.NOTHING

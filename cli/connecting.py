@@ -1,0 +1,129 @@
+"""The way from the options of a command to a server.
+
+The driver is imported by those functions that use it: ``--help`` does not wait for it.
+"""
+
+import functools
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from streamq.driver.url import ServerURL
+from streamq.errors import InvalidValue, ProtocolError, ServerBusy, ServerUnreachable, SettingsError
+from streamq.settings import Settings, with_login
+
+from . import render
+from .exits import exit_code
+
+if TYPE_CHECKING:
+    from streamq.protocol.protocol import Protocol
+    from streamq.queue.client import Request
+
+NO_URL = """which server? Give its URL in one of three ways:
+  --url redis://HOST:PORT          for this command
+  export STREAMQ_URL=...           for all commands
+  export STREAMQ_URL_FILE=FILE     a file that holds it, for URLs with a password"""
+
+
+def url_of(given: str | None) -> str:
+    """The server's URL, from the option or the environment.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    settings = Settings.from_env()
+    url = given or settings.url
+    if not url:
+        raise SettingsError(NO_URL)
+    is_typed = given is not None and given != settings.url
+    if is_typed and {"password", "ssl_password"} & ServerURL(url).options.keys():
+        _warn_once(
+            "everybody on this machine can see the password in --url (ps shows it): "
+            "better give it in STREAMQ_PASSWORD_FILE, STREAMQ_URL or STREAMQ_URL_FILE"
+        )
+    return with_login(url, settings)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    render.warning(text)
+
+
+@contextmanager
+def connected(
+    url: str | None,
+    prefix: str | None,
+    *,
+    is_patient: bool = True,
+    is_warned: bool = False,
+    advice: str = "run the same command again to go on",
+) -> "Generator[Protocol]":
+    """The way to the server that the options or the environment name.
+
+    ``is_warned``: it is also told what of the server should be mended.
+
+    While it fails over or starts it is waited for: at the beginning, and if ``is_patient``
+    also later. Those who are not have ways of their own to wait. ``advice``: what is told when
+    the server was waited for in vain.
+
+    Raises:
+        SettingsError: neither names one.
+        ServerError: it cannot be used.
+    """
+    from streamq.protocol import connecting
+
+    address, settings = url_of(url), Settings.from_env()
+    with connecting.connected(
+        address,
+        prefix or settings.prefix,
+        is_insecure=settings.insecure,
+        say=render.warning,
+        warn=_warn_once if is_warned else len,
+        is_patient=is_patient,
+    ) as protocol:
+        try:
+            yield protocol
+        except (ServerBusy, ServerUnreachable) as error:
+            if not is_patient or not advice:
+                raise
+            raise type(error)(f"{error}; {advice}") from None
+
+
+def named_server(url: str | None, prefix: str | None) -> str:
+    """Return the URL of the server that option or settings name, once it answers; "" if none."""
+    settings = Settings.from_env()
+    named = url or settings.url
+    if named:
+        with connected(url, prefix, is_patient=False):
+            named = with_login(named, settings)
+    return named
+
+
+@contextmanager
+def naming(request_id: str) -> Generator[None]:
+    """Refusals of scripts, which know no ids, say which request they are about."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise type(error)(f"{request_id}: {error}") from None
+
+
+def steer(
+    ids: Iterable[str], url: str | None, prefix: str | None, act: "Callable[[Request], str]"
+) -> None:
+    """Do it to each request and say what was done. One that refuses does not stop the others."""
+    from streamq.queue.client import Request
+
+    codes = {0}
+    with connected(url, prefix) as protocol:
+        for request_id in dict.fromkeys(ids):
+            try:
+                with naming(request_id):
+                    render.note(f"{request_id}: {act(Request(protocol, request_id))}")
+            except (ProtocolError, InvalidValue) as error:
+                render.error(str(error))
+                codes.add(exit_code(error))
+    if max(codes):
+        raise typer.Exit(max(codes))

@@ -1,0 +1,89 @@
+"""One way to fail: known errors are a line on stderr and an exit code."""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from streamq.errors import (
+    InvalidValue,
+    RequestUnknown,
+    ServerError,
+    SettingsError,
+    StreamqError,
+    WaitTimeout,
+)
+
+from . import render, signals
+from .shared_options import COMMON
+
+#: The first class that fits gives the exit code.
+EXIT_CODES: tuple[tuple[type[StreamqError], int], ...] = (
+    (InvalidValue, 2),
+    (SettingsError, 2),
+    (ServerError, 3),
+    (RequestUnknown, 5),
+    (WaitTimeout, 124),
+    (StreamqError, 1),
+)
+#: And what the codes mean, also those that no error has.
+EXIT_MEANINGS = {
+    0: "done, or stopped politely",
+    1: "finished with failures (`wait`, `run`); refused, because the request has ended (`set`, "
+    "`pause`, `cancel`, ...); something is wrong (`doctor`)",
+    2: "wrong usage or settings, no URL",
+    3: "the server does not answer, does not let us in, may drop keys, or lets in anybody",
+    4: "the app or the function cannot be imported",
+    5: "no such request, or it was cancelled",
+    124: "the time given to `wait` is over",
+    129: "cut short by HUP",
+    130: "cut short by Ctrl-C",
+    131: "cut short by QUIT (`worker`)",
+    141: "whoever read the output has gone",
+    143: "cut short by TERM",
+}
+
+
+def exit_code(error: StreamqError) -> int:
+    """What a command that ends with the error tells the shell."""
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+
+
+def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, with known errors as one line on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for option in COMMON:
+            kwargs.pop(option, None)
+        try:
+            return command(*args, **kwargs)
+        except StreamqError as error:
+            render.error(str(error))
+            raise typer.Exit(exit_code(error)) from None
+        except BrokenPipeError:
+            # Whoever read our output has gone, and wants no more of it: not at our exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except OSError as error:
+            render.error(str(error))
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt as error:
+            raise typer.Exit(signals.exit_code(error)) from None
+
+    signature = inspect.signature(command)
+    if "url" in signature.parameters:
+        # What all commands have that speak to a server; they find it among the settings.
+        extra = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in COMMON.items()
+        ]
+        run.__annotations__ = command.__annotations__ | COMMON
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values(), *extra]
+        )
+    return run

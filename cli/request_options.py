@@ -1,0 +1,125 @@
+"""What ``load`` and ``run`` are told about a request: the same options, read the same way."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from streamq.model import LEVEL, Policy
+from streamq.queue.options import policy
+from streamq.records.names import FORMATS
+from streamq.runs import options
+from streamq.runs.options import Source, describe_source
+
+from . import render
+from .option_structs import named
+
+
+class RequestOptions(msgspec.Struct, kw_only=True):
+    """The options as they were typed. What is described as one is an option of both commands."""
+
+    files: list[str] = []
+    handler: str = ""
+    queue: str = "default"
+    limit: int = 1
+    keep: str = "7d"
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="auto goes by the name.")
+    ] = "auto"
+    part_bytes: Annotated[
+        str, typer.Option("--bytes", metavar="SIZE", help="Whole records up to this in a part.")
+    ] = "256KiB"
+    lines: Annotated[
+        int, typer.Option("--lines", min=0, help="So many records in a part, instead of --bytes.")
+    ] = 0
+    delimiter: Annotated[
+        str, typer.Option("--delimiter", metavar="CHAR", help="Between the fields of a CSV.")
+    ] = ""
+    quote: Annotated[
+        str, typer.Option("--quote", metavar="CHAR", help="Around fields of a CSV; '' for none.")
+    ] = '"'
+    escape: Annotated[
+        str, typer.Option("--escape", metavar="CHAR", help="Before a character meant as it is.")
+    ] = ""
+    header: Annotated[
+        str,
+        typer.Option("--header", metavar="A,B,C", help="Names for a CSV that begins with data."),
+    ] = ""
+    has_no_header: Annotated[
+        bool, typer.Option("--no-header", help="The CSV begins with data: rows come as lists.")
+    ] = False
+    by_reference: Annotated[
+        bool,
+        typer.Option(
+            "--by-reference", help="Parts say where their bytes are, and workers read them there."
+        ),
+    ] = False
+    level: Annotated[int, typer.Option("--level", "--priority", help="0 goes first, 99 last.")] = (
+        LEVEL
+    )
+    rate: Annotated[
+        str, typer.Option("--rate", metavar="N/s", help="Records (of a map) or parts in a time.")
+    ] = ""
+    retries: Annotated[int | None, typer.Option("--retries", help="Attempts after the first.")] = (
+        None
+    )
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="For each part.")] = ""
+    max_failures: Annotated[
+        str,
+        typer.Option(
+            "--max-failures",
+            metavar="N|P%",
+            help="More than this ends the request; P% is judged from 1,000 on and at the end.",
+        ),
+    ] = ""
+
+    def source(self) -> Source:
+        """Return the request that is meant.
+
+        Raises:
+            InvalidValue: an option that cannot be, or a file that cannot be read.
+        """
+        return describe_source(
+            self.files,
+            handler=self.handler,
+            queue=self.queue,
+            limit=self.limit,
+            keep=self.keep,
+            named=named,
+            warn=render.warning,
+            **self.given(),
+        )
+
+    def given(self) -> options.RequestOptions:
+        """Return those options that ``load`` and ``run`` have in common."""
+        return {
+            "format": self.form,
+            "bytes": self.part_bytes,
+            "lines": self.lines,
+            "delimiter": self.delimiter,
+            "quote": self.quote,
+            "escape": self.escape,
+            "header": self.header,
+            "no_header": self.has_no_header,
+            "by_reference": self.by_reference,
+            "level": self.level,
+            "rate": self.rate or None,
+            "retries": self.retries,
+            "timeout": self.timeout or None,
+            "max_failures": self.max_failures or None,
+        }
+
+    def policy_of_each(self) -> Policy:
+        """Return what the requests of ``--format requests`` have in common."""
+        return policy(
+            handler=self.handler,
+            queue=self.queue,
+            level=self.level,
+            limit=self.limit,
+            rate=self.rate or None,
+            retries=self.retries,
+            timeout=self.timeout or None,
+            max_failures=self.max_failures or None,
+            keep=self.keep,
+            named=named,
+        )

@@ -1,0 +1,110 @@
+"""What ``streamq run`` does once it is known what is wanted, and what people are told of it.
+
+It needs the driver, and is imported while the server and the processes of the pool start.
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from streamq.errors import AppLoadError, StreamqError
+from streamq.model import Failure, State, Status
+from streamq.records.outputs import OutputError
+from streamq.runs.collect import write_errors
+from streamq.runs.folder import RunFolder
+from streamq.runs.plan import STANDARD, Plan
+from streamq.runs.run import Job, carry_out
+from streamq.telemetry.logs import harmless
+
+from . import render
+from .commands.errors import where
+from .exits import exit_code
+from .progress import Display
+from .resuming import resume_command, resume_hint
+
+#: So many failures are told where there is no file to write them to.
+_MOST_TOLD = 10
+
+
+class Run:
+    """A plan being carried out, and what people are told of it."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, *, is_resumed: bool, begun: float) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._is_resumed = is_resumed
+        self._begun = begun
+
+    def work(self, job: Job, *, force: bool) -> Status:
+        """Run the job. An error ends the command, after a word on how to go on."""
+        show = Display(is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout))
+        try:
+            return carry_out(
+                job, self._plan, self._folder, show, force=force, is_resumed=self._is_resumed
+            )
+        except AppLoadError as error:
+            show.end()
+            typer.echo(harmless(error.trace), err=True, nl=False)
+            self._fail(error, 4)
+        except StreamqError as error:
+            show.end()
+            self._fail(error, exit_code(error))
+        finally:
+            show.end()
+
+    def _fail(self, error: StreamqError, code: int) -> NoReturn:
+        render.error(str(error))
+        if self._folder.is_kept:
+            render.note(f"go on with: {resume_command(self._plan)}")
+        raise typer.Exit(code) from None
+
+    def sum_up(self, job: Job, status: Status, *, is_json: bool) -> int:
+        """Say what came of it. Returns the exit code."""
+        plan, seconds = self._plan, time.monotonic() - self._begun
+        if is_json:
+            self._print(status, seconds)
+        if not job.is_complete:
+            done = status.parts.done + status.parts.failed
+            hint = resume_hint(plan, is_kept=self._folder.is_kept)
+            render.note(f"stopped at {done} of {status.parts.total} parts{hint}")
+            return 128 + (job.stopped_by or signal.SIGINT)
+        where = "" if plan.output == STANDARD else f"; results in {plan.output}"
+        records = status.records
+        finished = records.done + records.failed
+        rate = f", {render.rate(finished / max(seconds, 1e-3))}" if finished else ""
+        render.note(
+            f"{status.state} in {seconds:.1f} s: "
+            f"{render.count(finished, 'record')} in "
+            f"{render.count(status.parts.total, 'part')}, {render.failed_of(records.failed)}"
+            f"{'' if self._is_resumed else rate}{where}"
+        )
+        if plan.is_piped:
+            _tell(job.failures)
+        else:
+            try:
+                render.failures(job.failures, write_errors(job.failures, Path(plan.output)))
+            except OutputError as error:
+                render.error(str(error))
+                _tell(job.failures)
+                return exit_code(error)
+        return 1 if records.failed or status.state is not State.DONE else 0
+
+    def _print(self, status: Status, seconds: float) -> None:
+        summary = {"request": status.id, "state": status.state, "seconds": round(seconds, 3)}
+        render.as_json(
+            summary
+            | {"parts": status.parts, "records": status.records, "output": self._plan.output}
+        )
+
+
+def _tell(failures: list[Failure]) -> None:
+    """The first failures, for a person."""
+    for each in failures[:_MOST_TOLD]:
+        place = where(each) or f"part {each.part}"
+        render.note(render.clean(f"{place}: {each.error}: {each.message}"))
+    if len(failures) > _MOST_TOLD:
+        render.note(f"and {len(failures) - _MOST_TOLD:,} more; with -o FILE all are written")

@@ -1,0 +1,54 @@
+"""Options of a request as people write them, checked and in the protocol's units."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from streamq import units
+from streamq.model import LAST_LEVEL, LEVEL, LIMIT, POISON, Policy, Spec
+
+#: How an option is called in messages: ``limit`` in Python, ``--limit`` in a command.
+Named = Callable[[str], str]
+
+
+def policy(  # noqa: PLR0913  the options of a request are many and flat
+    *,
+    handler: str,
+    queue: str = "default",
+    level: int = LEVEL,
+    limit: int = LIMIT,
+    rate: str | None = None,
+    delay: str | float | None = None,
+    retries: int | None = None,
+    backoff: str | float = "1s",
+    timeout: str | float | None = None,
+    max_failures: str | int | None = None,
+    keep: str | float = "7d",
+    poison: int = POISON,
+    spec: Spec = Spec(),  # noqa: B008  it is frozen
+    named: Named = str,
+) -> Policy:
+    """Return what the options mean. ``spec`` says how the input is read.
+
+    Raises:
+        InvalidValue: an option that cannot be. It is called as ``named`` calls it.
+    """
+    tolerated, percent = units.tolerance(max_failures)
+    return Policy(
+        handler=units.name(handler, "handler"),
+        queue=units.name(queue, "queue"),
+        level=units.whole(level, named("level"), 0, LAST_LEVEL),
+        limit=units.whole(limit, named("limit"), 1),
+        poison=units.whole(poison, named("poison"), 1),
+        max_failures=tolerated,
+        max_percent=percent,
+        keep_ms=units.duration_ms(keep, named("keep")),
+        rate_ms=0.0 if rate is None else units.rate_ms(rate, named("rate")),
+        delay_ms=0 if delay is None else units.duration_ms(delay, named("delay")),
+        spec=msgspec.structs.replace(
+            spec,
+            retries=None if retries is None else units.whole(retries, named("retries"), 0),
+            backoff_ms=units.duration_ms(backoff, named("backoff")),
+            timeout_ms=0 if timeout is None else units.duration_ms(timeout, named("timeout")),
+        ),
+    )

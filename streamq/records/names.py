@@ -1,0 +1,152 @@
+"""What is meant by the names of files: patterns and folders, formats by suffix, CSV dialects."""
+
+import glob
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from streamq import units
+from streamq.errors import InvalidValue
+from streamq.model import Spec
+from streamq.records.boundaries import bare_header, fields_of, mask_of, names_of
+from streamq.records.inputs import COMPRESSED, STDIN
+from streamq.records.remote import is_remote
+from streamq.records.splitting import header_of
+
+#: How files may be split into records. ``auto`` goes by the name of the first.
+FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
+_BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+
+
+def expand(files: Iterable[str]) -> list[str]:
+    """Return the files that are meant: as given, matched by patterns, and those in folders.
+
+    Each time they are sorted by name. Hidden ones in folders are left out, as in patterns.
+
+    Raises:
+        InvalidValue: a folder is empty, a pattern matches nothing, a name is no text, or standard
+            input has files beside it.
+    """
+    names = [units.file_name(name) for given in files for name in _found(given)]
+    if STDIN in names and len(names) > 1:
+        raise InvalidValue("- stands for standard input, and goes alone: no files beside it")
+    return names
+
+
+def _found(name: str) -> list[str]:
+    if not name:
+        raise InvalidValue("a file has no name: ''")
+    if is_remote(name):
+        return [name]
+    found = [name.removeprefix("file://")]
+    if not Path(found[0]).exists() and glob.has_magic(found[0]):
+        found = sorted(glob.glob(found[0], recursive=True))  # noqa: PTH207  absolute ones too
+        if not found:
+            raise InvalidValue(f"{name} matches no file")
+    return [inner for each in found for inner in (_inside(each) if Path(each).is_dir() else [each])]
+
+
+def _inside(folder: str) -> list[str]:
+    """Return the files in a folder and in those below."""
+    found = sorted(
+        str(path)
+        for path in Path(folder).rglob("*")
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    )
+    if not found:
+        raise InvalidValue(f"{folder} is an empty folder")
+    return found
+
+
+def absolute(name: str, what: str = "by_reference") -> str:
+    """Return the name that workers elsewhere find a file under."""
+    if name == STDIN:
+        raise InvalidValue(f"{what}: nobody else can read standard input")
+    return name if is_remote(name) else str(Path(name).absolute())
+
+
+def format_of(name: str) -> str:
+    """Return the format that a file's name tells, ``lines`` if none; ``.csv.gz`` is a CSV."""
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return _BY_SUFFIX.get(suffixes[-1], "lines") if suffixes else "lines"
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """How a CSV is written, as people say it."""
+
+    #: "": a tab in a ``.tsv``, else a comma. ``\\t`` and ``tab`` are tabs, too.
+    delimiter: str = ""
+    quote: str = '"'
+    escape: str = ""
+    #: Names for a CSV that begins with data: ``a,b,c``.
+    header: str = ""
+    #: It begins with data, and rows come as lists.
+    has_no_header: bool = False
+
+    def applied(
+        self, spec: Spec, *, named: Callable[[str], str] = str, warn: Callable[[str], object]
+    ) -> Spec:
+        """Return the spec with what its files are written with, and with the header of the first.
+
+        ``named`` tells what an option is called in messages. A name that columns share is told to
+        ``warn``.
+
+        Raises:
+            InvalidValue: it is no dialect, or the file cannot be read.
+        """
+        name = spec.files[0]
+        delimiter = self.delimiter or ("\t" if ".tsv" in Path(name).suffixes else ",")
+        given = {
+            "delimiter": "\t" if delimiter in ("\\t", "tab") else delimiter,
+            "quote": self.quote,
+            "escape": self.escape,
+        }
+        for option, value in given.items():
+            is_one = len(value) == 1 and value.isascii() and value not in "\r\n"
+            if not is_one and (value or option == "delimiter"):
+                raise InvalidValue(f"{named(option)} {value!r} is not one character of ASCII")
+        used = [value for value in given.values() if value]
+        if len(set(used)) < len(used):
+            first, second, third = map(named, given)
+            raise InvalidValue(f"{first}, {second} and {third} are the same character")
+        spec = msgspec.structs.replace(spec, **given)
+        if self.header:
+            return msgspec.structs.replace(spec, names=self._names(spec, named("header")))
+        if self.has_no_header:
+            return spec
+        spec = msgspec.structs.replace(spec, header=_header_of(name, spec))
+        for text in _doubles(name, spec):
+            warn(text)
+        return spec
+
+    def _names(self, spec: Spec, what: str) -> tuple[str, ...]:
+        names = fields_of(self.header.encode(), spec)
+        if not all(names) or len(set(names)) < len(names):
+            raise InvalidValue(f"{what} {self.header!r}: a name is empty or comes twice")
+        return tuple(names)
+
+
+def _header_of(name: str, spec: Spec) -> str:
+    header = header_of(name, spec)
+    # In quotes it may stand.
+    if b"\r" in mask_of(spec)(header.rstrip(b"\r\n")):
+        raise InvalidValue(
+            f"{name}: record 1: there is a carriage return without a newline behind it: lines end "
+            "in \\n or \\r\\n. If it is an old file of a Mac: tr '\\r' '\\n' mends it"
+        )
+    try:
+        return header.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{name}: record 1: the header is not UTF-8: {error}") from None
+
+
+def _doubles(name: str, spec: Spec) -> list[str]:
+    own, called = fields_of(bare_header(spec), spec), names_of(spec)
+    return [
+        f"{name}: the header has the column {first!r} more than once: column {column} is {second!r}"
+        for column, (first, second) in enumerate(zip(own, called, strict=True), 1)
+        if first != second
+    ]

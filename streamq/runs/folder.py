@@ -1,0 +1,158 @@
+"""The parts of a run that are needed before redis-py is imported.
+
+They are its folder (plan, lock), and its embedded server, which starts in the background.
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from streamq import units
+from streamq.errors import InvalidValue, ServerError
+from streamq.runs.plan import Plan
+from streamq.servers.local import FOR_ONE_JOB, LocalServer
+
+#: Folder of the jobs that are not finished, in the current one.
+HOME = Path(".streamq")
+
+
+def load_plan(request_id: str, what: str = "resume") -> Plan:
+    """Return the plan of a run that was stopped. ``what`` is said of an id that cannot be one.
+
+    Raises:
+        InvalidValue: no run of that id was stopped in the current folder.
+    """
+    folder = HOME / units.name(request_id, what)
+    path = folder / "plan.json"
+    for each in (HOME, folder):
+        _refuse_strange(each)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Plan)
+    except (OSError, msgspec.DecodeError):
+        there = [each.name for each in HOME.glob("*") if (each / "plan.json").exists()]
+        others = f"; there is {', '.join(there)}" if there else ""
+        raise InvalidValue(f"no run {request_id} was stopped in this folder{others}") from None
+
+
+def _refuse_strange(folder: Path) -> None:
+    """Raise if somebody else could have put a plan there: it names the code that is run.
+
+    Raises:
+        InvalidValue: it is no folder of ours that only we may write to.
+    """
+    try:
+        state = folder.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(state.st_mode):
+        raise InvalidValue(f"{folder} is a link: runs are kept in a folder. Remove it")
+    if not stat.S_ISDIR(state.st_mode):
+        raise InvalidValue(f"{folder} is no folder: runs are kept in one. Remove it")
+    if state.st_uid != os.geteuid():
+        raise InvalidValue(f"{folder} belongs to another user, who could change what is run")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidValue(
+            f"{folder} may be written to by others, who could change what is run: "
+            f"chmod go-w {folder}"
+        )
+
+
+class RunFolder:
+    """Where a plan is carried out: its folder, which it keeps for ``--resume``, and its server."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._folder = HOME / plan.id
+        #: Whether the folder stays.
+        self.is_kept = plan.can_go_on
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Make the folder, write the plan into it and lock it; it stays while ``is_kept``.
+
+        Raises:
+            InvalidValue: another process has it, or somebody else may write to it.
+        """
+        if not self._plan.can_go_on:
+            yield
+            return
+        for each in (HOME, self._folder):
+            _refuse_strange(each)
+            each.mkdir(mode=0o700, exist_ok=True)
+            _refuse_strange(each)
+        with (self._folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidValue(f"run {self._plan.id} goes on in another process") from None
+            try:
+                text = self._folder / "plan.new"
+                text.write_bytes(msgspec.json.encode(self._plan))
+                text.rename(self._folder / "plan.json")
+                yield
+            finally:
+                if not self.is_kept:
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    if not any(HOME.iterdir()):
+                        HOME.rmdir()
+
+    @contextmanager
+    def server(self, url: str) -> Generator[Callable[[], str]]:
+        """Give what waits for the server and returns its URL; without a URL the server is ours."""
+        if url:
+            yield lambda: url
+            return
+        starting = _Starting(self._folder / "server" if self._plan.can_go_on else None)
+        try:
+            yield lambda: starting.server().url
+            if not self.is_kept:
+                # Nobody needs its data any more: it is not to write them. If it cannot be told so,
+                # nothing is lost but a moment.
+                with suppress(ServerError):
+                    starting.server().kill()
+        finally:
+            starting.stop()
+
+
+class _Starting(threading.Thread):
+    """A server that starts while others do something else."""
+
+    def __init__(self, directory: Path | None) -> None:
+        super().__init__(daemon=True)
+        self._directory = directory
+        self._server: LocalServer | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Start it."""
+        is_kept = self._directory is not None
+        try:
+            self._server = LocalServer.start(self._directory, persist=is_kept, options=FOR_ONE_JOB)
+        except BaseException as error:  # noqa: BLE001  it is raised where the server is needed
+            self._error = error
+
+    def server(self) -> LocalServer:
+        """The server, when it answers.
+
+        Raises:
+            ServerError: it does not start.
+        """
+        self.join()
+        if self._error:
+            raise self._error
+        assert self._server is not None
+        return self._server
+
+    def stop(self) -> None:
+        """End it."""
+        self.join()
+        if self._server:
+            self._server.stop()

@@ -1,0 +1,140 @@
+"""The roles that stay: a pool of workers, and a janitor, with health and systemd around them.
+
+It needs the driver, and is imported while the processes start that run handlers.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from streamq.model import LAST_LEVEL
+from streamq.protocol.protocol import Protocol
+from streamq.queue.backlog import Lookout, build
+from streamq.queue.sweeper import Sweepers
+from streamq.settings import Settings
+from streamq.telemetry.health import HealthServer, Subject
+from streamq.telemetry.systemd import Notifier
+from streamq.worker.channel import Config, PoolOptions
+from streamq.worker.lease_keeper import Keeper
+from streamq.worker.pool import Pool
+from streamq.worker.spawning import Nursery
+
+log = logging.getLogger(__name__)
+
+#: How often a janitor says that all is well, and how long a sweep may take to end.
+TICK_S = 0.2
+LEAVE_S = 5.0
+
+
+def serve_pool(
+    protocol: Protocol,
+    config: Config,
+    options: PoolOptions,
+    nursery: Nursery,
+    *,
+    levels: str,
+    health_port: str = "",
+    started: Callable[[Pool], object] = lambda _: None,
+) -> int:
+    """Run a pool to its end, and tell of it at the port. Returns the exit code.
+
+    ``started`` is given the pool, for those who want to stop it.
+
+    Raises:
+        AppLoadError: the user's module cannot be loaded.
+    """
+    settings = Settings.from_env()
+    keeper = Keeper(
+        protocol,
+        config,
+        options.processes,
+        beat_ms=min(settings.beat_ms, config.lease_ms // 4),
+        audit_ms=settings.audit_ms,
+        levels=levels,
+    )
+    pool = Pool(config, options, keeper, notifier=Notifier(), nursery=nursery)
+    started(pool)
+    with _health(health_port, pool, protocol, keeper, config):
+        return pool.run()
+
+
+@contextmanager
+def _health(
+    address: str, pool: Pool, protocol: Protocol, keeper: Keeper, config: Config
+) -> Generator[None]:
+    """Let those know how the pool is who ask at the address, if there is one."""
+    if not address:
+        yield
+        return
+    lookout = Lookout(protocol, [config.queue])
+    server = HealthServer(
+        address,
+        Subject(
+            ticked_at=lambda: pool.ticked_at,
+            unready=pool.unready,
+            samples=lambda: pool.samples() | lookout.samples() | build(),
+            wanted=lambda: lookout.backlogs()[0].wanted(keeper.handlers or None, config.levels),
+        ),
+    )
+    try:
+        yield
+    finally:
+        server.close()
+        lookout.close()
+
+
+def serve_janitor(
+    protocol: Protocol, queues: Sequence[str], every_ms: int, health_port: str = ""
+) -> None:
+    """Sweep queues until INT or TERM comes, and tell of it at the port."""
+    stop = _stop_on_signals()
+    log.info("sweeping %s at %s", ", ".join(queues), protocol.connection.where)
+    lookout = Lookout(protocol, list(queues))
+    sweepers = Sweepers(protocol, queues, every_ms)
+    ticked_at = time.monotonic()
+    subject = Subject(
+        ticked_at=lambda: ticked_at,
+        unready=lambda: "the server does not answer" if sweepers.is_away else "",
+        samples=lambda: {
+            "streamq_server_up": [({}, int(not sweepers.is_away))],
+            **sweepers.samples(),
+            **lookout.samples(),
+            **build(),
+        },
+        wanted=lambda: sum(
+            backlog.wanted(None, range(LAST_LEVEL + 1)) for backlog in lookout.backlogs()
+        ),
+    )
+    notifier = Notifier()
+    server = HealthServer(health_port, subject) if health_port else None
+    sweepers.start(stop)
+    notifier.ready("sweeping")
+    while sweepers.are_alive() and not stop.wait(TICK_S):
+        ticked_at = time.monotonic()
+        notifier.alive()
+    notifier.stopping("told to stop")
+    stop.set()
+    sweepers.join(LEAVE_S)
+    if server:
+        server.close()
+    log.info("stopped")
+
+
+def _stop_on_signals() -> threading.Event:
+    """Set by INT or TERM. A second INT ends the program wherever it is; TERM may be repeated."""
+    stop = threading.Event()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        stop.set()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # What whoever started us has us ignore stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    return stop
