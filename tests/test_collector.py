@@ -10,7 +10,7 @@ import pytest
 
 from streamq import Protocol
 from streamq.errors import CollectorLost, Damaged
-from streamq.model import Terms
+from streamq.protocol.replies import Terms
 from streamq.records.encoding import Verbatim, encode_item, encode_result
 from streamq.records.outputs import FileOutput, OutputError, OutputExists, Stopped
 from streamq.runs.collect import Collector, Writer, show

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamq import Client
-from streamq.model import Terms
+from streamq.protocol.replies import Terms
 from streamq.records.encoding import encode_result
 from tests.conftest import ONE_KIND
 from tests.driver import Driver

@@ -12,8 +12,9 @@ from functools import partial
 from streamq.admin.probe import Books, Probe
 from streamq.admin.server_checks import FAIL, MOST_QUEUES, OK, WARN, Examiner, Finding, ServerChecks
 from streamq.errors import Damaged, RequestUnknown, ServerError
-from streamq.model import State, Tokens
+from streamq.model import State
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Tokens
 from streamq.queue import backlog
 from streamq.queue.janitor import Janitor
 

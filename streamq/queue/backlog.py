@@ -1,21 +1,20 @@
 """What a queue has to do, and who is there to do it."""
 
 import logging
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from importlib.metadata import version
 
 import msgspec
 
 from streamq import units
 from streamq.errors import Damaged, RequestUnknown, ServerError, ServerUnreachable
-from streamq.model import LAST_LEVEL, Status, WorkerDetails
+from streamq.model import LAST_LEVEL, Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.fleet import WorkerDetails, live_workers
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -109,18 +108,6 @@ def look(
     )
 
 
-def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
-    """The live workers of a queue, by name."""
-    found = []
-    for name, details in sorted(protocol.workers(units.name(queue, "queue")).items()):
-        try:
-            found.append(msgspec.json.decode(details, type=WorkerDetails))
-        except (ValueError, RecursionError):
-            # It lives, and is of a version that says other things of itself.
-            found.append(WorkerDetails(name=name, queue=queue))
-    return found
-
-
 class Lookout:
     """Looks at queues for those who ask often: what was just seen is told again.
 
@@ -175,9 +162,3 @@ class Lookout:
         except (ServerError, Damaged) as error:
             log.debug("no metrics of queues: %s", error)
         return found
-
-
-def build() -> Samples:
-    """Which streamq this is."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"streamq_build_info": [({"version": version("streamq"), "python": python}, 1)]}

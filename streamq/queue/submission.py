@@ -29,8 +29,9 @@ from streamq.errors import (
     ServerUnreachable,
     StreamqError,
 )
-from streamq.model import Opened, Policy, Tokens
+from streamq.model import Policy
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Opened, Tokens
 
 #: One call to the server carries at most so many parts, and about so many bytes.
 CHUNK_PARTS = 500

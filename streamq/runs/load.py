@@ -22,8 +22,9 @@ from streamq.errors import (
     StreamqError,
     damaged_if_unreadable,
 )
-from streamq.model import MAX_PART, Opened, Policy, State, Tokens
+from streamq.model import MAX_PART, Policy, State
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Opened, Tokens
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.submission import forget, unregister
 from streamq.records.boundaries import mask_of

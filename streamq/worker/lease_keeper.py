@@ -21,8 +21,10 @@ import msgspec
 
 from streamq import backoff
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
-from streamq.model import Failure, Running, Tokens, WorkerDetails
+from streamq.model import Failure
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Tokens
+from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.janitor import Janitor, totals
 from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Samples

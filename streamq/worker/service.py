@@ -13,10 +13,11 @@ from types import FrameType
 
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
-from streamq.queue.backlog import Lookout, build
+from streamq.queue.backlog import Lookout
 from streamq.queue.sweeper import Sweepers
 from streamq.settings import Settings
 from streamq.telemetry.health import HealthServer, Subject
+from streamq.telemetry.metrics import build_info_samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker.channel import Config, PoolOptions
 from streamq.worker.lease_keeper import Keeper
@@ -76,7 +77,7 @@ def _health(
         Subject(
             ticked_at=lambda: pool.ticked_at,
             unready=pool.unready,
-            samples=lambda: pool.samples() | lookout.samples() | build(),
+            samples=lambda: pool.samples() | lookout.samples() | build_info_samples(),
             wanted=lambda: lookout.backlogs()[0].wanted(keeper.handlers or None, config.levels),
         ),
     )
@@ -103,7 +104,7 @@ def serve_janitor(
             "streamq_server_up": [({}, int(not sweepers.is_away))],
             **sweepers.samples(),
             **lookout.samples(),
-            **build(),
+            **build_info_samples(),
         },
         wanted=lambda: sum(
             backlog.wanted(None, range(LAST_LEVEL + 1)) for backlog in lookout.backlogs()
