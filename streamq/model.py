@@ -117,7 +117,7 @@ class Part(msgspec.Struct):
 
     number: int
     payload: bytes
-    #: Where it came from; begins with the number of its records.
+    #: How many records it has, and where it came from: ``records/about.py`` writes and reads it.
     about: bytes
     #: 1 for the first run, one more for each error since.
     attempt: int = 1

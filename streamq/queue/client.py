@@ -31,7 +31,7 @@ from streamq.queue.options import policy
 from streamq.queue.results import ResultReader, part_of
 from streamq.queue.submission import CHUNK_PARTS, Submission, forget, register
 from streamq.records import encoding as codec
-from streamq.records.decoding import Place
+from streamq.records.about import Place
 from streamq.settings import Settings, with_login
 
 #: A waiter that is told nothing looks for itself this often.

@@ -16,6 +16,7 @@ from streamq import backoff
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.errors import Damaged, damaged_if_unreadable
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
+from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
@@ -119,12 +120,12 @@ class Runner:
         """The shortest way: one value, one call, one item."""
         function, payload = self.handler.function, part.payload
         try:
-            value = self._decode(payload, part.about.endswith(records.IS_JSON))
+            value = self._decode(payload, about.is_json(part))
         except Exception:  # noqa: BLE001  it is described there
             return self._run_rest(function, part, [payload], [], None)
         try:
             returned = function(value)
-            if returned is None and part.about == b"1":
+            if returned is None and about.is_one_payload(part):
                 return _NOTHING
             item = self._encode(returned)
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
@@ -158,7 +159,7 @@ class Runner:
             return outcome
 
     def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
-        if part.partial or not self.handler.is_map or part.about.endswith(records.IS_JSON):
+        if part.partial or not self.handler.is_map or about.is_json(part):
             return None
         return records.plain_values(part.payload, self.handler.annotation, self._spec)
 
@@ -184,7 +185,7 @@ class Runner:
 
         Returns what the call of the first record without an item ended in, if it was called.
         """
-        is_json = part.about.endswith(records.IS_JSON)
+        is_json = about.is_json(part)
         decode, encode, add = self._decode_record, self._encode, items.append
         if self._has_blanks and any(records.is_skipped(record, self._spec) for record in given):
             return None
@@ -274,7 +275,7 @@ class Runner:
         self, part: Part, given: list[bytes], outcomes: list[Any]
     ) -> Generator[Any, Any, Done | Trouble]:
         """Call the handler with each record that has no outcome yet, then sum up."""
-        is_json = part.about.endswith(records.IS_JSON)
+        is_json = about.is_json(part)
         retry: BaseException | None = None
         failures: list[Failure] = []
         for index, record in enumerate(given):
@@ -352,7 +353,7 @@ class Runner:
 
     def _place(self, part: Part, index: int) -> dict[str, Any]:
         """File and line of a record, or of all of a part that is handled as a whole."""
-        place = records.Place.of(part.about, self._spec)
+        place = about.Place.of(part.about, self._spec)
         if place is None:
             return {}
         if self.handler.is_map or place.records <= 1:
@@ -392,7 +393,7 @@ class Runner:
 
     def _count(self, part: Part, outcomes: int) -> int:
         """Records behind outcomes: a map has one for each, a handler one for all of the part."""
-        if self.handler.is_map or part.about == b"1":
+        if self.handler.is_map or about.is_one_payload(part):
             return outcomes
         return outcomes if part.records is None or not outcomes else part.records
 
