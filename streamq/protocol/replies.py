@@ -1,8 +1,15 @@
 """What scripts answer, and what they are asked for, as plain data."""
 
+from typing import Literal
+
 import msgspec
 
 from streamq.model import Part, State
+
+Ended = Literal["done", "failed", "cancelled"]
+"""The state of a request that has ended."""
+#: How ``fail`` is to treat a part.
+FailKind = Literal["retry", "snooze", "hold", "abandon"]
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -47,8 +54,10 @@ class Terms(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct):
     """The answer to ``claim`` and ``finish``: what to run next, if anything."""
 
-    #: ok: run the parts. Else why there are none.
-    word: str
+    #: ok: run the parts. Else why there are none. "over", "late": from ``finish`` only.
+    word: Literal[
+        "ok", "empty", "limit", "held", "paused", "handler", "level", "over", "late", "lost", Ended
+    ]
     tokens: Tokens
     parts: list[Part]
     #: How many of the parts had trouble before; they come first.
@@ -67,7 +76,8 @@ class Grant(msgspec.Struct):
 class Outcome(msgspec.Struct, frozen=True):
     """The answer to a call that hands out no parts."""
 
-    word: str
+    #: What became of the part (``fail``), the lease (``release``) or the call.
+    word: Literal["ok", "retry", "failed", "ended", "over", "late", "lost", Ended]
     tokens: Tokens
 
 

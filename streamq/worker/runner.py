@@ -16,6 +16,7 @@ from streamq import backoff
 from streamq.app import Abandon, Context, Handler, Retry, Snooze
 from streamq.errors import Damaged, damaged_if_unreadable
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
+from streamq.protocol.replies import FailKind
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -45,9 +46,9 @@ _NOTHING = Done(codec.encode_result([None]), 1)
 
 
 class Trouble(msgspec.Struct):
-    """A part that did not: what to tell ``fail``."""
+    """A part that did not succeed: what to tell ``fail``."""
 
-    kind: str
+    kind: FailKind
     delay_ms: int
     failures: list[Failure]
     records: tuple[int, int]
@@ -404,7 +405,8 @@ class Runner:
         error: BaseException | None,
         outcomes: list[Any] | None = None,
     ) -> Trouble:
-        kind, delay_ms = "retry", None
+        kind: FailKind = "retry"
+        delay_ms = None
         if isinstance(error, Snooze):
             kind, delay_ms = "hold" if error.scope == "request" else "snooze", error.after_ms
         elif isinstance(error, Retry):
