@@ -83,7 +83,7 @@ def _summary(protocol: Protocol, queue: str) -> Summary:
             if number % STEP == 0:
                 line.show(f"read {number:,} of {total:,} requests")
 
-        found = backlog.look(protocol, queue, show)
+        found = backlog.read_backlog(protocol, queue, show)
     live = [status for status, _ in found.requests]
     states = Counter(status.state for status in live)
     for request_id, error in found.damaged:

@@ -52,7 +52,7 @@ class Doctor(Examiner):
             return ["default"]
 
     def _queue(self, queue: str) -> Iterator[Finding]:
-        found = backlog.look(self._protocol, queue)
+        found = backlog.read_backlog(self._protocol, queue)
         yield from self._care(queue, found)
         wrong = 0
         for finding in self._requests(queue, found):

@@ -13,7 +13,7 @@ from types import FrameType
 
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
-from streamq.queue.backlog import Lookout
+from streamq.queue.backlog import BacklogCache
 from streamq.queue.sweeper import Sweepers
 from streamq.settings import Settings
 from streamq.telemetry.health import HealthServer, Subject
@@ -71,7 +71,7 @@ def _health(
     if not address:
         yield
         return
-    lookout = Lookout(protocol, [config.queue])
+    lookout = BacklogCache(protocol, [config.queue])
     server = HealthServer(
         address,
         Subject(
@@ -94,7 +94,7 @@ def serve_janitor(
     """Sweep queues until INT or TERM comes, and tell of it at the port."""
     stop = _stop_on_signals()
     log.info("sweeping %s at %s", ", ".join(queues), protocol.connection.where)
-    lookout = Lookout(protocol, list(queues))
+    lookout = BacklogCache(protocol, list(queues))
     sweepers = Sweepers(protocol, queues, every_ms)
     ticked_at = time.monotonic()
     subject = Subject(
