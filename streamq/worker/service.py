@@ -16,7 +16,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import BacklogCache
 from streamq.queue.sweeper import Sweepers
 from streamq.settings import Settings
-from streamq.telemetry.health import HealthServer, Subject
+from streamq.telemetry.health import HealthServer, HealthSource
 from streamq.telemetry.metrics import build_info_samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker.channel import Config, PoolOptions
@@ -74,7 +74,7 @@ def _health(
     lookout = BacklogCache(protocol, [config.queue])
     server = HealthServer(
         address,
-        Subject(
+        HealthSource(
             ticked_at=lambda: pool.ticked_at,
             unready=pool.unready,
             samples=lambda: pool.samples() | lookout.samples() | build_info_samples(),
@@ -97,7 +97,7 @@ def serve_janitor(
     lookout = BacklogCache(protocol, list(queues))
     sweepers = Sweepers(protocol, queues, every_ms)
     ticked_at = time.monotonic()
-    subject = Subject(
+    subject = HealthSource(
         ticked_at=lambda: ticked_at,
         unready=lambda: "the server does not answer" if sweepers.is_away else "",
         samples=lambda: {
