@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from streamq.errors import Damaged, RequestOpen, RequestUnknown, ServerBusy, ServerUnreachable
-from streamq.model import Audit, State, Tick, Tokens
+from streamq.model import State
 from streamq.protocol.protocol import Protocol
-from streamq.queue.backlog import live_workers
+from streamq.protocol.replies import Audit, Tick, Tokens
+from streamq.queue.fleet import live_workers
 from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Samples
 
