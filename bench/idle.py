@@ -11,6 +11,9 @@ Real pools, started by their command on an embedded server and one queue:
 * Idle processes: how many commands they make, and how long the server is busy with them, both
   without what the server does at rest.
 * A polite stop of an idle pool.
+
+And without a pool: what a take costs the server, with few handlers and with many. It is from all
+lists that there may be, and from those in use when each handler has one.
 """
 
 import argparse
@@ -21,13 +24,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamq import App, Client
+from streamq import App, Client, Protocol
+from streamq.protocol.keys import QueueKeys, list_of
 from streamq.servers.local import LocalServer
 
 PROCESSES = 8
+LEVELS = tuple(range(100))
 
 one, two, three = App(), App(), App()
 
@@ -170,6 +176,43 @@ def measure_cost(redis: Any, pools: Pools, seconds: float) -> None:
     print(f"an idle pool of {1 + PROCESSES} processes ends in {stopped_s:.2f} s")
 
 
+def measure_takes(protocol: Protocol, times: int) -> None:
+    """What a take costs, by the number of handlers: a token that is there, then one that is not."""
+    redis, queue = protocol.connection.redis, "takes"
+    print("a take, of all lists / of those in use:")
+    for many in (1, 10, 25, 100):
+        handlers = tuple(f"handler{number:03d}" for number in range(many))
+        used = frozenset(list_of(name, 50) for name in handlers)
+        tokens = QueueKeys(queue, to=list_of(handlers[-1], 50)).tokens
+        take_used = partial(protocol.take_used, levels=LEVELS, used=used, news_first=True)
+        found: list[float] = []
+        for take in (protocol.take, take_used):
+            redis.lpush(tokens, *["r"] * times)
+            spent = each(redis, times, partial(take, queue, handlers, 1.0))
+            found += [*spent, each(redis, 100, partial(take, queue, handlers, 0.001))[0]]
+        all_us, all_bytes, all_wait_us, some_us, some_bytes, some_wait_us = found
+        print(
+            f"{many:4d} handlers: {all_us:5.0f} / {some_us:3.0f} µs, {all_bytes:7,.0f} /"
+            f" {some_bytes:6,.0f} bytes; in vain: {all_wait_us:6.0f} / {some_wait_us:4.0f} µs",
+            flush=True,
+        )
+
+
+def each(redis: Any, times: int, call: Callable[[], object]) -> tuple[float, float]:
+    """Microseconds of the server and bytes sent to it, for each of so many calls."""
+
+    def read() -> tuple[float, float]:
+        cpu = redis.info("cpu")
+        used_us = (cpu["used_cpu_sys"] + cpu["used_cpu_user"]) * 1e6
+        return used_us, float(redis.info("stats")["total_net_input_bytes"])
+
+    used_us, sent = read()
+    for _ in range(times):
+        call()
+    after_us, after = read()
+    return (after_us - used_us) / times, (after - sent) / times
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -178,6 +221,7 @@ def main() -> None:
     times, seconds = (50, 12.0) if args.quick else (100, 40.0)
     steps: list[Callable[[Client, Pools], None]] = [
         lambda client, pools: measure_others(client, pools, times),
+        lambda client, _: measure_takes(client._protocol, 10 * times),
         lambda client, pools: measure_cost(client._protocol.connection.redis, pools, seconds),
     ]
     with LocalServer.start() as server, Client(server.url) as client:

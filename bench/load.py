@@ -21,7 +21,7 @@ from typing import Any
 from streamq import Connection, Protocol
 from streamq.model import MAX_PART, Policy, Spec
 from streamq.queue.submission import forget
-from streamq.records.splitting import Size
+from streamq.records.splitting import PartSize
 from streamq.runs.load import Load
 from streamq.servers.local import LocalServer
 
@@ -36,7 +36,7 @@ def make(path: Path, lines: int) -> Path:
     return path
 
 
-def load(url: str, path: str, size: Size) -> dict[str, float]:
+def load(url: str, path: str, size: PartSize) -> dict[str, float]:
     """Load the file, and forget it. What it took, of this process and of the server."""
     connection = Connection(url)
     connection.check()
@@ -63,7 +63,7 @@ def server_cpu(connection: Connection) -> float:
     return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
 
 
-def measure(url: str, path: Path, size: Size, repeats: int) -> list[dict[str, float]]:
+def measure(url: str, path: Path, size: PartSize, repeats: int) -> list[dict[str, float]]:
     """The same load several times, each in a process of its own."""
     words = [str(path), str(size.bytes), str(size.records)]
     command = [sys.executable, __file__, "--child", url, *words]
@@ -93,17 +93,17 @@ def main() -> None:
     """Measure and print."""
     if sys.argv[1:2] == ["--child"]:
         url, name, part_bytes, records = sys.argv[2:]
-        print(json.dumps(load(url, name, Size(int(part_bytes), int(records), MAX_PART))))
+        print(json.dumps(load(url, name, PartSize(int(part_bytes), int(records), MAX_PART))))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     asked: Any = parser.parse_args()
     sizes = {
-        "--bytes 1MiB": Size(2**20, 0, MAX_PART),
-        "--bytes 256KiB": Size(2**18, 0, MAX_PART),
-        "--lines 100": Size(records=100, most=MAX_PART),
-        "--lines 1": Size(records=1, most=MAX_PART),
+        "--bytes 1MiB": PartSize(2**20, 0, MAX_PART),
+        "--bytes 256KiB": PartSize(2**18, 0, MAX_PART),
+        "--lines 100": PartSize(records=100, most=MAX_PART),
+        "--lines 1": PartSize(records=1, most=MAX_PART),
     }
     print(f"load average {Path('/proc/loadavg').read_text().split()[0]}; median (lowest - highest)")
     heads = (

@@ -8,7 +8,7 @@ An embedded server of its own; nothing here depends on the machine's speed.
 from collections.abc import Callable
 
 from streamq import Client
-from streamq.model import Terms
+from streamq.protocol.replies import Terms
 from streamq.servers.local import LocalServer
 
 SIZES = (10, 100, 1_000, 10_000, 100_000)

@@ -23,7 +23,8 @@ from redis import Redis
 from report import DOCS, table
 
 from streamq import Client, Connection, Protocol
-from streamq.model import Policy, Terms, Tokens
+from streamq.model import Policy
+from streamq.protocol.replies import Terms, Tokens
 from streamq.servers.local import LocalServer
 
 RESULTS = Path(__file__).parent / "results"

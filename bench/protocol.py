@@ -19,7 +19,8 @@ from functools import partial
 from typing import Any
 
 from streamq import Client, Connection, Protocol
-from streamq.model import Policy, Terms
+from streamq.model import Policy
+from streamq.protocol.replies import Terms
 from streamq.servers.local import LocalServer
 
 HANDLERS = ("parts bench",)

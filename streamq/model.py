@@ -46,28 +46,6 @@ class State(StrEnum):
         return self in (State.LOADING, State.OPEN)
 
 
-class Tokens(msgspec.Struct, frozen=True):
-    """What a script asks its caller to do in the queue."""
-
-    count: int = 0
-    #: The list they belong in: ``HANDLER:LL``, the end of its name.
-    to: str = ""
-    #: Moment to look at the request again (ms), or 0.
-    look_ms: int = 0
-
-    def __bool__(self) -> bool:
-        return self.count > 0 or self.look_ms > 0
-
-
-class Token(msgspec.Struct, frozen=True):
-    """An invitation that was taken: to claim parts of a request."""
-
-    request_id: str
-    #: Of the list that it came from.
-    handler: str
-    level: int
-
-
 class News(msgspec.Struct, frozen=True):
     """What came instead of a token: a list has come into use that a process may not know."""
 
@@ -139,29 +117,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(str(value).encode() for pair in kept.items() for value in pair)
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """A request as ``open`` found or made it."""
-
-    is_new: bool
-    state: State
-    total: int
-    cursor: str
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """What a holder asks for: how many parts at most, how many bytes, for how long."""
-
-    most: int = 1
-    max_bytes: int = 2**20
-    lease_ms: int = 20_000
-
-
 class Part(msgspec.Struct):
     """A part in a worker's hands."""
 
     number: int
     payload: bytes
-    #: Where it came from; begins with the number of its records.
+    #: How many records it has, and where it came from: ``records/about.py`` writes and reads it.
     about: bytes
     #: 1 for the first run, one more for each error since.
     attempt: int = 1
@@ -175,81 +136,6 @@ class Part(msgspec.Struct):
         """How many records it holds, where that is said."""
         digits = _LEADING_DIGITS.match(self.about)
         return int(digits[0]) if digits else None
-
-
-class Grant(msgspec.Struct):
-    """The answer to ``claim`` and ``finish``: what to run next, if anything."""
-
-    #: ok: run the parts. Else why there are none.
-    word: str
-    tokens: Tokens
-    parts: list[Part]
-    #: How many of the parts had trouble before; they come first.
-    retried: int = 0
-    #: Given by claim: the request's handler, and its spec unless the caller knew it.
-    handler: str = ""
-    spec: bytes = b""
-    #: Given by claim: when the request was created, which tells it from another of its id.
-    created_ms: int = 0
-    #: Given by claim: how long the request's parts could have been run by then.
-    waited_ms: int = 0
-    #: Given by finish: how many of the results were counted.
-    counted: int = 0
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """The answer to a call that hands out no parts."""
-
-    word: str
-    tokens: Tokens
-
-
-class Audit(msgspec.Struct, frozen=True):
-    """What should be out for a request."""
-
-    state: State
-    queue: str
-    tokens: Tokens
-    #: Leases that may be reaped.
-    expired: int
-    #: 0 while it lives, or while leases stand.
-    purge_at: int
-    #: Entries that somebody else added to its stream, dropped since the last audit.
-    strays: int = 0
-    #: Leases past their deadline: their holders are suspected to be dead.
-    overdue: int = 0
-    #: Tokens that were believed out.
-    believed: int = 0
-
-
-class Reaped(msgspec.Struct, frozen=True):
-    """What expired leases gave back."""
-
-    leases: int
-    parts: int
-    state: State
-    tokens: Tokens
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """Requests that want a look, and those that may be purged, with their scores."""
-
-    now_ms: int
-    wait_ms: int
-    due: list[tuple[str, float]]
-    purgeable: list[str]
-    #: What is in the indexes and can be no request's id, with its score.
-    strays: list[tuple[bytes, float]] = []
-
-
-class Collected(msgspec.Struct, frozen=True):
-    """Results in input order."""
-
-    state: State
-    next: int
-    #: Results the server still has.
-    left: int
-    results: list[tuple[int, bytes]]
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -319,37 +205,3 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     #: Seconds until the end at this rate, while it runs and the load is complete.
     eta_s: float | None
-
-
-class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that a worker runs now."""
-
-    request: str
-    part: int
-    #: When it was started (ms), by the worker's clock.
-    since_ms: int
-    handler: str
-    #: Of the process it runs in.
-    pid: int
-
-
-class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself with each heartbeat. Times are by its own clock."""
-
-    name: str
-    host: str = ""
-    pid: int = 0
-    version: str = ""
-    queue: str = ""
-    #: Names of the handlers it can run.
-    handlers: list[str] = []
-    slots: int = 0
-    busy: int = 0
-    started_ms: int = 0
-    #: When it said this.
-    beat_ms: int = 0
-    #: The levels it takes from, as they were given.
-    levels: str = ""
-    running: list[Running] = []
-    #: What the names of its holders begin with; another one each time that it starts.
-    pool: str = ""

@@ -8,19 +8,9 @@ from typing import Any
 from redis import RedisCluster
 
 from streamq import Protocol
-from streamq.model import (
-    Failure,
-    Grant,
-    Opened,
-    Outcome,
-    Policy,
-    Reaped,
-    Spec,
-    State,
-    Terms,
-    Tokens,
-)
+from streamq.model import Failure, Policy, Spec, State
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.replies import Grant, Opened, Outcome, Reaped, Terms, Tokens
 
 HANDLER = "h"
 CAN_RUN = ("parts h",)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from streamq import Janitor, Protocol
 from streamq.errors import RequestUnknown
-from streamq.model import Failure, Grant, Part, Terms
+from streamq.model import Failure, Part
 from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.replies import Grant, Terms
 from streamq.records.encoding import encode_result
 from tests.driver import CAN_RUN
 from tests.waiting import wait_until

@@ -19,8 +19,10 @@ import pytest
 from cli import main, render
 from cli.app import COMMANDS
 from streamq import Client, Protocol
-from streamq.model import Failure, Running, Token, Tokens, WorkerDetails
+from streamq.model import Failure
 from streamq.protocol.keys import QueueKeys
+from streamq.protocol.replies import Token, Tokens
+from streamq.queue.fleet import Running, WorkerDetails
 from streamq.servers.local import LocalServer
 from tests.conftest import KINDS
 from tests.driver import HANDLER, Driver

@@ -23,7 +23,8 @@ from streamq import (
     State,
     WaitTimeout,
 )
-from streamq.model import Failure, Part, Terms, Token
+from streamq.model import Failure, Part
+from streamq.protocol.replies import Terms, Token
 from streamq.records.encoding import encode_result
 from streamq.servers.local import LocalServer
 from tests.driver import Driver

@@ -10,10 +10,11 @@ import pytest
 
 from streamq import Protocol
 from streamq.errors import CollectorLost, Damaged
-from streamq.model import Terms
+from streamq.protocol.replies import Terms
 from streamq.records.encoding import Verbatim, encode_item, encode_result
 from streamq.records.outputs import FileOutput, OutputError, OutputExists, Stopped
-from streamq.runs.collect import Collector, Writer, show
+from streamq.records.writer import Writer
+from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
 from tests.driver import Driver
 from tests.waiting import wait_until

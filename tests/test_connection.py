@@ -35,7 +35,7 @@ from streamq import (
 from streamq.driver.errors import translating_driver_errors
 from streamq.driver.lanes import Lane, pack
 from streamq.driver.url import ServerURL, mask
-from streamq.model import Token, Tokens
+from streamq.protocol.replies import Token, Tokens
 from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
 from streamq.servers.local import LocalServer, find_server
 from tests.simulated import tokens

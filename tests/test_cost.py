@@ -16,7 +16,7 @@ from redis.connection import AbstractConnection
 
 from streamq import Client, Connection, Protocol
 from streamq.driver.lanes import Lane
-from streamq.model import Terms
+from streamq.protocol.replies import Terms
 from streamq.servers.local import LocalServer
 from tests.faults.proxy import Proxy
 from tests.fleet import Fleet

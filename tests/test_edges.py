@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamq.model import Policy
-from streamq.records.splitting import Size
+from streamq.records.splitting import PartSize
 from streamq.runs import folder
 from streamq.runs.folder import RunFolder
 from streamq.runs.plan import Plan
@@ -129,7 +129,7 @@ def _plan() -> Plan:
         output="/nowhere",
         form="lines",
         policy=Policy(handler="h"),
-        size=Size(),
+        size=PartSize(),
         processes=1,
         slots=1,
         window_bytes=2**20,

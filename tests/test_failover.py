@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from streamq import Client, Janitor, Protocol, Request, State
-from streamq.model import Tokens, WorkerDetails
 from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.replies import Tokens
+from streamq.queue.fleet import WorkerDetails
 from tests.driver import Driver
 from tests.fleet import Fleet
 from tests.simulated import Worker, indexes, make_due

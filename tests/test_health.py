@@ -18,7 +18,7 @@ import pytest
 
 from streamq import Client, Protocol
 from streamq.servers.local import LocalServer
-from streamq.telemetry.health import STUCK_S, HealthServer, Subject
+from streamq.telemetry.health import STUCK_S, HealthServer, HealthSource
 from streamq.telemetry.metrics import METRICS
 from tests.conftest import KINDS
 from tests.faults.proxy import Proxy
@@ -343,7 +343,7 @@ def test_a_scrape_costs_the_server_no_call_of_its_own(asked: Asked, client: Clie
 
 def test_loop_that_does_not_turn_is_not_alive() -> None:
     ticked = [time.monotonic()]
-    subject = Subject(lambda: ticked[0], lambda: "", dict, lambda: 0)
+    subject = HealthSource(lambda: ticked[0], lambda: "", dict, lambda: 0)
     server = HealthServer(HERE, subject)
     asked = Asked(server.port)
 

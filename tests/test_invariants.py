@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from streamq import Janitor, Protocol, Request, State
-from streamq.model import Tokens
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver
 from tests.stateful.machine import Machine
 

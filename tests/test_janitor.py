@@ -9,8 +9,8 @@ from itertools import permutations
 import pytest
 
 from streamq import Client, Connection, Janitor, Protocol, ServerBusy, ServerUnreachable, State
-from streamq.model import Audit, Tokens
 from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.replies import Audit, Tokens
 from tests.driver import Driver
 from tests.simulated import Worker, indexes, make_due, refuse, tokens
 from tests.waiting import wait_until

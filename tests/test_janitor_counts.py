@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from streamq import Client, Damaged, Janitor, Protocol, ServerUnreachable, State
-from streamq.model import Audit, Tick, Tokens
 from streamq.protocol.keys import QueueKeys
+from streamq.protocol.replies import Audit, Tick, Tokens
 from streamq.queue import janitor as module
 from streamq.queue.janitor import totals
 from tests.conftest import ONE_KIND

@@ -17,7 +17,8 @@ import pytest
 
 from streamq import Client, Protocol, Request
 from streamq.errors import RequestEnded, StreamqError
-from streamq.model import Policy, State, Terms
+from streamq.model import Policy, State
+from streamq.protocol.replies import Terms
 from streamq.records.encoding import decode_result
 from streamq.servers.local import LocalServer
 from tests.conftest import ANY_KIND, ONE_KIND

@@ -15,7 +15,7 @@ from streamq import cpus
 from streamq.errors import InvalidValue
 from streamq.records.outputs import FileOutput
 from streamq.servers.local import LocalServer
-from streamq.telemetry.health import HealthServer, Subject
+from streamq.telemetry.health import HealthServer, HealthSource
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import process_handle
 from streamq.worker.process_handle import Member
@@ -184,8 +184,10 @@ class TestCpus:
         assert cpus.usable() == expected
 
 
-def _subject() -> Subject:
-    return Subject(ticked_at=time.monotonic, unready=lambda: "", samples=dict, wanted=lambda: 0)
+def _subject() -> HealthSource:
+    return HealthSource(
+        ticked_at=time.monotonic, unready=lambda: "", samples=dict, wanted=lambda: 0
+    )
 
 
 def _has_ipv6() -> bool:

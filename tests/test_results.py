@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamq import Client, Protocol
-from streamq.model import Terms
+from streamq.protocol.replies import Terms
 from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector

@@ -10,7 +10,7 @@ import pytest
 from redis import RedisCluster, ResponseError
 
 from streamq import Client, Janitor, Protocol, RequestUnknown, State
-from streamq.model import Token, Tokens
+from streamq.protocol.replies import Token, Tokens
 from tests.driver import Driver
 from tests.simulated import Worker, make_due, tokens
 

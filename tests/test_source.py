@@ -17,15 +17,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from streamq.model import Spec
+from streamq.records.about import Place
 from streamq.records.boundaries import blank_lines, fields_of, records_of
-from streamq.records.decoding import Place, is_skipped
+from streamq.records.decoding import is_skipped
 from streamq.records.inputs import BadInput, open_input
-from streamq.records.splitting import Cursor, Size, split
+from streamq.records.splitting import Cursor, PartSize, split
 
 ANY = settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
 
 
-SIZE, START, COMMON = Size(), Cursor(), Spec()
+SIZE, START, COMMON = PartSize(), Cursor(), Spec()
 
 
 class Piece(NamedTuple):
@@ -38,7 +39,7 @@ class Piece(NamedTuple):
 def pieces(
     path: Path,
     form: str = "lines",
-    size: Size = SIZE,
+    size: PartSize = SIZE,
     start: Cursor = START,
     spec: Spec = COMMON,
 ) -> list[Piece]:
@@ -72,7 +73,7 @@ def test_pieces_of_lines_are_the_file_again(
     assume(data[:1] not in b"\x1f\xfd(B")
     file.write_bytes(data)
 
-    found = pieces(file, size=Size(bytes=limit))
+    found = pieces(file, size=PartSize(bytes=limit))
 
     assert b"".join(piece.payload for piece in found) == data
     assert all(piece.payload.endswith(b"\n") for piece in found[:-1])
@@ -120,7 +121,7 @@ def test_pieces_of_csv_cut_no_row(
     csv.writer(text, lineterminator="\n", **options).writerows(rows)
     file.write_text(text.getvalue(), newline="")
 
-    found = pieces(file, "csv", Size(bytes=limit, records=by_records), spec=spec)
+    found = pieces(file, "csv", PartSize(bytes=limit, records=by_records), spec=spec)
 
     assert b"".join(piece.payload for piece in found) == file.read_bytes()
     records = [record for piece in found for record in records_of(piece.payload, spec)]
@@ -131,7 +132,7 @@ def test_pieces_of_csv_cut_no_row(
 def test_quote_inside_a_field_is_a_character(file: Path) -> None:
     file.write_bytes(b'size,n\n5" pipe,3\n6" pipe,4\n"a ""b""\nc",5\n')
 
-    found = pieces(file, "csv", Size(records=1))
+    found = pieces(file, "csv", PartSize(records=1))
 
     assert [piece.payload for piece in found] == [
         b"size,n\n",
@@ -157,7 +158,7 @@ def after(found: list[Piece], index: int) -> Cursor:
 def test_load_goes_on_at_any_cursor(file: Path, lines: list[bytes], n: int) -> None:
     assume(lines[0][:1] not in b"\x1f\xfd(B")
     file.write_bytes(b"\n".join(lines))
-    size = Size(records=n)
+    size = PartSize(records=n)
     whole = pieces(file, size=size)
 
     for index, piece in enumerate(whole):
@@ -178,10 +179,10 @@ def test_compressed_files_are_read_as_what_they_hold(file: Path, compress: objec
     data = b"".join(b"line %d\n" % n for n in range(5_000))
     file.write_bytes(compress(data))  # type: ignore[operator]
 
-    found = pieces(file, size=Size(bytes=4_000))
+    found = pieces(file, size=PartSize(bytes=4_000))
 
     assert b"".join(piece.payload for piece in found) == data
-    assert pieces(file, size=Size(bytes=4_000), start=after(found, 3)) == found[4:]
+    assert pieces(file, size=PartSize(bytes=4_000), start=after(found, 3)) == found[4:]
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, zstd_compress])
@@ -235,7 +236,7 @@ def test_lines_are_counted_beside_records_where_some_are_blank(file: Path) -> No
     file.write_bytes(b"1\n\n2\n3\n4\n")
     spec = Spec(format="jsonl")
     with closing(open_input(str(file))) as source:
-        chunks = list(split(source, spec, Size(records=3), START))
+        chunks = list(split(source, spec, PartSize(records=3), START))
 
     abouts = [about for chunk in chunks for about in chunk.abouts]
     assert (abouts, sum(chunk.records for chunk in chunks)) == ([b"2 0 1 3", b"2 0 4"], 4)
@@ -269,7 +270,7 @@ def test_bad_input_is_named(file: Path, data: bytes, form: str, says: str) -> No
     file.write_bytes(data)
 
     with pytest.raises(BadInput, match=says) as raised:
-        pieces(file, form, Size(bytes=50, most=100))
+        pieces(file, form, PartSize(bytes=50, most=100))
 
     assert str(file) in str(raised.value)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from streamq import Client, Janitor, Protocol, RequestNewer
-from streamq.model import State, Tokens
+from streamq.model import State
+from streamq.protocol.replies import Tokens
 from streamq.queue.janitor import log as janitor_log
 from tests.conftest import ONE_KIND
 from tests.driver import Driver

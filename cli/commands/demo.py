@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from streamq.model import PREFIX, Policy, Spec
-from streamq.records.splitting import Size
+from streamq.records.splitting import PartSize
 from streamq.runs import demo as demonstration
 from streamq.runs.plan import Plan
 from streamq.runs.progress import Progress
@@ -71,7 +71,7 @@ def _plan(source: Path, output: Path) -> Plan:
         output=str(output),
         form="jsonl",
         policy=Policy(handler="count_letters", limit=PROCESSES, spec=spec),
-        size=Size(bytes=32 * 1024),
+        size=PartSize(bytes=32 * 1024),
         processes=PROCESSES,
         slots=1,
         window_bytes=2**28,

@@ -10,7 +10,7 @@ from streamq import units
 from streamq.errors import ServerError
 from streamq.model import LIMIT
 from streamq.protocol.protocol import Protocol
-from streamq.queue.backlog import live_workers
+from streamq.queue.fleet import live_workers
 from streamq.records.names import expand
 from streamq.records.remote import RemoteUnreachable
 from streamq.runs.load import Load

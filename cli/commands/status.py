@@ -7,11 +7,12 @@ import msgspec
 import typer
 
 from streamq.errors import damaged_if_unreadable
-from streamq.model import State, Status, WorkerDetails
+from streamq.model import State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue import backlog
 from streamq.queue.client import Request
+from streamq.queue.fleet import WorkerDetails, live_workers
 
 from .. import render
 from ..connecting import connected, naming
@@ -82,7 +83,7 @@ def _summary(protocol: Protocol, queue: str) -> Summary:
             if number % STEP == 0:
                 line.show(f"read {number:,} of {total:,} requests")
 
-        found = backlog.look(protocol, queue, show)
+        found = backlog.read_backlog(protocol, queue, show)
     live = [status for status, _ in found.requests]
     states = Counter(status.state for status in live)
     for request_id, error in found.damaged:
@@ -127,7 +128,7 @@ def _request_text(protocol: Protocol, found: Status) -> str:
     facts = [
         ("request", found.id),
         ("state", f"{found.state}{', paused' if found.paused else ''}"),
-        ("handler", _handler(found, backlog.live_workers(protocol, found.queue))),
+        ("handler", _handler(found, live_workers(protocol, found.queue))),
         ("queue", found.queue),
         ("level", f"{found.level}"),
         ("limit", f"{found.limit}"),

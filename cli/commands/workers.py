@@ -1,7 +1,6 @@
 """``streamq workers``."""
 
-from streamq.model import WorkerDetails
-from streamq.queue.backlog import live_workers
+from streamq.queue.fleet import WorkerDetails, live_workers
 
 from .. import render
 from ..connecting import connected

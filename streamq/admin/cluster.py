@@ -15,7 +15,7 @@ from streamq.driver.node import NodeClient
 from streamq.driver.url import ServerURL
 from streamq.errors import InvalidValue, ServerBusy, ServerRefused, ServerUnreachable
 from streamq.servers import topology
-from streamq.servers.topology import SLOTS, Member, Peer, View
+from streamq.servers.topology import SLOTS, ClusterMember, Peer, View
 
 _POLL_S = 0.2
 
@@ -276,7 +276,7 @@ def _stands(views: list[View], primaries: int, replicas: int) -> bool:
     return is_agreed and is_asked and _served(known.values()) == SLOTS
 
 
-def _served(members: Iterable[Member]) -> int:
+def _served(members: Iterable[ClusterMember]) -> int:
     return sum(last - first + 1 for member in members for first, last in member.slots)
 
 
@@ -347,7 +347,7 @@ def _summary(first: Peer, known: View, peers: dict[str, Peer]) -> ClusterStatus:
     )
 
 
-def _rank(known: View, member: Member) -> tuple[object, ...]:
+def _rank(known: View, member: ClusterMember) -> tuple[object, ...]:
     """Primaries by their slots, and behind each those who follow it."""
     leader = known.get(member.primary, member)
     return leader.slots, leader.id, member.primary, member.port

@@ -12,8 +12,9 @@ from functools import partial
 from streamq.admin.probe import Books, Probe
 from streamq.admin.server_checks import FAIL, MOST_QUEUES, OK, WARN, Examiner, Finding, ServerChecks
 from streamq.errors import Damaged, RequestNewer, RequestUnknown, ServerError
-from streamq.model import State, Tokens
+from streamq.model import State
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Tokens
 from streamq.queue import backlog
 from streamq.queue.janitor import Janitor
 
@@ -51,7 +52,7 @@ class Doctor(Examiner):
             return ["default"]
 
     def _queue(self, queue: str) -> Iterator[Finding]:
-        found = backlog.look(self._protocol, queue)
+        found = backlog.read_backlog(self._protocol, queue)
         yield from self._care(queue, found)
         wrong = 0
         for finding in self._requests(queue, found):

@@ -1,7 +1,7 @@
 """What to check of a server: its version, settings, replicas, slots and clock, and our rights."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -11,7 +11,10 @@ from streamq.driver.server_versions import first_good, troubles, version_of
 from streamq.errors import ServerError
 from streamq.protocol import lua
 
-OK, WARN, FAIL = "ok", "warn", "fail"
+Verdict = Literal["ok", "warn", "fail"]
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "fail"
 #: A server's clock may be off by this much without a word, and by this much at all.
 SKEW_S, BAD_SKEW_S = 1.0, 30.0
 SLOTS = 16_384
@@ -24,8 +27,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line of what was found."""
 
     check: str
-    #: ok, warn or fail.
-    verdict: str
+    verdict: Verdict
     says: str
     #: What to do about it.
     remedy: str = ""
@@ -41,7 +43,12 @@ class Examiner:
         self._is_mending = is_mending
 
     def mend(
-        self, check: str, says: str, remedy: str, mend: Callable[[], object], verdict: str = FAIL
+        self,
+        check: str,
+        says: str,
+        remedy: str,
+        mend: Callable[[], object],
+        verdict: Verdict = FAIL,
     ) -> Finding:
         """What is wrong; mended, if that was asked for and can be done."""
         if self._is_mending:

@@ -18,26 +18,20 @@ from streamq import units
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors as translated
 from streamq.errors import UNREADABLE, Damaged, RequestUnknown, StreamqError, damaged_if_unreadable
-from streamq.model import (
-    LAST_LEVEL,
-    PREFIX,
+from streamq.model import LAST_LEVEL, PREFIX, Failure, News, Part, Policy, State
+from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.replies import (
     Audit,
     Collected,
-    Failure,
     Grant,
-    News,
     Opened,
     Outcome,
-    Part,
-    Policy,
     Reaped,
-    State,
     Terms,
     Tick,
     Token,
     Tokens,
 )
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.protocol.scripts import Ahead, Call, Scripts
 from streamq.protocol.snapshot import Snapshot
 

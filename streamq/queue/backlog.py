@@ -1,29 +1,28 @@
 """What a queue has to do, and who is there to do it."""
 
 import logging
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from importlib.metadata import version
 
 import msgspec
 
 from streamq import units
 from streamq.errors import Damaged, RequestUnknown, ServerError, ServerUnreachable
-from streamq.model import LAST_LEVEL, Status, WorkerDetails
+from streamq.model import LAST_LEVEL, Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.fleet import WorkerDetails, live_workers
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
 
-#: What was seen is good for so long; for longer where looking takes long.
+#: What was read is told again for so long, and for so many times what the reading took.
 FRESH_S = 5.0
 _TIMES = 20
-#: Whoever asks waits no longer than this for a look.
+#: A caller waits no longer than this for queues to be read.
 PATIENCE_S = 2.0
 
 
@@ -53,7 +52,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
         return [status for status, _ in self.requests if status.handler not in served]
 
     def samples(self) -> Samples:
-        """The same as metrics."""
+        """Return the same as metrics."""
         found = [status for status, _ in self.requests]
         states = Counter("paused" if each.paused else each.state.value for each in found)
         tens = Counter(each.level // 10 for each in found)
@@ -79,10 +78,13 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def look(
+def read_backlog(
     protocol: Protocol, queue: str, on_read: Callable[[int, int], None] = lambda *_: None
 ) -> Backlog:
-    """What a queue has to do now. It reads request after request, and tells how many of all."""
+    """Read what a queue has to do now, request after request.
+
+    ``on_read`` is told the number of each request before it is read, and how many there are.
+    """
     requests, damaged = [], []
     now_ms = 0
     ids = protocol.ids(units.name(queue, "queue"))
@@ -109,58 +111,48 @@ def look(
     )
 
 
-def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
-    """The live workers of a queue, by name."""
-    found = []
-    for name, details in sorted(protocol.workers(units.name(queue, "queue")).items()):
-        try:
-            found.append(msgspec.json.decode(details, type=WorkerDetails))
-        except (ValueError, RecursionError):
-            # It lives, and is of a version that says other things of itself.
-            found.append(WorkerDetails(name=name, queue=queue))
-    return found
+class BacklogCache:
+    """Reads queues for callers that ask often: what was just read is told again.
 
-
-class Lookout:
-    """Looks at queues for those who ask often: what was just seen is told again.
-
-    The looking is done in one thread, so that a server that is away holds up nobody for
-    long, and the looks never take more than a twentieth of that thread's time.
+    One thread reads, so that a server that is away holds up a caller for ``PATIENCE_S`` at most.
+    The thread reads for no more than a twentieth of its time.
     """
 
     def __init__(self, protocol: Protocol, queues: Iterable[str]) -> None:
         self._protocol = protocol
         self._queues = list(queues)
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "lookout")
-        self._look: Future[list[Backlog]] | None = None
+        self._thread = ThreadPoolExecutor(1, "backlog")
+        self._reading: Future[list[Backlog]] | None = None
         self._good_until = 0.0
 
     def backlogs(self) -> list[Backlog]:
-        """Of each queue what it has to do.
+        """Return what each queue has to do.
 
         Raises:
             ServerError: the server does not answer, or not soon enough.
         """
         with self._lock:
-            if self._look is None or (self._look.done() and time.monotonic() >= self._good_until):
-                self._look = self._thread.submit(self._look_at_all)
-            current = self._look
+            if self._reading is None or (
+                self._reading.done() and time.monotonic() >= self._good_until
+            ):
+                self._reading = self._thread.submit(self._read_all)
+            current = self._reading
         try:
             return current.result(PATIENCE_S)
         except NotYet:
             raise ServerUnreachable("the server has not answered yet") from None
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop reading."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _look_at_all(self) -> list[Backlog]:
+    def _read_all(self) -> list[Backlog]:
         begun = time.monotonic()
-        # A look that fails is good for a moment too.
+        # A failure is told again for a while, too.
         self._good_until = begun + FRESH_S
         try:
-            return [look(self._protocol, queue) for queue in self._queues]
+            return [read_backlog(self._protocol, queue) for queue in self._queues]
         finally:
             now = time.monotonic()
             self._good_until = now + max(FRESH_S, _TIMES * (now - begun))
@@ -175,9 +167,3 @@ class Lookout:
         except (ServerError, Damaged) as error:
             log.debug("no metrics of queues: %s", error)
         return found
-
-
-def build() -> Samples:
-    """Which streamq this is."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"streamq_build_info": [({"version": version("streamq"), "python": python}, 1)]}

@@ -24,24 +24,14 @@ from streamq.errors import (
     WaitTimeout,
     damaged_if_unreadable,
 )
-from streamq.model import (
-    LAST_LEVEL,
-    LEVEL,
-    LIMIT,
-    MAX_PART,
-    POISON,
-    PREFIX,
-    Failure,
-    Spec,
-    Status,
-    Tokens,
-)
+from streamq.model import LAST_LEVEL, LEVEL, LIMIT, MAX_PART, POISON, PREFIX, Failure, Spec, Status
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Tokens
 from streamq.queue.options import policy
 from streamq.queue.results import ResultReader, part_of
 from streamq.queue.submission import CHUNK_PARTS, Submission, forget, register
 from streamq.records import encoding as codec
-from streamq.records.decoding import Place
+from streamq.records.about import Place
 from streamq.settings import Settings, with_login
 
 #: A waiter that is told nothing looks for itself this often.

@@ -17,9 +17,10 @@ from streamq.errors import (
     ServerBusy,
     ServerUnreachable,
 )
-from streamq.model import Audit, State, Tick, Tokens
+from streamq.model import State
 from streamq.protocol.protocol import Protocol
-from streamq.queue.backlog import live_workers
+from streamq.protocol.replies import Audit, Tick, Tokens
+from streamq.queue.fleet import live_workers
 from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Samples
 

@@ -8,8 +8,9 @@ run again, retry after retry.
 
 import time
 
-from streamq.model import Collected, State
+from streamq.model import State
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Collected
 from streamq.protocol.snapshot import Snapshot
 
 #: So many results are read at once, and about so many bytes of them.

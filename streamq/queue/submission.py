@@ -29,8 +29,10 @@ from streamq.errors import (
     ServerUnreachable,
     StreamqError,
 )
-from streamq.model import Opened, Policy, Tokens
+from streamq.model import Policy
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Opened, Tokens
+from streamq.records import about
 
 #: One call to the server carries at most so many parts, and about so many bytes.
 CHUNK_PARTS = 500
@@ -305,7 +307,7 @@ def _entries(payloads: list[bytes]) -> list[bytes]:
 
 def _about(payload: bytes) -> bytes:
     """One record, and whether it is JSON of ours: a handler that does not say gets the value."""
-    return b"1j" if type(payload) is _Json else b"1"
+    return about.ONE_JSON if type(payload) is _Json else about.ONE_PAYLOAD
 
 
 class _Sender:

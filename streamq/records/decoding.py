@@ -14,11 +14,10 @@ import msgspec
 from streamq.app import Handler
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
+from streamq.records.about import NEWLINE, NOTHING, RETURN
 from streamq.records.boundaries import fields_of, names_of, records_of
 from streamq.records.inputs import MARK
 
-#: What ``about`` ends in when the payload is JSON made from a value that was no bytes.
-IS_JSON = b"j"
 #: Formats whose records are lines or rows of a file.
 TEXT_FORMATS = ("lines", "jsonl", "csv")
 
@@ -26,28 +25,6 @@ _RAW = (bytes, str)
 _NOTHING = (inspect.Parameter.empty, Any)
 
 Decode = Callable[[bytes, bool], Any]
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a part came from: a file, its first and its last line there, and its records."""
-
-    source: str
-    line: int
-    last_line: int
-    records: int
-
-    @classmethod
-    def of(cls, about: bytes, spec: Spec) -> "Place | None":
-        """What a part's ``about`` says: records, file, first line, and lines where they are more.
-
-        None where it was not loaded from a file.
-        """
-        try:
-            records, file, line, *lines = map(int, about.split())
-            count = lines[0] if lines else records
-            return cls(spec.files[file], line, line + max(1, count) - 1, records)
-        except (ValueError, IndexError):
-            return None
 
 
 def records_in(part: Part, spec: Spec) -> list[bytes]:
@@ -70,7 +47,7 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
         returns = payload.count(b"\r")
         if not payload.count(b"\n") == returns == payload.count(b"\r\n"):
             return None
-        ending, letter = "\r\n", b"r"
+        ending, letter = "\r\n", RETURN
     values: list[Any]
     if annotation is bytes:
         values = payload.split(ending.encode())
@@ -93,10 +70,10 @@ def bare(record: bytes) -> bytes:
 def endings(records: list[bytes]) -> bytes:
     """A letter for each record's ending, or nothing where all are plain newlines."""
     letters = b"".join(
-        b"r" if record.endswith(b"\r\n") else b"n" if record.endswith(b"\n") else b"0"
+        RETURN if record.endswith(b"\r\n") else NEWLINE if record.endswith(b"\n") else NOTHING
         for record in records
     )
-    return b"" if letters == b"n" * len(letters) else letters
+    return b"" if letters == NEWLINE * len(letters) else letters
 
 
 def is_skipped(record: bytes, spec: Spec) -> bool:

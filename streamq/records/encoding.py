@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from streamq.errors import Damaged, damaged_if_unreadable
+from streamq.records.about import ENDING_LETTERS
 
 Item = None | bytes | str | msgspec.msgpack.Ext
 
@@ -163,7 +164,7 @@ def checked(items: list[Any]) -> tuple[list[Item], bytes]:
         raise Damaged("a result holds what no handler can return")
     if items and isinstance(items[-1], msgspec.msgpack.Ext) and items[-1].code == _ENDINGS:
         endings = bytes(items.pop().data)
-        if len(endings) != len(items) or endings.strip(b"nr0"):
+        if len(endings) != len(items) or endings.strip(ENDING_LETTERS):
             raise Damaged("a result does not say how its lines end")
         return items, endings
     return items, b""

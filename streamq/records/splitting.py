@@ -13,6 +13,7 @@ from itertools import accumulate
 import msgspec
 
 from streamq.model import MAX_PART, Spec
+from streamq.records import about
 from streamq.records.boundaries import Mask, blank_lines, mask_of
 from streamq.records.inputs import MARK, BadInput, Input, open_input
 
@@ -33,7 +34,7 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
 
 
-class Size(msgspec.Struct, frozen=True):
+class PartSize(msgspec.Struct, frozen=True):
     """How large parts are: whole records up to so many bytes, or so many records."""
 
     bytes: int = 256 * 1024
@@ -46,8 +47,7 @@ class Chunk(msgspec.Struct):
     """Parts to be, one after another, and where to go on after them."""
 
     payloads: list[bytes]
-    #: Of each part: how many records, in which file, and the number of the first line there;
-    #: also how many lines, where some are blank and no records.
+    #: Of each part what ``records/about.py`` makes of it.
     abouts: list[bytes]
     records: int
     size: int
@@ -67,7 +67,7 @@ class Chunk(msgspec.Struct):
         return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
 
 
-def split(source: Input, spec: Spec, size: Size, start: Cursor) -> Iterator[Chunk]:
+def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[Chunk]:
     """The rest of an input, which stands at the cursor, in chunks of parts.
 
     Raises:
@@ -105,7 +105,9 @@ def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
             return b"".join(blocks), not block
 
 
-def _cut_by_bytes(seen: bytes, total: int, size: Size, is_end: bool) -> tuple[list[int], list[int]]:
+def _cut_by_bytes(
+    seen: bytes, total: int, size: PartSize, is_end: bool
+) -> tuple[list[int], list[int]]:
     """Where parts end, and how many records each has. What may still grow is left over.
 
     Of all that was read, ``total`` bytes, only ``seen`` is known to be whole.
@@ -131,7 +133,7 @@ def _cut_by_bytes(seen: bytes, total: int, size: Size, is_end: bool) -> tuple[li
 
 
 def _cut_by_records(
-    seen: bytes, total: int, size: Size, is_end: bool
+    seen: bytes, total: int, size: PartSize, is_end: bool
 ) -> tuple[list[int], list[int]]:
     """The same with so many records in each, or as many as fit."""
     lengths = [len(line) + 1 for line in seen.split(b"\n")]
@@ -170,20 +172,20 @@ def _chunks(
         numbers = list(accumulate(each, initial=cursor.record))
         cursor = Cursor(start.file, cursor.offset + here[-1] - begin, numbers[-1])
         payloads = [data[one:two] for one, two in zip([begin, *here], here, strict=False)]
-        abouts = [b"%d %d %d" % (n, start.file, at) for n, at in zip(each, numbers, strict=False)]
+        abouts = [about.of_lines(n, start.file, at) for n, at in zip(each, numbers, strict=False)]
         records = sum(each)
         if spec.format == "jsonl":
             for index, payload in enumerate(payloads):
                 if blank := blank_lines(payload):
                     lines = each[index]
-                    about = (lines - blank, start.file, numbers[index], lines)
-                    abouts[index] = b"%d %d %d %d" % about
+                    first_line = numbers[index]
+                    abouts[index] = about.of_lines(lines - blank, start.file, first_line, lines)
                     records -= blank
         yield Chunk(payloads, abouts, records, here[-1] - begin, cursor)
         first, begin = last, here[-1]
 
 
-def _stuck(name: str, cursor: Cursor, size: Size, *, is_open: bool) -> BadInput:
+def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadInput:
     if is_open:
         return BadInput(f"{name}: record {cursor.record}: a quote is not closed")
     return BadInput(
@@ -204,7 +206,7 @@ def whole(source: Input, file: int, most: int) -> Chunk:
         size += len(block)
     if size > most:
         raise BadInput(f"{source.name} is larger than the {most} bytes a part may have")
-    return Chunk([b"".join(blocks)], [b"1 %d 1" % file], 1, size, Cursor(file + 1))
+    return Chunk([b"".join(blocks)], [about.of_whole_file(file)], 1, size, Cursor(file + 1))
 
 
 def first_record(source: Input, mask: Mask, most: int) -> bytes:
@@ -222,7 +224,7 @@ def first_record(source: Input, mask: Mask, most: int) -> bytes:
     source.unread(data)
     text = data.removeprefix(MARK)
     if len(data) > most or len(mask(text)) < len(text):
-        raise _stuck(source.name, Cursor(), Size(most=most), is_open=len(data) <= most)
+        raise _stuck(source.name, Cursor(), PartSize(most=most), is_open=len(data) <= most)
     return data
 
 

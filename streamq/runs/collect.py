@@ -4,15 +4,11 @@ What was written and where the next result goes are committed with the request, 
 that forgets the results. Started again, a collector cuts the file to what is committed.
 """
 
-import csv
-import io
 import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,9 +18,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.client import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
-from streamq.records import encoding as codec
 from streamq.records import outputs
-from streamq.records.encoding import Item
 from streamq.records.outputs import (
     Output,
     OutputError,
@@ -36,10 +30,10 @@ from streamq.records.outputs import (
     errors_digest,
     refuse_inputs,
 )
+from streamq.records.writer import Writer
 
 log = logging.getLogger(__name__)
 
-_ENDINGS = {ord("n"): b"\n", ord("r"): b"\r\n", ord("0"): b""}
 _LOOK_S = 0.05
 #: The first look after there was something comes soon: then there may well be more.
 _SOON_S = 0.003
@@ -73,141 +67,6 @@ def file_of(protocol: Protocol, request_id: str) -> str:
     with damaged_if_unreadable("how far results are written"):
         done = msgspec.json.decode(told, type=Committed) if told else Committed()
     return done.file if done.offset else ""
-
-
-class Writer:
-    """Turns the items of results into lines of a format."""
-
-    def __init__(
-        self, form: str, header: list[str], *, is_open: bool = False, preamble: bytes = b""
-    ) -> None:
-        """``preamble``: what lines that handlers returned begin with; values have none."""
-        self._form = form
-        self.header = header
-        self.is_open = is_open
-        self._preamble = preamble if form == "raw" else b""
-        self._is_value = False
-        self._left_out: set[str] = set()
-        self._garbled = 0
-
-    def lines(self, result: bytes) -> bytes:
-        """The lines of one part's result. What is None writes no line."""
-        with damaged_if_unreadable("a result"):
-            was_open, self.is_open = self.is_open, False
-            lines = self._lines(result)
-        if not lines:
-            self.is_open = was_open
-            return lines
-        if was_open:
-            return b"\n" + lines
-        preamble = self.preamble()
-        if not preamble or self._is_value:
-            return lines
-        return preamble + (b"" if preamble.endswith(b"\n") else b"\n") + lines
-
-    def preamble(self) -> bytes:
-        """What is to stand before the first line, where nothing was written yet."""
-        preamble, self._preamble = self._preamble, b""
-        return preamble
-
-    def warn(self) -> None:
-        """Say what could not be written as it was."""
-        if self._garbled:
-            log.warning(
-                "%d of the results hold bytes that are not UTF-8: there the output has U+FFFD "
-                "instead; --output-format raw writes bytes as they are",
-                self._garbled,
-            )
-        self._garbled = 0
-
-    def _lines(self, result: bytes) -> bytes:
-        found = codec.unchecked(result)
-        self._is_value = False
-        if self._form == "raw" and (whole := _plain_lines(found)) is not None:
-            return whole
-        items, endings = codec.checked(found)
-        if len(items) == 1 and codec.is_verbatim(items[0]):
-            return bytes(items[0].data)
-        kept = [item for item in items if item is not None]
-        if self._form == "raw":
-            self._is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
-            lines = b"".join(
-                _raw(item) + (_ENDINGS[endings[index]] if endings else b"\n")
-                for index, item in enumerate(items)
-                if item is not None
-            )
-            self.is_open = not lines.endswith(b"\n")
-            return lines
-        if self._form == "csv":
-            return b"".join(self._row(item) for item in kept)
-        return b"\n".join([*map(self._json, kept), b""])
-
-    def _json(self, item: Item) -> Any:
-        """An item as JSON: bytes, or what can be joined with them."""
-        if isinstance(item, msgspec.msgpack.Ext):
-            return item.data
-        return msgspec.json.encode(self._readable(item))
-
-    def _readable(self, value: object) -> object:
-        """Bytes as text, as far as they are; anything else as it is."""
-        if not isinstance(value, bytes):
-            return value
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            self._garbled += 1
-            return value.decode("utf-8", "replace")
-
-    def _cell(self, value: object) -> object:
-        value = self._readable(value)
-        return value if value is None or isinstance(value, str | int | float) else _text(value)
-
-    def _row(self, item: Item) -> bytes:
-        value = codec.decode_item(item)
-        fields = value if isinstance(value, dict) else {"result": value}
-        head = b""
-        if not self.header:
-            self.header = list(fields)
-            head = _csv_line(self.header)
-        for name in fields.keys() - self._left_out - set(self.header):
-            self._left_out.add(name)
-            log.warning(
-                "a CSV has the columns of its first result: %s of a later one is left out", name
-            )
-        return head + _csv_line([self._cell(fields.get(name)) for name in self.header])
-
-
-def _csv_line(cells: list[Any]) -> bytes:
-    text = io.StringIO(newline="")
-    # It quotes what has a character of the line's end in it.
-    csv.writer(text, lineterminator="\r\n").writerow(cells)
-    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
-
-
-def _plain_lines(items: list[Any]) -> bytes | None:
-    """Items that are all bytes or all text as lines, in one go; None where they are not.
-
-    Joining tells: it takes nothing else, and how lines ended is neither.
-    """
-    if not items:
-        return b""
-    if (lines := codec.as_lines(items)) is not None:
-        return lines
-    with suppress(TypeError):
-        return b"\n".join([*items, b""])
-    with suppress(TypeError):
-        return "\n".join([*items, ""]).encode()
-    return None
-
-
-def _raw(item: Item) -> bytes:
-    if isinstance(item, msgspec.msgpack.Ext):
-        return bytes(item.data)
-    return item.encode() if isinstance(item, str) else item or b""
-
-
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:

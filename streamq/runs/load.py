@@ -22,15 +22,17 @@ from streamq.errors import (
     StreamqError,
     damaged_if_unreadable,
 )
-from streamq.model import MAX_PART, Opened, Policy, State, Tokens
+from streamq.model import MAX_PART, Policy, State
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Opened, Tokens
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.submission import forget, unregister
+from streamq.records import about
 from streamq.records.boundaries import mask_of
 from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
-from streamq.records.splitting import Chunk, Cursor, Size, first_record, split, whole
+from streamq.records.splitting import Chunk, Cursor, PartSize, first_record, split, whole
 
 #: How often a load that is ahead of the workers looks whether it may go on.
 _WINDOW_S = 0.05
@@ -54,7 +56,7 @@ class Load:
         protocol: Protocol,
         request_id: str,
         policy: Policy,
-        size: Size,
+        size: PartSize,
         *,
         window_bytes: int = 0,
         counts_results: bool = False,
@@ -203,7 +205,7 @@ class Load:
         if size > self._size.most:
             raise BadInput(f"{source.name} is larger than the {self._size.most} bytes of a part")
         payload = self._reference(file, 0, size)
-        return Chunk([payload], [b"1 %d 1" % file], 1, len(payload), Cursor(file + 1))
+        return Chunk([payload], [about.of_whole_file(file)], 1, len(payload), Cursor(file + 1))
 
     def _referred(self, chunk: Chunk) -> Chunk:
         """The same with where the bytes are, instead of the bytes."""

@@ -18,7 +18,7 @@ from streamq.model import MAX_PART, Policy, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.queue.submission import Submission, is_small, submit_all
 from streamq.records.inputs import STDIN, BadInput, open_input
-from streamq.records.splitting import Cursor, Size, split
+from streamq.records.splitting import Cursor, PartSize, split
 
 #: Longest line, in bytes.
 _MOST_LINE = 2**26
@@ -44,7 +44,7 @@ def requests_in(names: list[str]) -> Iterator[list[RequestLine]]:
     """
     for name in names:
         with closing(open_input(name)) as source:
-            size = Size(records=1, most=_MOST_LINE)
+            size = PartSize(records=1, most=_MOST_LINE)
             number = 0
             source.skip(len(source.mark()))
             for chunk in split(source, Spec(), size, Cursor()):

@@ -17,7 +17,7 @@ from streamq.queue.options import Named, policy
 from streamq.records import outputs
 from streamq.records.names import FORMATS, Dialect, absolute, expand, format_of
 from streamq.records.references import MOST_REFERRED
-from streamq.records.splitting import Size
+from streamq.records.splitting import PartSize
 from streamq.runs.plan import STANDARD, Plan
 from streamq.worker import program
 from streamq.worker.channel import check_capacity
@@ -63,7 +63,7 @@ class Source(NamedTuple):
     """Files as a request: how it is treated, and how large its parts are."""
 
     policy: Policy
-    size: Size
+    size: PartSize
 
 
 def describe_source(
@@ -134,7 +134,7 @@ def check_format(form: str, named: Named = str) -> str:
     return form
 
 
-def _size(options: RequestOptions, named: Named) -> Size:
+def _size(options: RequestOptions, named: Named) -> PartSize:
     is_referred = options.get("by_reference", False)
     most = MOST_REFERRED if is_referred else MAX_PART
     given = options.get("bytes", "256KiB")
@@ -145,7 +145,7 @@ def _size(options: RequestOptions, named: Named) -> Size:
         )
     lines = units.whole(options.get("lines", 0), named("lines"), 0)
     is_file = options.get("format") == "file" and is_referred
-    return Size(size, lines, most if is_file else max(size, MAX_PART))
+    return PartSize(size, lines, most if is_file else max(size, MAX_PART))
 
 
 def describe_run(  # noqa: PLR0913  the options of a run are many and flat

@@ -6,7 +6,7 @@ import msgspec
 
 from streamq.model import Policy
 from streamq.records.outputs import is_stream
-from streamq.records.splitting import Size
+from streamq.records.splitting import PartSize
 
 #: The output that is standard output.
 STANDARD = "-"
@@ -22,7 +22,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     form: str
     policy: Policy
-    size: Size
+    size: PartSize
     processes: int
     slots: int
     window_bytes: int

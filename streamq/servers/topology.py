@@ -16,7 +16,7 @@ SLOTS = 16384
 _POLL_S = 0.02
 
 Ranges = tuple[tuple[int, int], ...]
-View = dict[str, "Member"]
+View = dict[str, "ClusterMember"]
 """Everybody a node knows, itself too, by id."""
 
 
@@ -31,7 +31,7 @@ class Peer(msgspec.Struct, frozen=True):
     ask: Callable[..., str]
 
 
-class Member(msgspec.Struct, frozen=True):
+class ClusterMember(msgspec.Struct, frozen=True):
     """A line of CLUSTER NODES: what one node knows of another or of itself."""
 
     id: str
@@ -56,7 +56,7 @@ def view(peer: Peer) -> View:
     return {member.id: member for member in map(_member, _lines(peer, "NODES"))}
 
 
-def own(known: View) -> Member:
+def own(known: View) -> ClusterMember:
     """The node whose view it is."""
     return next(member for member in known.values() if "myself" in member.flags)
 
@@ -188,14 +188,14 @@ def _lines(peer: Peer, word: str) -> list[str]:
     return peer.ask("CLUSTER", word).splitlines()
 
 
-def _member(line: str) -> Member:
+def _member(line: str) -> ClusterMember:
     id_, address, flags, primary, _, _, epoch, _, *slots = line.split()
     # ip:port@busport, and after commas the name it announces and, of newer servers, more.
     place, *announced = address.split(",")
     place, _, bus_port = place.partition("@")
     host, _, port = place.rpartition(":")
     name = announced[0] if announced and "=" not in announced[0] else ""
-    return Member(
+    return ClusterMember(
         id=id_,
         host=name or host,
         port=int(port),

@@ -33,7 +33,7 @@ _TEXT = "text/plain; charset=utf-8"
 Reply = tuple[HTTPStatus, str, bytes]
 
 
-class Subject(msgspec.Struct, frozen=True):
+class HealthSource(msgspec.Struct, frozen=True):
     """What is reported on."""
 
     #: When the loop last turned, by the clock that never jumps.
@@ -48,7 +48,7 @@ class Subject(msgspec.Struct, frozen=True):
 class HealthServer:
     """Answers at an address until it is closed."""
 
-    def __init__(self, address: str, subject: Subject) -> None:
+    def __init__(self, address: str, subject: HealthSource) -> None:
         """Listen at ``PORT`` (on every interface) or ``HOST:PORT``; port 0 is a free one.
 
         An IPv6 address is in brackets, ``[::1]:8080``.
@@ -82,7 +82,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(
-        self, family: socket.AddressFamily, address: tuple[str, int], subject: Subject
+        self, family: socket.AddressFamily, address: tuple[str, int], subject: HealthSource
     ) -> None:
         self.subject = subject
         self.address_family = family
@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
         super().server_bind()
 
 
-def _listen(host: str, port: int, subject: Subject) -> _Server:
+def _listen(host: str, port: int, subject: HealthSource) -> _Server:
     if not host:
         # Where there is no IPv6, or it is switched off.
         with suppress(OSError):
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _SILENT_S
     server_version = "streamq"
     sys_version = ""
-    _PAGES: ClassVar[dict[str, Callable[[Subject], Reply]]]
+    _PAGES: ClassVar[dict[str, Callable[[HealthSource], Reply]]]
 
     def do_GET(self) -> None:
         """Answer one of the pages there are."""
@@ -139,12 +139,12 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug("%s %s", self.client_address[0], format % args)
 
 
-def _livez(subject: Subject) -> Reply:
+def _livez(subject: HealthSource) -> Reply:
     silent_s = time.monotonic() - subject.ticked_at()
     return _verdict("" if silent_s < STUCK_S else f"no sign of life for {silent_s:.0f} s")
 
 
-def _readyz(subject: Subject) -> Reply:
+def _readyz(subject: HealthSource) -> Reply:
     return _verdict(subject.unready())
 
 
@@ -153,11 +153,11 @@ def _verdict(problem: str) -> Reply:
     return status, _TEXT, f"{problem or 'ok'}\n".encode()
 
 
-def _metrics(subject: Subject) -> Reply:
+def _metrics(subject: HealthSource) -> Reply:
     return HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.text(subject.samples())
 
 
-def _scale(subject: Subject) -> Reply:
+def _scale(subject: HealthSource) -> Reply:
     try:
         value = subject.wanted()
     except (ServerError, Damaged):

@@ -3,8 +3,10 @@
 No metric has a request's id as a label: those are without bound.
 """
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 
 import msgspec
 
@@ -150,3 +152,9 @@ def _escaped(value: str) -> str:
 
 def _number(value: float) -> str:
     return repr(int(value)) if value == int(value) else repr(float(value))
+
+
+def build_info_samples() -> Samples:
+    """Return which streamq and which Python this is, as a metric."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"streamq_build_info": [({"version": version("streamq"), "python": python}, 1)]}

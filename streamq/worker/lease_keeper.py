@@ -20,8 +20,10 @@ from importlib.metadata import version
 import msgspec
 
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
-from streamq.model import Failure, Outcome, Running, Tokens, WorkerDetails
+from streamq.model import Failure
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Outcome, Tokens
+from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.janitor import Janitor, totals
 from streamq.queue.outages import Outage, Outages
 from streamq.telemetry.metrics import Samples

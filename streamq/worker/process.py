@@ -35,9 +35,10 @@ from streamq.errors import (
     ServerError,
     StreamqError,
 )
-from streamq.model import Failure, Grant, Part, Spec, State, Terms, Token, Tokens
+from streamq.model import Failure, Part, Spec, State
 from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Grant, Terms, Token, Tokens
 from streamq.queue.outages import Outage
 from streamq.records.references import Reader
 from streamq.telemetry import logs

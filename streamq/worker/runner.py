@@ -23,6 +23,8 @@ from streamq.errors import (
     damaged_if_unreadable,
 )
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
+from streamq.protocol.replies import FailKind
+from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
@@ -51,9 +53,9 @@ _NOTHING = Done(codec.encode_result([None]), 1)
 
 
 class Trouble(msgspec.Struct):
-    """A part that did not: what to tell ``fail``."""
+    """A part that did not succeed: what to tell ``fail``."""
 
-    kind: str
+    kind: FailKind
     delay_ms: int
     failures: list[Failure]
     records: tuple[int, int]
@@ -126,12 +128,12 @@ class Runner:
         """The shortest way: one value, one call, one item."""
         function, payload = self.handler.function, part.payload
         try:
-            value = self._decode(payload, part.about.endswith(records.IS_JSON))
+            value = self._decode(payload, about.is_json(part))
         except Exception:  # noqa: BLE001  it is described there
             return self._run_rest(function, part, [payload], [], None)
         try:
             returned = function(value)
-            if returned is None and part.about == b"1":
+            if returned is None and about.is_one_payload(part):
                 return _NOTHING
             item = self._encode(returned)
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
@@ -165,7 +167,7 @@ class Runner:
             return outcome
 
     def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
-        if part.partial or not self.handler.is_map or part.about.endswith(records.IS_JSON):
+        if part.partial or not self.handler.is_map or about.is_json(part):
             return None
         return records.plain_values(part.payload, self.handler.annotation, self._spec)
 
@@ -191,7 +193,7 @@ class Runner:
 
         Returns what the call of the first record without an item ended in, if it was called.
         """
-        is_json = part.about.endswith(records.IS_JSON)
+        is_json = about.is_json(part)
         decode, encode, add = self._decode_record, self._encode, items.append
         if self._has_blanks and any(records.is_skipped(record, self._spec) for record in given):
             return None
@@ -281,7 +283,7 @@ class Runner:
         self, part: Part, given: list[bytes], outcomes: list[Any]
     ) -> Generator[Any, Any, Done | Trouble]:
         """Call the handler with each record that has no outcome yet, then sum up."""
-        is_json = part.about.endswith(records.IS_JSON)
+        is_json = about.is_json(part)
         retry: BaseException | None = None
         failures: list[Failure] = []
         for index, record in enumerate(given):
@@ -360,7 +362,7 @@ class Runner:
 
     def _place(self, part: Part, index: int) -> dict[str, Any]:
         """File and line of a record, or of all of a part that is handled as a whole."""
-        place = records.Place.of(part.about, self._spec)
+        place = about.Place.of(part.about, self._spec)
         if place is None:
             return {}
         if self.handler.is_map or place.records <= 1:
@@ -400,7 +402,7 @@ class Runner:
 
     def _count(self, part: Part, outcomes: int) -> int:
         """Records behind outcomes: a map has one for each, a handler one for all of the part."""
-        if self.handler.is_map or part.about == b"1":
+        if self.handler.is_map or about.is_one_payload(part):
             return outcomes
         return outcomes if part.records is None or not outcomes else part.records
 
@@ -411,7 +413,8 @@ class Runner:
         error: BaseException | None,
         outcomes: list[Any] | None = None,
     ) -> Trouble:
-        kind, delay_ms = "retry", None
+        kind: FailKind = "retry"
+        delay_ms = None
         if isinstance(error, Snooze):
             kind, delay_ms = "hold" if error.scope == "request" else "snooze", error.after_ms
         elif isinstance(error, Retry):

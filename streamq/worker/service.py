@@ -13,10 +13,11 @@ from types import FrameType
 
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
-from streamq.queue.backlog import Lookout, build
+from streamq.queue.backlog import BacklogCache
 from streamq.queue.sweeper import Sweepers
 from streamq.settings import Settings
-from streamq.telemetry.health import HealthServer, Subject
+from streamq.telemetry.health import HealthServer, HealthSource
+from streamq.telemetry.metrics import build_info_samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker.channel import Config, PoolOptions
 from streamq.worker.lease_keeper import Keeper
@@ -70,13 +71,13 @@ def _health(
     if not address:
         yield
         return
-    lookout = Lookout(protocol, [config.queue])
+    lookout = BacklogCache(protocol, [config.queue])
     server = HealthServer(
         address,
-        Subject(
+        HealthSource(
             ticked_at=lambda: pool.ticked_at,
             unready=pool.unready,
-            samples=lambda: pool.samples() | lookout.samples() | build(),
+            samples=lambda: pool.samples() | lookout.samples() | build_info_samples(),
             wanted=lambda: lookout.backlogs()[0].wanted(keeper.handlers or None, config.levels),
         ),
     )
@@ -93,17 +94,17 @@ def serve_janitor(
     """Sweep queues until INT or TERM comes, and tell of it at the port."""
     stop = _stop_on_signals()
     log.info("sweeping %s at %s", ", ".join(queues), protocol.connection.where)
-    lookout = Lookout(protocol, list(queues))
+    lookout = BacklogCache(protocol, list(queues))
     sweepers = Sweepers(protocol, queues, every_ms)
     ticked_at = time.monotonic()
-    subject = Subject(
+    subject = HealthSource(
         ticked_at=lambda: ticked_at,
         unready=lambda: "the server does not answer" if sweepers.is_away else "",
         samples=lambda: {
             "streamq_server_up": [({}, int(not sweepers.is_away))],
             **sweepers.samples(),
             **lookout.samples(),
-            **build(),
+            **build_info_samples(),
         },
         wanted=lambda: sum(
             backlog.wanted(None, range(LAST_LEVEL + 1)) for backlog in lookout.backlogs()

@@ -7,9 +7,10 @@ that comes into use, is stated in ``lua/README.md``, section 4.
 
 import time
 
-from streamq.model import News, Token
+from streamq.model import News
 from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Token
 
 #: What is in use is read again before a take when it was read so long ago. While a process may
 #: not have read it, every token of a new list comes with news (KNOWN_AFTER_MS of ``mint.lua``).

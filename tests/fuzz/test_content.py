@@ -21,8 +21,8 @@ from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.boundaries import fields_of
 from streamq.records.inputs import BadInput, open_input
-from streamq.records.splitting import Chunk, Cursor, Size, split, whole
-from streamq.runs.collect import Writer
+from streamq.records.splitting import Chunk, Cursor, PartSize, split, whole
+from streamq.records.writer import Writer
 from streamq.worker.channel import Hello, Idle, Line, Look, Order
 from streamq.worker.runner import Done, Runner
 from tests.fuzz.profile import fuzz, garbage
@@ -45,7 +45,7 @@ RETURNED = (
     | st.lists(st.binary(), max_size=5)
     | st.lists(st.text(), max_size=5)
 )
-SIZES = st.builds(Size, st.integers(1, 60), st.integers(0, 4), st.integers(60, 80))
+SIZES = st.builds(PartSize, st.integers(1, 60), st.integers(0, 4), st.integers(60, 80))
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
     "gzip": gzip.compress,
@@ -136,7 +136,7 @@ class TestRecords:
             assert msgspec.json.encode(outcome.failures) != b"[]"
 
 
-def parts_of(path: Path, form: str, size: Size, start: Cursor) -> list[Chunk]:
+def parts_of(path: Path, form: str, size: PartSize, start: Cursor) -> list[Chunk]:
     """What a load makes of a file, from a cursor on."""
     with closing(open_input(str(path))) as source:
         source.seek(start.offset)
@@ -148,7 +148,7 @@ class TestFiles:
     @fuzz(40)
     @given(content=CONTENT, form=FORMATS, size=SIZES)
     def test_parts_of_a_file_are_all_of_it(
-        self, shelf: Path, packer: str, content: bytes, form: str, size: Size
+        self, shelf: Path, packer: str, content: bytes, form: str, size: PartSize
     ) -> None:
         shelf.write_bytes(PACKERS[packer](content))
 
@@ -180,7 +180,7 @@ class TestFiles:
         shelf.write_bytes(packed[:at] + damage + packed[at + len(damage) + 1 :])
 
         with suppress(BadInput):
-            parts_of(shelf, form, Size(), Cursor())
+            parts_of(shelf, form, PartSize(), Cursor())
         with suppress(BadInput), closing(open_input(str(shelf))) as source:
             whole(source, 0, 1_000)
 
@@ -197,7 +197,7 @@ class TestFiles:
         shelf.write_bytes(head + rest)
 
         with suppress(BadInput):
-            parts_of(shelf, "lines", Size(), Cursor())
+            parts_of(shelf, "lines", PartSize(), Cursor())
 
 
 class TestWords:

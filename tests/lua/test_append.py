@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from streamq.errors import LoadGap, RequestEnded, RequestUnknown, ServerFull
-from streamq.model import Tokens
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver, cancelled, failed
 
 

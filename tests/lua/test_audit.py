@@ -3,7 +3,8 @@
 import pytest
 
 from streamq.errors import RequestUnknown
-from streamq.model import State, Tokens
+from streamq.model import State
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver
 
 

@@ -1,7 +1,7 @@
 """beat.lua: a worker's heartbeat, and the queue's indexes it mends."""
 
-from streamq.model import Tokens
 from streamq.protocol.keys import QueueKeys
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver
 
 DAY_MS = 86_400_000

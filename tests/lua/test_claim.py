@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from streamq.errors import Damaged, RequestUnknown
-from streamq.model import Grant, Spec, Token, Tokens
+from streamq.model import Spec
 from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.replies import Grant, Token, Tokens
 from tests.driver import HOUR_MS, Driver, cancelled, done, failed
 
 

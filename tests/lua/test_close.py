@@ -2,9 +2,9 @@
 
 import pytest
 
-from streamq.model import Tokens
 from streamq.protocol.keys import QueueKeys
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from streamq.errors import RequestUnknown
-from streamq.model import Grant, Tokens
+from streamq.protocol.replies import Grant, Tokens
 from tests.driver import Driver
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from streamq.errors import RequestUnknown
-from streamq.model import Tokens
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver
 
 

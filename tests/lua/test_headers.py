@@ -11,9 +11,10 @@ import pytest
 
 from streamq import Connection, Protocol
 from streamq.errors import BY_CODE
-from streamq.model import Failure, Policy, State, Terms, Tokens
+from streamq.model import Failure, Policy, State
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from streamq.protocol.lua import FOLDERS, digest, source
+from streamq.protocol.replies import Terms, Tokens
 from tests.lua.script import LIBRARY, LUA, SCRIPTS, Script, offered, undeclared, words
 
 LABELS = ["Returns", "Errors", "Cost", "Flags"]

@@ -3,8 +3,9 @@
 import pytest
 
 from streamq.errors import Damaged
-from streamq.model import Audit, State, Token, Tokens
+from streamq.model import State
 from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.replies import Audit, Token, Tokens
 from streamq.worker.process import LEFT_OVER_S
 from tests.driver import Driver
 

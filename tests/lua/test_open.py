@@ -3,7 +3,8 @@
 import pytest
 
 from streamq.errors import RequestExists, ServerFull
-from streamq.model import Opened, State
+from streamq.model import State
+from streamq.protocol.replies import Opened
 from tests.driver import Driver
 
 

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from streamq.errors import RequestUnknown
-from streamq.model import Failure, State, Tokens
+from streamq.model import Failure, State
+from streamq.protocol.replies import Tokens
 from tests.driver import HOUR_MS, Driver
 
 

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from streamq.errors import RequestUnknown
-from streamq.model import Failure, Tokens
+from streamq.model import Failure
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from streamq.errors import RequestEnded, RequestUnknown
-from streamq.model import State, Tokens
+from streamq.model import State
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver, cancelled, done, failed
 
 

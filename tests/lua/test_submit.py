@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from streamq.errors import RequestExists, ServerFull
-from streamq.model import Tokens
 from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.replies import Tokens
 from tests.driver import Driver, policy
 
 ENTRIES = [b"1", b"1", b"2", b"1", b"3", b"1"]

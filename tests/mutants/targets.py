@@ -52,7 +52,7 @@ TARGETS = [
     ),
     Target(
         "collect",
-        ("streamq/runs/collect.py", "streamq/queue/results.py"),
+        ("streamq/runs/collect.py", "streamq/records/writer.py", "streamq/queue/results.py"),
         ("tests/runs tests/test_collector.py", "tests/test_results.py"),
     ),
     Target(

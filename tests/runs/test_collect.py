@@ -13,7 +13,8 @@ import pytest
 
 from streamq import Client, Protocol, Request
 from streamq.errors import CollectorLost, WaitTimeout
-from streamq.model import Part, State, Terms
+from streamq.model import Part, State
+from streamq.protocol.replies import Terms
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result

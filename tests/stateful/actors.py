@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamq.errors import LoadGap, ProtocolError, RequestEnded, RequestUnknown
-from streamq.model import Failure, Grant, Opened, Outcome, Terms, Tokens
+from streamq.model import Failure
+from streamq.protocol.replies import Grant, Opened, Outcome, Terms, Tokens
 from tests.stateful.book import Book
 from tests.stateful.watched import Watched
 

@@ -16,20 +16,9 @@ from streamq.errors import (
     RequestOpen,
     RequestUnknown,
 )
-from streamq.model import (
-    Audit,
-    Collected,
-    Grant,
-    Opened,
-    Outcome,
-    Part,
-    Policy,
-    Reaped,
-    Spec,
-    State,
-    Tokens,
-)
+from streamq.model import Part, Policy, Spec, State
 from streamq.protocol.keys import RequestKeys, list_of
+from streamq.protocol.replies import Audit, Collected, Grant, Opened, Outcome, Reaped, Tokens
 from tests.driver import HANDLER
 from tests.stateful.seen import EPOCH, LOOK_EVERY_MS, Seen
 

@@ -11,16 +11,14 @@ from typing import Any, TypeVar
 
 from streamq import Connection, Protocol
 from streamq.errors import ProtocolError
-from streamq.model import (
+from streamq.model import Failure, Policy, State
+from streamq.protocol.replies import (
     Audit,
     Collected,
-    Failure,
     Grant,
     Opened,
     Outcome,
-    Policy,
     Reaped,
-    State,
     Terms,
     Tick,
     Tokens,

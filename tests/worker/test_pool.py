@@ -18,8 +18,9 @@ import pytest
 from streamq import units
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ServerBusy, ServerUnreachable
-from streamq.model import LAST_LEVEL, MAX_RESULT, Outcome, Tokens
+from streamq.model import LAST_LEVEL, MAX_RESULT
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Outcome, Tokens
 from streamq.protocol.scripts import Scripts
 from streamq.queue.outages import Outages
 from streamq.servers.local import LocalServer

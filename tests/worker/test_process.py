@@ -13,8 +13,8 @@ import pytest
 
 from streamq import Abandon, App, Client
 from streamq.errors import ServerUnreachable
-from streamq.model import Grant
 from streamq.protocol.keys import RequestKeys
+from streamq.protocol.replies import Grant
 from streamq.worker.channel import Line
 from streamq.worker.process import Known, Lease, Pace, Process
 from streamq.worker.slot_table import MOST_PARTS, Table

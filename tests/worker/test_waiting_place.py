@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from streamq import Client, Connection, Janitor, Protocol
-from streamq.model import News, Token, Tokens
+from streamq.model import News
 from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.replies import Token, Tokens
 from streamq.worker import waiting_place
 from streamq.worker.waiting_place import WaitingPlace
 from tests.driver import Driver

@@ -1,0 +1,129 @@
+"""What scripts answer, and what they are asked for, as plain data."""
+
+from typing import Literal
+
+import msgspec
+
+from streamq.model import Part, State
+
+Ended = Literal["done", "failed", "cancelled"]
+"""The state of a request that has ended."""
+#: How ``fail`` is to treat a part.
+FailKind = Literal["retry", "snooze", "hold", "abandon"]
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """What a script asks its caller to do in the queue."""
+
+    count: int = 0
+    #: The list they belong in: ``HANDLER:LL``, the end of its name.
+    to: str = ""
+    #: Moment to look at the request again (ms), or 0.
+    look_ms: int = 0
+
+    def __bool__(self) -> bool:
+        return self.count > 0 or self.look_ms > 0
+
+
+class Token(msgspec.Struct, frozen=True):
+    """An invitation that was taken: to claim parts of a request."""
+
+    request_id: str
+    #: Of the list that it came from.
+    handler: str
+    level: int
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A request as ``open`` found or made it."""
+
+    is_new: bool
+    state: State
+    total: int
+    cursor: str
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a holder asks for: how many parts at most, how many bytes, for how long."""
+
+    most: int = 1
+    max_bytes: int = 2**20
+    lease_ms: int = 20_000
+
+
+class Grant(msgspec.Struct):
+    """The answer to ``claim`` and ``finish``: what to run next, if anything."""
+
+    #: ok: run the parts. Else why there are none. "over", "late": from ``finish`` only.
+    word: Literal[
+        "ok", "empty", "limit", "held", "paused", "handler", "level", "over", "late", "lost", Ended
+    ]
+    tokens: Tokens
+    parts: list[Part]
+    #: How many of the parts had trouble before; they come first.
+    retried: int = 0
+    #: Given by claim: the request's handler, and its spec unless the caller knew it.
+    handler: str = ""
+    spec: bytes = b""
+    #: Given by claim: when the request was created, which tells it from another of its id.
+    created_ms: int = 0
+    #: Given by claim: how long the request's parts could have been run by then.
+    waited_ms: int = 0
+    #: Given by finish: how many of the results were counted.
+    counted: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The answer to a call that hands out no parts."""
+
+    #: What became of the part (``fail``), the lease (``release``) or the call.
+    word: Literal["ok", "retry", "failed", "ended", "over", "late", "lost", Ended]
+    tokens: Tokens
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """What should be out for a request."""
+
+    state: State
+    queue: str
+    tokens: Tokens
+    #: Leases that may be reaped.
+    expired: int
+    #: 0 while it lives, or while leases stand.
+    purge_at: int
+    #: Entries that somebody else added to its stream, dropped since the last audit.
+    strays: int = 0
+    #: Leases past their deadline: their holders are suspected to be dead.
+    overdue: int = 0
+    #: Tokens that were believed out.
+    believed: int = 0
+
+
+class Reaped(msgspec.Struct, frozen=True):
+    """What expired leases gave back."""
+
+    leases: int
+    parts: int
+    state: State
+    tokens: Tokens
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Requests that want a look, and those that may be purged, with their scores."""
+
+    now_ms: int
+    wait_ms: int
+    due: list[tuple[str, float]]
+    purgeable: list[str]
+    #: What is in the indexes and can be no request's id, with its score.
+    strays: list[tuple[bytes, float]] = []
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """Results in input order."""
+
+    state: State
+    next: int
+    #: Results the server still has.
+    left: int
+    results: list[tuple[int, bytes]]

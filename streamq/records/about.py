@@ -1,0 +1,66 @@
+"""What a part says of itself besides its bytes: the name of its field in the stream.
+
+``b"1"``            one payload of a submission that was bytes
+``b"1j"``           one that was another value: the payload is JSON made from it
+``b"R F L"``        R records of file F (by its place in ``Spec.files``), from line L on
+``b"R F L N"``      the same where blank lines are no records: N lines in all
+
+It always begins with the number of records: ``lua/lib/hand.lua``
+and ``model.Part`` read that. Results say in
+letters, one for each record, how the lines of the records ended.
+"""
+
+import msgspec
+
+from streamq.model import Part, Spec
+
+#: One payload of a submission.
+ONE_PAYLOAD = b"1"
+_IS_JSON = b"j"
+ONE_JSON = ONE_PAYLOAD + _IS_JSON
+
+#: How a line ends, by its letter: with a newline, with carriage return and newline, not at all.
+NEWLINE, RETURN, NOTHING = b"n", b"r", b"0"
+ENDINGS = {NEWLINE[0]: b"\n", RETURN[0]: b"\r\n", NOTHING[0]: b""}
+ENDING_LETTERS = NEWLINE + RETURN + NOTHING
+
+
+def of_lines(records: int, file: int, line: int, lines: int | None = None) -> bytes:
+    """Return the ``about`` of a part loaded from a file; ``lines`` where some are no records."""
+    if lines is None:
+        return b"%d %d %d" % (records, file, line)
+    return b"%d %d %d %d" % (records, file, line, lines)
+
+
+def of_whole_file(file: int) -> bytes:
+    """Return the ``about`` of a part that is all of a file."""
+    return of_lines(1, file, 1)
+
+
+def is_json(part: Part) -> bool:
+    """Whether the payload is JSON that ``submit`` made from a value that was no bytes."""
+    return part.about.endswith(_IS_JSON)
+
+
+def is_one_payload(part: Part) -> bool:
+    """Whether the part is one payload that was given as bytes."""
+    return part.about == ONE_PAYLOAD
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a part came from: a file, its first and its last line there, and its records."""
+
+    source: str
+    line: int
+    last_line: int
+    records: int
+
+    @classmethod
+    def of(cls, about: bytes, spec: Spec) -> "Place | None":
+        """Read an ``about``; None where the part was not loaded from a file."""
+        try:
+            records, file, line, *lines = map(int, about.split())
+            count = lines[0] if lines else records
+            return cls(spec.files[file], line, line + max(1, count) - 1, records)
+        except (ValueError, IndexError):
+            return None
