@@ -37,7 +37,11 @@ TARGETS = [
     Target(
         "outputs",
         ("streamq/records/outputs.py",),
-        ("tests/records", "tests/runs tests/test_collector.py tests/test_result_reader.py", "tests/test_results.py"),
+        (
+            "tests/records",
+            "tests/runs tests/test_collector.py tests/test_result_reader.py",
+            "tests/test_results.py",
+        ),
     ),
     Target(
         "collect",

@@ -7,7 +7,14 @@ import msgspec
 import pytest
 
 from streamq.model import Policy, Spec
-from streamq.records.outputs import FileOutput, OutputError, OutputExists, errors_beside
+from streamq.records.outputs import (
+    FileOutput,
+    OutputError,
+    OutputExists,
+    error_lines,
+    errors_beside,
+    write_errors,
+)
 from streamq.runs.collect import Collector, Committed
 from tests.conftest import ONE_KIND
 from tests.driver import HANDLER, Driver
@@ -26,7 +33,7 @@ def collect(driver: Driver, path: Path, *, force: bool = False) -> bool:
 
 
 def committed(driver: Driver) -> Committed:
-    return msgspec.json.decode(driver.protocol.inspect(driver.id)["committed"], type=Committed)
+    return msgspec.json.decode(driver.meta("committed"), type=Committed)
 
 
 def end_without_a_result(driver: Driver, header: str) -> None:
@@ -46,21 +53,25 @@ def test_header_is_written_without_a_result_too(driver: Driver, target: Path) ->
     assert target.read_bytes() == b"a,b\n"
 
 
-def test_failures_beside_are_ours_once_all_is_written(driver: Driver, target: Path) -> None:
-    driver.load(2)
-    holder, _ = driver.claim()
-    assert not collect(driver, target)
-    assert not committed(driver).owns_errors
-    driver.protocol.cancel(driver.id)
-    driver.release(holder)
+def test_failures_beside_are_ours_as_long_as_they_are_what_we_wrote(
+    driver: Driver, target: Path
+) -> None:
+    driver.load(1)
+    driver.give_up(1)
+    collector = Collector(driver.protocol, driver.id, FileOutput(target, driver.id), "raw")
 
-    assert collect(driver, target)
+    assert collector.run(is_ordered=True, follow=False, force=False)
 
+    assert [failure.part for failure in collector.failures] == [1]
     assert committed(driver).owns_errors
-    times = committed(driver).times
-    errors_beside(target).write_bytes(b"ours\n")
+    place = write_errors(target, error_lines(collector.failures))
     assert collect(driver, target), "they may be there"
+    times = committed(driver).times
+    assert collect(driver, target)
     assert committed(driver).times == times, "nothing is left to say"
+    place.write_bytes(b"somebody's\n")
+    with pytest.raises(OutputExists):
+        collect(driver, target)
 
 
 def test_failures_of_somebody_else_are_refused_before(driver: Driver, target: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from streamq.records.encoding import encode_item, encode_result
-from streamq.runs.collect import Writer
+from streamq.records.writer import Writer
 
 
 def result(value: object) -> bytes:

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
-from streamq.model import Running, WorkerDetails
+from streamq.model import State
+from streamq.protocol.replies import Outcome, Tokens
+from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.outages import Outages
 from streamq.worker import lease_keeper
 from streamq.worker.lease_keeper import Keeper, Rounds
-from streamq.worker.renewals import Renewals, Word
+from streamq.worker.renewals import Renewals, Word, _batches
 from streamq.worker.slot_table import Held
 from tests.conftest import ONE_KIND
 from tests.driver import Driver
@@ -22,6 +24,8 @@ from tests.waiting import wait_until
 from tests.worker.test_pool import config_of, holding
 
 LEASE_MS = 20_000
+#: An answer that asks for nothing.
+NOTHING = Outcome("ok", Tokens())
 
 
 @pytest.fixture
@@ -132,10 +136,11 @@ class TestErrands:
         away = {"a1"}
 
         def say(text: str, request_id: str) -> None:
-            def errand() -> None:
+            def errand() -> Outcome:
                 said.append(text)
                 if request_id in away:
                     raise ServerUnreachable("it is away")
+                return NOTHING
 
             keeper._send(holding(request_id, "h")[1], errand)
 
@@ -160,13 +165,17 @@ class TestErrands:
         monkeypatch.setattr(driver.protocol, "node_of", lambda _: next(nodes))
         said: list[int] = []
 
-        def first() -> None:
+        def first() -> Outcome:
             said.append(1)
             raise ServerBusy("it moves")
 
+        def second() -> Outcome:
+            said.append(2)
+            return NOTHING
+
         held = holding("r", "h")[1]
         keeper._send(held, first)
-        keeper._send(held, lambda: said.append(2))
+        keeper._send(held, second)
 
         with pytest.raises(ServerBusy):
             keeper._do_errands()
@@ -175,7 +184,12 @@ class TestErrands:
 
     def test_one_that_comes_meanwhile_is_said_at_once(self, keeper: Keeper, driver: Driver) -> None:
         held = holding(driver.id, "h")[1]
-        keeper._send(held, lambda: keeper._send(held, lambda: None))
+
+        def first() -> Outcome:
+            keeper._send(held, lambda: NOTHING)
+            return NOTHING
+
+        keeper._send(held, first)
 
         assert keeper._do_errands() == 0.0
         assert keeper._do_errands() is None
@@ -189,7 +203,7 @@ class TestErrands:
     def test_whether_the_server_is_there_is_asked_after_one_that_found_nobody(
         self, keeper: Keeper, driver: Driver
     ) -> None:
-        def refuse() -> None:
+        def refuse() -> Outcome:
             raise ServerUnreachable("it is away")
 
         keeper._speaking._due[keeper._beat] = time.monotonic() + 60
@@ -626,7 +640,9 @@ class TestRenewals:
             with pytest.raises(RequestUnknown):
                 driver.protocol.inspect(driver.id)
 
-        assert renewals._renew_one(driver.id, {holder: 1, "other": None}) == {holder, "other"}
+        assert renewals._renew("", {driver.id: {holder: 1, "other": None}}, set(), "t") == set()
+
+        assert renewals._unwanted == {"": {holder, "other"}}
 
     def test_those_that_failed_come_last_and_an_outage_ends_the_round(
         self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch
@@ -634,13 +650,13 @@ class TestRenewals:
         asked: list[str] = []
         trouble: dict[str, Exception] = {"a": ServerBusy("no"), "c": ServerUnreachable("no")}
 
-        def renew_one(request_id: str, _: Any) -> set[str]:
+        def ask(batch: list[tuple[str, Any]]) -> list[Any]:
+            ((request_id, _),) = batch
             asked.append(request_id)
-            if request_id in trouble:
-                raise trouble[request_id]
-            return set()
+            return [trouble.get(request_id, (State.OPEN, False, {}))]
 
-        monkeypatch.setattr(renewals, "_renew_one", renew_one)
+        monkeypatch.setattr("streamq.worker.renewals.MOST_CALLS", 1)
+        monkeypatch.setattr(renewals, "_ask", ask)
         share: dict[str, dict[str, int | None]] = {name: {"h": 1} for name in "abcd"}
 
         failed = renewals._renew("", share, {"a", "gone"}, "t")
@@ -657,6 +673,43 @@ class TestRenewals:
         trouble.clear()
         assert renewals._renew("", share, {"a"}, "t") == set()
         assert renewals._word.is_server_up
+
+    def test_error_of_a_whole_round_trip_is_that_of_each_request_and_counted_once(
+        self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def renew_all(*_: Any) -> Any:
+            raise ServerBusy("not now")
+
+        monkeypatch.setattr(driver.protocol, "renew_all", renew_all)
+        share: dict[str, dict[str, int | None]] = {name: {"h": 1} for name in "abc"}
+
+        assert renewals._renew("", share, set(), "t") == {"a", "b", "c"}
+
+        assert renewals._word.errors == {"ServerBusy": 1}
+        assert sum(renewals.trips.spread().counts) == 0
+
+    def test_round_trip_has_so_many_holders_and_requests_at_most(
+        self, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        monkeypatch.setattr("streamq.worker.renewals.MOST_HOLDERS", 3)
+        monkeypatch.setattr("streamq.worker.renewals.MOST_CALLS", 2)
+        share: dict[str, dict[str, int | None]] = {
+            name: {f"{name}{n}": n for n in range(holders)}
+            for name, holders in (("a", 4), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
+        }
+
+        found = [
+            [(request_id, list(running)) for request_id, running in batch]
+            for batch in _batches(share, share)
+        ]
+
+        assert found == [
+            [("a", ["a0", "a1", "a2"])],
+            [("a", ["a3"]), ("b", ["b0"])],
+            [("c", ["c0"]), ("d", ["d0"])],
+            [("e", ["e0"])],
+        ], kind
+        assert list(_batches({}, [])) == []
 
     def test_thread_goes_on_after_an_error_and_ends_when_told(
         self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch

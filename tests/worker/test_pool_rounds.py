@@ -13,13 +13,14 @@ from typing import Any, cast
 
 import pytest
 
+from streamq.errors import AppLoadError
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters
 from streamq.worker import pool as pools
 from streamq.worker.channel import Hello, Idle, Line, Look, Order, PoolOptions, Unfit
 from streamq.worker.lease_keeper import Keeper
-from streamq.worker.pool import Pool, Unrunnable
+from streamq.worker.pool import Pool
 from streamq.worker.process_handle import Member
 from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Newborn, Nursery
@@ -291,7 +292,7 @@ class TestHearing:
         (played,) = stage.fill()
         played.line.send(Unfit("no such module", "its trace"))
 
-        with pytest.raises(Unrunnable, match="no such module") as raised:
+        with pytest.raises(AppLoadError, match="no such module") as raised:
             stage.hear()
         assert raised.value.trace == "its trace"
 
@@ -347,15 +348,6 @@ class TestHearing:
 
         assert time.monotonic() - begun < 20
         assert stage.pool._selector.select(0) == []
-
-    def test_many_lists_are_warned_of(self, scene: Any, caplog: Any) -> None:
-        stage = scene()
-        stage.pool._warn_of_lists(pools.MANY_LISTS)
-        assert caplog.text == ""
-
-        stage.pool._warn_of_lists(pools.MANY_LISTS + 1)
-
-        assert "1601 lists" in caplog.text
 
 
 class TestBurying:
@@ -456,7 +448,7 @@ class TestBurying:
         (played,) = stage.fill()
         played.end(signal.SIGBUS)
 
-        with pytest.raises(Unrunnable, match="tasks:app: its process was killed by SIGBUS"):
+        with pytest.raises(AppLoadError, match="tasks:app: its process was killed by SIGBUS"):
             stage.pool._bury()
 
     def test_pool_that_was_ready_goes_on_whatever_ends(self, scene: Any) -> None:
@@ -804,6 +796,25 @@ class TestStopping:
         assert stage.pool.unready() == ""
         assert len(stage.fill()) == 2
 
+    def test_hup_stops_a_pool_that_is_to_be_stopped_by_it(self, scene: Any) -> None:
+        stage = scene(stops_on_hup=True)
+        (played,) = stage.open()
+
+        stage.signal(signal.SIGHUP)
+
+        assert (played.orders(), stage.pool.unready()) == (["stop"], "stopping")
+        assert stage.pool.stopped_by == signal.SIGHUP
+
+    def test_whoever_stops_it_from_another_thread_is_heard_at_once(self, scene: Any) -> None:
+        stage = scene()
+        (played,) = stage.open()
+
+        stage.pool.stop()
+
+        stage.pool._hear(30)
+        stage.pool._obey_signals()
+        assert played.orders() == ["stop"]
+
     def test_usr2_tells_what_runs_and_has_those_that_are_ready_tell_it_too(
         self, scene: Any, caplog: Any
     ) -> None:
@@ -890,7 +901,7 @@ class TestRun:
             first.begin(0, [1, 2])
             second.line.send(Unfit("no such module", ""))
 
-        with pytest.raises(Unrunnable):
+        with pytest.raises(AppLoadError):
             self.run(stage, beside)
 
         assert words(stage, "release") == [("h0", pools.LAST_CALL, None)]
@@ -899,18 +910,33 @@ class TestRun:
         assert stage.pool.processes() == []
         stage.pool.end()  # nobody hears it any more
 
-    def test_int_that_is_ignored_stays_ignored(self, scene: Any) -> None:
-        stage = scene()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    @pytest.mark.parametrize(
+        ("number", "stops_on_hup", "is_heeded"),
+        [(signal.SIGINT, False, False), (signal.SIGHUP, True, False), (signal.SIGHUP, False, True)],
+    )
+    def test_signal_that_is_ignored_stays_so_if_it_would_stop_the_pool(
+        self, scene: Any, number: int, stops_on_hup: bool, is_heeded: bool
+    ) -> None:
+        stage = scene(stops_on_hup=stops_on_hup)
+        before = signal.signal(number, signal.SIG_IGN)
         try:
             previous = stage.pool._install_signals()
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            assert signal.SIGINT not in previous
+            assert (signal.getsignal(number) is not signal.SIG_IGN) is is_heeded
+            assert (number in previous) is is_heeded
             assert signal.SIGTERM in previous
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            for each, handler in previous.items():
+                signal.signal(each, handler)
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(number, before)
+
+    def test_pool_in_another_thread_leaves_signals_alone(self, scene: Any) -> None:
+        stage = scene()
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(stage.pool._install_signals()))
+        thread.start()
+        thread.join()
+
+        assert found == [{}]
 
 
 @pytest.mark.parametrize(("processes", "tick_s"), [(1, pools.TICK_S), (500, 0.1)])

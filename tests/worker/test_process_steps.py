@@ -15,7 +15,8 @@ import pytest
 
 from streamq import App, Client, Context
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
-from streamq.model import Failure, Grant, Part, Tokens
+from streamq.model import Failure, Part
+from streamq.protocol.replies import Grant, Tokens
 from streamq.worker import counters, process
 from streamq.worker.channel import Idle, Line, Look, Order
 from streamq.worker.process import Gone, Known, Lease, Pace, Process
@@ -358,8 +359,9 @@ class TestBatch:
         counts: tuple[int, ...],
     ) -> None:
         lease, grant = claimed(retries=retries, max_failures=10)
-        kind = "retry" if retries else "abandon"
-        trouble = Trouble(kind, 0, [Failure(error="E", message="m")], (2, 5))
+        trouble = Trouble("retry", 0, [Failure(error="E", message="m")], (2, 5))
+        if not retries:
+            trouble.kind = "abandon"
         whose = (lease.request_id, lease.holder, 0)
 
         assert desk.process._tell_failure(0, whose, grant.parts[0], trouble) == word
@@ -1006,10 +1008,9 @@ class TestTelling:
         said = [word.idle_s for word in desk.said(Idle)]
         assert said == pytest.approx([100, 0, 100], abs=10)
 
-    def test_outage_is_reported_once(self, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-        for times in (1, 2):
-            desk.process._report_outage(ServerBusy("not now"), times)
-        desk.process._report_outage(Damaged("broken"), 1)
+    def test_outage_is_told_from_damage(self, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+        desk.process._report_outage(ServerBusy("not now"))
+        desk.process._report_outage(Damaged("broken"))
 
         assert [record.message for record in caplog.records] == [
             "waiting for the server: not now",
