@@ -46,7 +46,12 @@ TARGETS = [
     Target(
         "collect",
         ("streamq/runs/collect.py", "streamq/records/writer.py", "streamq/queue/results.py"),
-        ("tests/runs tests/test_collector.py tests/test_result_reader.py", "tests/test_results.py"),
+        (
+            "tests/runs/test_reader.py tests/runs/test_writer.py tests/runs/test_completing.py"
+            " tests/test_collector.py tests/test_result_reader.py",
+            "tests/runs",
+            "tests/test_results.py",
+        ),
     ),
     Target(
         "process",
