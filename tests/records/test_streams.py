@@ -1,5 +1,6 @@
 """Streams that results go to, and what is asked of a place before anything is written there."""
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamq.errors import InvalidValue
+from streamq.model import Failure
 from streamq.records.outputs import (
     FileOutput,
     OutputError,
@@ -15,6 +17,7 @@ from streamq.records.outputs import (
     Stopped,
     StreamOutput,
     check,
+    error_lines,
     errors_beside,
     form_of,
     is_stream,
@@ -156,6 +159,19 @@ class TestFile:
             output.cut(0)
         output.close()
 
+    @pytest.mark.parametrize("has_file", [True, False])
+    def test_single_byte_that_was_written_is_missed(self, tmp_path: Path, has_file: bool) -> None:
+        path = tmp_path / "out"
+        if has_file:
+            path.touch()
+        output = FileOutput(path, "r")
+
+        assert [output.lacks(offset) for offset in (0, 1)] == [False, True]
+        with pytest.raises(OutputExists, match="has 0 bytes" if has_file else "is gone"):
+            output.open(1, has_begun=True, force=False)
+        output.open(0, has_begun=True, force=False)
+        output.close()
+
     def test_nothing_stays_open(self, tmp_path: Path) -> None:
         before = len(list(Path("/dev/fd").iterdir()))
         output = FileOutput(tmp_path / "out", "r")
@@ -244,6 +260,13 @@ class TestPlace:
         assert write_errors(path, b"") == place
 
         assert list(tmp_path.iterdir()) == []
+
+    def test_failures_are_a_line_each(self) -> None:
+        lines = error_lines([Failure(error="E", message=text) for text in ("a", "b")])
+
+        assert [json.loads(line)["message"] for line in lines.splitlines()] == ["a", "b"]
+        assert lines.endswith(b"\n")
+        assert error_lines([]) == b""
 
     def test_failures_that_find_no_folder_are_named(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="cannot write"):

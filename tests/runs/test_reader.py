@@ -182,3 +182,16 @@ def test_parts_that_have_not_run_are_looked_for_once_more_and_no_oftener(driver:
     driver.redis.hset(driver.keys.results, mapping={"1.1": b"late"})
 
     assert batches(ResultReader(driver.protocol, driver.id)) == [["1.1"]]
+
+
+def test_who_reads_on_waits_for_a_grace_where_only_the_dead_have_leases(driver: Driver) -> None:
+    driver.load(2, max_failures=0, limit=2)
+    dead, _ = driver.claim()
+    driver.give_up(2)
+    driver.expire(dead)
+    reader = ResultReader(driver.protocol, driver.id)
+
+    assert (reader.read(), reader.is_over) == (None, False)
+    reader.is_following = False
+
+    assert reader.read() == [], "who looks once believes what it sees"
