@@ -16,7 +16,7 @@ import pytest
 from streamq import App, Client, Context
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import Failure, Part
-from streamq.protocol.replies import Grant, Tokens
+from streamq.protocol.replies import Grant, Token, Tokens
 from streamq.worker import counters, process
 from streamq.worker.channel import Idle, Line, Look, Order
 from streamq.worker.process import Gone, Known, Lease, Pace, Process
@@ -958,7 +958,9 @@ class TestTelling:
                 raise error
             return "answer"
 
+        begun = time.monotonic()
         assert desk.process._insist(call) == "answer"
+        assert time.monotonic() - begun > 0.07, "pauses of 50 and 100 ms, each at least half of it"
 
     @pytest.mark.parametrize("error", [RequestUnknown("gone"), Damaged("broken")])
     def test_call_that_is_refused_ends_what_is_at_hand(self, desk: Desk, error: Exception) -> None:
@@ -991,6 +993,25 @@ class TestTelling:
         desk.process._push(driver.id, Tokens(1, "h:50", 5))
 
         assert desk.said(Look) == [Look(5)]
+
+    def test_token_of_a_request_that_is_left_alone_for_a_while_is_kept_for_then(
+        self, desk: Desk, driver: Driver
+    ) -> None:
+        driver.load(1)
+        token = Token(driver.id, HANDLER, 50)
+        assert not desk.process._is_left_alone(token)
+        desk.process._leave_alone(driver.id, 60)
+        assert desk.process._is_left_alone(token), "it is of no use"
+        desk.process._kept[driver.id] = []
+
+        assert desk.process._is_left_alone(token)
+        desk.process._give_back_tokens()
+        assert driver.tokens() == []
+        desk.process._ended[driver.id] = time.monotonic()
+        desk.process._give_back_tokens()
+
+        assert driver.tokens() == [driver.id]
+        assert desk.process._kept == {}
 
     def test_idle_is_who_has_all_slots_free_or_waits_with_the_last(self, desk: Desk) -> None:
         running = desk.process
