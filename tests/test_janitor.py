@@ -555,6 +555,9 @@ def test_lists_of_an_earlier_version_go_after_an_hour(protocol: Protocol, queue:
     janitor.sweep()
 
     assert [protocol.connection.redis.llen(key) for key in (former, ours)] == [0, 1]
+    protocol.connection.redis.lpush(former, "b")
+    janitor.sweep()
+    assert protocol.connection.redis.llen(former) == 1, "and not before another hour"
 
 
 #: Tokens of others in the list: so few that they are counted at each look, and so many that not.
