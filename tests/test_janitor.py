@@ -555,6 +555,40 @@ def test_lists_of_an_earlier_version_go_after_an_hour(protocol: Protocol, queue:
     janitor.sweep()
 
     assert [protocol.connection.redis.llen(key) for key in (former, ours)] == [0, 1]
+    protocol.connection.redis.lpush(former, "b")
+    janitor.sweep()
+    assert protocol.connection.redis.llen(former) == 1, "and not before another hour"
+
+
+def test_lists_that_nobody_uses_are_forgotten_once_an_hour(
+    protocol: Protocol, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+    monkeypatch.setattr(protocol, "forget_lists", lambda name, _: forgotten.append(name))
+    janitor = Janitor(protocol, queue)
+    janitor._former_at = 0
+    for _ in range(2):
+        janitor.sweep()
+
+    assert forgotten == [queue]
+
+
+def test_who_sweeps_out_waits_while_somebody_is_silent(
+    protocol: Protocol, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    janitor = Janitor(protocol, queue)
+    waits, slept = iter((0, 30, 500)), list[float]()
+
+    def sweep() -> int:
+        wait_ms = next(waits)
+        janitor._suspects = {"r": (0.0, 0.0)} if wait_ms == 30 else {}
+        return wait_ms
+
+    monkeypatch.setattr(janitor, "sweep", sweep)
+    monkeypatch.setattr("streamq.queue.janitor.time.sleep", slept.append)
+    janitor.sweep_out()
+
+    assert slept == [0.0, 0.03]
 
 
 #: Tokens of others in the list: so few that they are counted at each look, and so many that not.

@@ -1,5 +1,6 @@
 """The mutation tests' own instruments: what is changed, what is not, and that it is noticed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.program import (
     ROOT,
     Excuse,
+    Pace,
     Tree,
     Verdict,
     excuses,
@@ -16,6 +18,7 @@ from tests.mutants.program import (
     judge,
     made,
     score,
+    table,
 )
 from tests.mutants.targets import TARGETS, Target
 
@@ -77,6 +80,17 @@ def test_of_a_module_what_only_logs_is_not_changed() -> None:
     assert python_code.mutants("toy.py", source) == []
 
 
+def test_nothing_is_not_returned_for_what_is_false_already() -> None:
+    source = "def told(n):\n    if n:\n        return False\n    return True\n"
+    found = changes(source, python_code.mutants("toy.py", source))
+    assert found == {
+        ("n", "(not (n))"),
+        ("False", "True"),
+        ("True", "False"),
+        ("return True", "return None"),
+    }
+
+
 def test_of_a_script_comments_texts_and_the_signature_are_not_changed() -> None:
     found = changes(SCRIPT, lua_code.mutants("toy.lua", SCRIPT))
 
@@ -100,28 +114,66 @@ def test_choice_is_the_same_each_time_and_one_of_the_whole(toy: Path) -> None:
     assert set(some) != set(made(target, toy, 3, seed=2))
 
 
-def test_mutant_is_applied_noticed_and_taken_back(toy: Path, tmp_path: Path) -> None:
-    target = Target("toy", ("toy.py",), ("tests/test_toy.py tests/test_missing.py",))
+@pytest.fixture
+def tree(toy: Path, tmp_path: Path) -> Iterator[Tree]:
     tree = Tree(toy, tmp_path / "tree")
-    every = {each.text: each for each in made(target, toy, 99, seed=1)}
+    yield tree
+    tree.close()
 
-    verdicts = [judge(tree, every[text], target, {}) for text in ("(size - 1)", "pass")]
+
+def test_mutant_is_applied_noticed_and_taken_back(toy: Path, tree: Tree) -> None:
+    target = Target("toy", ("toy.py",), ("tests/test_toy.py tests/test_missing.py",))
+    every = {each.text: each for each in made(target, toy, 99, seed=1)}
+    selections = list(target.selections(toy, "toy.py"))
+
+    verdicts = [
+        judge(tree, every[text], selections, lambda _: Pace()) for text in ("(size - 1)", "pass")
+    ]
 
     assert [verdict.word for verdict in verdicts] == ["killed", "survived"]
-    assert score([*verdicts, Verdict(every["4"], "excused")]) == 50.0
+    assert verdicts[0].by == "tests/test_toy.py::test_grown"
+    verdicts.append(Verdict(every["4"], "excused"))
+    assert score(verdicts) == 50.0
+    assert table({"toy": verdicts}).endswith("| toy | 3 | 1 | 1 | 50 % |")
     assert (tree.root / "toy.py").read_text() == MODULE
     assert "-    return size + 1\n+    return (size - 1)" in every["(size - 1)"].diff(MODULE)
 
 
-def test_tests_that_hang_have_noticed(toy: Path, tmp_path: Path) -> None:
-    (toy / "tests" / "test_toy.py").write_text("import time\n\ntime.sleep(60)\n")
-    assert not Tree(toy, tmp_path / "tree").passes(["tests/test_toy.py"], 0.5)
+def test_quickest_tests_look_first(tree: Tree) -> None:
+    three = "".join(f"def test_{name}():\n    assert 0\n\n\n" for name in "abc")
+    (tree.root / "tests" / "test_toy.py").write_text(three)
+    seconds = {
+        f"tests/test_toy.py::test_{name}": at
+        for name, at in zip("abc", (3.0, 1.0, 2.0), strict=True)
+    }
+
+    seen = tree.look(["tests/test_toy.py"], Pace(60, seconds))
+
+    assert seen.failed == "tests/test_toy.py::test_b"
+    assert list(seen.seconds) == [seen.failed], "the others are not run"
 
 
-def test_selection_of_nothing_is_a_mistake(toy: Path, tmp_path: Path) -> None:
-    (toy / "tests" / "test_toy.py").write_text("")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import time\n\ntime.sleep(60)\n", "it took too long"),
+        ("import os\n\nos._exit(0)\n", "pytest itself ended"),
+    ],
+)
+def test_tests_that_hang_or_end_themselves_have_noticed(tree: Tree, text: str, why: str) -> None:
+    (tree.root / "tests" / "test_toy.py").write_text(text)
+
+    seen = tree.look(["tests/test_toy.py"], Pace(5))
+
+    assert (seen.is_well, seen.failed) == (False, why)
+    (tree.root / "tests" / "test_toy.py").write_text(TESTS)
+    assert tree.look(["tests/test_toy.py"]).is_well
+
+
+def test_selection_of_nothing_is_a_mistake(tree: Tree) -> None:
+    (tree.root / "tests" / "test_toy.py").write_text("")
     with pytest.raises(RuntimeError, match="no test is selected"):
-        Tree(toy, tmp_path / "tree").passes(["tests/test_toy.py"], 60)
+        tree.look(["tests/test_toy.py"])
 
 
 def test_excuse_is_for_one_line_and_one_change(toy: Path) -> None:
@@ -131,6 +183,17 @@ def test_excuse_is_for_one_line_and_one_change(toy: Path) -> None:
     excused = [each.text for each in every if is_excused(each, MODULE, known)]
 
     assert excused == ["(size)"]
+
+
+def test_excuse_may_be_for_one_of_several_of_a_line(toy: Path) -> None:
+    every = made(Target("toy", ("toy.py",), ()), toy, 99, seed=1)
+    line = 'def grown(size: int = 3, most: "int < 5" = 9) -> int:'
+    becomes = line.replace("3", "4")
+    known = [Excuse("toy.py", line, "a number is one more", "why not", becomes)]
+
+    excused = [each.text for each in every if is_excused(each, MODULE, known)]
+
+    assert excused == ["4"]
 
 
 def test_every_excuse_has_its_line_and_a_reason() -> None:

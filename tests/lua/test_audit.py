@@ -142,10 +142,12 @@ class TestSuspicion:
         assert now < audit.tokens.look_ms <= now + 1_000
         assert driver.meta("suspected_ms") == driver.meta("looked_ms")
 
-    def test_lasts_from_look_to_look(self, driver: Driver) -> None:
+    @pytest.mark.parametrize("since_ms", [1_500, 3_000])
+    def test_lasts_from_look_to_look(self, driver: Driver, since_ms: int) -> None:
+        """The look before may have been the first one."""
         driver.load(9)
         driver.pass_deadline(driver.claim()[0])
-        driver.suspect(3_000, looked_ms=1_500)
+        driver.suspect(since_ms, looked_ms=1_500)
         since = driver.meta("suspected_ms")
 
         driver.protocol.audit(driver.id)

@@ -393,6 +393,7 @@ class TestGarbage:
         assert [number for grant in grants for number in numbers(grant)] == [1, 2, 3]
         assert driver.meta("delivered") == "3"
         assert driver.left() == 4, "three parts, and the load is open"
+        assert driver.redis.xpending(driver.keys.parts, "w")["pending"] == 3, "nobody holds it"
 
     def test_entry_of_somebody_else_does_not_end_the_request(self, driver: Driver) -> None:
         driver.load(2)

@@ -194,3 +194,14 @@ def test_full_server_still_forgets(running: Driver) -> None:
         running.protocol.collect(running.id, next_number=3, commit=("", "x"), forget=[1, 2])
 
     assert set(running.results()) == {"4"}
+
+
+def test_last_part_that_was_handed_out_and_given_up_is_waited_for_by_nobody(
+    driver: Driver,
+) -> None:
+    driver.load(3, max_failures=9)
+    driver.give_up(1)
+
+    found = driver.protocol.collect(driver.id, next_number=1)
+
+    assert (found.state.is_live, found.next, found.results) == (True, 2, [])

@@ -1,8 +1,9 @@
 """The program: makes mutants, lets the tests look for them, and says which nobody noticed.
 
-Which mutants are made depends on the code alone: a module has the same ones until it is changed.
+Which mutants are made depends on the code and the seed alone: the same seed, the same score.
 """
 
+import json
 import os
 import random
 import shutil
@@ -10,14 +11,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -31,7 +32,9 @@ EXCUSES = Path(__file__).with_name("survivors.toml")
 #: Of the mutants that count, so many percent must be noticed.
 ENOUGH = 90.0
 #: Tests have so many times what they take without a mutant, and at least so long.
-PATIENCE, LEAST_S = 4.0, 60.0
+PATIENCE, LEAST_S = 4.0, 30.0
+#: And without a mutant so long.
+MOST_S = 1_200.0
 _LEFT_OUT = (".git", ".venv*", "__pycache__", ".*_cache", "build", "dist", "*.egg-info")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -45,14 +48,37 @@ class Excuse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     line: str
     mutation: str
     reason: str
+    #: The line with the mutant, where others of the kind in the same line are not excused.
+    becomes: str = ""
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant: killed, survived, excused."""
+    """What became of a mutant: killed, survived, excused; and the test that noticed."""
 
     mutant: Mutant
     word: str
     seconds: float = 0.0
+    by: str = ""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What came of tests: pytest's exit code, the first that failed, how long each took."""
+
+    code: int
+    failed: str
+    seconds: dict[str, float]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether every test passed."""
+        return self.code == 0
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How long a selection of tests may take, and how long each of them takes without a mutant."""
+
+    limit_s: float = LEAST_S
+    seconds: dict[str, float] = {}
 
 
 class Tree:
@@ -66,6 +92,23 @@ class Tree:
             if (folder / name).is_dir() and (folder / "streamq").is_dir():
                 (folder / "streamq" / name).symlink_to(folder / name)
         self._writes = 0
+        env = os.environ | {"PYTHONPATH": str(folder), "STREAMQ_TEST_SERVERS": "valkey"}
+        looker = Path(__file__).with_name("looker.py")
+        self._looker = subprocess.Popen(
+            [sys.executable, "-P", str(looker)],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """End the process that runs the tests."""
+        for pipe in (self._looker.stdin, self._looker.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._looker.wait()
 
     def write(self, file: str, text: str) -> None:
         """Change a file. Its time is new each time, so that nobody takes a compiled one for it."""
@@ -75,29 +118,22 @@ class Tree:
         at = time.time() + self._writes
         os.utime(path, (at, at))
 
-    def passes(self, words: Iterable[str], timeout_s: float) -> bool:
-        """Run pytest. Whether all is well; what takes too long is not."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
-        env = os.environ | {"PYTHONPATH": str(self.root), "STREAMQ_TEST_SERVERS": "valkey"}
-        out = subprocess.DEVNULL
-        with subprocess.Popen(
-            command, cwd=self.root, env=env, stdout=out, stderr=out, start_new_session=True
-        ) as running:
-            try:
-                code = running.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                code = 1
-            finally:
-                # Whatever the tests started and a mutant kept them from ending.
-                _end_group(running.pid)
-        if code == 5:
+    def look(self, words: Iterable[str], pace: Pace | None = None) -> Seen:
+        """Run tests, those first that are quickest, up to the first that fails.
+
+        Raises:
+            RuntimeError: there is no such test.
+        """
+        assert self._looker.stdin is not None
+        assert self._looker.stdout is not None
+        pace = pace or Pace()
+        order = {"words": list(words), "limit_s": pace.limit_s, "seconds": pace.seconds}
+        self._looker.stdin.write(json.dumps(order).encode() + b"\n")
+        self._looker.stdin.flush()
+        seen = msgspec.json.decode(self._looker.stdout.readline(), type=Seen)
+        if seen.code == 5:
             raise RuntimeError(f"no test is selected by {' '.join(words)}")
-        return code == 0
-
-
-def _end_group(leader: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+        return seen
 
 
 def made(target: Target, root: Path, most: int, seed: int) -> list[Mutant]:
@@ -127,60 +163,76 @@ def excuses(path: Path = EXCUSES) -> list[Excuse]:
 def is_excused(mutant: Mutant, source: str, known: Iterable[Excuse]) -> bool:
     """Whether the mutant is one of the known survivors."""
     told = (mutant.file, mutant.line(source), mutant.mutation)
-    return any((each.file, each.line, each.mutation) == told for each in known)
+    becomes = mutant.applied(source).splitlines()[mutant.line_number(source) - 1].strip()
+    return any(
+        (each.file, each.line, each.mutation) == told and each.becomes in ("", becomes)
+        for each in known
+    )
 
 
-def judge(tree: Tree, mutant: Mutant, target: Target, timeouts: dict[str, float]) -> Verdict:
+def judge(
+    tree: Tree, mutant: Mutant, selections: Iterable[list[str]], pace_of: Callable[[str], Pace]
+) -> Verdict:
     """Apply a mutant, let the tests look for it, and take it back."""
     source = (tree.root / mutant.file).read_text()
     began = time.monotonic()
-    tree.write(mutant.file, mutant.applied(source))
-    try:
-        for words in target.selections(tree.root, mutant.file):
-            if not tree.passes(words, timeouts.get(" ".join(words), LEAST_S)):
-                return Verdict(mutant, "killed", time.monotonic() - began)
-    finally:
-        tree.write(mutant.file, source)
+    for words in selections:
+        # Before it is applied: it may have to be found out.
+        pace = pace_of(" ".join(words))
+        tree.write(mutant.file, mutant.applied(source))
+        try:
+            seen = tree.look(words, pace)
+        finally:
+            tree.write(mutant.file, source)
+        if not seen.is_well:
+            return Verdict(mutant, "killed", time.monotonic() - began, seen.failed)
     return Verdict(mutant, "survived", time.monotonic() - began)
 
 
 class Lab:
-    """Two copies of the checkout, and what is found out in them."""
+    """Copies of the checkout, and what is found out in them."""
 
-    def __init__(self, root: Path, folder: Path, jobs: int) -> None:
+    def __init__(self, root: Path, folder: Path, jobs: int, *, is_short: bool = False) -> None:
         self._root = root
+        self._is_short = is_short
         self._trees: SimpleQueue[Tree] = SimpleQueue()
+        self._all = [Tree(root, folder / f"tree{number}") for number in range(jobs)]
         self._pool = ThreadPoolExecutor(jobs)
-        self._timeouts: dict[str, float] = {}
-        for number in range(jobs):
-            self._trees.put(Tree(root, folder / f"tree{number}"))
-
-    def _in_a_tree(self, do: Callable[[Tree], Any]) -> Any:
-        tree = self._trees.get()
-        try:
-            return do(tree)
-        finally:
+        self._paces: dict[str, Pace] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+        for tree in self._all:
             self._trees.put(tree)
 
-    def warm_up(self, target: Target, mutants: list[Mutant]) -> None:
-        """See that the tests pass without a mutant, and how long they take.
+    def close(self) -> None:
+        """End what runs in the copies."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for tree in self._all:
+            tree.close()
+
+    def _pace(self, tree: Tree, key: str) -> Pace:
+        """How long tests take without a mutant; found out when they are first asked for.
 
         Raises:
             RuntimeError: they do not pass.
         """
-        every = {m.file: list(target.selections(self._root, m.file)) for m in mutants}
-        fresh = {" ".join(words): words for each in every.values() for words in each}
-        todo = [(key, words) for key, words in fresh.items() if key not in self._timeouts]
-        list(self._pool.map(lambda each: self._time(*each), todo))
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key not in self._paces:
+                self._paces[key] = self._measure(tree, key)
+            return self._paces[key]
 
-    def _time(self, key: str, words: list[str]) -> None:
+    @staticmethod
+    def _measure(tree: Tree, key: str) -> Pace:
         # A machine that is busy may make one fail; twice is no accident.
         for _ in range(2):
             began = time.monotonic()
-            if self._in_a_tree(lambda tree: tree.passes(words, 600)):
-                self._timeouts[key] = max(LEAST_S, PATIENCE * (time.monotonic() - began))
-                return
-        raise RuntimeError(f"without a mutant these fail: {key}")
+            seen = tree.look(key.split(), Pace(MOST_S))
+            if seen.is_well:
+                limit_s = max(LEAST_S, PATIENCE * (time.monotonic() - began))
+                return Pace(limit_s, seen.seconds)
+        raise RuntimeError(f"without a mutant {seen.failed} fails, of {key}")
 
     def judge(self, target: Target, mutants: list[Mutant]) -> Iterator[Verdict]:
         """What becomes of each of the mutants."""
@@ -190,9 +242,13 @@ class Lab:
             source = (self._root / mutant.file).read_text()
             if is_excused(mutant, source, known):
                 return Verdict(mutant, "excused")
-            verdict = self._in_a_tree(lambda tree: judge(tree, mutant, target, self._timeouts))
-            assert isinstance(verdict, Verdict)
-            return verdict
+            selections = list(target.selections(self._root, mutant.file))
+            tree = self._trees.get()
+            try:
+                some = selections[:1] if self._is_short else selections
+                return judge(tree, mutant, some, lambda key: self._pace(tree, key))
+            finally:
+                self._trees.put(tree)
 
         return self._pool.map(one, mutants)
 
@@ -205,50 +261,59 @@ def score(verdicts: Iterable[Verdict]) -> float:
 
 @app.command()
 def run(
-    only: Annotated[list[str] | None, typer.Argument(help="Targets; all if none.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Only this one; again for more.")] = None,
     mutants: Annotated[int, typer.Option(help="Mutants for each target, at most.")] = 30,
     seed: Annotated[int, typer.Option(help="Another one chooses others.")] = 1,
     jobs: Annotated[int, typer.Option(help="Tests run at once.")] = 2,
-    least: Annotated[float, typer.Option(help="Percent of them that must be noticed.")] = ENOUGH,
+    least: Annotated[float, typer.Option(help="Percent of each that must be noticed.")] = ENOUGH,
+    short: Annotated[bool, typer.Option("--short", help="Only the quickest tests look.")] = False,
 ) -> None:
-    """Change the code a little, again and again: some test must notice. Too few do: exit code 1."""
-    targets = [target for target in TARGETS if not only or target.name in only]
-    if unknown := set(only or ()) - {target.name for target in TARGETS}:
-        names = ", ".join(target.name for target in TARGETS)
+    """Change the code a little, again and again: some test must notice.
+
+    Exit code 1 if too few are noticed in any of the targets.
+    """
+    if unknown := set(target or ()) - {each.name for each in TARGETS}:
+        names = ", ".join(each.name for each in TARGETS)
         raise typer.BadParameter(f"no such target: {', '.join(sorted(unknown))}; there are {names}")
-    everything: list[Verdict] = []
-    rows = []
+    found: dict[str, list[Verdict]] = {}
+    print(f"seed {seed}, {mutants} mutants of each target at most", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        lab = Lab(ROOT, Path(folder), jobs)
-        for target in targets:
-            chosen = made(target, ROOT, mutants, seed)
-            lab.warm_up(target, chosen)
-            verdicts = []
-            for verdict in lab.judge(target, chosen):
-                verdicts.append(verdict)
-                _tell(verdict)
-            everything += verdicts
-            rows.append(_row(target.name, verdicts))
-            print(rows[-1], flush=True)
-    print("\n".join(["", *rows, _row("all", everything)]))
-    raise typer.Exit(0 if score(everything) >= least else 1)
+        lab = Lab(ROOT, Path(folder), jobs, is_short=short)
+        try:
+            for each in TARGETS:
+                if target and each.name not in target:
+                    continue
+                found[each.name] = []
+                for verdict in lab.judge(each, made(each, ROOT, mutants, seed)):
+                    found[each.name].append(verdict)
+                    _tell(verdict)
+                print(f"{each.name}: {score(found[each.name]):.0f} %\n", flush=True)
+        finally:
+            lab.close()
+    print(table(found))
+    raise typer.Exit(0 if all(score(each) >= least for each in found.values()) else 1)
 
 
 def _tell(verdict: Verdict) -> None:
     mutant, source = verdict.mutant, (ROOT / verdict.mutant.file).read_text()
+    by = f" ({verdict.by})" if verdict.by else ""
     print(
         f"{verdict.word:8} {verdict.seconds:5.1f} s {mutant.file}:{mutant.line_number(source)}: "
-        f"{mutant.mutation}",
+        f"{mutant.mutation}{by}",
         flush=True,
     )
     if verdict.word == "survived":
         print(mutant.diff(source), flush=True)
 
 
-def _row(name: str, verdicts: list[Verdict]) -> str:
-    words = [verdict.word for verdict in verdicts]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in ("killed", "survived", "excused"))
-    return f"{name}: {len(words)} made, {counts}: {score(verdicts):.0f} %"
+def table(found: dict[str, list[Verdict]]) -> str:
+    """What became of the mutants of each target, as a table of Markdown."""
+    rows = ["| target | mutants | killed | excused | score |", "|---|---|---|---|---|"]
+    for name, verdicts in found.items():
+        words = [verdict.word for verdict in verdicts]
+        killed, excused = words.count("killed"), words.count("excused")
+        rows.append(f"| {name} | {len(words)} | {killed} | {excused} | {score(verdicts):.0f} % |")
+    return "\n".join(rows)
 
 
 def main() -> None:

@@ -125,8 +125,14 @@ class _Finder(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_Return(self, node: ast.Return) -> None:
-        if node.value and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+        # Nothing is as false as False, which is turned into True elsewhere.
+        value = node.value
+        is_nothing = isinstance(value, ast.Constant) and (
+            value.value is None or value.value is False
+        )
+        if node.value and not is_nothing:
             self._make(node, "return None", "nothing is returned")
+        if node.value:
             self.visit(node.value)
 
     def visit_Compare(self, node: ast.Compare) -> None:

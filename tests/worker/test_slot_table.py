@@ -325,3 +325,162 @@ class TestReading:
         held = parent.read(0, is_dead=True)
         assert held is not None
         assert (held.holder, held.running) == ("h", None)
+
+
+class TestSlots:
+    """What is done to one slot is done to no other: here to that in the middle."""
+
+    @pytest.fixture
+    def trio(self, tables: Callable[[int], tuple[Table, Table]]) -> tuple[Table, Table]:
+        slot, parent = tables(3)
+        for index in range(3):
+            slot.hold(index, f"h{index}", f"r{index}")
+            slot.describe(index, f"f{index}", timeout_ms=100 + index, is_async=index == 1)
+            slot.deal(index, [10 * index + n for n in range(1, 5)])
+            slot.expect(index, 3 + index, 250 + index)
+            assert slot.start(index, 0, 1_000 + index)
+        return slot, parent
+
+    def test_each_has_its_own_words(self, trio: tuple[Table, Table]) -> None:
+        slot, parent = trio
+        for index in range(3):
+            slot.set_progress(index, 40 + index)
+            for _ in range(index):
+                slot.answered(index)
+
+        found = [seen(parent, index) for index in range(3)]
+
+        assert [held.version for held in found] == [4, 4, 4]
+        assert [held.holder for held in found] == ["h0", "h1", "h2"]
+        assert [held.request_id for held in found] == ["r0", "r1", "r2"]
+        assert [held.handler for held in found] == ["f0", "f1", "f2"]
+        assert [held.timeout_ms for held in found] == [100, 101, 102]
+        assert [held.is_async for held in found] == [False, True, False]
+        assert [held.attempt for held in found] == [3, 4, 5]
+        assert [held.retry_ms for held in found] == [250, 251, 252]
+        assert [held.since_ms for held in found] == [1_000, 1_001, 1_002]
+        assert [held.progress for held in found] == [40, 41, 42]
+        assert [held.calls for held in found] == [0, 1, 2]
+        assert [held.told for held in found] == [0, 0, 0]
+        assert [held.current for held in found] == [0, 0, 0]
+        assert [held.running for held in found] == [1, 11, 21]
+        assert [slot.next_call(index) for index in range(3)] == [1_000, 2_000, 3_000]
+
+    def test_part_that_ends_ends_in_its_own(self, trio: tuple[Table, Table]) -> None:
+        slot, parent = trio
+
+        slot.end(1, 0)
+
+        assert [seen(parent, index).running for index in range(3)] == [1, None, 21]
+        assert slot.start(1, 1, 0)
+        assert [seen(parent, index).running for index in range(3)] == [1, 12, 21]
+
+    def test_lease_that_is_not_wanted_is_told_in_its_own(self, trio: tuple[Table, Table]) -> None:
+        slot, parent = trio
+
+        parent.tell(1, seen(parent, 1))
+
+        assert [slot.is_told(index) for index in range(3)] == [False, True, False]
+        assert [seen(parent, index).told for index in range(3)] == [0, 1, 0]
+        assert [slot.start(index, 1, 0) for index in range(3)] == [True, False, True]
+
+    def test_what_is_struck_is_of_its_own(self, trio: tuple[Table, Table]) -> None:
+        slot, parent = trio
+
+        assert parent.strike(1, seen(parent, 1)) == (12, 13, 14)
+
+        assert [slot.start(index, 1, 0) for index in range(3)] == [True, False, True]
+
+    def test_strike_begins_behind_what_was_started_meanwhile(
+        self, trio: tuple[Table, Table]
+    ) -> None:
+        slot, parent = trio
+        held = seen(parent, 1)
+        assert slot.start(1, 1, 0)
+        assert slot.start(1, 2, 0)
+
+        assert parent.strike(1, held) == (14,)
+        assert not slot.start(1, 3, 0)
+
+    def test_strike_leaves_another_batch_of_its_own_slot_alone(
+        self, trio: tuple[Table, Table]
+    ) -> None:
+        slot, parent = trio
+        held = seen(parent, 1)
+        slot.deal(1, [15, 16])
+        parent.tell(1, held)
+
+        assert parent.strike(1, held) == ()
+        assert not slot.is_told(1)
+
+    def test_new_batch_begins_as_if_nothing_had_been(self, trio: tuple[Table, Table]) -> None:
+        slot, parent = trio
+        slot.end(1, 0)
+        parent.strike(1, seen(parent, 1))
+
+        slot.deal(1, [15, 16])
+
+        held = seen(parent, 1)
+        assert (held.current, held.running, held.numbers) == (-1, None, (15, 16))
+        assert [slot.start(1, index, 0) for index in range(2)] == [True, True]
+
+    def test_lease_that_is_over_leaves_the_others(self, trio: tuple[Table, Table]) -> None:
+        slot, parent = trio
+
+        slot.drop(1)
+
+        assert parent.read(1) is None
+        assert [seen(parent, index).holder for index in (0, 2)] == ["h0", "h2"]
+        slot.hold(1, "again", "r1")
+        held = seen(parent, 1)
+        assert (held.calls, held.current, held.numbers) == (0, -1, ())
+        assert (held.progress, held.told, held.running) == (0, 0, None)
+
+    def test_what_a_process_was_just_writing_is_not_read(self, trio: tuple[Table, Table]) -> None:
+        slot, parent = trio
+
+        class Numbers(list[int]):
+            def __iter__(self) -> Iterator[int]:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            slot.deal(1, Numbers([1]))
+
+        found = [parent.read(index) for index in range(3)]
+        assert [held and held.holder for held in found] == ["h0", None, "h2"]
+        dead = parent.read(1, is_dead=True)
+        assert dead is not None
+        assert (dead.holder, dead.request_id) == ("h1", "r1")
+
+
+def test_attempts_beyond_what_fits_are_told_as_the_most(pair: tuple[Table, Table]) -> None:
+    slot, parent = pair
+    slot.hold(0, "h", "r")
+
+    slot.expect(0, 2**16 + 5, 250)
+
+    assert (seen(parent).attempt, seen(parent).retry_ms) == (2**16 - 1, 250)
+
+
+def test_table_works_where_there_is_no_memory_without_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    slot, fd = Table.create(2)
+    parent = Table(fd, 2)
+    os.close(fd)
+
+    slot.hold(1, "h", "r")
+
+    assert seen(parent, 1).holder == "h"
+    for table in (slot, parent):
+        table.close()
+
+
+def test_closed_table_has_no_memory_any_more() -> None:
+    table, fd = Table.create(1)
+    os.close(fd)
+
+    table.close()
+
+    assert table._memory.closed

@@ -1,0 +1,28 @@
+"""What stands before the first line that a collector writes."""
+
+import pytest
+
+from streamq.records.encoding import encode_item, encode_result
+from streamq.records.writer import Writer
+
+
+def result(value: object) -> bytes:
+    return encode_result([encode_item(value)])
+
+
+@pytest.mark.parametrize("header", [b"a,b", b"a,b\n", b"a,b\r\n"])
+def test_header_of_the_input_is_a_line_of_its_own(header: bytes) -> None:
+    writer = Writer("raw", [], preamble=header)
+
+    assert writer.lines(result(None)) == b""
+    first = writer.lines(result(b"1,2"))
+
+    assert first == header.rstrip(b"\n") + b"\n1,2\n"
+    assert writer.lines(result(b"3,4")) == b"3,4\n"
+    assert writer.preamble() == b"", "it was written"
+
+
+def test_header_is_only_for_lines() -> None:
+    assert Writer("raw", [], preamble=b"a,b").lines(result({"n": 1})) == b'{"n":1}\n'
+    assert Writer("jsonl", [], preamble=b"a,b").preamble() == b""
+    assert Writer("raw", [], preamble=b"a,b").preamble() == b"a,b"
