@@ -123,6 +123,11 @@ end
 if look_ms > 0 then
   redis.call("ZADD", due, "LT", look_ms, request_id)
 end
+if is_spoilt(tokens, "list") then
+  -- Somebody else made another of the list, and what follows is refused. A process that waits at
+  -- the list puts it aside: so tell of it, for only lists in use are waited at.
+  tell(1)
+end
 if mode == "forget" then
   if redis.call("LLEN", tokens) == 0 then
     redis.call("ZREM", used, to)
