@@ -299,7 +299,5 @@ class Collector:
             errors,
         )
         token = msgspec.json.encode(done).decode()
-        self._protocol.collect(
-            self._id, next_number=1, most=0, commit=(self._token, token), forget=forget
-        )
+        self._protocol.commit(self._id, self._token, token, forget=forget)
         self._done, self._token = done, token
