@@ -24,12 +24,24 @@ from streamq.errors import (
     WaitTimeout,
     damaged_if_unreadable,
 )
-from streamq.model import LAST_LEVEL, LEVEL, LIMIT, MAX_PART, POISON, PREFIX, Failure, Spec, Status
+from streamq.model import (
+    CHUNK_PARTS,
+    LAST_LEVEL,
+    LEVEL,
+    LIMIT,
+    MAX_PART,
+    POISON,
+    PREFIX,
+    Failure,
+    Spec,
+    Status,
+)
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Tokens
+from streamq.queue.loading import forget, register
 from streamq.queue.options import policy
 from streamq.queue.results import ResultReader, part_of
-from streamq.queue.submission import CHUNK_PARTS, Submission, forget, register
+from streamq.queue.submission import Submission
 from streamq.records import encoding as codec
 from streamq.records.about import Place
 from streamq.settings import Settings, with_login
