@@ -46,11 +46,11 @@ from streamq.records import encoding as codec
 from streamq.records.about import Place
 from streamq.settings import Settings, with_login
 
-#: A waiter that is told nothing looks for itself this often.
+#: How often (s) ``wait`` reads the request, if no message of its end comes.
 LOOK_EVERY_S = 1.0
-#: How often a waiter makes sure that its request is registered: a failover may forget that.
+#: How often (s) ``wait`` makes sure that its request is registered: a failover may forget that.
 REGISTER_EVERY_S = 10.0
-#: Where so many parts came from is asked at once: the server reads each with its payload.
+#: How many parts are located in one call: the server reads each of them with its payload.
 _LOCATED = 50
 
 
@@ -167,11 +167,12 @@ class Client:
         }
         try:
             meant = _cached_policy(**options)
-        except TypeError:  # an option that cannot be hashed cannot be cached: this says what it is
+        except TypeError:
+            # An option that cannot be hashed cannot be cached. This raises the proper error.
             meant = policy(**options)
         if durable != 0:
             units.whole(durable, "durable", 0)
-        # Lists are named, though they are iterable: it takes a while to find that out.
+        # ``list`` is tested first: that a list is iterable takes longer to find out.
         if isinstance(payloads, (str, bytes)) or not isinstance(payloads, (list, Iterable)):
             raise InvalidValue(f"payloads are one {type(payloads).__name__}; give a list of them")
         request_id = os.urandom(8).hex() if id is None else units.name(id, "request id")
@@ -207,11 +208,11 @@ class Client:
         """
         ids = self._protocol.ids(units.name(queue, "queue"))
         if ended:
-            # Some may have ended since the janitor last looked.
+            # Requests among the open ones may have ended since the janitor last looked.
             ids = [*self._protocol.ids(queue, closed=True), *ids]
         found = []
         for request_id in dict.fromkeys(ids):
-            # Registered and never opened, or just purged; or nobody can read it.
+            # It was registered and never opened, or just purged; or nobody can read it.
             with suppress(RequestUnknown, Damaged):
                 found.append(Request(self._protocol, request_id).status())
         kept = [status for status in found if status.state.is_live != ended]
@@ -283,7 +284,7 @@ class Request:
 
     def _await_end(self, deadline: float | None) -> Status:
         events = self._protocol.listen(self.id)
-        # Most requests end before that, and are spared the question.
+        # Most requests end before this moment, and need not be asked for in the queue.
         register_at = time.monotonic() + LOOK_EVERY_S
         try:
             while True:
@@ -327,7 +328,7 @@ class Request:
             WaitTimeout: no result came for that long.
         """
         patience = None if timeout is None else _seconds(timeout)
-        self.status()  # From here on the server may be away for a while.
+        self.status()  # Raises if there is no request. Later the server may be away for a while.
         reader, fallow = ResultReader(self._protocol, self.id), 0.0
         while True:
             found = None
@@ -362,7 +363,10 @@ class Request:
         return sorted(self._located(found), key=lambda failure: (failure.part, failure.record))
 
     def _located(self, failures: list[Failure]) -> list[Failure]:
-        """The same, each whole part with where it came from: who gives it up may not know."""
+        """Return the failures, those of whole parts with where they came from.
+
+        A janitor that gives a part up does not know that.
+        """
         whole = sorted({each.part for each in failures if not each.record and not each.records})
         if not whole:
             return failures
@@ -419,13 +423,14 @@ class Request:
             RequestEnded: the request was cancelled.
         """
         queue = self._queue()
-        # Before it reopens, so that nobody who saw it ended can take it from the open ones.
+        # Before it reopens: "again" changes its score among the open ones, so that a janitor that
+        # saw it ended cannot take it out of them.
         self._protocol.mint(queue, self.id, Tokens(), register="again")
         failed = [number for number, _ in self._protocol.failures(self.id)]
         redriven = 0
         for start in range(0, len(failed), CHUNK_PARTS) or [0]:
             count, _, tokens = self._protocol.redrive(self.id, failed[start : start + CHUNK_PARTS])
-            # And after it did, for who looked in between still found it ended.
+            # And after it reopened: a janitor that looked in between still found it ended.
             self._protocol.mint(queue, self.id, tokens, register="again")
             redriven += count
         return redriven
@@ -440,8 +445,9 @@ class Request:
         forget(self._protocol, queue, self.id)
 
     def _register(self, status: Status) -> None:
-        """See that somebody looks at a request that lives; who may only read leaves it."""
+        """See that janitors look at a request that lives."""
         if status.state.is_live:
+            # A user of the server that may only read is refused, and leaves it as it is.
             with suppress(ServerError):
                 register(self._protocol, status.queue, self.id)
 
@@ -461,7 +467,7 @@ def _failures(text: bytes) -> list[Failure]:
 
 
 def _located(failure: Failure, about: bytes, spec: Spec) -> Failure:
-    """The failure of a whole part, with where the part came from, where that is known."""
+    """Return the failure of a whole part, with where the part came from, if that is known."""
     place = Place.of(about, spec)
     if place is None:
         return failure
