@@ -7,8 +7,15 @@ What the parts are made of, and what tells one load from another, is the caller'
 from collections.abc import Sequence
 from contextlib import suppress
 
-from streamq.errors import LoadGap, RequestExists, RequestUnknown, ServerFull, StreamqError
-from streamq.model import Policy
+from streamq.errors import (
+    LoadGap,
+    RequestExists,
+    RequestUnknown,
+    ServerError,
+    ServerFull,
+    StreamqError,
+)
+from streamq.model import Policy, Status
 from streamq.protocol.pipeline import AppendPipeline
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Opened, Tokens
@@ -136,6 +143,13 @@ def register(protocol: Protocol, queue: str, request_id: str) -> None:
     """
     if protocol.registered(queue, request_id) is None:
         protocol.mint(queue, request_id, Tokens(), register="yes")
+
+
+def keep_registered(protocol: Protocol, status: Status) -> None:
+    """Do what ``register`` does, if the request lives and this user of the server may write."""
+    if status.state.is_live:
+        with suppress(ServerError):
+            register(protocol, status.queue, status.id)
 
 
 def unregister(protocol: Protocol, queue: str, request_id: str) -> None:

@@ -16,7 +16,7 @@ from streamq.errors import StreamqError, damaged_if_unreadable
 from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import outputs
 from streamq.records.outputs import (
