@@ -19,7 +19,7 @@ from .exits import exit_code
 
 if TYPE_CHECKING:
     from streamq.protocol.protocol import Protocol
-    from streamq.queue.client import Request
+    from streamq.queue.request import Request
 
 NO_URL = """which server? Give its URL in one of three ways:
   --url redis://HOST:PORT          for this command
@@ -114,7 +114,7 @@ def steer(
     ids: Iterable[str], url: str | None, prefix: str | None, act: "Callable[[Request], str]"
 ) -> None:
     """Do it to each request and say what was done. One that refuses does not stop the others."""
-    from streamq.queue.client import Request
+    from streamq.queue.request import Request
 
     codes = {0}
     with connected(url, prefix) as protocol:

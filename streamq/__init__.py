@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from streamq.driver.connection import Connection
     from streamq.model import Failure, State, Status
     from streamq.protocol.protocol import Protocol
-    from streamq.queue.client import Client, Request
+    from streamq.queue.client import Client
     from streamq.queue.janitor import Janitor
+    from streamq.queue.request import Request
     from streamq.runs.functions import collect, load, run
     from streamq.settings import Settings
     from streamq.worker.worker import Worker
@@ -53,9 +54,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "app": ("Abandon", "App", "Context", "Retry", "Snooze"),
-    "queue.client": ("Client", "Request"),
+    "queue.client": ("Client",),
     "driver.connection": ("Connection",),
     "queue.janitor": ("Janitor",),
+    "queue.request": ("Request",),
     "model": ("Failure", "State", "Status"),
     "protocol.protocol": ("Protocol",),
     "runs.functions": ("collect", "load", "run"),

@@ -20,6 +20,9 @@ POISON = 3
 LAST_LEVEL = 99
 #: Largest part, in bytes.
 MAX_PART = 2**20
+#: One call to the server carries at most so many parts, and about so many bytes.
+CHUNK_PARTS = 500
+CHUNK_BYTES = 2**20
 #: Largest result of a part, in bytes, unless set otherwise.
 MAX_RESULT = 2**22
 

@@ -213,7 +213,7 @@ class TestWait:
     def test_is_told_of_the_end(
         self, request_: Request, driver: Driver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("streamq.queue.client.LOOK_EVERY_S", 60)
+        monkeypatch.setattr("streamq.queue.request.LOOK_EVERY_S", 60)
         holder, _ = driver.claim(5)
 
         with in_thread(lambda: request_.wait(timeout=20)) as waiting:

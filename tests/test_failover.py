@@ -106,8 +106,8 @@ class TestQueueSlot:
         queue: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("streamq.queue.client.REGISTER_EVERY_S", 0.1)
-        monkeypatch.setattr("streamq.queue.client.LOOK_EVERY_S", 0.05)
+        monkeypatch.setattr("streamq.queue.request.REGISTER_EVERY_S", 0.1)
+        monkeypatch.setattr("streamq.queue.request.LOOK_EVERY_S", 0.05)
         with waits(submit()):
             for _ in range(2):  # the first time it may just have begun to wait
                 for key in queue_keys:

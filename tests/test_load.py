@@ -701,6 +701,17 @@ class TestRequests:
         assert protocol.unknown([*ids, f"{request_id}-301"]) == {f"{request_id}-301"}
 
     @ONE_KIND
+    def test_many_lines_without_a_request_are_passed_over(
+        self, load: Load, tmp_path: Path, request_id: str
+    ) -> None:
+        file = tmp_path / "in"
+        file.write_bytes(b"# a comment\n" * 1_200 + b"1:a\n")
+
+        done = load(file, "--handler", "echo", "--format", "requests", "--id", request_id)
+
+        assert done.stdout.split() == [f"{request_id}-1"], done.stderr
+
+    @ONE_KIND
     @pytest.mark.parametrize("line", [b"a:b", b"0:a", b"-1:a", b"3", b"3: :", b"1.5:a"])
     def test_bad_line_is_named_and_nothing_is_submitted(
         self, load: Load, client: Client, queue: str, tmp_path: Path, line: bytes

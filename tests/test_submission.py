@@ -263,18 +263,18 @@ class Mortal(Protocol):
 
     def __init__(self, connection: Connection, calls: int, *, is_done: bool) -> None:
         super().__init__(connection)
-        run, left = self._run, [calls]
+        do, left = self._do, [calls]
 
-        def dying(name: str, keys: Any, /, **args: Any) -> Any:
+        def dying(call: Any) -> Any:
             left[0] -= 1
             if left[0] < 0 or (left[0] == 0 and not is_done):
                 raise Killed
-            reply = run(name, keys, **args)
+            reply = do(call)
             if left[0] == 0:
                 raise Killed
             return reply
 
-        self._run = dying
+        self._do = dying
 
 
 class TestKilled:

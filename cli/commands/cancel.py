@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from streamq.errors import InvalidValue
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import steer

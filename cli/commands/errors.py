@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from streamq.model import Failure
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming

@@ -11,7 +11,7 @@ from streamq import units
 from streamq.errors import Damaged, RequestUnknown
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected

@@ -9,7 +9,7 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import State, Status
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 from streamq.records.outputs import FORMS, FileOutput, form_of, is_stream
 from streamq.runs.collect import Collector, file_of, show, write_errors
 

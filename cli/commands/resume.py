@@ -1,6 +1,6 @@
 """``streamq resume``."""
 
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 
 from ..connecting import steer
 from ..shared_options import IdsArgument, PrefixOption, UrlOption

@@ -1,6 +1,6 @@
 """``streamq retry``."""
 
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming

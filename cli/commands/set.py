@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from streamq.errors import InvalidValue
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 
 from ..connecting import steer
 from ..shared_options import IdArgument, PrefixOption, UrlOption

@@ -11,8 +11,8 @@ from streamq.model import State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue import backlog
-from streamq.queue.client import Request
 from streamq.queue.fleet import WorkerDetails, live_workers
+from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming

@@ -9,8 +9,8 @@ import typer
 from streamq import units
 from streamq.errors import ServerBusy, ServerUnreachable, StreamqError, WaitTimeout
 from streamq.model import State, Status
-from streamq.queue.client import Request
 from streamq.queue.outages import Outage
+from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming

@@ -4,12 +4,14 @@ The braces are a hash tag. All keys of one request share a cluster slot, and so 
 all keys of one queue; a script touches keys of one tag only.
 """
 
+from functools import lru_cache
+
 from streamq import units
-from streamq.model import PREFIX
+from streamq.model import LAST_LEVEL, PREFIX
 
 
 class RequestKeys:
-    """Keys of one request; each is spelled when it is asked for, since most calls need few."""
+    """Keys of one request. Each is spelled when it is asked for, since most calls need few."""
 
     #: HASH    everything that is known of the request
     meta: str
@@ -47,17 +49,17 @@ class RequestKeys:
         return self._root + name
 
     def of(self, names: tuple[str, ...]) -> list[str]:
-        """Those of these names."""
+        """Return the keys of these names."""
         root = self._root
         return [root + name for name in names]
 
     def all(self) -> dict[str, str]:
-        """Every key by its name."""
+        """Return every key by its name."""
         return {name: self._root + name for name in RequestKeys.__annotations__}
 
 
 def list_of(handler: str, level: int) -> str:
-    """The end of the name of the list for tokens of one handler and level; as in ``lua/lib``."""
+    """Return how the list of one handler's tokens of one level is called; as in ``lua/lib``."""
     return f"{handler}:{level:02d}"
 
 
@@ -92,10 +94,67 @@ class QueueKeys:
         self.aside = f"{root}aside:{spoilt}"
 
     def of(self, names: tuple[str, ...]) -> list[str]:
-        """Those of these names."""
+        """Return the keys of these names."""
         own = self.__dict__
         return [own[name] for name in names]
 
     def all(self) -> dict[str, str]:
-        """Every key by its name."""
+        """Return every key by its name."""
         return dict(self.__dict__)
+
+
+class KeySpace:
+    """Keys of all requests and queues under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        # Spelled anew for every call they would cost more than the call: a worker waits at
+        # hundreds of lists.
+        #: The keys of a queue, seen from one of its lists of tokens (``list_of``).
+        self.queue = lru_cache(1024)(self._queue)
+        #: The lists that tokens of these handlers may be in, best level first.
+        self.token_lists = lru_cache(64)(self._token_lists)
+        #: The same of lists in use, and the lists of news, which come first or last.
+        self.used_lists = lru_cache(64)(self._used_lists)
+
+    def request(self, request_id: str) -> RequestKeys:
+        """Return the keys of a request."""
+        return RequestKeys(request_id, self.prefix)
+
+    def worker(self, queue: str, worker: str) -> QueueKeys:
+        """Return the keys of a queue, seen from one worker of it."""
+        return QueueKeys(queue, self.prefix, worker=worker)
+
+    def spoilt(self, queue: str, name: str) -> QueueKeys:
+        """Return the keys of a queue of which the one of that name is of another type."""
+        return QueueKeys(queue, self.prefix, spoilt=name)
+
+    def former_lists(self, queue: str) -> list[str]:
+        """Return the lists of one level for all handlers, which an earlier version pushes to."""
+        root = self.queue(queue).tokens
+        return [f"{root}{level:02d}" for level in range(LAST_LEVEL + 1)]
+
+    def _queue(self, queue: str, to: str = "") -> QueueKeys:
+        return QueueKeys(queue, self.prefix, to)
+
+    def _token_lists(
+        self, queue: str, handlers: tuple[str, ...], levels: tuple[int, ...]
+    ) -> tuple[str, ...]:
+        root = self.queue(queue).tokens
+        return tuple(root + list_of(handler, level) for level in levels for handler in handlers)
+
+    def _used_lists(
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        levels: tuple[int, ...],
+        used: frozenset[str],
+        news_first: bool,
+    ) -> tuple[str, ...]:
+        root = self.queue(queue).tokens
+        ends = {to[-2:] for to in used}
+        some = [level for level in levels if f"{level:02d}" in ends]
+        wanted = (list_of(handler, level) for level in some for handler in handlers)
+        lists = tuple(root + to for to in wanted if to in used)
+        news = tuple(self.queue(queue, list_of(handler, 0)).news for handler in handlers)
+        return news + lists if news_first else lists + news

@@ -1,15 +1,27 @@
-"""What scripts answer, and what they are asked for, as plain data."""
+"""What scripts answer, and what they are asked for, as plain data; and what several replies have
+in common."""
 
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Literal
 
 import msgspec
 
+from streamq import units
 from streamq.model import Part, State
 
 Ended = Literal["done", "failed", "cancelled"]
 """The state of a request that has ended."""
 #: How ``fail`` is to treat a part.
 FailKind = Literal["retry", "snooze", "hold", "abandon"]
+#: What ``mint`` is to do with tokens: push so many more; push those missing from so many; take out
+#: those of ended requests; push none, and forget the list if it is empty.
+MintMode = Literal["push", "ensure", "drop", "forget"]
+#: Whether ``mint`` registers the request: no; yes, it is about to open; again, with a new score, so
+#: that a janitor that read the old score cannot close the request any more.
+Register = Literal["no", "yes", "again"]
+#: The state of a request, whether it is paused, and of each holder whether its lease stands.
+Renewed = tuple[State, bool, dict[str, bool]]
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -23,6 +35,10 @@ class Tokens(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return self.count > 0 or self.look_ms > 0
+
+
+#: The answer to ``append``: parts so far, the load cursor, tokens to push.
+Appended = tuple[int, str, Tokens]
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -127,3 +143,23 @@ class Collected(msgspec.Struct, frozen=True):
     #: Results the server still has.
     left: int
     results: list[tuple[int, bytes]]
+
+
+def read_tokens(reply: Sequence[Any]) -> Tokens:
+    """Return the tokens that most replies end with."""
+    count, to, look_ms = reply
+    return Tokens(count, to.decode(), look_ms)
+
+
+def read_names(found: Iterable[bytes]) -> list[str]:
+    """Return those that can be names. The janitor takes whatever else is in an index out of it."""
+    names = []
+    for each in found:
+        with suppress(ValueError):
+            names.append(units.name(each.decode(), "name"))
+    return names
+
+
+def pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    """Return the values two by two."""
+    return zip(flat[::2], flat[1::2], strict=True)

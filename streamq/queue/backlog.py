@@ -39,7 +39,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
 
     def wanted(self, handlers: Collection[str] | None, levels: Collection[int]) -> int:
-        """Slots that could be used now by requests of these handlers (None: any) and levels."""
+        """Return how many slots requests of these handlers (None: any) and levels could use now."""
         return sum(
             slots
             for status, slots in self.requests
@@ -47,7 +47,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def unserved(self) -> list[Status]:
-        """Requests whose handler no live worker has."""
+        """Return the requests whose handler no live worker has."""
         served = {name for worker in self.workers for name in worker.handlers}
         return [status for status, _ in self.requests if status.handler not in served]
 
@@ -158,7 +158,7 @@ class BacklogCache:
             self._good_until = now + max(FRESH_S, _TIMES * (now - begun))
 
     def samples(self) -> Samples:
-        """What the queues have to do, as metrics; nothing of it while the server is away."""
+        """Return what the queues have to do, as metrics; nothing while the server is away."""
         found: Samples = {}
         try:
             for backlog in self.backlogs():

@@ -149,7 +149,7 @@ class Janitor:
             time.sleep(wait_ms / 1e3)
 
     def _looks(self, tick: Tick) -> Iterator[Look]:
-        """What a sweep does, one request after the other; suspects come whenever it is time."""
+        """Yield what a sweep does, request after request; suspects come whenever it is time."""
         for request_id, score in tick.due:
             yield from self._watch(tick)
             yield request_id, partial(self.look, request_id, score, tick)
@@ -159,8 +159,10 @@ class Janitor:
         yield from self._watch(tick)
 
     def _watch(self, tick: Tick) -> Iterator[Look]:
-        """Suspects that want another look, the oldest first. Those beyond what can be looked at
-        in time are left to others, or to when they are due."""
+        """Yield suspects that want another look, the oldest first.
+
+        Those that cannot be looked at in time are left to other janitors, or to when they are due.
+        """
         begun = time.monotonic()
         for request_id, (score, looked_at) in list(self._suspects.items()):
             if begun - looked_at < WATCH_EVERY_S:
@@ -237,7 +239,7 @@ class Janitor:
         return audit
 
     def _heard(self) -> dict[str, int]:
-        """How many ms ago each live pool of the queue was heard."""
+        """Return how many ms ago each live pool of the queue was heard."""
         now_ms = self.ahead_ms + time.monotonic() * 1e3
         beats = self._protocol.beats(self.queue)
         return {
@@ -269,7 +271,7 @@ class Janitor:
                 del self._littered[to]
 
     def _expect(self, look_ms: int) -> None:
-        """A request wants another look at that moment (0: at none in particular)."""
+        """Note that a request wants another look at that moment (0: at none in particular)."""
         if look_ms and not 0 < self._next_look_ms < look_ms:
             self._next_look_ms = look_ms
 
@@ -286,7 +288,7 @@ class Janitor:
 
 
 def totals(janitors: Sequence[Janitor]) -> Samples:
-    """What janitors of one process took back and closed, and when each has swept at the latest."""
+    """Return what the janitors of a process took back and closed, and when each last swept."""
     return {
         "streamq_requests_total": [
             ({"queue": each.queue, "state": state.value}, each.closed[state])

@@ -28,8 +28,9 @@ class Outage:
         rest_ms: int = 50,
         longest_ms: int = 2_000,
     ) -> None:
-        """A rest is about ``rest_ms`` long at first, then twice as long each time, up to the
-        longest.
+        """Make the first rest about ``rest_ms`` long, and each further one twice as long.
+
+        No rest is longer than ``longest_ms``.
         """
         self._say = say
         self._say_over = say_over
@@ -58,10 +59,10 @@ class Outages:
         self._seen: dict[str, float] = {}
 
     def saw(self, node: str) -> None:
-        """A call to the node was not answered."""
+        """Note that a call to the node was not answered."""
         self._seen[node] = time.monotonic()
 
     def left_s(self, node: str) -> float:
-        """For how long nothing on the node is to be taken back; 0 when it is well."""
+        """Return for how long nothing on the node is to be taken back; 0 when it is well."""
         seen = self._seen.get(node)
         return 0.0 if seen is None else max(0.0, seen + QUIET_S - time.monotonic())

@@ -28,7 +28,7 @@ Found = list[tuple[str, bytes]]
 
 
 def part_of(field: str) -> int:
-    """The number of the part whose result has that field."""
+    """Return the number of the part whose result has that field."""
     return int(field.partition(".")[0])
 
 
@@ -131,8 +131,10 @@ class ResultReader:
         return None
 
     def is_settled(self, found: Snapshot) -> bool:
-        """Whether nobody runs a part any more, by what ``inspect`` found: what runs when a request
-        fails still counts. Leases of the dead do not: there may be no janitor to end them.
+        """Return whether nobody runs a part any more, by what ``inspect`` found.
+
+        Parts that run when a request fails still count. Leases of dead holders do not: there may be
+        no janitor to end them.
         """
         now = time.monotonic()
         is_silent = found.count("alive") == 0
@@ -175,7 +177,7 @@ class ResultReader:
             self._late = self._find_late()
 
     def _find_late(self) -> list[tuple[int, int, int]]:
-        """Retry, part and size of each result of a part that was run again, in order."""
+        """Return retry, part and size of each result of a part that was run again, in order."""
         sizes = {}
         for field, result in self._protocol.leftovers(self._id, BATCH_BYTES):
             number, dot, run = field.partition(".")

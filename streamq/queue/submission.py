@@ -29,18 +29,15 @@ from streamq.errors import (
     ServerUnreachable,
     StreamqError,
 )
-from streamq.model import Policy
+from streamq.model import CHUNK_BYTES, CHUNK_PARTS, Policy
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Opened, Tokens
+from streamq.queue.loading import Loading, register, unregister
 from streamq.records import about
 
-#: One call to the server carries at most so many parts, and about so many bytes.
-CHUNK_PARTS = 500
-CHUNK_BYTES = 2**20
-#: What has no more takes no time to be sent.
+#: A submission of no more than this is sent so quickly that a worker may be woken before.
 _SOON_PARTS = 50
 _SOON_BYTES = 2**14
-#: A part that was made alone waits so long for company.
+#: How long (s) a chunk that is not full waits for more payloads before it is sent.
 LINGER_S = 0.01
 #: How long a submission waits for the replicas it asked for.
 REPLICAS_S = 2.0
@@ -57,19 +54,15 @@ class Submission:
         self._id = request_id
         self._policy = policy
         self._max_part = max_part
-        self._parts = 0
         self._has_bad_payloads = False
-        #: Of all payloads so far and of their sizes, whatever the chunks were: they tell one
-        #: submission from another.
-        self._content, self._frames = (
-            hashlib.blake2b(digest_size=16),
-            hashlib.blake2b(digest_size=8),
-        )
+        self._loading = Loading(protocol, request_id, policy)
+        #: Of all payloads so far.
+        self._content = _Content()
 
     def run(self, payloads: Iterable[Any], *, can_go_on: bool) -> None:
         """Submit, as far as it is not done yet. ``can_go_on``: the caller knows the id."""
         encoded = self._encoded(payloads)
-        # Lists are named, though they are collections: it takes a while to find that out.
+        # ``list`` is tested first: that a list is a collection takes longer to find out.
         is_ready = isinstance(payloads, (list, Collection))
         if can_go_on:
             if self._is_there(encoded):
@@ -84,7 +77,7 @@ class Submission:
         self._submit_in_chunks(encoded, is_ready, can_go_on)
 
     def _submit_in_chunks(self, encoded: Iterator[bytes], is_ready: bool, can_go_on: bool) -> None:
-        opened = self._open()
+        opened = self._loading.open(self._policy.digest)
         try:
             self._skip(encoded, opened.total, opened.cursor)
             if is_ready:
@@ -98,7 +91,7 @@ class Submission:
         except BaseException as error:
             stays = self._stays(error, can_go_on)
             if opened.is_new and not stays:
-                self._take_back()
+                self._loading.take_back()
             if stays and isinstance(error, _NOT_NOW):
                 raise type(error)(
                     f"{error}. Request {self._id} is submitted in part: submit the same to go on"
@@ -106,36 +99,40 @@ class Submission:
             raise
 
     def _submit_at_once(self, parts: list[bytes], size: int) -> None:
-        """All of it, and nobody else knows the id: what one call can carry."""
+        """Submit all parts in one call. Nobody else knows the id."""
 
         def content() -> tuple[str, list[bytes]]:
             self._count(parts)
-            return self._cursor, _entries(parts)
+            return self._content.cursor, _entries(parts)
 
         is_soon = len(parts) <= _SOON_PARTS and size <= _SOON_BYTES
         try:
             self._protocol.submit(self._id, self._policy, content, is_soon=is_soon)
         except BaseException:
-            self._take_back()
+            self._loading.take_back()
             raise
 
     def content(self, parts: list[bytes]) -> tuple[str, list[bytes]]:
-        """All of its parts as the server keeps them, and the cursor behind them."""
+        """Return the cursor behind all of its parts, and the parts as the server keeps them."""
         encoded = list(self._encoded(parts))
         self._count(encoded)
-        return self._cursor, _entries(encoded)
+        return self._content.cursor, _entries(encoded)
 
     def _stays(self, error: BaseException, can_go_on: bool) -> bool:
-        """Whether what was submitted stays in the server after an error."""
+        """Return whether what was submitted stays in the server after an error."""
         if self._has_bad_payloads:
             return False
         if isinstance(error, _NOT_NOW) or not isinstance(error, Exception):
             return can_go_on
-        # Somebody else has the id, or the request has ended: it is not ours to take back.
+        # Another submission has the id, or the request has ended: it is not ours to take back.
         return isinstance(error, ProtocolError)
 
     def replicate(self, wanted: int) -> None:
-        """Wait until so many replicas have it all, and see that it is all there."""
+        """Wait until so many replicas have it all, and see that it is all there.
+
+        Raises:
+            ServerBehind: fewer have it after ``REPLICAS_S``.
+        """
         found = self._protocol.replicas(self._policy.queue, self._id, wanted, REPLICAS_S)
         if found < wanted:
             raise ServerBehind(
@@ -146,7 +143,11 @@ class Submission:
         self._seal()
 
     def _is_there(self, encoded: Iterator[bytes]) -> bool:
-        """Whether an earlier run has submitted all of it. One of something else is an error."""
+        """Return whether an earlier run has submitted all of it.
+
+        Raises:
+            RequestExists: what was submitted under the id is something else.
+        """
         try:
             found = self._protocol.inspect(self._id)
         except RequestUnknown:
@@ -163,22 +164,6 @@ class Submission:
         if found.state.is_live:
             register(self._protocol, self._policy.queue, self._id)
         return True
-
-    def _open(self) -> Opened:
-        queue = self._policy.queue
-        # Again: whoever saw it ended, or registered and not opened, cannot close it any more.
-        self._protocol.mint(queue, self._id, Tokens(), register="again")
-        try:
-            return self._protocol.open(self._id, self._policy.digest, self._policy)
-        except (RequestExists, ServerFull):
-            unregister(self._protocol, queue, self._id)
-            raise
-
-    @property
-    def _cursor(self) -> str:
-        if not self._parts:
-            return ""
-        return f"{self._parts}:{self._content.hexdigest()}:{self._frames.hexdigest()}"
 
     def _encoded(self, payloads: Iterable[Any]) -> Iterator[bytes]:
         try:
@@ -200,36 +185,34 @@ class Submission:
         return payload
 
     def _count(self, payloads: list[bytes]) -> None:
-        self._parts += len(payloads)
-        self._content.update(b"".join(payloads))
-        frames = [2 * len(payload) + (type(payload) is _Json) for payload in payloads]
-        self._frames.update(struct.pack(f"<{len(frames)}Q", *frames))
+        """Count payloads that the server has, or gets with the call that is made next."""
+        self._content.add(payloads)
+        self._loading.parts = self._content.parts
 
     def _skip(self, payloads: Iterator[bytes], total: int, cursor: str) -> None:
         """Pass over what the server has already, and make sure that it is the same."""
-        while self._parts < total:
-            found = list(islice(payloads, min(CHUNK_PARTS, total - self._parts)))
+        while self._content.parts < total:
+            found = list(islice(payloads, min(CHUNK_PARTS, total - self._content.parts)))
             if not found:
                 break
             self._count(found)
         self._compare(cursor)
 
     def _compare(self, cursor: str) -> None:
-        if self._cursor != cursor:
+        if self._content.cursor != cursor:
             raise RequestExists(f"request {self._id} was submitted with other parts")
 
     def _append(self, chunk: list[bytes]) -> None:
         while chunk:
-            first, before = self._parts + 1, (self._content.copy(), self._frames.copy())
-            self._count(chunk)
+            before = self._content.copy()
+            self._content.add(chunk)
             try:
-                total, cursor, tokens = self._protocol.append(
-                    self._id, first, self._cursor, len(chunk), _entries(chunk)
+                total, cursor = self._loading.append(
+                    _entries(chunk), self._content.cursor, len(chunk)
                 )
             except LoadGap:
-                # Somebody else submits the same at the same time, in other chunks.
-                self._parts = first - 1
-                self._content, self._frames = before
+                # Another process submits the same at the same time, in other chunks.
+                self._content = before
                 chunk = self._catch_up(chunk)
                 continue
             except RequestEnded:
@@ -238,46 +221,65 @@ class Submission:
                         f"request {self._id} was submitted with fewer parts"
                     ) from None
                 raise
-            if total == self._parts:
+            if total == self._content.parts:
                 self._compare(cursor)
-            self._protocol.push(self._policy.queue, self._id, tokens)
             return
 
     def _catch_up(self, chunk: list[bytes]) -> list[bytes]:
         """Pass over those of the parts that the server has. Returns the others."""
-        found = self._protocol.inspect(self._id)
-        ahead = found.known_count("total") - self._parts
-        if ahead < 0:
-            raise LoadGap("the server has lost its last moments, and parts with them")
-        self._count(chunk[:ahead])
-        if ahead <= len(chunk):
-            self._compare(found.text("cursor"))
-        return chunk[ahead:]
+        passed, cursor = self._loading.pass_over(len(chunk))
+        self._content.add(chunk[:passed])
+        if cursor is not None:
+            self._compare(cursor)
+        return chunk[passed:]
 
     def _seal(self) -> None:
         try:
-            _, tokens = self._protocol.seal(self._id, self._parts, self._cursor)
+            self._loading.seal(self._content.cursor)
         except LoadGap:
             self._catch_up([])
             raise RequestExists(f"request {self._id} was submitted with more parts") from None
-        self._protocol.push(self._policy.queue, self._id, tokens)
 
-    def _take_back(self) -> None:
-        """Leave nothing of a submission that went wrong for good."""
-        with suppress(StreamqError):
-            try:
-                self._protocol.cancel(self._id)
-                forget(self._protocol, self._policy.queue, self._id)
-            except RequestUnknown:  # it was registered, and then refused
-                unregister(self._protocol, self._policy.queue, self._id)
+
+class _Content:
+    """Digests of payloads and of their sizes, whatever the chunks were.
+
+    They tell one submission from another.
+    """
+
+    def __init__(self) -> None:
+        self.parts = 0
+        self._payloads = hashlib.blake2b(digest_size=16)
+        self._frames = hashlib.blake2b(digest_size=8)
+
+    def add(self, payloads: list[bytes]) -> None:
+        """Add payloads that follow."""
+        self.parts += len(payloads)
+        self._payloads.update(b"".join(payloads))
+        frames = [2 * len(payload) + (type(payload) is _Json) for payload in payloads]
+        self._frames.update(struct.pack(f"<{len(frames)}Q", *frames))
+
+    def copy(self) -> "_Content":
+        """Return another that goes on from here."""
+        other = _Content()
+        other.parts = self.parts
+        other._payloads, other._frames = self._payloads.copy(), self._frames.copy()
+        return other
+
+    @property
+    def cursor(self) -> str:
+        """What the server keeps of them: how many there are, and the digests."""
+        if not self.parts:
+            return ""
+        return f"{self.parts}:{self._payloads.hexdigest()}:{self._frames.hexdigest()}"
 
 
 def submit_all(
     protocol: Protocol, requests: Iterable[tuple[str, Policy, list[bytes]]], max_part: int
 ) -> None:
-    """Submit many requests that nobody has submitted yet, small ones: id, policy and parts of each.
+    """Submit many small requests that nobody has submitted yet: id, policy and parts of each.
 
-    It may be repeated, also when it was killed: each is there once.
+    It may be repeated, also after it was killed: each request is there once.
     """
     made = [
         (request_id, policy, *Submission(protocol, request_id, policy, max_part).content(parts))
@@ -293,12 +295,12 @@ def submit_all(
 
 
 def is_small(parts: Sequence[bytes]) -> bool:
-    """Whether one call can carry all of the parts."""
+    """Return whether one call can carry all of the parts."""
     return 0 < len(parts) <= CHUNK_PARTS and sum(map(len, parts)) <= CHUNK_BYTES
 
 
 class _Json(bytes):
-    """A payload that was no bytes."""
+    """A payload that was given as something else than bytes, and is JSON by now."""
 
 
 def _entries(payloads: list[bytes]) -> list[bytes]:
@@ -306,13 +308,19 @@ def _entries(payloads: list[bytes]) -> list[bytes]:
 
 
 def _about(payload: bytes) -> bytes:
-    """One record, and whether it is JSON of ours: a handler that does not say gets the value."""
+    """Return what is kept of a part: that it is one record, and whether it is JSON of ours.
+
+    A handler that does not say which type it takes gets the decoded value of JSON of ours.
+    """
     return about.ONE_JSON if type(payload) is _Json else about.ONE_PAYLOAD
 
 
 class _Sender:
-    """Sends payloads in chunks. A chunk that does not fill is sent by a thread of its own, so
-    that no payload waits until the next is made."""
+    """Sends payloads in chunks.
+
+    A thread of its own sends a chunk that does not fill, so that no payload waits until the next
+    is made.
+    """
 
     def __init__(self, send: Callable[[list[bytes]], None]) -> None:
         self._send = send
@@ -327,7 +335,7 @@ class _Sender:
         self._thread = threading.Thread(target=self._watch, name="streamq-sender", daemon=True)
 
     def put(self, payload: bytes) -> None:
-        """Have a payload sent. Raises what the sender met."""
+        """Have a payload sent. Raises the error that an earlier one met."""
         if self._error:
             raise self._error
         with self._adding:
@@ -352,6 +360,7 @@ class _Sender:
             self._flush()
 
     def _flush(self) -> None:
+        """Send what waits."""
         with self._sending:
             with self._adding:
                 chunk, self._waiting, self._size = self._waiting, [], 0
@@ -359,6 +368,7 @@ class _Sender:
                 self._send(chunk)
 
     def _watch(self) -> None:
+        """Send chunks that have waited for ``LINGER_S``, until it is closed."""
         while not self._is_closed.wait(LINGER_S) and not self._error:
             if self._waiting and time.monotonic() - self._since > LINGER_S:
                 try:
@@ -368,6 +378,7 @@ class _Sender:
 
 
 def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield payloads in chunks that one call can carry; the last may be empty."""
     chunk: list[bytes] = []
     size = 0
     for payload in payloads:
@@ -377,28 +388,3 @@ def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
             yield chunk
             chunk, size = [], 0
     yield chunk
-
-
-def register(protocol: Protocol, queue: str, request_id: str) -> None:
-    """Have a request looked at that lives and that nobody looks at: a failover may have taken
-    back its registration and left the request, which is in another slot."""
-    if protocol.registered(queue, request_id) is None:
-        protocol.mint(queue, request_id, Tokens(), register="yes")
-
-
-def unregister(protocol: Protocol, queue: str, request_id: str) -> None:
-    """Undo a registration, unless the request is there: somebody else was quicker."""
-    score = protocol.registered(queue, request_id)
-    with suppress(RequestUnknown):
-        if protocol.inspect(request_id).text("queue") == queue:
-            return
-    if score is not None:
-        protocol.close(queue, request_id, score, 0)
-
-
-def forget(protocol: Protocol, queue: str, request_id: str) -> None:
-    """Purge a request that has ended, and take it out of its queue's indexes."""
-    score = protocol.registered(queue, request_id)
-    protocol.purge(request_id, force=True)
-    # Not if it was registered anew meanwhile: then the score is another one.
-    protocol.close(queue, request_id, -1 if score is None else score, 0)

@@ -12,16 +12,13 @@ from itertools import accumulate
 
 import msgspec
 
-from streamq.model import MAX_PART, Spec
+from streamq.model import CHUNK_BYTES, CHUNK_PARTS, MAX_PART, Spec
 from streamq.records import about
 from streamq.records.boundaries import Mask, blank_lines, mask_of
 from streamq.records.inputs import MARK, BadInput, Input, open_input
 
 #: How much is read at once, at least.
 BLOCK = 2**20
-#: One call to the server carries at most so many parts, and about so many bytes.
-CHUNK_PARTS = 500
-CHUNK_BYTES = 2**20
 
 
 class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from streamq.errors import StreamqError, damaged_if_unreadable
 from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import outputs
 from streamq.records.outputs import (
@@ -299,7 +299,5 @@ class Collector:
             errors,
         )
         token = msgspec.json.encode(done).decode()
-        self._protocol.collect(
-            self._id, next_number=1, most=0, commit=(self._token, token), forget=forget
-        )
+        self._protocol.commit(self._id, self._token, token, forget=forget)
         self._done, self._token = done, token

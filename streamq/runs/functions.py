@@ -10,7 +10,8 @@ from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import LIMIT, Status
 from streamq.protocol.connecting import connected
-from streamq.queue.client import Client, Request
+from streamq.queue.client import Client
+from streamq.queue.request import Request
 from streamq.records.outputs import FORMS, FileOutput, form_of, is_stream
 from streamq.runs.collect import Collector, write_errors
 from streamq.runs.folder import RunFolder, load_plan

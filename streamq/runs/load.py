@@ -8,7 +8,7 @@ once. An input that has changed meanwhile is refused.
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 
 import msgspec
 
@@ -19,14 +19,13 @@ from streamq.errors import (
     ServerBusy,
     ServerFull,
     ServerUnreachable,
-    StreamqError,
     damaged_if_unreadable,
 )
 from streamq.model import MAX_PART, Policy, State
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Opened, Tokens
+from streamq.protocol.replies import Opened
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.submission import forget, unregister
+from streamq.queue.loading import Loading
 from streamq.records import about
 from streamq.records.boundaries import mask_of
 from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
@@ -34,18 +33,18 @@ from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.splitting import Chunk, Cursor, PartSize, first_record, split, whole
 
-#: How often a load that is ahead of the workers looks whether it may go on.
+#: How often (s) a load that is ahead of the workers looks whether it may go on.
 _WINDOW_S = 0.05
-#: How often it looks while it fills the window, where results fill it too.
+#: How many times it looks while it fills the window once, where results fill it too.
 _LOOKS = 8
 
 
-#: After these what is loaded stays: the same command goes on, or whoever looks finds it.
+#: After these errors what is loaded stays in the server: the same command can go on with it.
 _STAYS = (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, RequestEnded, LoadGap)
 
 
 class _Stopped(Exception):
-    """Whoever runs the load wants no more of it now."""
+    """The caller of the load wants no more of it now."""
 
 
 class Load:
@@ -63,8 +62,12 @@ class Load:
         checks_complete: bool = True,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``counts_results``: somebody collects, and what is not collected fills the window too.
-        ``checks_complete``: standard input is compared even if all of it was loaded before."""
+        """Prepare a load.
+
+        ``counts_results``: results are collected meanwhile, and those that are not collected yet
+        fill the window too. ``checks_complete``: standard input is compared even if all of it was
+        loaded before.
+        """
         #: Whether there is something in the server to go on with.
         self.is_begun = False
         self._protocol = protocol
@@ -77,9 +80,8 @@ class Load:
         self._should_stop = should_stop
         self._files = policy.spec.files
         self._mask = mask_of(policy.spec)
-        self._appending = protocol.appending(request_id)
+        self._loading = Loading(protocol, request_id, policy)
         self._identities: list[Identity] = []
-        self._parts = 0
         self._room = 0
         self._result_size = 0.0
         self._cursor = Cursor()
@@ -107,21 +109,20 @@ class Load:
             raise self._named(error) from None
         except Exception:
             if opened.is_new:
-                self._take_back()
+                self._loading.take_back()
             raise
         finally:
-            self._appending.close()
-        return self._parts
+            self._loading.close()
+        return self._loading.parts
 
     def _seal(self, begun: list[Identity]) -> None:
         for old in begun:
             if changed := Identity.of(old.name).difference(old):
                 raise BadInput(f"the input changed while it was loaded: {changed}")
-        _, tokens = self._protocol.seal(self._id, self._parts, _encode(self._cursor))
-        self._push(tokens)
+        self._loading.seal(_encode(self._cursor))
 
     def _named(self, error: Exception) -> Exception:
-        """The error, with what it means for the request where that is not plain."""
+        """Return the error, with what it means for the request where that is not plain."""
         if isinstance(error, RequestEnded):
             state = self._protocol.inspect(self._id).state
             return RequestEnded(f"request {self._id} is {state}: the rest is not loaded")
@@ -133,20 +134,13 @@ class Load:
         lasting = msgspec.structs.replace(self._policy, delay_ms=0)
         text = msgspec.json.encode([lasting, self._size])
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
-        self._protocol.mint(self._policy.queue, self._id, Tokens(), register="again")
         try:
-            opened = self._protocol.open(self._id, digest, self._policy, msgspec.json.encode(now))
-        except (RequestExists, ServerFull) as error:
-            unregister(self._protocol, self._policy.queue, self._id)
-            if isinstance(error, RequestExists):
-                self._compare(now)
-                raise RequestExists(
-                    f"request {self._id} was submitted with other options"
-                ) from None
-            raise
+            opened = self._loading.open(digest, msgspec.json.encode(now))
+        except RequestExists:
+            self._compare(now)
+            raise RequestExists(f"request {self._id} was submitted with other options") from None
         if not opened.is_new:
             self._compare(now)
-        self._parts = opened.total
         if opened.cursor:
             with damaged_if_unreadable(f"how far {self._id} is loaded"):
                 self._cursor = msgspec.json.decode(opened.cursor, type=Cursor)
@@ -176,7 +170,7 @@ class Load:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         self._flush()
-        self._push(self._appending.wait())
+        self._loading.wait()
 
     def _input(self, name: str) -> Input:
         return stdin(self._while_waiting) if name == STDIN else open_input(name)
@@ -208,7 +202,7 @@ class Load:
         return Chunk([payload], [about.of_whole_file(file)], 1, len(payload), Cursor(file + 1))
 
     def _referred(self, chunk: Chunk) -> Chunk:
-        """The same with where the bytes are, instead of the bytes."""
+        """Return the chunk with where the bytes are, instead of the bytes."""
         file, offset = chunk.end.file, chunk.end.offset - chunk.size
         for index, payload in enumerate(chunk.payloads):
             chunk.payloads[index] = self._reference(file, offset, len(payload))
@@ -221,7 +215,7 @@ class Load:
         return msgspec.json.encode(Reference(offset, length, found.size, found.version))
 
     def _start(self, source: Input, file: int) -> Cursor:
-        """Where to begin with a file: where the load stood, or after its mark and its header."""
+        """Return where to begin with a file: where the load stood, or after mark and header."""
         if self._cursor.file == file and self._cursor.offset:
             return self._cursor
         header = self._policy.spec.header
@@ -245,14 +239,14 @@ class Load:
             raise self._other(f"the first {passed} bytes of standard input are not what they were")
 
     def _check_complete(self) -> None:
-        """Whether standard input is what all parts were made of."""
+        """Make sure that standard input is what all parts were made of."""
         source = self._input(STDIN)
         self._skip_seen(source, self._cursor)
         if source.read(1):
             raise self._other(f"standard input had {self._cursor.offset} bytes, and has more")
 
     def _put(self, chunk: Chunk) -> None:
-        """Have it sent, together with its neighbours where they are small."""
+        """Have a chunk sent, together with its neighbours where they are small."""
         if self._waiting and self._waiting.has_room_for(chunk):
             self._waiting.add(chunk)
             return
@@ -260,6 +254,7 @@ class Load:
         self._waiting = chunk
 
     def _flush(self) -> None:
+        """Send what waits for neighbours, unless the caller wants no more."""
         chunk, self._waiting = self._waiting, None
         if self._should_stop():
             raise _Stopped
@@ -267,9 +262,9 @@ class Load:
             self._append(chunk)
 
     def _while_waiting(self) -> None:
-        """Nothing comes from standard input at the moment: what came is not to wait for more."""
+        """Send what came from standard input, since nothing more comes at the moment."""
         self._flush()
-        self._push(self._appending.wait())
+        self._loading.wait()
 
     def _append(self, chunk: Chunk) -> None:
         entries: list[bytes | int] = [b""] * (2 * len(chunk.payloads))
@@ -279,20 +274,15 @@ class Load:
             self._content.update(b"".join(chunk.payloads))
             digest = self._content.hexdigest()
             self._cursor = msgspec.structs.replace(chunk.end, digest=digest)
-        first, cursor = self._parts + 1, _encode(self._cursor)
-        self._push(self._appending.send(first, cursor, chunk.records, entries))
-        self._parts += len(chunk.payloads)
+        self._loading.append_ahead(entries, _encode(self._cursor), chunk.records)
         if self._window:
             self._room -= chunk.size
             self._wait_for_room()
 
-    def _push(self, tokens: Tokens) -> None:
-        self._protocol.push(self._policy.queue, self._id, tokens)
-
     def _wait_for_room(self) -> None:
         """Wait while more bytes are in the server than the window allows."""
         while self._room <= 0:
-            self._push(self._appending.wait())
+            self._loading.wait()
             found = self._protocol.inspect(self._id)
             with damaged_if_unreadable(f"what the server has of {self._id}"):
                 self._room = self._room_now(found)
@@ -309,18 +299,12 @@ class Load:
         size = found.known_count("bytes") / total
         if not self._counts_results:
             return self._window - round(left * size)
-        # What waits becomes a result, which may be larger: how large is known from those there.
+        # Parts that wait become results, which may be larger: as large as those that are there.
         kept, results = self._protocol.result_bytes(self._id), found.count("results")
         self._result_size = max(self._result_size, kept / results if results else 0.0)
         held = round(left * max(size, self._result_size)) + kept
         step = max(1, self._window // _LOOKS)
         return min((self._window if done else step) - held, step)
-
-    def _take_back(self) -> None:
-        """Leave nothing of a load that went wrong for good."""
-        with suppress(StreamqError):
-            self._protocol.cancel(self._id)
-            forget(self._protocol, self._policy.queue, self._id)
 
 
 def _encode(cursor: Cursor) -> str:

@@ -22,7 +22,7 @@ from streamq.records.splitting import Cursor, PartSize, split
 
 #: Longest line, in bytes.
 _MOST_LINE = 2**26
-#: So many requests are submitted in one round trip at most, and about so many parts.
+#: One round trip submits at most so many requests, and about so many parts.
 _MOST_REQUESTS = 200
 _MOST_PARTS = 2_000
 _LIMIT = re.compile(rb"[1-9][0-9]{0,8}")
@@ -37,7 +37,7 @@ class RequestLine(NamedTuple):
 
 
 def requests_in(names: list[str]) -> Iterator[list[RequestLine]]:
-    """The requests of files, one after another, as many at once as were read at once.
+    """Yield the requests of files, as many at once as were read at once; perhaps none.
 
     Raises:
         BadInput: a file cannot be read, or a line is no request.

@@ -22,7 +22,7 @@ from streamq.errors import (
 )
 from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 from streamq.records.outputs import FileOutput, Output, StreamOutput
 from streamq.runs.collect import Collector
 from streamq.runs.folder import RunFolder

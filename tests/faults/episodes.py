@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from streamq import Client
 from streamq.protocol.keys import QueueKeys
-from streamq.queue.client import Request
+from streamq.queue.request import Request
 from tests.faults.ledger import Ledger
 from tests.faults.sites import Cluster, Single, Site
 from tests.faults.subjects import HERE, LEASE_S, Command, complaints

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from streamq import Client
 from streamq.errors import StreamqError
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
-from streamq.queue.submission import forget
+from streamq.queue.loading import forget
 from tests.faults import baseline
 from tests.faults.sites import Cluster, Site
 from tests.fleet import Fleet, Note, read_notes

@@ -5,7 +5,7 @@ import pytest
 from streamq.errors import Damaged
 from streamq.model import State
 from streamq.protocol.keys import QueueKeys, list_of
-from streamq.protocol.replies import Audit, Token, Tokens
+from streamq.protocol.replies import Audit, MintMode, Register, Token, Tokens
 from streamq.worker.process import LEFT_OVER_S
 from tests.driver import Driver
 
@@ -80,7 +80,7 @@ class TestTokens:
         assert len(driver.tokens(7)) == 4
 
     @pytest.mark.parametrize("mode", ["push", "ensure"])
-    def test_none_are_none(self, driver: Driver, mode: str) -> None:
+    def test_none_are_none(self, driver: Driver, mode: MintMode) -> None:
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode=mode) == 0
 
         assert driver.tokens(7) == []
@@ -114,7 +114,7 @@ class TestLook:
 class TestRegister:
     @pytest.mark.parametrize("register", ["yes", "again"])
     def test_request_is_open_and_due_at_once(
-        self, driver: Driver, queue_keys: QueueKeys, register: str
+        self, driver: Driver, queue_keys: QueueKeys, register: Register
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(), register=register)
 
@@ -162,7 +162,7 @@ class TestRegister:
 
     @pytest.mark.parametrize("register", ["yes", "again"])
     def test_request_is_closed_no_more(
-        self, driver: Driver, queue_keys: QueueKeys, register: str
+        self, driver: Driver, queue_keys: QueueKeys, register: Register
     ) -> None:
         driver.redis.zadd(queue_keys.closed, {driver.id: 17})
 
@@ -302,7 +302,9 @@ class TestUse:
         assert self.news(driver) == [b"h:07"]
 
     @pytest.mark.parametrize("mode", ["push", "ensure", "drop"])
-    def test_no_token_is_no_news(self, driver: Driver, queue_keys: QueueKeys, mode: str) -> None:
+    def test_no_token_is_no_news(
+        self, driver: Driver, queue_keys: QueueKeys, mode: MintMode
+    ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode=mode)
 
         assert driver.redis.exists(queue_keys.used) == 0

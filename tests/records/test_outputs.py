@@ -231,14 +231,13 @@ class TestBeforeForgetting:
 
         for name in calls:
             monkeypatch.setattr(os, name, synced(name))
-        collect = Protocol.collect
+        commit = Protocol.commit
 
-        def watched(self: Protocol, request_id: str, **given: Any) -> Any:
-            if given.get("commit"):
-                told.append(f"{len(given['forget'])} forgotten")
-            return collect(self, request_id, **given)
+        def watched(self: Protocol, *given: Any, forget: Any) -> None:
+            told.append(f"{len(forget)} forgotten")
+            commit(self, given[0], given[1], given[2], forget=forget)
 
-        monkeypatch.setattr(Protocol, "collect", watched)
+        monkeypatch.setattr(Protocol, "commit", watched)
         return told
 
     def run(self, protocol: Protocol, request_id: str, path: Path, **given: Any) -> bool:

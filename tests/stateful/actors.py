@@ -10,11 +10,11 @@ later moment.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from streamq.errors import LoadGap, ProtocolError, RequestEnded, RequestUnknown
 from streamq.model import Failure
-from streamq.protocol.replies import Grant, Opened, Outcome, Terms, Tokens
+from streamq.protocol.replies import FailKind, Grant, Opened, Outcome, Terms, Tokens
 from tests.stateful.book import Book
 from tests.stateful.watched import Watched
 
@@ -349,7 +349,7 @@ class Slot(Actor):
                     call,
                     number,
                     [Failure(error="ValueError")],
-                    kind=pick.outcome,
+                    kind=cast(FailKind, pick.outcome),
                     delay_ms=pick.delay_ms,
                     records=(outstanding - failed, failed),
                     result=good if outstanding > failed else b"",

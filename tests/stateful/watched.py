@@ -15,10 +15,13 @@ from streamq.model import Failure, Policy, State
 from streamq.protocol.replies import (
     Audit,
     Collected,
+    FailKind,
     Grant,
+    MintMode,
     Opened,
     Outcome,
     Reaped,
+    Register,
     Terms,
     Tick,
     Tokens,
@@ -257,7 +260,7 @@ class Watched(Protocol):
         number: int,
         failures: Sequence[Failure],
         *,
-        kind: str = "retry",
+        kind: FailKind = "retry",
         delay_ms: int = 0,
         records: tuple[int, int] = (0, 1),
         result: bytes = b"",
@@ -343,8 +346,8 @@ class Watched(Protocol):
         request_id: str,
         tokens: Tokens,
         *,
-        mode: str = "push",
-        register: str = "no",
+        mode: MintMode = "push",
+        register: Register = "no",
     ) -> int:
         self._hold_up("mint")
         return super().mint(queue, request_id, tokens, mode=mode, register=register)

@@ -259,12 +259,12 @@ class TestRenewals:
         for driver in drivers:
             driver.load(1)
             holders.append(driver.claim(lease_ms=1_000)[0])
-        run = Scripts.run_many
+        do_apart = Scripts(protocol.connection).do_apart
 
-        def run_some(scripts: Scripts, name: str, calls: Any) -> Any:
-            return [ServerBusy("its slot is not covered"), *run(scripts, name, calls[1:])]
+        def do_some(calls: Any) -> Any:
+            return [ServerBusy("its slot is not covered"), *do_apart(calls[1:])]
 
-        monkeypatch.setattr(protocol, "_run_many", partial(run_some, Scripts(protocol.connection)))
+        monkeypatch.setattr(protocol, "_do_apart", do_some)
         share: dict[str, dict[str, int | None]] = {
             driver.id: {holder: 1} for driver, holder in zip(drivers, holders, strict=True)
         }

@@ -1,0 +1,194 @@
+"""What can be done with a queue: the scripts of ``lua/queue/``, and waiting for tokens."""
+
+from collections.abc import Iterable, Sequence
+
+from streamq import units
+from streamq.driver.connection import Connection
+from streamq.driver.errors import translating_driver_errors
+from streamq.errors import Damaged
+from streamq.model import LAST_LEVEL, PREFIX, News
+from streamq.protocol import queue_calls
+from streamq.protocol.reads import Reads
+from streamq.protocol.replies import MintMode, Register, Tick, Token, Tokens
+from streamq.protocol.scripts import Scripts
+
+_EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
+
+
+class QueueProtocol(Reads):
+    """Every transition of a queue's indexes and lists of tokens."""
+
+    def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
+        super().__init__(connection, prefix)
+        scripts = Scripts(connection)
+        self._do, self._do_in_order = scripts.do, scripts.do_in_order
+        self._do_apart = scripts.do_apart
+
+    def mint(
+        self,
+        queue: str,
+        request_id: str,
+        tokens: Tokens,
+        *,
+        mode: MintMode = "push",
+        register: Register = "no",
+    ) -> int:
+        """Push tokens of a request and register its next look. Returns how many were pushed."""
+        keys = self._space.queue(queue, tokens.to)
+        return self._do(queue_calls.mint(keys, request_id, tokens, mode=mode, register=register))
+
+    def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
+        """Do what a script asked its caller to do in the queue, if anything."""
+        if tokens:
+            self.mint(queue, request_id, tokens)
+
+    def tick(
+        self,
+        queue: str,
+        limit: int = 100,
+        every_ms: int = 5_000,
+        looked: Sequence[str] = (),
+        lent: int = 0,
+    ) -> Tick:
+        """Take the requests that are due for a look, and those that may be purged.
+
+        They are lent for ``every_ms``. Those of the last tick that were looked at are given back
+        with the next: ``looked``, and until when they were ``lent``.
+        """
+        return self._do(queue_calls.tick(self._space.queue(queue), limit, every_ms, looked, lent))
+
+    def close(self, queue: str, request_id: str | bytes, score: float, purge_at: int) -> bool:
+        """Take an ended request out of the open ones, or a purged one (0) out of all."""
+        return self._do(queue_calls.close(self._space.queue(queue), request_id, score, purge_at))
+
+    def beat(
+        self,
+        queue: str,
+        worker: str,
+        ttl_ms: int,
+        details: bytes = b"",
+        lease_ms: int = 20_000,
+        requests: Sequence[str] = (),
+    ) -> int:
+        """Say that a worker lives and what it holds; with a TTL of 0, that it goes.
+
+        Returns how many workers were forgotten because they were silent for long.
+        """
+        keys = self._space.worker(queue, worker)
+        return self._do(queue_calls.beat(keys, worker, ttl_ms, details, lease_ms, requests))
+
+    # Tokens. A script cannot block.
+
+    def take(
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        block_s: float,
+        levels: tuple[int, ...] = _EVERY_LEVEL,
+    ) -> Token | None:
+        """Return the next token for one of these handlers, best level first, or None in time.
+
+        It waits at every list that there may be. Tokens of one level come in their order.
+        """
+        reply = self._pop(queue, self._space.token_lists(queue, handlers, levels), block_s)
+        return reply and self._token(queue, *reply)
+
+    def take_used(
+        self,
+        queue: str,
+        handlers: tuple[str, ...],
+        block_s: float,
+        levels: tuple[int, ...],
+        used: frozenset[str],
+        *,
+        news_first: bool,
+    ) -> Token | News | None:
+        """Return the next token from lists that are in use (``used_lists``), or news of others.
+
+        News come before any token, or only if there is none.
+        """
+        lists = self._space.used_lists(queue, handlers, levels, used, news_first)
+        reply = self._pop(queue, lists, block_s)
+        if reply is None:
+            return None
+        name, value = reply
+        if name.startswith(self._space.queue(queue).tokens.encode()):
+            return self._token(queue, name, value)
+        return News(value.decode("utf-8", "replace"))
+
+    def used_lists(self, queue: str, handlers: Iterable[str]) -> frozenset[str]:
+        """Return the lists of these handlers that tokens came into, as ``list_of`` calls them."""
+        key = self._space.queue(queue).used
+        try:
+            with translating_driver_errors(self.connection.where):
+                found = self.connection.call("ZRANGE", key, 0, -1)
+        except Damaged as error:
+            raise Damaged(f"{error}; renamed {self.set_aside(queue)}") from None
+        named = {b"%s:" % name.encode() for name in handlers}
+        ours = (each for each in found if each[:-2] in named and each[-2:].isdigit())
+        return frozenset(each.decode() for each in ours)
+
+    def tell_again(self, queue: str, to: str) -> None:
+        """Push news of a list once more, if it has tokens, is new, and there are no news."""
+        self.mint(queue, "", Tokens(0, to), mode="ensure")
+
+    def forget_lists(self, queue: str, before_ms: int) -> None:
+        """Forget lists that came into use before that and are empty; the next token is news."""
+        key = self._space.queue(queue).used
+        with translating_driver_errors(self.connection.where):
+            old = self.connection.redis.zrange(key, "-inf", before_ms, byscore=True)
+        for to in old:
+            self.mint(queue, "", Tokens(0, to.decode("utf-8", "replace")), mode="forget")
+
+    def drop_former_lists(self, queue: str) -> None:
+        """Remove lists of one level for all handlers, which an earlier version pushes to.
+
+        No worker of that version may be left that takes from them. Should there be one, the next
+        audits of that version push what is missing.
+        """
+        with translating_driver_errors(self.connection.where):
+            self.connection.redis.unlink(*self._space.former_lists(queue))
+
+    def _pop(
+        self, queue: str, lists: tuple[str, ...], block_s: float
+    ) -> tuple[bytes, bytes] | None:
+        try:
+            reply: tuple[bytes, bytes] | None = self.connection.pop(lists, block_s)
+        except Damaged as error:
+            raise Damaged(f"{error}; renamed {self.set_aside(queue, lists)}") from None
+        return reply
+
+    @staticmethod
+    def _token(queue: str, name: bytes, token: bytes) -> Token:
+        _, handler, level = name.decode().rsplit(":", 2)
+        try:
+            return Token(units.name(token.decode(), "request id"), handler, int(level))
+        except ValueError:
+            raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
+
+    # Keys that are of another type than streamq writes
+
+    def aside(self, queue: str, name: str, type: str) -> bool:
+        """Rename a key of the queue, if it is there and of another type than this."""
+        return self._do(queue_calls.aside(self._space.spoilt(queue, name), type))
+
+    def set_aside(self, queue: str, lists: tuple[str, ...] = ()) -> list[str]:
+        """Rename keys of a queue that are of another type. Returns their names since then."""
+        keys = self._space.queue(queue)
+        sets = (keys.due, keys.open, keys.closed, keys.workers, keys.used)
+        indexes = dict.fromkeys(sets, "zset")
+        wanted = indexes | dict.fromkeys(lists, "list")
+        redis = self.connection.redis
+        with (
+            translating_driver_errors(self.connection.where),
+            redis.pipeline(transaction=False) as pipe,
+        ):
+            for key in wanted:
+                pipe.type(key)
+            found = dict(zip(wanted, pipe.execute(), strict=True))
+        names = {key: key.partition("}:")[2] for key in wanted}
+        return [
+            self._space.spoilt(queue, names[key]).aside
+            for key, type_ in wanted.items()
+            if found[key].decode() not in (type_, "none") and self.aside(queue, names[key], type_)
+        ]

@@ -1,0 +1,175 @@
+"""The scripts that make, change, read and end a request (``lua/request/``), as calls."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from streamq.model import Policy, State
+from streamq.protocol.call import Call
+from streamq.protocol.keys import RequestKeys, list_of
+from streamq.protocol.replies import Appended, Collected, Opened, Tokens, pairs, read_tokens
+from streamq.protocol.snapshot import Snapshot
+
+#: What ``inspect`` works out and tells before the fields that are kept.
+_COUNTS = ("now_ms", "left", "leases", "alive", "retry", "handed_back", "results")
+
+
+def open(keys: RequestKeys, digest: str, policy: Policy, source: bytes = b"") -> Call[Opened]:
+    """Create a request, or find the one of the same submission."""
+    args = {
+        "digest": digest,
+        "delay_ms": policy.delay_ms,
+        "fields": [*policy.fields, "source", source],
+    }
+    return Call("open", keys, args, _opened)
+
+
+def append(
+    keys: RequestKeys, first: int, cursor: str, records: int, entries: Sequence[bytes | int]
+) -> Call[Appended]:
+    """Add parts (payload, about, payload, ...)."""
+    args = {"first": first, "cursor": cursor, "records": records, "entries": entries}
+    return Call("append", keys, args, _appended)
+
+
+def submit(keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[bytes]) -> Call[int]:
+    """Create a request with all its parts. The reply is when to look at it again (ms), or 0."""
+    args = {
+        "digest": policy.digest,
+        "cursor": cursor,
+        "delay_ms": policy.delay_ms,
+        "total": len(entries) // 2,
+        "rest": [*policy.fields, *entries],
+    }
+    return Call("submit", keys, args, _look_ms)
+
+
+def first_tokens(policy: Policy) -> Tokens:
+    """Return the tokens that ``submit`` asks for: a caller need not wait for its reply."""
+    return Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
+
+
+def seal(keys: RequestKeys, total: int, cursor: str) -> Call[tuple[State, Tokens]]:
+    """Say that the load is complete."""
+    return Call("seal", keys, {"total": total, "cursor": cursor}, state_and_tokens)
+
+
+def set(
+    keys: RequestKeys,
+    level: int | None = None,
+    limit: int | None = None,
+    rate_ms: float | None = None,
+) -> Call[tuple[State, Tokens]]:
+    """Change level, limit or rate of a request that runs; None leaves one as it is."""
+    given = {"level": level, "limit": limit, "rate_ms": rate_ms}
+    args = {name: "" if value is None else value for name, value in given.items()}
+    return Call("set", keys, args, state_and_tokens)
+
+
+def pause(keys: RequestKeys) -> Call[State]:
+    """Start no more parts of a request."""
+    return Call("pause", keys, {}, _state)
+
+
+def resume(keys: RequestKeys) -> Call[tuple[State, Tokens]]:
+    """Start parts of a request again."""
+    return Call("resume", keys, {}, state_and_tokens)
+
+
+def cancel(keys: RequestKeys) -> Call[int]:
+    """End a request now. The reply is how many parts will not be finished."""
+    return Call("cancel", keys, {}, int)
+
+
+def redrive(keys: RequestKeys, numbers: Iterable[int]) -> Call[tuple[int, State, Tokens]]:
+    """Run failed parts again. The reply is how many, the state, and tokens to push."""
+    return Call("redrive", keys, {"numbers": list(numbers)}, _redriven)
+
+
+def collect(
+    keys: RequestKeys,
+    *,
+    next_number: int,
+    most: int = 500,
+    max_bytes: int = 2**22,
+    commit: tuple[str, str] = ("", ""),
+    forget: Sequence[str | int] = (),
+) -> Call[Collected]:
+    """Read results in input order; with ``commit`` (expected, new) forget earlier ones first."""
+    args = {
+        "expected": commit[0],
+        "committed": commit[1],
+        "next": next_number,
+        "most": most,
+        "max_bytes": max_bytes,
+        "fields": forget,
+    }
+    return Call("collect", keys, args, _collected)
+
+
+def commit(
+    keys: RequestKeys, expected: str, committed: str, forget: Sequence[str | int]
+) -> Call[Collected]:
+    """Say how far results are written, and have the server forget them: ``collect`` of none."""
+    return collect(keys, next_number=1, most=0, commit=(expected, committed), forget=forget)
+
+
+def purge(keys: RequestKeys, *, force: bool = False) -> Call[int]:
+    """Forget an ended request. The reply is 0, or when it may be forgotten (ms)."""
+    return Call("purge", keys, {"force": int(force)}, int)
+
+
+def inspect(keys: RequestKeys, request_id: str) -> Call[Snapshot]:
+    """Read everything that is known of a request, at one moment."""
+    return Call("inspect", keys, {}, partial(_snapshot, request_id))
+
+
+def locate(keys: RequestKeys, numbers: Sequence[int]) -> Call[list[bytes]]:
+    """Read where parts came from, as their entries say; b"" where one has none."""
+    return Call("locate", keys, {"numbers": list(numbers)}, _list)
+
+
+#: Reads a list as it is.
+_list: Callable[[Any], list[bytes]] = list
+
+
+def _opened(reply: Sequence[Any]) -> Opened:
+    is_new, state, total, cursor = reply
+    return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
+
+
+def _appended(reply: Sequence[Any]) -> Appended:
+    total, cursor, *tokens = reply
+    return total, cursor.decode(), read_tokens(tokens)
+
+
+def _look_ms(reply: Sequence[Any]) -> int:
+    _, look_ms = reply
+    return int(look_ms)
+
+
+def _state(reply: bytes) -> State:
+    return State(reply.decode())
+
+
+def state_and_tokens(reply: Sequence[Any]) -> tuple[State, Tokens]:
+    """Read what most scripts answer that change a request."""
+    state, *tokens = reply
+    return State(state.decode()), read_tokens(tokens)
+
+
+def _redriven(reply: Sequence[Any]) -> tuple[int, State, Tokens]:
+    redriven, *rest = reply
+    return redriven, *state_and_tokens(rest)
+
+
+def _collected(reply: Sequence[Any]) -> Collected:
+    state, next_, left, *flat = reply
+    results = [(int(number), result) for number, result in pairs(flat)]
+    return Collected(State(state.decode()), next_, left, results)
+
+
+def _snapshot(request_id: str, reply: Sequence[Any]) -> Snapshot:
+    counts = zip(_COUNTS, map(str, reply[: len(_COUNTS)]), strict=True)
+    fields = {name.decode(): value.decode() for name, value in pairs(reply[len(_COUNTS) :])}
+    return Snapshot(request_id, fields | dict(counts))
