@@ -160,11 +160,11 @@ class Run:
             path.unlink()
 
     def said(self) -> str:
-        """The end of what it wrote."""
+        """Return the end of what it wrote."""
         return (self._folder / "log").read_text(errors="replace")[-1500:]
 
     def server_cpu_s(self) -> float:
-        """The server's CPU seconds so far."""
+        """Return the server's CPU seconds so far."""
         return sum(self.node_cpus_s())
 
     def node_cpus_s(self) -> list[float]:
@@ -218,7 +218,7 @@ def drain(run: Run, processes: int) -> dict[str, float]:
 
 
 def wait_and_idle(run: Run, idle_s: float) -> dict[str, float]:
-    """How long one job waits for an idle worker, and what that worker costs meanwhile."""
+    """Return how long one job waits for an idle worker, and what that worker costs meanwhile."""
     run.forget()
     with run.workers(1, BENCH_SLOTS="1") as pids:
         waits = sorted(run.act("latency", run.who.latencies)["ms"])
@@ -233,7 +233,7 @@ def wait_and_idle(run: Run, idle_s: float) -> dict[str, float]:
 
 
 def batch(run: Run, jobs: int) -> dict[str, float]:
-    """A batch with one callback at the end, from the first call to the callback."""
+    """Return a batch with one callback at the end, from the first call to the callback."""
     run.forget()
     with run.workers(1, BENCH_RESULTS="1"):
         run.act("latency", 0)

@@ -43,12 +43,12 @@ SIZES = ("1MiB", "100 lines")
 
 
 def same(line: bytes) -> bytes:
-    """The least that a function can do."""
+    """Return the least that a function can do."""
     return line
 
 
 def count_words(line: str) -> str:
-    """A little work: how often each word stands in a line."""
+    """Return a little work: how often each word stands in a line."""
     counts: dict[str, int] = {}
     for word in line.split():
         counts[word] = counts.get(word, 0) + 1
@@ -81,7 +81,7 @@ def make_input(path: Path, lines: int) -> None:
 
 
 def chunks(path: Path, size: str) -> Iterator[bytes]:
-    """A file in whole lines: so many bytes, or so many lines, in each."""
+    """Yield a file in whole lines: so many bytes, or so many lines, in each."""
     with path.open("rb") as file:
         if size == "1MiB":
             while chunk := file.read(2**20 - 100):
@@ -102,7 +102,7 @@ def by_pool(source: Path, target: Path, function: str, size: str, processes: int
 def command_of(
     way: str, source: Path, target: Path, function: str, size: str, processes: int
 ) -> list[str] | None:
-    """How to start one of the ways, or None where it cannot be."""
+    """Return how to start one of the ways, or None where it cannot be."""
     if way in ("streamq", "reference"):
         words = [sys.executable, "-m", "streamq.cli", "run", str(source), "-p", str(processes)]
         words += ["--map", f"{HERE}:{function}", "-o", str(target), "--output-format", "raw"]
@@ -164,7 +164,7 @@ def _size(file: Path) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all below it."""
     below = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -257,7 +257,7 @@ def summed_up(tries: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
 
 
 def measure_memory(folder: Path, counts: list[int], processes: int) -> list[dict[str, Any]]:
-    """An identity map on inputs of different lengths, with a small window."""
+    """Return an identity map on inputs of different lengths, with a small window."""
     found: list[dict[str, Any]] = []
     for lines in counts:
         source, target = folder / "in.txt", folder / "out"

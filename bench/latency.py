@@ -75,7 +75,7 @@ def measure_blocks(client: Client, times: int, *, asks_at_once: bool) -> dict[st
 
 
 def start(url: str, processes: int) -> "tuple[subprocess.Popen[str], float]":
-    """A pool that is ready, and how many seconds that took."""
+    """Return a pool that is ready, and how many seconds that took."""
     here = Path(__file__)
     command = [sys.executable, "-m", "streamq.cli", "worker", f"{here.name}:app"]
     command += ["-p", str(processes), "--url", url]

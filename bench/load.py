@@ -29,7 +29,7 @@ LINE = b"%012d " + b"x" * 86 + b"\n"
 
 
 def make(path: Path, lines: int) -> Path:
-    """A file of lines of 100 bytes."""
+    """Return a file of lines of 100 bytes."""
     with path.open("wb") as file:
         for first in range(0, lines, 10_000):
             file.write(b"".join(LINE % n for n in range(first, min(lines, first + 10_000))))
@@ -64,7 +64,7 @@ def server_cpu(connection: Connection) -> float:
 
 
 def measure(url: str, path: Path, size: PartSize, repeats: int) -> list[dict[str, float]]:
-    """The same load several times, each in a process of its own."""
+    """Return the same load several times, each in a process of its own."""
     words = [str(path), str(size.bytes), str(size.records)]
     command = [sys.executable, __file__, "--child", url, *words]
     return [json.loads(subprocess.check_output(command)) for _ in range(repeats)]

@@ -48,7 +48,7 @@ class Meter:
         self.queue = f"q{secrets.token_hex(4)}"
 
     def cpu_us(self) -> float:
-        """The server's CPU time so far."""
+        """Return the server's CPU time so far."""
         cpu = self.redis.info("cpu")
         return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"]) * 1e6
 

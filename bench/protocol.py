@@ -49,7 +49,7 @@ class Meter:
 
 
 def submit(client: Client, parts: int) -> str:
-    """A request of equal parts with room for one holder."""
+    """Return a request of equal parts with room for one holder."""
     payloads = (PAYLOAD for _ in range(parts))
     return client.submit(payloads, handler="bench", limit=1, queue=f"q{secrets.token_hex(4)}").id
 
@@ -111,7 +111,7 @@ def measure_claims(protocol: Protocol, request_id: str, times: int = 300) -> flo
 
 
 def measure_scale(client: Client, protocol: Protocol, waiting: int) -> dict[str, float]:
-    """A claim beside few and many open requests, with few and many waiting parts."""
+    """Return a claim beside few and many open requests, with few and many waiting parts."""
     few = submit(client, 100)
     found = {"few_requests_100_parts": measure_claims(protocol, few)}
     for _ in range(10_000):
@@ -123,7 +123,7 @@ def measure_scale(client: Client, protocol: Protocol, waiting: int) -> dict[str,
 
 
 def median_of(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """The median of several rounds, each figure by itself."""
+    """Return the median of several rounds, each figure by itself."""
     rounds = [measure() for _ in range(ROUNDS)]
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 

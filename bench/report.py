@@ -88,7 +88,7 @@ def ratios(found: Found, metric: str, other: str) -> Figure:
 
 
 def best(found: Found, metric: str, choose: Callable[..., str], *, python: bool) -> str:
-    """The peer with the highest or lowest median."""
+    """Return the peer with the highest or lowest median."""
     others = [
         name
         for name, figures in found.figures.items()
@@ -156,7 +156,7 @@ def _other_aims(scaling: dict[str, Any]) -> list[Aim]:
 
 
 def _more(costs: dict[str, Any], reference: dict[str, Any]) -> list[float]:
-    """How much more CPU a part costs, in per cent, in each of the rounds that both have."""
+    """Return how much more CPU a part costs, in per cent, in each of the rounds that both have."""
     rounds = zip(costs["costs_us"], reference["costs_us"], strict=False)
     return [(own / other - 1) * 100 for own, other in rounds]
 
@@ -166,7 +166,7 @@ def _percent(more: list[float]) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     titles = list(head)
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -410,7 +410,7 @@ def write(found: Found) -> None:
 
 
 def quick(found: dict[str, Any]) -> str:
-    """A short round as text."""
+    """Return a short round as text."""
     lines = [f"{'':18}{'enqueue/s':>11}{'drain/s':>10}{'2 proc.':>10}{'p50 ms':>9}{'bytes':>7}"]
     for name, f in found["contestants"].items():
         lines.append(

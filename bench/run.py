@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and when it was measured."""
+    """Return where and when it was measured."""
     models = {
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()

@@ -48,7 +48,7 @@ def drain(run: Run, url: str, submit: Submit, processes: int = 1, share: float =
 
 
 def one_request(parts: int = PARTS, **options: Any) -> Submit:
-    """A single request of so many parts."""
+    """Return a single request of so many parts."""
 
     def submit(client: Client) -> int:
         client.submit([PAYLOAD] * parts, handler="job", **{"limit": 64} | options)
@@ -130,7 +130,7 @@ def on_one_server(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def on_clusters(say: Callable[[str], None]) -> dict[str, Any]:
-    """The same parts on clusters of one and three primaries, 300 requests."""
+    """Return the same parts on clusters of one and three primaries, 300 requests."""
     found = {}
     for primaries in (1, 3):
         with LocalCluster.start(primaries=primaries, replicas=0) as cluster:

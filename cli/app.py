@@ -108,7 +108,7 @@ def _stub(summary: str) -> Callable[[], None]:
 
 
 def _help(command: Callable[..., Any]) -> str:
-    """A command's docstring, its last paragraph first: that one is an example."""
+    """Return a command's docstring, its last paragraph first: that one is an example."""
     paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").split("\n\n")]
     if paragraphs[-1].startswith("streamq "):
         paragraphs.insert(0, paragraphs.pop())

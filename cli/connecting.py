@@ -28,7 +28,7 @@ NO_URL = """which server? Give its URL in one of three ways:
 
 
 def url_of(given: str | None) -> str:
-    """The server's URL, from the option or the environment.
+    """Return the server's URL, from the option or the environment.
 
     Raises:
         SettingsError: there is none.

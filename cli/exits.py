@@ -54,7 +54,7 @@ def exit_code(error: StreamqError) -> int:
 
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command, with known errors as one line on stderr and an exit code."""
+    """Return the command, with known errors as one line on stderr and an exit code."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ def named(option: str) -> str:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with options in the place of each argument that is a struct.
+    """Return the command with options in the place of each argument that is a struct.
 
     They are those of its fields that are described as options; the others have their defaults.
     """

@@ -41,13 +41,13 @@ class Display:
 
 
 def bar(progress: Progress) -> str:
-    """How much of the whole is finished, as a bar."""
+    """Return how much of the whole is finished, as a bar."""
     full = round(_BAR * min(1.0, progress.done or 0.0))
     return "━" * full + "─" * (_BAR - full)
 
 
 def words(progress: Progress) -> str:
-    """How far it is, in a line."""
+    """Return how far it is, in a line."""
     status = progress.status
     parts, records = status.parts, status.records
     told = [

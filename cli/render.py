@@ -33,7 +33,7 @@ _COLOURS = {
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person looks at it. A stream that was closed before we began is None."""
+    """Return whether a person looks at it. A stream that was closed before we began is None."""
     return stream is not None and stream.isatty()
 
 
@@ -88,7 +88,7 @@ def write_no_more(stream: TextIO) -> None:
 
 
 def alarm(text: str) -> str:
-    """The text, made to stand out among data."""
+    """Return the text, made to stand out among data."""
     return _paint(text, "red", sys.stdout)
 
 
@@ -120,14 +120,14 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def clean(text: str) -> str:
-    """The text with escapes for what could move a terminal's cursor or forge a line."""
+    """Return the text with escapes for what could move a terminal's cursor or forge a line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def state_of(status: Status) -> str:
-    """The state in one word; paused is one."""
+    """Return the state in one word; paused is one."""
     return "paused" if status.paused and status.state.is_live else status.state.value
 
 
@@ -170,12 +170,12 @@ def span(ms: float) -> str:
 
 
 def age(at_ms: int | None) -> str:
-    """How long ago that was, by this machine's clock."""
+    """Return how long ago that was, by this machine's clock."""
     return span(time.time() * 1e3 - at_ms) if at_ms else NOTHING
 
 
 def moment(at_ms: int) -> str:
-    """A time as people write it, here."""
+    """Return a time as people write it, here."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1e3))
     except (ValueError, OverflowError, OSError):

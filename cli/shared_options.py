@@ -35,7 +35,7 @@ class LogFormat(StrEnum):
 def _inherited(
     context: typer.Context, option: typer.CallbackParam, value: str | None
 ) -> str | None:
-    """The option's value: it may stand before the command as well as behind it."""
+    """Return the option's value: it may stand before the command as well as behind it."""
     source = context.get_parameter_source(option.name or "")
     if context.parent is None or (source is not None and source.name == "COMMANDLINE"):
         return value
@@ -155,7 +155,7 @@ HealthPortOption = Annotated[
 
 
 def log_style(format: LogFormat) -> str:
-    """The form that is meant."""
+    """Return the form that is meant."""
     if format is LogFormat.AUTO:
         return "text" if render.is_terminal(sys.stderr) else "json"
     return format.value

@@ -1,7 +1,7 @@
 """streamq: put a huge input through your function, on a shared fleet, and lose nothing.
 
-What needs the driver is imported when it is first asked for: a command that only prints its
-help, or a module that only defines handlers, does not wait for it.
+Names that need redis-py are imported when they are first used. So a command that only prints its
+help, or a module that only defines handlers, does not wait for that import.
 """
 
 from importlib import import_module
@@ -99,7 +99,7 @@ __all__ = [
     "run",
 ]
 
-# Hidden from the type checker: to it every other name would be there too.
+# Hidden from the type checker: with a `__getattr__` it would believe that every name exists.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

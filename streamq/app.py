@@ -1,7 +1,7 @@
-"""Handlers: what users write, and what they may say while they run.
+"""Handlers: the functions that users write, and what a handler may raise or ask while it runs.
 
-The queue carries names and bytes, never code: a worker runs the handlers of the App it
-was started with, found by name.
+The queue carries names and bytes, never code: a worker runs the handlers of the App it was started
+with, found by name.
 """
 
 import inspect
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Retry(Exception):
-    """Raised by a handler: run this again, after the given time; an attempt is spent."""
+    """A handler raises this to be run again after the given time; it costs an attempt."""
 
     def __init__(self, message: str = "", *, after: str | float | None = None) -> None:
         super().__init__(message)
@@ -27,10 +27,10 @@ class Retry(Exception):
 
 
 class Snooze(Exception):
-    """Raised by a handler: not now; run this again after the given time, no attempt spent.
+    """A handler raises this to be run again after the given time; it costs no attempt.
 
-    With ``scope="request"`` nothing of the request starts until then: the API behind it
-    said "too many requests" to all of it.
+    With ``scope="request"`` no part of the request starts until then. That is for an API that has
+    answered "too many requests": its limit concerns all parts, not only this one.
     """
 
     def __init__(self, message: str = "", *, after: str | float, scope: str = "part") -> None:
@@ -42,11 +42,11 @@ class Snooze(Exception):
 
 
 class Abandon(Exception):
-    """Raised by a handler: this cannot succeed; do not run it again."""
+    """A handler raises this when no further attempt can succeed; the part or record is given up."""
 
 
 class Context:
-    """What a handler may ask of its part: a parameter annotated with this class gets one."""
+    """What a handler can learn and say about its part. A parameter annotated with this gets one."""
 
     def __init__(
         self,
@@ -68,11 +68,12 @@ class Context:
         self._progress = progress
 
     def should_stop(self) -> bool:
-        """Whether the result is wanted no more: the request was cancelled or the lease lost."""
+        """Return whether nobody wants the result: the request was cancelled or the lease was lost.
+        """
         return self._should_stop()
 
     def progress(self, percent: float) -> None:
-        """Say how far the part is, for those who look at the workers."""
+        """Report how far the part is, in percent; ``streamq workers`` shows it."""
         self._progress(percent)
 
 
@@ -81,19 +82,20 @@ class Handler(msgspec.Struct, frozen=True):
 
     name: str
     function: Callable[..., Any]
-    #: Called with each record of a part, or with the part as a whole.
+    #: True: called with each record of a part. False: called with the whole part.
     is_map: bool
     is_async: bool
-    #: Of the first parameter; ``inspect.Parameter.empty`` when there is none.
+    #: The annotation of the first parameter; ``inspect.Parameter.empty`` when it has none.
     annotation: Any
-    #: The parameter that gets the context, if one wants it.
+    #: The name of the parameter that is annotated with ``Context``, if there is one.
     context_name: str | None
     timeout_ms: int | None = None
     retries: int | None = None
 
     @property
     def offer(self) -> str:
-        """How ``claim`` is told of it."""
+        """The handler as the script ``claim`` is told of it: what it is called with, name, retries.
+        """
         retries = RETRIES if self.retries is None else self.retries
         return f"{'records' if self.is_map else 'parts'} {self.name} {retries}"
 
@@ -167,10 +169,11 @@ def describe(
     timeout: str | float | None = None,
     retries: int | None = None,
 ) -> Handler:
-    """A function as a handler.
+    """Return the function as a handler.
+
 
     Raises:
-        InvalidValue: it takes no record, or its name cannot be one.
+        InvalidValue: the function takes no record, or its name cannot be a handler's.
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
     annotation, context_name = _parameters(name, function)
@@ -187,7 +190,7 @@ def describe(
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> tuple[Any, str | None]:
-    """The annotation of the first parameter, and the name of the one that gets the context."""
+    """Return the first parameter's annotation, and the name of the parameter for the context."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidValue(f"handler {name} yields; it is to return what a record gives")
     try:

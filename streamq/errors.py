@@ -59,7 +59,7 @@ class RequestUnknown(ProtocolError):
 
 
 class RequestEnded(ProtocolError):
-    """The request is done, failed or cancelled, and takes no more of this."""
+    """The request is done, failed or cancelled, and this can no longer be done with it."""
 
     code = "ENDED"
 
@@ -71,7 +71,7 @@ class RequestOpen(ProtocolError):
 
 
 class LoadGap(ProtocolError):
-    """The load left parts out: it is to go on after those the server has."""
+    """The load left parts out: the loader has to go on after the last part that the server has."""
 
     code = "SHORT"
 
@@ -88,7 +88,7 @@ class Damaged(ProtocolError):
     code = ""
 
 
-#: What reading something raises that is not what it must be.
+#: What Python raises when it reads data that are not in the form they must have.
 UNREADABLE = (
     ValueError,
     TypeError,
@@ -101,7 +101,7 @@ UNREADABLE = (
 
 @contextmanager
 def damaged_if_unreadable(what: str) -> Generator[None]:
-    """Raise ``Damaged`` in place of the errors that reading something spoilt raises."""
+    """Raise ``Damaged`` in place of the errors that reading damaged data raises."""
     try:
         yield
     except InvalidValue as error:
@@ -113,7 +113,7 @@ def damaged_if_unreadable(what: str) -> Generator[None]:
 
 
 class InvalidValue(StreamqError, ValueError):
-    """A name, level, limit, size, duration or URL that cannot be."""
+    """A name, level, limit, size, duration or URL is not allowed."""
 
 
 class PartTooLarge(InvalidValue):
@@ -153,11 +153,11 @@ class ServerError(StreamqError):
 
 
 class ServerUnreachable(ServerError):
-    """Nobody answers at the URL."""
+    """No server answers at the URL."""
 
 
 class ServerBusy(ServerError):
-    """Not now: the server loads its data, fails over, moves slots or has no disk left."""
+    """The server is not ready: it loads its data, fails over, moves slots or has no disk left."""
 
 
 class ServerRefused(ServerError):
@@ -169,7 +169,7 @@ class ServerFull(ServerError):
 
 
 class ServerUnsafe(ServerError):
-    """The server may drop keys, or anybody from anywhere could use it."""
+    """The server may drop keys, or anybody who can reach it could use it."""
 
 
 class ServerBehind(ServerError):

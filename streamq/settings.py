@@ -1,8 +1,8 @@
-"""Settings, gathered once at the edge and passed down as values.
+"""Settings: gathered from options, variables and files, and passed on as values.
 
 A value comes from the first of these that has one: an option of the command, a variable
-``STREAMQ_...``, the project's file, the user's file, a variable that others use too
-(of the URL only), the default. The project's file is the nearest ``streamq.toml``, or
+``STREAMQ_...``, the project's file, the user's file, a variable that other programs use too (for
+the URL only), the default. The project's file is the nearest ``streamq.toml``, or
 ``pyproject.toml`` with its table ``[tool.streamq]``, from the working directory upwards.
 """
 
@@ -20,9 +20,10 @@ from streamq import units
 from streamq.errors import InvalidValue, SettingsError
 from streamq.model import PREFIX
 
-#: Settings that hold a secret, and so may come from a file of their own: ``password_file``.
+#: Settings that hold a secret. Each may be read from a file that another setting names, such as
+#: ``password_file``.
 SECRETS = ("url", "password")
-#: Variables that say other things than settings.
+#: Variables that begin with ``STREAMQ_`` and are no settings.
 _OTHER_VARIABLES = ("STREAMQ_CONFIG", "STREAMQ_SERVER_BIN", "STREAMQ_TEST_", "STREAMQ_BENCH_")
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -32,7 +33,7 @@ def _says(text: str) -> Any:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Every knob, with its default. ``STREAMQ_LEASE_MS`` sets ``lease_ms``."""
+    """All settings, with their defaults. ``STREAMQ_LEASE_MS`` sets ``lease_ms``."""
 
     url: Annotated[str, _says("Where the server is.")] = ""
     username: Annotated[str, _says("Who to be there, if the URL does not say.")] = ""
@@ -60,10 +61,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> "Settings":
-        """The settings that hold here.
+        """Return the settings that hold for these variables and this working directory.
+
 
         Raises:
-            SettingsError: a value or a key cannot be, or a file cannot be read.
+            SettingsError: a value or a key is not allowed, or a file cannot be read.
         """
         return gather(env, cwd).settings
 
@@ -77,9 +79,9 @@ class Gathered(msgspec.Struct, frozen=True):
     """The settings, and where each came from."""
 
     settings: Settings
-    #: By setting: ``STREAMQ_URL``, the path of a file, or ``default``.
+    #: For each setting: ``STREAMQ_URL``, the path of a file, or ``default``.
     origins: dict[str, str]
-    #: Variables that look like settings and are none.
+    #: Variables that begin with ``STREAMQ_`` and name no setting.
     unknown: list[str]
 
 
@@ -87,15 +89,16 @@ FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
 def variable_of(name: str) -> str:
-    """The environment's name of a setting."""
+    """Return the name of the environment variable for a setting."""
     return f"STREAMQ_{name.upper()}"
 
 
 def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gathered:
-    """Every setting, from wherever it is set. An empty variable counts as none.
+    """Return every setting and where it came from. An empty variable counts as not set.
+
 
     Raises:
-        SettingsError: a value or a key cannot be, or a file cannot be read.
+        SettingsError: a value or a key is not allowed, or a file cannot be read.
     """
     sources = [
         _from_variables(env),
@@ -117,7 +120,7 @@ def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gath
 
 
 def files(env: Mapping[str, str], cwd: Path | None = None) -> list[tuple[Path, dict[str, Any]]]:
-    """The files that settings are read from, the strongest first, and what they say."""
+    """Return the files that settings are read from, and their content. The first one wins."""
     found = []
     if env.get("STREAMQ_CONFIG"):
         path = Path(env["STREAMQ_CONFIG"])
@@ -131,7 +134,7 @@ def files(env: Mapping[str, str], cwd: Path | None = None) -> list[tuple[Path, d
 
 
 def with_login(url: str, settings: Settings) -> str:
-    """The URL with what it does not say itself: user, password, certificates."""
+    """Return the URL with user, password and certificates added where it has none itself."""
     if not url or "://" not in url:
         return url
     scheme, _, rest = url.partition("://")
@@ -168,7 +171,7 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
 
 
 def _from_others(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """The URL from the variables that others use too."""
+    """Return the URL from the variables that other programs use too."""
     named = next((name for name in ("REDIS_URL", "VALKEY_URL") if env.get(name)), None)
     return {"url": (env[named], named)} if named else {}
 
@@ -203,7 +206,7 @@ def _project_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _table(path: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """The part of a file that is ours: all of it, but of ``pyproject.toml`` a table."""
+    """Return the settings in a parsed file: the whole file, or a table of ``pyproject.toml``."""
     if path.name != "pyproject.toml":
         return document
     table = document.get("tool", {}).get("streamq", {})
@@ -244,7 +247,7 @@ def _named(name: str, origins: Mapping[str, str]) -> str:
 
 
 def _value(name: str, value: Any, what: str) -> str | int | bool:
-    """A value as its setting wants it, from text or from TOML."""
+    """Return a value in the type of its setting, from text or from TOML."""
     kind = type(FIELDS[name].default)
     try:
         if kind is bool:

@@ -68,7 +68,7 @@ def acl(
 
 
 def _password(file: Path) -> str:
-    """The password in the file; a new one if there is no file."""
+    """Return the password in the file; a new one if there is no file."""
     if not file.exists():
         _write(file, secrets.token_urlsafe(32) + "\n")
     password = file.read_text("utf-8").strip()

@@ -98,7 +98,7 @@ class _Killer:
 
 
 def _is_right(source: Path, output: Path) -> bool:
-    """Whether the output is what the same function makes of the input in one process."""
+    """Return whether the output is what the same function makes of the input in one process."""
     with source.open() as lines, output.open("rb") as results:
         for line, result in zip(lines, results, strict=True):
             wanted = demonstration.count_letters(line.rstrip("\n"))

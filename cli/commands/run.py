@@ -177,7 +177,7 @@ def _hinted(plan: Plan, folder: RunFolder) -> Generator[None]:
 
 
 def _place_of(output: str) -> str:
-    """Where results go: a file, or standard output when that is a pipe or is asked for."""
+    """Return where results go: a file, or standard output when that is a pipe or is asked for."""
     if output in ("", STANDARD) and sys.stdout is None:
         raise InvalidValue("where to? Standard output is closed: give -o FILE")
     if output == STANDARD or (not output and not render.is_terminal(sys.stdout)):

@@ -71,7 +71,7 @@ def _first_look(request: Request, deadline: float) -> None:
 
 
 def _end(request: Request, deadline: float, progress: render.Progress) -> Status:
-    """The last status."""
+    """Return the last status."""
 
     def is_last(status: Status) -> bool:
         if status.state.is_live:

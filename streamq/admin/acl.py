@@ -174,7 +174,7 @@ def file_text(
     *,
     readers_load: bool = True,
 ) -> str:
-    """An ACL file with a user for each role that has a password.
+    """Return an ACL file with a user for each role that has a password.
 
     Without ``readers_load`` those who only look may not load scripts: somebody else has to.
 
@@ -202,7 +202,7 @@ def rights_of(
     *,
     loads: bool = True,
 ) -> list[str]:
-    """A role's rights, as the server reads them."""
+    """Return a role's rights, as the server reads them."""
     role = ROLES[name]
     allowed = sorted({*map(lua.digest, role.scripts), *digests})
     patterns, channels = _patterns(role, prefix, tuple(queues))
@@ -218,7 +218,7 @@ def rights_of(
 
 
 def commands_of(role: Role) -> list[str]:
-    """The commands a role uses, in scripts and outside of them."""
+    """Return the commands a role uses, in scripts and outside of them."""
     used = {*_EVERYBODY, _LOAD, *role.commands}
     for script in role.scripts:
         for command, word in _CALL.findall(lua.source(script)):
@@ -236,7 +236,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
-    """A call for each script, key and command of a role."""
+    """Yield a call for each script, key and command of a role."""
     role = ROLES[name]
     request = RequestKeys("ID", prefix)
     keys = QueueKeys(queue, prefix, worker="WORKER", spoilt="due")

@@ -127,7 +127,7 @@ def arrange(peers: Sequence[Peer], replicas: int) -> Groups:
 
 
 def status(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
-    """The cluster of the target's first host that answers, as all its nodes see it.
+    """Return the cluster of the target's first host that answers, as all its nodes see it.
 
     Raises:
         ServerError: none answers, or it is no node of a cluster.
@@ -263,7 +263,7 @@ def _refuse_without_masterauth(peers: Iterable[Peer]) -> None:
 
 
 def _stands(views: list[View], primaries: int, replicas: int) -> bool:
-    """Whether the nodes are one cluster, of so many primaries with so many replicas each."""
+    """Return whether the nodes are one cluster, of so many primaries with so many replicas each."""
     known = views[0]
     if known.keys() != {topology.own(each).id for each in views}:
         return False

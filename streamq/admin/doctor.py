@@ -166,7 +166,7 @@ class Doctor(Examiner):
 
 
 def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """A check that cannot be made says so, and does not stop the others."""
+    """Yield a check that cannot be made says so, and does not stop the others."""
     try:
         yield from look()
     except Damaged as error:

@@ -51,7 +51,7 @@ class Probe:
         self._lengths: dict[str, int] = {}
 
     def primaries(self) -> list[Any]:
-        """The nodes to ask; each by the name it has in an error."""
+        """Return the nodes to ask; each by the name it has in an error."""
         if not self._connection.is_cluster:
             return [None]
         return list(self._connection.redis.get_primaries())
@@ -68,12 +68,12 @@ class Probe:
             return client.execute_command(*words)
 
     def info(self, node: Any, section: str) -> dict[str, Any]:
-        """A section of what a node says of itself."""
+        """Return a section of what a node says of itself."""
         found: dict[str, Any] = self.ask(node, "INFO", section)
         return found
 
     def clock(self, node: Any) -> Clock:
-        """A node's clock beside ours: the best of three."""
+        """Return a node's clock beside ours: the best of three."""
         seen = []
         for _ in range(3):
             begun, before = time.monotonic(), time.time()
@@ -95,7 +95,7 @@ class Probe:
         return sorted(ranges)
 
     def may(self, node: Any, user: str, words: Sequence[str], filling: str) -> bool:
-        """Whether a user may call this, filled up to the length that the command wants.
+        """Return whether a user may call this, filled up to the length that the command wants.
 
         Nothing is done but ask.
 
@@ -115,7 +115,7 @@ class Probe:
         return reply in (b"OK", "OK")
 
     def _length(self, command: str) -> int:
-        """How many words a command has at least."""
+        """Return how many words a command has at least."""
         if command not in self._lengths:
             reply = self.ask(self.primaries()[0], "COMMAND INFO", command)
             self._lengths[command] = abs(int(reply[0][1])) if reply and reply[0] else 1
@@ -135,7 +135,7 @@ class Probe:
                     break
 
     def indexed(self, queue: str, request_id: str) -> bool:
-        """Whether a request is in one of its queue's indexes."""
+        """Return whether a request is in one of its queue's indexes."""
         keys = QueueKeys(queue, self.prefix)
         with translating_driver_errors(self._connection.where):
             redis = self._connection.redis

@@ -1,4 +1,4 @@
-"""What the URL of a server says. No word of it that could be secret gets into an error."""
+"""Reads the URL of a server. Nothing of it that could be secret gets into an error message."""
 
 import ipaddress
 import re
@@ -66,13 +66,14 @@ def mask(url: str) -> str:
 
 
 class ServerURL:
-    """What a URL says: where to connect, in which way, and with which options.
+    """A parsed URL: where to connect, in which way, and with which options.
 
-    ``kind`` is single, cluster, sentinel, unix or local; ``path`` that of a socket or, for
+    ``kind`` is single, cluster, sentinel, unix or local; ``path`` is that of a socket or, for
     local, of a directory.
 
+
     Raises:
-        InvalidValue: the URL cannot be.
+        InvalidValue: the URL is not a valid one.
     """
 
     def __init__(self, url: str) -> None:
@@ -107,12 +108,14 @@ class ServerURL:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody could use the server who reaches it, from another machine too."""
+        """Whether the server is on another machine and the URL has neither password nor
+        certificate.
+        """
         is_known = "password" in self.options or "ssl_certfile" in self.options
         return not is_known and not all(_is_here(host) for host, _ in self.hosts)
 
     def _read_path(self) -> None:
-        """The service of a sentinel, and the number of the database."""
+        """Read the service of a sentinel and the number of the database from the path."""
         database = self.path.strip("/")
         if self.kind == "sentinel":
             self.service, _, database = database.partition("/")
@@ -129,7 +132,7 @@ class ServerURL:
 
 
 def _is_here(host: str) -> bool:
-    """Whether the name can only mean this machine."""
+    """Return whether the host can only be this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -146,7 +149,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _kind_of(split: SplitResult) -> tuple[str, bool]:
-    """How to connect, and whether with TLS."""
+    """Return how to connect, and whether with TLS."""
     scheme, plus, way = split.scheme.partition("+")
     if split.scheme in ("unix", "local"):
         return split.scheme, False

@@ -223,7 +223,7 @@ class Janitor:
         return audit
 
     def _heard(self) -> dict[str, int]:
-        """How many ms ago each live pool of the queue was heard."""
+        """Return how many ms ago each live pool of the queue was heard."""
         now_ms = self.ahead_ms + time.monotonic() * 1e3
         beats = self._protocol.beats(self.queue)
         return {

@@ -28,7 +28,7 @@ Found = list[tuple[str, bytes]]
 
 
 def part_of(field: str) -> int:
-    """The number of the part whose result has that field."""
+    """Return the number of the part whose result has that field."""
     return int(field.partition(".")[0])
 
 

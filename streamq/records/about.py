@@ -38,12 +38,12 @@ def of_whole_file(file: int) -> bytes:
 
 
 def is_json(part: Part) -> bool:
-    """Whether the payload is JSON that ``submit`` made from a value that was no bytes."""
+    """Return whether the payload is JSON that ``submit`` made from a value that was no bytes."""
     return part.about.endswith(_IS_JSON)
 
 
 def is_one_payload(part: Part) -> bool:
-    """Whether the part is one payload that was given as bytes."""
+    """Return whether the part is one payload that was given as bytes."""
     return part.about == ONE_PAYLOAD
 
 

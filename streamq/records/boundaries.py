@@ -73,7 +73,7 @@ _BEFORE_BLANK = (b"\n\n", b"\n\r", b"\n ", b"\n\t", b"\n\v", b"\n\f")
 
 
 def blank_lines(data: bytes) -> int:
-    """How many of the lines are blank: in JSON lines those are no records."""
+    """Return how many of the lines are blank: in JSON lines those are no records."""
     is_first = data[:1].isspace()
     if not is_first and not any(each in data for each in _BEFORE_BLANK):
         return 0
@@ -83,7 +83,7 @@ def blank_lines(data: bytes) -> int:
 
 
 def records_of(data: bytes, spec: Spec) -> list[bytes]:
-    """The records of a part, each with its line ending."""
+    """Return the records of a part, each with its line ending."""
     seen = mask_of(spec)(data)
     if seen is data and b"\r" not in data:
         # It would also split at a lone carriage return.
@@ -97,7 +97,7 @@ def records_of(data: bytes, spec: Spec) -> list[bytes]:
 
 
 def fields_of(row: bytes, spec: Spec) -> list[str]:
-    """The fields of a row.
+    """Return the fields of a row.
 
     Raises:
         DecodeError: it is no row.
@@ -116,12 +116,12 @@ def fields_of(row: bytes, spec: Spec) -> list[str]:
 
 
 def bare_header(spec: Spec) -> bytes:
-    """The header of a CSV as a row: without its line ending and what may stand before it."""
+    """Return the header of a CSV as a row: without its line ending and what may stand before it."""
     return spec.header.removeprefix("\ufeff").rstrip("\r\n").encode()
 
 
 def names_of(spec: Spec) -> Sequence[str]:
-    """The names of a CSV's fields: those given for it, or of its header; none without one.
+    """Return the names of a CSV's fields: those given for it, or of its header; none without one.
 
     A name that comes again has the number of its column among those of that name: a, a_2, a_3.
     """

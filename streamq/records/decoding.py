@@ -28,7 +28,7 @@ Decode = Callable[[bytes, bool], Any]
 
 
 def records_in(part: Part, spec: Spec) -> list[bytes]:
-    """The records of a part, each with its line ending."""
+    """Return the records of a part, each with its line ending."""
     return records_of(part.payload, spec) if spec.format in TEXT_FORMATS else [part.payload]
 
 
@@ -61,14 +61,14 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
 
 
 def bare(record: bytes) -> bytes:
-    """The record without its line ending."""
+    """Return the record without its line ending."""
     if record.endswith(b"\r\n"):
         return record[:-2]
     return record[:-1] if record.endswith(b"\n") else record
 
 
 def endings(records: list[bytes]) -> bytes:
-    """A letter for each record's ending, or nothing where all are plain newlines."""
+    """Return a letter for each record's ending, or nothing where all are plain newlines."""
     letters = b"".join(
         RETURN if record.endswith(b"\r\n") else NEWLINE if record.endswith(b"\n") else NOTHING
         for record in records
@@ -77,12 +77,12 @@ def endings(records: list[bytes]) -> bytes:
 
 
 def is_skipped(record: bytes, spec: Spec) -> bool:
-    """Whether a line of JSON lines is blank and no record at all."""
+    """Return whether a line of JSON lines is blank and no record at all."""
     return spec.format == "jsonl" and not record.strip()
 
 
 def decoder_for(handler: Handler, spec: Spec) -> Decode:
-    """How one record (of a map) or one part becomes the value a handler asks for.
+    """Return how one record (of a map) or one part becomes the value a handler asks for.
 
     The function is given the bytes, and whether they are JSON made by ``submit``.
     """

@@ -66,7 +66,7 @@ def _refuse_nan(value: Any) -> None:
 
 
 def is_verbatim(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
-    """Whether the item is to be written as it is."""
+    """Return whether the item is to be written as it is."""
     return isinstance(item, msgspec.msgpack.Ext) and item.code == _VERBATIM
 
 
@@ -85,7 +85,7 @@ def decode_item(item: Item) -> Any:
 
 
 def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
-    """The items of which ``_joined`` made one; any other as it is."""
+    """Return the items of which ``_joined`` made one; any other as it is."""
     if item.code == _BYTES_LINES:
         return bytes(item.data).split(b"\n")
     if item.code == _TEXT_LINES:
@@ -102,7 +102,7 @@ def size_of(item: Item) -> int:
 
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
-    """The result of a part, and how its records' lines ended where that is not plain."""
+    """Return the result of a part, and how its records' lines ended where that is not plain."""
     kept = _joined(items) if len(items) > 1 else items
     return _encode_items([*kept, *_about(endings)])
 
@@ -133,7 +133,7 @@ def as_lines(items: list[Any]) -> bytes | None:
 
 
 def decode_result(result: bytes) -> tuple[list[Item], bytes]:
-    """The items of a part's result, and how its records' lines ended ("" for newlines).
+    """Return the items of a part's result, and how its records' lines ended ("" for newlines).
 
     Raises:
         Damaged: it is no result.
@@ -153,7 +153,7 @@ def unchecked(result: bytes) -> list[Any]:
 
 
 def checked(items: list[Any]) -> tuple[list[Item], bytes]:
-    """The same as items of a result, and how its records' lines ended.
+    """Return the same as items of a result, and how its records' lines ended.
 
     Raises:
         Damaged: it is no result.

@@ -62,10 +62,10 @@ class Stream(Protocol):
     """Bytes one after another."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, perhaps fewer than that many; none at the end."""
+        """Return the next bytes, perhaps fewer than that many; none at the end."""
 
     def tell(self) -> int:
-        """How many bytes were read of what it is made from."""
+        """Return how many bytes were read of what it is made from."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -81,7 +81,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: str) -> "Identity":
-        """The file as it is now; of standard input nothing but the name is known.
+        """Return the file as it is now; of standard input nothing but the name is known.
 
         Raises:
             BadInput: it is not there, is no regular file, or cannot be read.
@@ -146,7 +146,7 @@ class Input:
         return bool(self._kind)
 
     def read(self, size: int) -> bytes:
-        """The next bytes, perhaps fewer than that many; none at the end.
+        """Return the next bytes, perhaps fewer than that many; none at the end.
 
         Raises:
             BadInput: it is damaged, cut short or too large when decompressed.
@@ -227,7 +227,7 @@ class _Stdin(io.RawIOBase):
         return count
 
     def tell(self) -> int:
-        """How many bytes were read."""
+        """Return how many bytes were read."""
         return self._position
 
 
@@ -249,7 +249,7 @@ class _Rest(io.RawIOBase):
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         if self._head:
             data, self._head = self._head[:size], self._head[size:]
             return data
@@ -277,7 +277,7 @@ def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
 
 
 def open_input(name: str) -> Input:
-    """An input, decompressed if it is compressed.
+    """Return an input, decompressed if it is compressed.
 
     Raises:
         BadInput: it is not there, is a folder, or cannot be read.
@@ -296,7 +296,7 @@ def open_input(name: str) -> Input:
 
 
 def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
-    """How it is compressed, "" for not, and the bytes that were read to see it."""
+    """Return how it is compressed, "" for not, and the bytes that were read to see it."""
     with _named(name):
         head = raw.read(_HEAD) or b""
         while head and head[:1] in _FIRST_BYTES and len(head) < _HEAD:
@@ -334,7 +334,7 @@ class _Unpacked:
         self._stream = make()
 
     def read1(self, size: int) -> bytes:
-        """The next bytes, perhaps fewer than that many; none at the end."""
+        """Return the next bytes, perhaps fewer than that many; none at the end."""
         while True:
             stream, given = self._stream, b""
             if stream.eof:

@@ -48,7 +48,7 @@ class Output(Protocol):
         """Get ready to write after so many bytes or more. Nobody else writes from now on."""
 
     def lacks(self, offset: int) -> bool:
-        """Whether it has fewer bytes than that: some of what was written is lost."""
+        """Return whether it has fewer bytes than that: some of what was written is lost."""
 
     def cut(self, offset: int) -> None:
         """Drop what stands after so many bytes: the next write goes there."""
@@ -93,7 +93,7 @@ class FileOutput:
         self._file = file
 
     def lacks(self, offset: int) -> bool:
-        """Whether the file is gone or shorter than that."""
+        """Return whether the file is gone or shorter than that."""
         try:
             return self._path.stat().st_size < offset
         except OSError:
@@ -258,7 +258,7 @@ def form_of(name: str) -> str:
 
 
 def errors_beside(path: Path) -> Path:
-    """The file that the failures of an output are written to."""
+    """Return the file that the failures of an output are written to."""
     return path.with_name(f"{path.stem}.errors.jsonl")
 
 
@@ -356,7 +356,7 @@ def check(path: Path, *, force: bool) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether what is there is a pipe or a device, which cannot be gone on with."""
+    """Return whether what is there is a pipe or a device, which cannot be gone on with."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -48,7 +48,7 @@ class Reader:
         self._paths = {os.path.realpath(each) for each in allowed if not is_remote(each)}
 
     def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
-        """The bytes a part refers to; of a whole file, what it holds when decompressed.
+        """Return the bytes a part refers to; of a whole file, what it holds when decompressed.
 
         Raises:
             Abandon: it is not allowed, is not there, or has changed since it was loaded.

@@ -47,7 +47,7 @@ class Object(NamedTuple):
 
 
 def is_remote(name: str) -> bool:
-    """Whether it is the URL of an object, not the name of a file."""
+    """Return whether it is the URL of an object, not the name of a file."""
     return _URL.match(name) is not None
 
 
@@ -60,7 +60,7 @@ class Location(NamedTuple):
     segments: tuple[str, ...]
 
     def covers(self, other: "Location") -> bool:
-        """Whether the other one is this object, or is below this folder."""
+        """Return whether the other one is this object, or is below this folder."""
         own = len(self.segments)
         return self[:2] == other[:2] and self.segments == other.segments[:own]
 
@@ -96,7 +96,7 @@ def locate(url: str) -> Location:
 
 
 def _leads_astray(part: str) -> bool:
-    """Whether anybody could read a part of a URL as a way to elsewhere.
+    """Return whether anybody could read a part of a URL as a way to elsewhere.
 
     Who gets it may decode it once more, so it is looked at again for as long as that changes it.
     """
@@ -113,7 +113,7 @@ def _leads_astray(part: str) -> bool:
 
 
 def head(url: str) -> Object:
-    """The object as it is now.
+    """Return the object as it is now.
 
     Raises:
         RemoteMissing: it is not there, or cannot be read.
@@ -143,7 +143,7 @@ class RemoteFile:
             raise _changed(url)
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes, perhaps fewer than that many; none at the end."""
+        """Return the next bytes, perhaps fewer than that many; none at the end."""
         if not self._rest:
             self._rest = self._next(size)
         data = self._rest if size < 0 else self._rest[:size]
@@ -157,7 +157,7 @@ class RemoteFile:
         return offset
 
     def tell(self) -> int:
-        """How many bytes were read."""
+        """Return how many bytes were read."""
         return self._position
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ def _obstore(url: str) -> Any:
 
 
 def _store(url: str) -> tuple[Any, str]:
-    """The object's store, and its path there."""
+    """Return the object's store, and its path there."""
     location = locate(url)
     if not location.segments or url.endswith("/"):
         raise RemoteMissing(f"{url}: it is to be scheme://place/object, with no ? and no #")
@@ -244,7 +244,7 @@ def _store(url: str) -> tuple[Any, str]:
 
 @lru_cache
 def _folder(url: str) -> Any:
-    """The store of a folder's objects."""
+    """Return the store of a folder's objects."""
     stores: Any = importlib.import_module("obstore.store")
     options: dict[str, Any] = {
         "retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
@@ -271,5 +271,5 @@ def _missing(url: str, error: Exception) -> StreamqError:
 
 
 def _brief(error: Exception | None) -> str:
-    """The first line of what obstore says: the others are for those who debug it."""
+    """Return the first line of what obstore says: the others are for those who debug it."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

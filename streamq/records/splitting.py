@@ -62,13 +62,13 @@ class Chunk(msgspec.Struct):
         self.end = other.end
 
     def has_room_for(self, other: "Chunk") -> bool:
-        """Whether one call to the server can carry both."""
+        """Return whether one call to the server can carry both."""
         parts = len(self.payloads) + len(other.payloads)
         return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
 
 
 def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[Chunk]:
-    """The rest of an input, which stands at the cursor, in chunks of parts.
+    """Yield the rest of an input, which stands at the cursor, in chunks of parts.
 
     Raises:
         BadInput: it is damaged, a record is too long, or a quote is not closed.
@@ -108,7 +108,7 @@ def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
 def _cut_by_bytes(
     seen: bytes, total: int, size: PartSize, is_end: bool
 ) -> tuple[list[int], list[int]]:
-    """Where parts end, and how many records each has. What may still grow is left over.
+    """Return where parts end, and how many records each has. What may still grow is left over.
 
     Of all that was read, ``total`` bytes, only ``seen`` is known to be whole.
     """
@@ -135,7 +135,7 @@ def _cut_by_bytes(
 def _cut_by_records(
     seen: bytes, total: int, size: PartSize, is_end: bool
 ) -> tuple[list[int], list[int]]:
-    """The same with so many records in each, or as many as fit."""
+    """Return the same with so many records in each, or as many as fit."""
     lengths = [len(line) + 1 for line in seen.split(b"\n")]
     lengths[-1] -= 1
     if not is_end or not lengths[-1]:
@@ -163,7 +163,7 @@ def _cut_by_records(
 def _chunks(
     data: bytes, ends: list[int], counts: list[int], start: Cursor, spec: Spec
 ) -> Iterator[Chunk]:
-    """The parts that end there, as many at once as one call may carry."""
+    """Yield the parts that end there, as many at once as one call may carry."""
     cursor, first, begin = start, 0, 0
     while first < len(ends):
         most = min(len(ends), first + CHUNK_PARTS)
@@ -195,7 +195,7 @@ def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadIn
 
 
 def whole(source: Input, file: int, most: int) -> Chunk:
-    """An input as one part.
+    """Return an input as one part.
 
     Raises:
         BadInput: it cannot be read, or has more bytes than a part may have.
@@ -229,6 +229,6 @@ def first_record(source: Input, mask: Mask, most: int) -> bytes:
 
 
 def header_of(name: str, spec: Spec) -> bytes:
-    """The first row of a CSV, with its line ending."""
+    """Return the first row of a CSV, with its line ending."""
     with closing(open_input(name)) as source:
         return first_record(source, mask_of(spec), MAX_PART)

@@ -62,7 +62,7 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 def file_of(protocol: Protocol, request_id: str) -> str:
-    """The file that results of the request were written to, and forgotten; "" for none."""
+    """Return the file that results of the request were written to, and forgotten; "" for none."""
     told = protocol.inspect(request_id).optional_text("committed")
     with damaged_if_unreadable("how far results are written"):
         done = msgspec.json.decode(told, type=Committed) if told else Committed()
@@ -95,7 +95,7 @@ def write_errors(failures: Iterable[Failure], output: Path) -> Path:
 
 
 def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """The same, as many at once as are written at once."""
+    """Yield the same, as many at once as are written at once."""
     batch: dict[str, bytes] = {}
     size = 0
     for field, result in results.items():

@@ -7,7 +7,7 @@ WORDS = ["stream", "queue", "token", "lease", "part", "record", "worker", "janit
 
 
 def count_letters(line: str) -> dict[str, int]:
-    """The handler: how often each letter stands in a line."""
+    """Return the handler: how often each letter stands in a line."""
     return {letter: line.count(letter) for letter in sorted(set(line)) if letter.isalpha()}
 
 

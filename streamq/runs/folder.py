@@ -140,7 +140,7 @@ class _Starting(threading.Thread):
             self._error = error
 
     def server(self) -> LocalServer:
-        """The server, when it answers.
+        """Return the server, when it answers.
 
         Raises:
             ServerError: it does not start.

@@ -45,7 +45,7 @@ class Meter:
         self._sizes = _sizes(plan.policy.spec.files)
 
     def read(self) -> Progress:
-        """How far it is now."""
+        """Return how far it is now."""
         found = self._protocol.inspect(self._plan.id)
         status = found.status()
         finished = status.records.done + status.records.failed

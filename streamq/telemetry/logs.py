@@ -11,7 +11,7 @@ FORMATS = ("text", "json")
 
 
 def harmless(text: str) -> str:
-    """The text in its lines, with escapes for whatever else could move a terminal's cursor.
+    """Return the text in its lines, with escapes for whatever else could move a terminal's cursor.
 
     Words of users are in it: errors of handlers, names of files.
     """
@@ -31,7 +31,7 @@ class TextFormatter(logging.Formatter):
     """``12:04:31.207 INFO  worker ready``."""
 
     def formatException(self, exc_info: Any) -> str:  # noqa: N802  the name is logging's
-        """The traceback, and nothing that a terminal would obey."""
+        """Return the traceback, and nothing that a terminal would obey."""
         return harmless(super().formatException(exc_info))
 
     def format(self, record: logging.LogRecord) -> str:
@@ -49,7 +49,7 @@ class JsonFormatter(logging.Formatter):
     """One object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         fields = {
             "ts": round(record.created, 3),
             "level": record.levelname.lower(),

@@ -118,7 +118,7 @@ Samples = dict[str, list[Sample]]
 
 
 def text(samples: Samples) -> bytes:
-    """The samples as Prometheus reads them."""
+    """Return the samples as Prometheus reads them."""
     lines: list[str] = []
     for name, metric in METRICS.items():
         if name in samples:
