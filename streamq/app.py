@@ -68,8 +68,7 @@ class Context:
         self._progress = progress
 
     def should_stop(self) -> bool:
-        """Return whether nobody wants the result: the request was cancelled or the lease was lost.
-        """
+        """Return whether nobody wants the result: the request was cancelled or the lease lost."""
         return self._should_stop()
 
     def progress(self, percent: float) -> None:
@@ -94,8 +93,7 @@ class Handler(msgspec.Struct, frozen=True):
 
     @property
     def offer(self) -> str:
-        """The handler as the script ``claim`` is told of it: what it is called with, name, retries.
-        """
+        """The handler as ``claim`` is told of it: what it is called with, its name, its retries."""
         retries = RETRIES if self.retries is None else self.retries
         return f"{'records' if self.is_map else 'parts'} {self.name} {retries}"
 

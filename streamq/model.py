@@ -89,8 +89,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the policy, to compare two. Without the delay: it counts from the first
-        submission.
+        """A digest to compare policies.
+
+        Without the delay, which counts from the first submission.
         """
         lasting = msgspec.structs.replace(self, delay_ms=0)
         return hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()

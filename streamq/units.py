@@ -57,8 +57,7 @@ def whole(value: int, what: str, least: int, most: int = _LARGEST) -> int:
 
 
 def duration_ms(value: str | float, what: str = "duration") -> int:
-    """Return the milliseconds of ``"30s"``, ``"5m"``, ``"2h"``, ``"7d"``; a bare number is seconds.
-    """
+    """Return the milliseconds of ``"30s"``, ``"5m"``, ``"2h"``, ``"7d"``; a number is seconds."""
     if _is_number(value):
         ms = value * 1_000
     else:

@@ -258,9 +258,7 @@ class Connection:
         return self.blocking(block_s).execute_command(*words)
 
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Send calls in one go, to the node of the first one's keys. Refusals are returned as
-        answers.
-        """
+        """Send calls in one go, to the node of the first one's keys. A refusal is an answer."""
         calls = iter(calls)
         first = next(calls)
         try:

@@ -84,9 +84,7 @@ class Lane:
         )
 
     def is_owned_by(self, pool: Any) -> bool:
-        """Return whether the pool leads to the same server as this lane; after a failover it does
-        not.
-        """
+        """Return whether the pool leads to the server of this lane; not so after a failover."""
         return bool(pool.owns_connection(self._connection))
 
     def send(self, packed: Iterable[bytes]) -> None:

@@ -43,8 +43,7 @@ class Patience:
 
     @contextmanager
     def block(self, patience_s: float, say: Callable[[str], object]) -> Generator[None]:
-        """Repeat each call for up to ``patience_s``; ``say`` gets a sentence after 1 s of waiting.
-        """
+        """Repeat each call for up to ``patience_s``; ``say`` gets a sentence after 1 s."""
         outer = self._here.block
         self._here.block = _Block(patience_s, say)
         try:

@@ -108,9 +108,7 @@ class ServerURL:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server is on another machine and the URL has neither password nor
-        certificate.
-        """
+        """Whether the server is on another machine, and the URL has no password or certificate."""
         is_known = "password" in self.options or "ssl_certfile" in self.options
         return not is_known and not all(_is_here(host) for host, _ in self.hosts)
 
