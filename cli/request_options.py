@@ -1,4 +1,4 @@
-"""What ``load`` and ``run`` are told about a request: the same options, read the same way."""
+"""The options of a request that ``load`` and ``run`` share."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from .option_structs import named
 
 
 class RequestOptions(msgspec.Struct, kw_only=True):
-    """The options as they were typed. What is described as one is an option of both commands."""
+    """The options as they were typed. Annotated fields are options of both commands."""
 
     files: list[str] = []
     handler: str = ""
@@ -74,10 +74,10 @@ class RequestOptions(msgspec.Struct, kw_only=True):
     ] = ""
 
     def source(self) -> Source:
-        """Return the request that is meant.
+        """Return the request that the options describe.
 
         Raises:
-            InvalidValue: an option that cannot be, or a file that cannot be read.
+            InvalidValue: an option is not allowed, or a file cannot be read.
         """
         return describe_source(
             self.files,
@@ -91,7 +91,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         )
 
     def given(self) -> options.RequestOptions:
-        """Return those options that ``load`` and ``run`` have in common."""
+        """Return the options that ``load`` and ``run`` have in common."""
         return {
             "format": self.form,
             "bytes": self.part_bytes,
@@ -110,7 +110,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         }
 
     def policy_of_each(self) -> Policy:
-        """Return what the requests of ``--format requests`` have in common."""
+        """Return the policy that all requests of ``--format requests`` have in common."""
         return policy(
             handler=self.handler,
             queue=self.queue,

@@ -169,7 +169,6 @@ def describe(
 ) -> Handler:
     """Return the function as a handler.
 
-
     Raises:
         InvalidValue: the function takes no record, or its name cannot be a handler's.
     """

@@ -63,7 +63,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def from_env(cls, env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> "Settings":
         """Return the settings that hold for these variables and this working directory.
 
-
         Raises:
             SettingsError: a value or a key is not allowed, or a file cannot be read.
         """
@@ -95,7 +94,6 @@ def variable_of(name: str) -> str:
 
 def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gathered:
     """Return every setting and where it came from. An empty variable counts as not set.
-
 
     Raises:
         SettingsError: a value or a key is not allowed, or a file cannot be read.

@@ -21,7 +21,7 @@ def cancel(
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
-    """End requests now. What was finished of them stays until it is purged.
+    """End requests now. Their results are kept until the requests are purged.
 
     streamq cancel nightly
     """

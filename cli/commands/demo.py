@@ -79,7 +79,7 @@ def _plan(source: Path, output: Path) -> Plan:
 
 
 class _Killer:
-    """Looks on, and kills a process when a part of the job is done."""
+    """Watches the progress, and kills a process once 20 parts are done."""
 
     def __init__(self, job: Job, *, is_armed: bool) -> None:
         self._job = job

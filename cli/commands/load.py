@@ -48,12 +48,12 @@ def load(
 ) -> None:
     """Split files into the parts of a request, and print its id.
 
-    Workers run parts while later ones are still being read. Killed and run again with the
-    same --id it goes on where it stood; given the same bytes again also with - for standard
-    input. Gzip, bzip2, xz and zstd are recognised.
+    Workers run parts while later ones are still being read. A load that was killed continues when
+    the command is run again with the same --id; with - for standard input, it must be given the
+    same bytes again. Gzip, bzip2, xz and zstd are recognised.
 
-    With --format requests each line is a request, limit:part:part:..., and their ids are
-    printed; # begins a comment.
+    With --format requests each line is a request, limit:part:part:..., and their ids are printed; #
+    begins a comment.
 
         streamq load big.csv --handler clean --limit 20
     """
@@ -78,8 +78,8 @@ def load(
 
 
 def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
-    """A misspelt handler would wait for ever, and nobody would see why."""
-    # One that has just started has no handlers yet.
+    """Warn if no live worker has the handler: it may be misspelt, and the request would wait."""
+    # A worker that has just started does not list its handlers yet.
     workers = [worker for worker in live_workers(protocol, queue) if worker.handlers]
     if workers and not any(handler in worker.handlers for worker in workers):
         known = ", ".join(sorted({name for worker in workers for name in worker.handlers}))

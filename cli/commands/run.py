@@ -39,7 +39,7 @@ from ..shared_options import (
 
 
 class RunOptions(msgspec.Struct, kw_only=True):
-    """What is to be done with the request, as it was typed."""
+    """The options of a run that do not concern the request, as they were typed."""
 
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
@@ -90,14 +90,14 @@ class RunOptions(msgspec.Struct, kw_only=True):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The program's words, if there is one."""
+        """The words of the program to run; empty without ``--exec``."""
         return program.words_of(self.command)
 
     def plan(self, request: RequestOptions) -> Plan:
-        """Return the job that is meant, a new one.
+        """Return a new run as the options describe it.
 
         Raises:
-            InvalidValue: an option that cannot be, or a file that cannot be read or written.
+            InvalidValue: an option is not allowed, or a file cannot be read or written.
         """
         output = _place_of(self.output)
         if output == STANDARD and self.is_json:
@@ -131,10 +131,10 @@ def run(
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
-    """Put files through a function, and collect what it returns: the whole job at once.
+    """Put files through a function, and collect what it returns, in one command.
 
-    Without a URL it starts a server of its own, whose data are kept in .streamq until the
-    job is done: after Ctrl-C or a crash `--resume ID` goes on.
+    Without a URL it starts a server of its own, whose data are kept in .streamq until the run is
+    done: after Ctrl-C or a crash `--resume ID` continues it.
 
     With - it reads standard input, and in a pipe it writes standard output.
 
@@ -144,10 +144,10 @@ def run(
     configure_logs(log_level, LogFormat.TEXT)
     with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
         plan = load_plan(job.resume, "--resume") if job.resume else job.plan(request)
-        given_url = named_server(url, prefix)  # before anything is kept
+        given_url = named_server(url, prefix)  # checked before anything is stored
         begun, folder = time.monotonic(), RunFolder(plan)
         with folder.held(), _hinted(plan, folder), folder.server(given_url) as address:
-            # The driver takes a while to import: as long as server and processes take to start.
+            # Importing redis-py takes about as long as server and processes take to start.
             from streamq.runs.run import Job
 
             from ..run_report import Run
@@ -167,7 +167,7 @@ def run(
 
 @contextmanager
 def _hinted(plan: Plan, folder: RunFolder) -> Generator[None]:
-    """Say how to go on with a run that Ctrl-C ends."""
+    """Tell the user how to resume a run that Ctrl-C ends."""
     try:
         yield
     except KeyboardInterrupt:
@@ -177,7 +177,7 @@ def _hinted(plan: Plan, folder: RunFolder) -> Generator[None]:
 
 
 def _place_of(output: str) -> str:
-    """Return where results go: a file, or standard output when that is a pipe or is asked for."""
+    """Return the output: a file, or standard output if it is a pipe or ``-`` was given."""
     if output in ("", STANDARD) and sys.stdout is None:
         raise InvalidValue("where to? Standard output is closed: give -o FILE")
     if output == STANDARD or (not output and not render.is_terminal(sys.stdout)):

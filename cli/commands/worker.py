@@ -32,7 +32,7 @@ from ..shared_options import (
 
 
 class WorkerOptions(msgspec.Struct, kw_only=True):
-    """What a pool is to be like, as it was typed."""
+    """The options of a pool, as they were typed."""
 
     target: Annotated[
         str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")
@@ -109,7 +109,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
     log_format: LogFormatOption = LogFormat.TEXT
 
     def config(self, url: str | None, prefix: str | None) -> Config:
-        """Return what its processes are told."""
+        """Return the configuration of the pool's processes."""
         argv = words_of(self.command)
         if bool(self.target) == bool(argv) or bool(argv) != bool(self.handler):
             raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
@@ -132,7 +132,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
         )
 
     def pool(self) -> PoolOptions:
-        """Return how it looks after them."""
+        """Return the options of the pool's parent."""
         return describe_pool(
             processes=self.processes,
             concurrency=self.slots,
@@ -149,11 +149,11 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
 
 @with_options
 def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption = None) -> None:
-    """Run the handlers of an app on parts of requests, in processes that are looked after.
+    """Run the handlers of an app on parts of requests, in processes that are restarted if they die.
 
-    TERM or Ctrl-C lets what runs end and hands back the rest; Ctrl-C again stops now, and
-    nothing is lost either. HUP restarts the processes, USR1 takes nothing more, USR2 shows
-    what runs.
+    After TERM or Ctrl-C running parts may finish, and the rest is handed back. A second Ctrl-C
+    stops at once; nothing is lost then either. HUP restarts the processes, USR1 stops taking parts,
+    USR2 logs what runs.
 
     With --exec a program is the handler, under the name that --handler gives it.
 
@@ -163,7 +163,7 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
     configure_logs(options.log_level, options.log_format)
     try:
         with Nursery(config.slots, pool.processes) as nursery:
-            # The driver takes a while to import: as long as the processes take to start.
+            # Importing redis-py takes about as long as the processes take to start.
             from streamq.worker.service import serve_pool
 
             with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
@@ -181,5 +181,5 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
                     render.error(str(error))
                     code = 4
     except KeyboardInterrupt:
-        code = 0  # told to stop before there was anything to finish
+        code = 0  # stopped before any part was taken
     raise typer.Exit(code)

@@ -51,7 +51,6 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 def address(text: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``.
 
-
     Raises:
         InvalidValue: the text is not of that form.
     """
@@ -72,7 +71,6 @@ def create(
 
     With ``is_waiting``, wait for servers that do not answer yet. Return when all nodes see the
     same, whole cluster. A call that was cut short can be made again and goes on.
-
 
     Raises:
         InvalidValue: so many nodes cannot make such a cluster.
@@ -130,7 +128,6 @@ def arrange(peers: Sequence[Peer], replicas: int) -> Groups:
 
 def status(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
     """Return the cluster of the first of the target's hosts that answers, as all its nodes see it.
-
 
     Raises:
         ServerError: no host answers, or the host is no node of a cluster.

@@ -102,7 +102,6 @@ class Probe:
 
         ACL DRYRUN only checks; the call itself is not made.
 
-
         Raises:
             ServerError: we may not ask, or the server does not know ACL DRYRUN.
         """
@@ -158,7 +157,6 @@ class Probe:
         """Read what is stored about a request.
 
         It is read in several steps, so the numbers of a live request may not add up.
-
 
         Raises:
             RequestUnknown: there is no such request.

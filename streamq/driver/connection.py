@@ -132,7 +132,6 @@ class Connection:
         ``warn`` gets a sentence for each thing that should be mended but does not rule the server
         out.
 
-
         Raises:
             ServerError: as ``enter``; or the server is too old, or may drop keys.
         """

@@ -100,7 +100,6 @@ class Lane:
     def receive(self) -> Any:
         """Return the answer to the oldest command that has none yet.
 
-
         Raises:
             ResponseError: the answer is a refusal.
         """

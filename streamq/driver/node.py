@@ -26,7 +26,6 @@ class NodeClient:
     def ask(self, *words: str) -> str:
         """Send a command and return the answer as text; a list becomes one item per line.
 
-
         Raises:
             ServerError: the node does not answer, or refuses.
         """

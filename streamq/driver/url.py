@@ -71,7 +71,6 @@ class ServerURL:
     ``kind`` is single, cluster, sentinel, unix or local; ``path`` is that of a socket or, for
     local, of a directory.
 
-
     Raises:
         InvalidValue: the URL is not a valid one.
     """

@@ -30,7 +30,6 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
 ) -> Policy:
     """Return the policy that the options describe. ``spec`` says how the input is read.
 
-
     Raises:
         InvalidValue: an option is not allowed. The message calls it what ``named`` returns.
     """

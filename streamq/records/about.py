@@ -1,6 +1,5 @@
 """What a part says of itself besides its bytes: the name of its field in the stream.
 
-
 ``b"1"``            one payload of a submission that was bytes
 ``b"1j"``           one that was another value: the payload is JSON made from it
 ``b"R F L"``        R records of file F (by its place in ``Spec.files``), from line L on

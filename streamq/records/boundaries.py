@@ -103,7 +103,6 @@ def records_of(data: bytes, spec: Spec) -> list[bytes]:
 def fields_of(row: bytes, spec: Spec) -> list[str]:
     """Return the fields of a row.
 
-
     Raises:
         DecodeError: the bytes are no row of a CSV.
     """

@@ -37,7 +37,6 @@ class Verbatim(bytes):
 def encode_item(value: Any) -> Item:
     """Return what a handler returned in the form in which it is kept.
 
-
     Raises:
         msgspec.EncodeError: the value holds a NaN or an infinity.
     """
@@ -73,7 +72,6 @@ def is_verbatim(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
 
 def decode_item(item: Item) -> Any:
     """Return what a handler returned; a type that JSON does not have comes as JSON has it.
-
 
     Raises:
         Damaged: the item is nothing that ``encode_item`` makes.
@@ -137,7 +135,6 @@ def as_lines(items: list[Any]) -> bytes | None:
 def decode_result(result: bytes) -> tuple[list[Item], bytes]:
     """Return the items of a result, and how its records' lines ended ("" for newlines).
 
-
     Raises:
         Damaged: the bytes are no result.
     """
@@ -146,7 +143,6 @@ def decode_result(result: bytes) -> tuple[list[Item], bytes]:
 
 def unchecked(result: bytes) -> list[Any]:
     """Decode a result without checking the types of its items, which the caller does later.
-
 
     Raises:
         Damaged: the bytes cannot even be decoded.
@@ -158,7 +154,6 @@ def unchecked(result: bytes) -> list[Any]:
 
 def checked(items: list[Any]) -> tuple[list[Item], bytes]:
     """Check what ``unchecked`` returned. Return the items, and how the records' lines ended.
-
 
     Raises:
         Damaged: the items are no result.

@@ -84,7 +84,6 @@ class Identity(msgspec.Struct, frozen=True):
     def of(cls, path: str) -> "Identity":
         """Return the identity of a file as it is now; of standard input only the name is known.
 
-
         Raises:
             BadInput: the file is not there, is no regular file, or cannot be read.
         """
@@ -149,7 +148,6 @@ class Input:
 
     def read(self, size: int) -> bytes:
         """Return the next bytes, perhaps fewer than that many; none at the end.
-
 
         Raises:
             BadInput: the input is damaged, cut short, or too large when decompressed.
@@ -284,7 +282,6 @@ def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
 
 def open_input(name: str) -> Input:
     """Open an input. It is decompressed if it is compressed.
-
 
     Raises:
         BadInput: the input is not there, is a folder, or cannot be read.

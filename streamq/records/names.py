@@ -25,7 +25,6 @@ def expand(files: Iterable[str]) -> list[str]:
     The files of one pattern or folder are sorted by name. Hidden files in folders are left out, as
     patterns leave them out.
 
-
     Raises:
         InvalidValue: a folder is empty, a pattern matches nothing, a name is no text, or standard
             input has files beside it.
@@ -95,7 +94,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
         ``named`` returns what an option is called in messages. ``warn`` gets a sentence for each
         name that several columns share.
-
 
         Raises:
             InvalidValue: the options are no dialect, or the file cannot be read.

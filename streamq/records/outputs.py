@@ -76,7 +76,6 @@ class FileOutput:
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """Open and lock the file. It stays as it is until it is cut.
 
-
         Raises:
             OutputExists: the file is not ours, or is shorter than what was written to it.
             OutputError: the file cannot be written to.
@@ -103,7 +102,6 @@ class FileOutput:
 
     def cut(self, offset: int) -> None:
         """Cut the file to the offset.
-
 
         Raises:
             OutputExists: the file is shorter than that.
@@ -142,7 +140,6 @@ class FileOutput:
     def write(self, data: bytes) -> None:
         """Add to the file.
 
-
         Raises:
             OutputError: the disk is full, or the file was moved or removed.
         """
@@ -158,7 +155,6 @@ class FileOutput:
 
     def look(self) -> None:
         """Check that the file is still where it was.
-
 
         Raises:
             OutputError: the file was moved or removed.
@@ -226,7 +222,6 @@ class StreamOutput:
     def write(self, data: bytes) -> None:
         """Write all data, as fast as the reader takes them.
 
-
         Raises:
             BrokenPipeError: the reader has closed the stream.
             OutputError: the stream cannot be written to.
@@ -247,7 +242,6 @@ class StreamOutput:
 
     def look(self) -> None:
         """Check that the stream still has a reader.
-
 
         Raises:
             BrokenPipeError: the reader has closed the stream.
@@ -313,7 +307,6 @@ def write_errors(path: Path, lines: bytes) -> Path:
 
     The file is replaced in one step. A link is replaced, not followed.
 
-
     Raises:
         OutputError: the file cannot be written.
     """
@@ -346,7 +339,6 @@ def refuse_inputs(path: Path, inputs: Iterable[str]) -> None:
 
 def check(path: Path, *, force: bool) -> None:
     """Check that a new output may be written there.
-
 
     Raises:
         InvalidValue: there is no such folder, or the path is a folder.

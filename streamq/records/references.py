@@ -50,7 +50,6 @@ class Reader:
     def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
         """Return the bytes a part refers to; of a whole file, its decompressed content.
 
-
         Raises:
             Abandon: the file is not allowed, is not there, or has changed since it was loaded.
         """

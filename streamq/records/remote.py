@@ -75,7 +75,6 @@ class Location(NamedTuple):
 def locate(url: str) -> Location:
     """Take a URL apart. For http ``%20`` is a space; in a cloud's URL a name stands as it is.
 
-
     Raises:
         RemoteMissing: the URL is not ``scheme://place/path``, or parsers could disagree about it.
     """
@@ -117,7 +116,6 @@ def _leads_astray(part: str) -> bool:
 
 def head(url: str) -> Object:
     """Return size and version of the object as it is now.
-
 
     Raises:
         RemoteMissing: the object is not there, or cannot be read.
@@ -198,7 +196,6 @@ class RemoteFile:
 
 def read_range(url: str, offset: int, length: int, then: Object) -> bytes:
     """Return some bytes of an object.
-
 
     Raises:
         RemoteMissing: the object is not there, or cannot be read.

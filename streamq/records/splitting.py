@@ -197,7 +197,6 @@ def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadIn
 def whole(source: Input, file: int, most: int) -> Chunk:
     """Return an input as one part.
 
-
     Raises:
         BadInput: the input cannot be read, or has more bytes than a part may have.
     """

@@ -89,7 +89,6 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
 def write_errors(failures: Iterable[Failure], output: Path) -> Path:
     """Write failures beside the output, one a line as JSON. Return the path of that file.
 
-
     Raises:
         OutputError: the file cannot be written.
     """
@@ -140,7 +139,6 @@ class Collector:
         ``renew``: begin a lost output anew, without the results that the server no longer has; by
         default as ``force``. Return whether the request has ended and all of its results are
         written.
-
 
         Raises:
             OutputExists: the file exists and is not this request's.

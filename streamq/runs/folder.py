@@ -26,7 +26,6 @@ HOME = Path(".streamq")
 def load_plan(request_id: str, what: str = "resume") -> Plan:
     """Return the plan of a run that was stopped. ``what`` names the id in an error message.
 
-
     Raises:
         InvalidValue: no run of that id was stopped in the current folder.
     """
@@ -44,7 +43,6 @@ def load_plan(request_id: str, what: str = "resume") -> Plan:
 
 def _refuse_strange(folder: Path) -> None:
     """Raise if another user could have put a plan there: a plan names the code that is run.
-
 
     Raises:
         InvalidValue: the path is not a folder of this user that only this user may write to.
@@ -143,7 +141,6 @@ class _Starting(threading.Thread):
 
     def server(self) -> LocalServer:
         """Wait until the server answers, and return it.
-
 
         Raises:
             ServerError: the server does not start.

@@ -45,7 +45,6 @@ def load(
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.
 
-
     Raises:
         InvalidValue: an option is not allowed, or a file cannot be read.
         RequestExists: the id has another submission, or a file has changed since.
@@ -80,7 +79,6 @@ def collect(
     continues where the file ends; results that are written are deleted from the server. Failures go
     to ``OUTPUT.errors.jsonl``. The format is jsonl, csv or raw; by default the file's name decides.
     Return whether the request has ended and everything is in the file.
-
 
     Raises:
         InvalidValue: an option is not allowed, or the file exists and ``force`` is not given.
@@ -131,7 +129,6 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.
-
 
     Raises:
         InvalidValue: an option is not allowed, or a file cannot be read or written.

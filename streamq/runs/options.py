@@ -84,7 +84,6 @@ def describe_source(
     ``named`` returns what an option is called in messages. ``warn`` gets a sentence for each thing
     that should be mended.
 
-
     Raises:
         InvalidValue: an option is not allowed, or a file cannot be read.
     """
@@ -130,7 +129,6 @@ def describe_source(
 def check_format(form: str, named: Named = str) -> str:
     """Return the format if it is a known one.
 
-
     Raises:
         InvalidValue: the format is not known.
     """
@@ -172,7 +170,6 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     **options: Unpack[RequestOptions],
 ) -> Plan:
     """Return a new run as the options describe it. ``output`` is a file, or ``-`` for stdout.
-
 
     Raises:
         InvalidValue: an option is not allowed, or a file cannot be read or written.

@@ -73,7 +73,6 @@ class Job:
 
         ``force``: replace files that exist, and begin an output that was lost anew.
 
-
         Raises:
             StreamqError: something went wrong with input, output, function or server.
             BrokenPipeError: the reader of the output is gone.

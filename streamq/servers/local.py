@@ -25,8 +25,8 @@ from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
 Options = Iterable[Sequence[str]]
 """Directives of the server's configuration, such as ``("maxmemory", "100mb")``."""
 
-#: For a server of one run, whose data pass through once and are deleted. Rewriting or compressing
-#: the append-only file is not worth it below 512 MB.
+#: For a server of one run, whose data pass through once and are deleted. Its append-only
+#: file is rewritten only from 512 MB on and never compressed: both cost more than they save.
 FOR_ONE_JOB = (("auto-aof-rewrite-min-size", "512mb"), ("rdbcompression", "no"))
 
 HOW_TO_GET_ONE = """Either
@@ -70,7 +70,6 @@ class LocalServer:
         Without a directory the server gets a temporary one. With ``persist`` it keeps its data in
         the directory and has them again after the next start. With a port it listens on loopback,
         where every user of the machine can reach it; port 0 means a free one.
-
 
         Raises: ServerMissing, ServerError with the end of the log when the server does not start.
         """

@@ -102,7 +102,6 @@ def settle(peers: Sequence[Peer], timeout_s: float) -> None:
 
     Nodes that lost each other because their addresses changed are introduced again.
 
-
     Raises:
         ServerError: the nodes do not agree in time.
     """

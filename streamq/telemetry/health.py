@@ -53,7 +53,6 @@ class HealthServer:
 
         An IPv6 address is in brackets, ``[::1]:8080``.
 
-
         Raises:
             SettingsError: this process cannot listen there.
         """
