@@ -43,7 +43,7 @@ EXIT_MEANINGS = {
     129: "cut short by HUP",
     130: "cut short by Ctrl-C",
     131: "cut short by QUIT (`worker`)",
-    141: "whoever read the output has gone",
+    141: "the reader of the output has closed it",
     143: "cut short by TERM",
 }
 

@@ -15,4 +15,4 @@ def resume_hint(plan: Plan, *, is_kept: bool) -> str:
     """Return the end of a message about a run that was stopped."""
     if is_kept:
         return f"; nothing is lost\ngo on with: {resume_command(plan)}"
-    return "; what goes into a pipe cannot be gone on with"
+    return "; a run that writes to a pipe cannot be resumed"

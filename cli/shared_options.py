@@ -111,17 +111,17 @@ PrefixOption = Annotated[
     ),
 ]
 QueueOption = Annotated[
-    str, typer.Option("--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="Of this queue.")
+    str, typer.Option("--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="The queue to use.")
 ]
 QueuesOption = Annotated[
     list[str],
     typer.Option(
-        "--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="This queue; may be repeated."
+        "--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="A queue to sweep; may be repeated."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the request.")]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Of the requests.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the request.")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of the requests.")]
 ExecOption = Annotated[
     str,
     typer.Option(
@@ -132,7 +132,12 @@ ExecOption = Annotated[
 ]
 LogLevelOption = Annotated[
     LogLevel,
-    typer.Option("--log-level", envvar="STREAMQ_LOG_LEVEL", case_sensitive=False, help="How much."),
+    typer.Option(
+        "--log-level",
+        envvar="STREAMQ_LOG_LEVEL",
+        case_sensitive=False,
+        help="Log lines of this level and above.",
+    ),
 ]
 LogFormatOption = Annotated[
     LogFormat,

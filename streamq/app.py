@@ -189,7 +189,7 @@ def describe(
 def _parameters(name: str, function: Callable[..., Any]) -> tuple[Any, str | None]:
     """Return the first parameter's annotation, and the name of the parameter for the context."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidValue(f"handler {name} yields; it is to return what a record gives")
+        raise InvalidValue(f"handler {name} yields: let it return the result of a record instead")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)

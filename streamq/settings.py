@@ -35,29 +35,37 @@ def _says(text: str) -> Any:
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings, with their defaults. ``STREAMQ_LEASE_MS`` sets ``lease_ms``."""
 
-    url: Annotated[str, _says("Where the server is.")] = ""
-    username: Annotated[str, _says("Who to be there, if the URL does not say.")] = ""
-    password: Annotated[str, _says("Their password, if the URL has none.")] = ""
-    tls_ca_file: Annotated[str, _says("Certificates that vouch for the server's.")] = ""
-    tls_cert_file: Annotated[str, _says("A certificate of one's own to show.")] = ""
-    tls_key_file: Annotated[str, _says("Its key.")] = ""
+    url: Annotated[str, _says("The URL of the server.")] = ""
+    username: Annotated[str, _says("The user to log in as, if the URL names none.")] = ""
+    password: Annotated[str, _says("The user's password, if the URL has none.")] = ""
+    tls_ca_file: Annotated[
+        str, _says("File with the CA certificates that the server's is checked with.")
+    ] = ""
+    tls_cert_file: Annotated[
+        str, _says("File with the certificate that we show to the server.")
+    ] = ""
+    tls_key_file: Annotated[str, _says("File with the key of that certificate.")] = ""
     insecure: Annotated[
         bool, _says("Use a server on another machine that asks for no password.")
     ] = False
     prefix: Annotated[str, _says("What every key begins with.")] = PREFIX
-    queue: Annotated[str, _says("The queue that is meant where none is named.")] = "default"
+    queue: Annotated[str, _says("The queue of commands that name none.")] = "default"
     patience_ms: Annotated[
         int, _says("How long a command waits for a server that fails over or starts.")
     ] = 30_000
-    lease_ms: Annotated[int, _says("How long a lease stands without a heartbeat.")] = 20_000
-    beat_ms: Annotated[int, _says("How often a worker says that it lives.")] = 5_000
-    audit_ms: Annotated[int, _says("How often a janitor looks at each open request.")] = 5_000
+    lease_ms: Annotated[int, _says("How long a lease holds without a heartbeat.")] = 20_000
+    beat_ms: Annotated[int, _says("Time between two heartbeats of a worker.")] = 5_000
+    audit_ms: Annotated[int, _says("Time between two looks of a janitor at an open request.")] = (
+        5_000
+    )
     processes: Annotated[int, _says("Processes of a worker pool.")] = 1
     concurrency: Annotated[int, _says("Slots of each process.")] = 1
-    grace: Annotated[str, _says("Time for what runs to end when a pool is told to stop.")] = "25s"
-    health_port: Annotated[str, _says("Where health and metrics are told: [HOST:]PORT.")] = ""
-    log_level: Annotated[str, _says("What is logged: debug, info, warning or error.")] = "info"
-    log_format: Annotated[str, _says("How: text, json or auto.")] = "text"
+    grace: Annotated[str, _says("Time for running parts to end after a stop signal.")] = "25s"
+    health_port: Annotated[str, _says("Address of the health and metrics pages: [HOST:]PORT.")] = ""
+    log_level: Annotated[
+        str, _says("Lowest level that is logged: debug, info, warning or error.")
+    ] = "info"
+    log_format: Annotated[str, _says("Form of log lines: text, json or auto.")] = "text"
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> "Settings":

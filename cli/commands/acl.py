@@ -72,7 +72,7 @@ def _password(file: Path) -> str:
         _write(file, secrets.token_urlsafe(32) + "\n")
     password = file.read_text("utf-8").strip()
     if len(password) < 16:
-        raise InvalidValue(f"{file}: a password of at least 16 characters")
+        raise InvalidValue(f"{file}: the password is too short: 16 characters or more")
     return password
 
 

@@ -25,13 +25,18 @@ def cluster(url: UrlOption = None) -> None:
 
 
 def create(
-    nodes: Annotated[list[str], typer.Argument(metavar="HOST:PORT", help="Empty servers.")],
+    nodes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="HOST:PORT", help="Empty servers, started with cluster-enabled yes."
+        ),
+    ],
     replicas: Annotated[int, typer.Option(min=0, help="Replicas of each primary.")] = 1,
     timeout: Annotated[
         str, typer.Option(metavar="TIME", help="Time for all nodes to agree.")
     ] = "60s",
     is_waiting: Annotated[
-        bool, typer.Option("--wait", help="Wait for servers that do not answer yet, as long.")
+        bool, typer.Option("--wait", help="Wait as long for servers that do not answer yet.")
     ] = False,
     url: UrlOption = None,
 ) -> None:
@@ -62,7 +67,9 @@ def create(
 def status(
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="HOST:PORT", help="Any node; the URL's if not given."),
+        typer.Argument(
+            metavar="HOST:PORT", help="Any node of the cluster; by default those of the URL."
+        ),
     ] = None,
     is_json: JsonOption = False,
     url: UrlOption = None,

@@ -29,13 +29,13 @@ class Group(msgspec.Struct, frozen=True):
 def errors(
     request_id: IdArgument,
     is_grouped: Annotated[
-        bool, typer.Option("--group", help="Count equal ones; most frequent first.")
+        bool, typer.Option("--group", help="Count equal failures, the most frequent first.")
     ] = False,
     is_traced: Annotated[
-        bool, typer.Option("--traceback", help="With the traceback of each, where there is one.")
+        bool, typer.Option("--traceback", help="Also show each traceback.")
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, help="So many at most; 0: every one.")
+        int, typer.Option("--limit", min=0, help="Most failures to show; 0: all.")
     ] = 0,
     as_json: JsonOption = False,
     url: UrlOption = None,

@@ -25,12 +25,14 @@ from ..shared_options import (
 
 def janitor(
     is_once: Annotated[
-        bool, typer.Option("--once", help="Look once at what is due, and end.")
+        bool, typer.Option("--once", help="Look once at the requests that are due, and exit.")
     ] = False,
     queues: QueuesOption = ["default"],  # noqa: B006  typer reads it and nobody changes it
     interval: Annotated[
         str,
-        typer.Option("--interval", metavar="TIME", help="Look at each open request so often."),
+        typer.Option(
+            "--interval", metavar="TIME", help="Time between two looks at an open request."
+        ),
     ] = "5s",
     health_port: HealthPortOption = "",
     log_level: LogLevelOption = LogLevel.INFO,

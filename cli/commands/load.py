@@ -28,18 +28,22 @@ from ..shared_options import PrefixOption, QueueOption, UrlOption
 def load(
     *,
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
+        list[str],
+        typer.Argument(metavar="FILE...", help="Files, folders, patterns, URLs, or - for stdin."),
     ],
-    handler: Annotated[str, typer.Option(metavar="NAME", help="Which handler is to run.")],
+    handler: Annotated[str, typer.Option(metavar="NAME", help="The handler that runs the parts.")],
     request_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="Name of the request; the same again continues a load."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(help="Parts that run at once, at most.")] = LIMIT,
     keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help="How long it is kept after its end.")
+        str, typer.Option("--keep", metavar="TIME", help="Keep the request so long after its end.")
     ] = "7d",
     window: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes that wait in the server, at most.")
+        str, typer.Option(metavar="SIZE", help="Most bytes of parts that wait in the server.")
     ] = "",
     options: RequestOptions,
     queue: QueueOption = "default",

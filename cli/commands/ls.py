@@ -58,7 +58,7 @@ def ls(
         bool, typer.Option("--all", "-a", help="Also those that have ended.")
     ] = False,
     rows: Annotated[
-        int, typer.Option("--limit-rows", "-n", min=0, help="So many at most; 0: every one.")
+        int, typer.Option("--limit-rows", "-n", min=0, help="Most rows to show; 0: all.")
     ] = 50,
     as_json: JsonOption = False,
     url: UrlOption = None,

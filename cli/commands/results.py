@@ -32,11 +32,13 @@ def results(
     form: Annotated[
         str,
         typer.Option(
-            "--output-format", metavar="|".join(FORMS), help="By the file's name if not given."
+            "--output-format",
+            metavar="|".join(FORMS),
+            help="Form of the lines; by the file's name if not given.",
         ),
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Write over a file that exists, or was renamed.")
+        bool, typer.Option("--force", help="Replace a file that exists; also after it was renamed.")
     ] = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,

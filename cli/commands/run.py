@@ -42,27 +42,44 @@ class RunOptions(msgspec.Struct, kw_only=True):
     """The options of a run that do not concern the request, as they were typed."""
 
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
+        list[str] | None,
+        typer.Argument(metavar="FILE...", help="Files, folders, patterns, URLs, or - for stdin."),
     ] = None
     target: Annotated[
-        str, typer.Option("--map", metavar="MODULE:FUNCTION", help="Or file.py:function.")
+        str,
+        typer.Option(
+            "--map", metavar="MODULE:FUNCTION", help="The function; also file.py:function."
+        ),
     ] = ""
     command: ExecOption = ""
     output: Annotated[
         str,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="- or nothing in a pipe: standard output."
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where results go; - is stdout, the default in a pipe.",
         ),
     ] = ""
     processes: Annotated[
         int,
         typer.Option(
-            "-p", "--processes", min=0, max=MOST_PROCESSES, help="0: as many as there are CPUs."
+            "-p",
+            "--processes",
+            min=0,
+            max=MOST_PROCESSES,
+            help="Processes that run the function; 0: one for each CPU.",
         ),
     ] = 0
     slots: Annotated[
         int,
-        typer.Option("-c", "--concurrency", min=1, max=MOST_SLOTS, help="Parts at once in each."),
+        typer.Option(
+            "-c",
+            "--concurrency",
+            min=1,
+            max=MOST_SLOTS,
+            help="Parts that run at once in each process.",
+        ),
     ] = 1
     output_form: Annotated[
         str, typer.Option("--output-format", metavar="|".join(outputs.FORMS))
@@ -70,14 +87,16 @@ class RunOptions(msgspec.Struct, kw_only=True):
     is_ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
     ] = True
-    limit: Annotated[int, typer.Option(min=0, help="Parts at once; 0: all slots.")] = 0
-    window: Annotated[str, typer.Option(metavar="SIZE", help="Bytes in the server at most.")] = (
-        "256MiB"
+    limit: Annotated[
+        int, typer.Option(min=0, help="Most parts that run at once; 0: one for each slot.")
+    ] = 0
+    window: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most bytes of parts and results in the server.")
+    ] = "256MiB"
+    force: Annotated[bool, typer.Option("--force", help="Replace an output file that exists.")] = (
+        False
     )
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False
-    resume: Annotated[
-        str, typer.Option(metavar="ID", help="Go on with a run that was stopped.")
-    ] = ""
+    resume: Annotated[str, typer.Option(metavar="ID", help="Continue a run that was stopped.")] = ""
     is_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False
 
     def __post_init__(self) -> None:

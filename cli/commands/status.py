@@ -50,7 +50,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def status(
     request_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Of a request; else of the whole queue.")
+        str | None, typer.Argument(metavar="ID", help="The request; if not given, the whole queue.")
     ] = None,
     queue: QueueOption = "default",
     as_json: JsonOption = False,

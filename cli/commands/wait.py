@@ -23,7 +23,8 @@ LOOK_S = 1.0
 def wait(
     ids: IdsArgument,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="At most so long: 30s, 5m, 2h.")
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="Wait at most so long: 30s, 5m, 2h."),
     ] = None,
     is_quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only the exit code, no progress.")

@@ -39,7 +39,10 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
     ] = ""
     command: ExecOption = ""
     handler: Annotated[
-        str, typer.Option(metavar="NAME", help="With --exec: what requests call the program.")
+        str,
+        typer.Option(
+            metavar="NAME", help="With --exec: the handler's name that the program has in requests."
+        ),
     ] = ""
     processes: Annotated[
         int,
@@ -64,10 +67,10 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
         False
     )
     max_idle: Annotated[
-        str, typer.Option(metavar="TIME", help="Exit after so long without a part.")
+        str, typer.Option(metavar="TIME", help="Exit after this time without a part.")
     ] = ""
     max_parts: Annotated[
-        int, typer.Option(min=0, help="Replace a process after so many parts.")
+        int, typer.Option(min=0, help="Replace a process after it has run so many parts.")
     ] = 0
     max_memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Replace a process that grows beyond this.")
@@ -80,27 +83,30 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
         typer.Option(
             metavar="TIME",
             envvar="STREAMQ_GRACE",
-            help="Time for what runs to end when told to stop.",
+            help="Time for running parts to end after a stop signal.",
         ),
     ] = "25s"
     cancel_grace: Annotated[
         str, typer.Option(metavar="TIME", help="Time for a cancelled part to end.")
     ] = "10s"
     quantum: Annotated[
-        str, typer.Option(metavar="TIME", help="Work on one request before others have a turn.")
+        str,
+        typer.Option(metavar="TIME", help="Longest time on one request before others have a turn."),
     ] = "50ms"
     lease: Annotated[
         str,
         typer.Option(
             metavar="TIME",
-            help="When a whole pool is silent for so long, and for some seconds of grace, others "
+            help="After a pool was silent for so long, and some seconds of grace, other workers "
             "take its parts. [default: 20s]",
         ),
     ] = ""
     health_port: HealthPortOption = ""
     allow_read: Annotated[
         list[str],
-        typer.Option(metavar="DIR|URL", help="Where parts may refer to files; may be repeated."),
+        typer.Option(
+            metavar="DIR|URL", help="Parts may refer to files below this; may be repeated."
+        ),
     ] = []
     is_reloading: Annotated[
         bool, typer.Option("--reload", help="Restart the processes when the code changes.")

@@ -89,7 +89,7 @@ ROLES: dict[str, Role] = {
         ("tokens", "used", "news", "open", "workers", "worker", "aside"),
     ),
     "janitor": Role(
-        "takes back what the dead left: janitor",
+        "takes back the parts of dead workers: janitor",
         _JANITOR,
         ("zrange", "hget", *_ASIDE),
         ("used", "workers", "worker", "aside"),

@@ -218,4 +218,4 @@ def _standstills(books: Books) -> Iterator[tuple[str, str]]:
     free = count("limit") - count("leases")
     ready = count("total") - count("delivered") + books.retry_due
     if min(free, ready) > 0 and not books.tokens and not is_held:
-        yield "token", "parts of it could run, and nobody is invited: a token is lost"
+        yield "token", "parts could run, but no token invites a worker: it was lost"

@@ -86,9 +86,9 @@ class ServerURL:
     def _read(self, url: str) -> None:
         split = _split(url)
         if "://" not in url:
-            raise ValueError(f"it wants a scheme; known are {SCHEMES}")
+            raise ValueError(f"it has no scheme; known are {SCHEMES}")
         if "@" in split.path + split.fragment and split.scheme not in ("unix", "local"):
-            raise ValueError("special characters in a password are to be percent-encoded")
+            raise ValueError("percent-encode the special characters in its password")
         self.kind, is_tls = _kind_of(split)
         self.path = unquote(split.path)
         self.service = ""
@@ -117,9 +117,9 @@ class ServerURL:
         if self.kind == "sentinel":
             self.service, _, database = database.partition("/")
             if not self.service:
-                raise ValueError("it wants a service: redis+sentinel://host/service")
+                raise ValueError("it names no service: write redis+sentinel://host/service")
         if self.kind == "single" and len(self.hosts) > 1:
-            raise ValueError("several hosts want redis+cluster:// or redis+sentinel://")
+            raise ValueError("several hosts need redis+cluster:// or redis+sentinel://")
         if not re.fullmatch("[0-9]*", database):
             raise ValueError("after the host comes the number of a database")
         if database:
@@ -167,7 +167,7 @@ def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
             (parsed.hostname or "").encode("idna")  # as the resolver will
             hosts.append((parsed.hostname or "localhost", parsed.port or default_port))
         except ValueError:
-            raise ValueError("a host or port in it cannot be") from None
+            raise ValueError("a host or a port in it is not valid") from None
     return hosts
 
 
@@ -185,5 +185,5 @@ def _options(query: str) -> dict[str, Any]:
         try:
             found[name] = _OPTIONS[name](text)
         except (KeyError, ValueError):
-            raise ValueError(f"the option {name} cannot be that") from None
+            raise ValueError(f"the value of the option {name} is not allowed") from None
     return found

@@ -164,7 +164,9 @@ class Input:
         self._given += len(data)
         is_much = self._kind and self._given > _RATIO_FROM
         if is_much and self._given > MOST_RATIO * max(1, self._raw.tell()):
-            raise self._bad(f"it grows to more than {MOST_RATIO} times its size")
+            raise self._bad(
+                f"decompressed it has more than {MOST_RATIO} times its size, which is refused"
+            )
         return data
 
     def _bad(self, why: str) -> BadInput:

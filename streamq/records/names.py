@@ -126,7 +126,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def _names(self, spec: Spec, what: str) -> tuple[str, ...]:
         names = fields_of(self.header.encode(), spec)
         if not all(names) or len(set(names)) < len(names):
-            raise InvalidValue(f"{what} {self.header!r}: a name is empty or comes twice")
+            raise InvalidValue(f"{what} {self.header!r}: a column name is empty or comes twice")
         return tuple(names)
 
 

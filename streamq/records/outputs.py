@@ -133,7 +133,9 @@ class FileOutput:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise OutputExists(f"{self._path} is just being written by somebody else") from None
+            raise OutputExists(
+                f"{self._path} is just being written by somebody else: wait, or name another file"
+            ) from None
         except OSError:
             pass
 

@@ -219,7 +219,7 @@ def _output_format(given: str, output: str, *, is_program: bool, named: Named) -
     if is_program and given not in ("", "raw"):
         raise InvalidValue(
             f"{named('output_format')} goes with {named('map')}: "
-            "what a program prints is written so"
+            "what a program prints is written as it is"
         )
     form = "raw" if is_program else given or outputs.form_of(output)
     if form not in outputs.FORMS:

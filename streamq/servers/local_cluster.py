@@ -131,7 +131,9 @@ class LocalCluster:
             try:
                 directory.mkdir(mode=0o700)
             except FileExistsError:
-                raise ServerError(f"{self.directory} has the nodes of another cluster") from None
+                raise ServerError(
+                    f"{self.directory} has the nodes of another cluster: give another directory"
+                ) from None
             self._start_node(directory, "primary" if index < primaries else "replica")
 
     def _start_node(self, directory: Path, role: Literal["primary", "replica"]) -> None:
