@@ -117,7 +117,7 @@ class ServerURL:
         if self.kind == "sentinel":
             self.service, _, database = database.partition("/")
             if not self.service:
-                raise ValueError("it names no service: write redis+sentinel://host/service")
+                raise ValueError("it wants a service: write redis+sentinel://host/service")
         if self.kind == "single" and len(self.hosts) > 1:
             raise ValueError("several hosts need redis+cluster:// or redis+sentinel://")
         if not re.fullmatch("[0-9]*", database):
@@ -167,7 +167,7 @@ def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
             (parsed.hostname or "").encode("idna")  # as the resolver will
             hosts.append((parsed.hostname or "localhost", parsed.port or default_port))
         except ValueError:
-            raise ValueError("a host or a port in it is not valid") from None
+            raise ValueError("a host or port in it is not valid") from None
     return hosts
 
 
