@@ -54,10 +54,10 @@ end
 local now = now_ms()
 
 -- Returns whether the holder's pool was heard after the deadline of the lease. A dead pool was not:
--- it renewed its leases until it died. A live pool renews all leases of its processes and charges its
--- own dead (release). So if it was heard, a failover has undone the end of this lease, or the pool
--- cannot reach this server. Only durations are compared, because another server's clock timed the
--- heartbeat.
+-- it renewed its leases until it died. A live pool renews all leases of its processes and charges
+-- its own dead (release). So if it was heard, a failover has undone the end of this lease, or the
+-- pool cannot reach this server. Only durations are compared, because another server's clock timed
+-- the heartbeat.
 local function is_pool_alive(holder, deadline)
   local silent_ms = heard[string.match(holder, "^(%x+)%.")]
   return silent_ms and now - silent_ms > tonumber(deadline)
