@@ -119,8 +119,8 @@ def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gath
     settings = msgspec.convert({name: value for name, (value, _) in merged.items()}, Settings)
     if settings.beat_ms >= settings.lease_ms:
         raise SettingsError(
-            f"{_named('beat_ms', origins)} is {settings.beat_ms}: a lease of "
-            f"{settings.lease_ms} ms would be over before its heartbeat"
+            f"{_named('beat_ms', origins)} is {settings.beat_ms}: give less than lease_ms "
+            f"({settings.lease_ms}), or leases end before their heartbeat comes"
         )
     return Gathered(settings, origins, _unknown_variables(env))
 
@@ -191,7 +191,8 @@ def _from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[Any, str]]:
             raise SettingsError(f"{path}: there is no setting {key!r}{_nearest(key)}")
         if key == "password":
             raise SettingsError(
-                f"{path}: no password in a file that others read; name one with password_file"
+                f"{path}: others may read this file, so it must not hold a password: "
+                "put it into a file of its own and name that with password_file"
             )
         if name != key:
             found[name] = _secret(path.parent / str(value), what), str(path)

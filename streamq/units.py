@@ -66,7 +66,7 @@ def duration_ms(value: str | float, what: str = "duration") -> int:
             raise InvalidValue(f"{what} {value!r}: no such unit; write 30s, 5m, 2h or 7d")
         ms = amount * _DURATION_MS[unit or "s"]
     if not 0 <= ms <= _LONGEST_MS:
-        raise InvalidValue(f"{what} {value!r} is negative or too long")
+        raise InvalidValue(f"{what} {value!r} is negative or longer than 30 years")
     return round(ms)
 
 

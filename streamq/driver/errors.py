@@ -44,7 +44,7 @@ _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (driver.TryAgainError, ServerBusy, "is not ready"),
     (driver.SlotNotCoveredError, ServerBusy, "is not ready"),
     (MasterNotFoundError, ServerBusy, "is not ready"),
-    (driver.InvalidResponse, ServerUnreachable, "answers, but not as a server of ours would"),
+    (driver.InvalidResponse, ServerUnreachable, "answers, but not as Redis or Valkey would"),
     (driver.ConnectionError, ServerUnreachable, "does not answer"),
     (driver.TimeoutError, ServerUnreachable, "does not answer"),
     (driver.RedisClusterException, ServerUnreachable, "does not answer as a cluster"),

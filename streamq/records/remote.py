@@ -82,7 +82,7 @@ def locate(url: str) -> Location:
     scheme = scheme.lower()
     host, _, path = rest.partition("/")
     if "?" in url or "#" in url or (not host and scheme != "memory"):
-        raise RemoteMissing(f"{url}: it is to be scheme://place/object, with no ? and no #")
+        raise RemoteMissing(f"{url}: write scheme://place/object, with no ? and no #")
     if scheme in _DEFAULT_PORTS:
         login, at, host = host.rpartition("@")
         host = login + at + host.lower().removesuffix(_DEFAULT_PORTS[scheme])
@@ -236,7 +236,7 @@ def _store(url: str) -> tuple[Any, str]:
     """Return the object's store, and its path there."""
     location = locate(url)
     if not location.segments or url.endswith("/"):
-        raise RemoteMissing(f"{url}: it is to be scheme://place/object, with no ? and no #")
+        raise RemoteMissing(f"{url}: write scheme://place/object, with no ? and no #")
     _obstore(url)
     try:
         return _folder(location.folder), location.segments[-1]

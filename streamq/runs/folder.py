@@ -56,7 +56,9 @@ def _refuse_strange(folder: Path) -> None:
     if not stat.S_ISDIR(state.st_mode):
         raise InvalidValue(f"{folder} is no folder: runs are kept in one. Remove it")
     if state.st_uid != os.geteuid():
-        raise InvalidValue(f"{folder} belongs to another user, who could change what is run")
+        raise InvalidValue(
+            f"{folder} belongs to another user, who could change what is run: use another folder"
+        )
     if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidValue(
             f"{folder} may be written to by others, who could change what is run: "
