@@ -72,7 +72,7 @@ class Context:
         return self._should_stop()
 
     def progress(self, percent: float) -> None:
-        """Report how far the part is, in percent; ``streamq workers`` shows it."""
+        """Store how far the part is, in percent, where the pool's parent can read it."""
         self._progress(percent)
 
 

@@ -36,7 +36,8 @@ def create(
         str, typer.Option(metavar="TIME", help="Time for all nodes to agree.")
     ] = "60s",
     is_waiting: Annotated[
-        bool, typer.Option("--wait", help="Wait as long for servers that do not answer yet.")
+        bool,
+        typer.Option("--wait", help="Wait up to --timeout for servers that do not answer yet."),
     ] = False,
     url: UrlOption = None,
 ) -> None:

@@ -38,7 +38,10 @@ def results(
         ),
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a file that exists; also after it was renamed.")
+        bool,
+        typer.Option(
+            "--force", help="Replace a file that exists, or go on in one that was renamed."
+        ),
     ] = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,

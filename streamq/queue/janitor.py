@@ -133,7 +133,7 @@ class Janitor:
         return True
 
     def sweep_out(self) -> None:
-        """Sweep until nothing is due and no lease is past its deadline; for 60 s at most."""
+        """Sweep until nothing is due; for up to 60 s, wait until suspects are renewed or reaped."""
         until = time.monotonic() + WATCH_S
         while (wait_ms := self.sweep()) == 0 or (self._suspects and time.monotonic() < until):
             time.sleep(wait_ms / 1e3)

@@ -85,8 +85,7 @@ class ResultReader:
         self.next = first
         #: Whether the request has ended and the reader has returned all of its results.
         self.is_over = False
-        #: Whether the caller reads on until ``is_over``. A caller that looks once gets no grace of
-        #: 13 s.
+        #: Whether the caller reads on until ``is_over``. One that looks once does not wait 13 s.
         self.is_following = True
         #: Since when no lease of a live holder was found, and when that was last checked.
         self._silent_since = self._silent_at = 0.0
