@@ -1,4 +1,4 @@
-"""Who takes part, and how one of them is measured: processes, clocks, and what they spent."""
+"""The contestants, and how one of them is measured: processes, clocks, CPU time and memory."""
 
 import json
 import os
@@ -33,15 +33,15 @@ class Contestant(NamedTuple):
     jobs: int
     batch: int = 5_000
     latencies: int = 150
-    #: One command runs all processes, rather than one command each.
+    #: One command starts all processes, rather than one command each.
     is_pool: bool = False
     has_latency: bool = True
-    #: A batch takes it long: it is measured in the first round only.
+    #: A batch takes this contestant long, so it is measured in the first round only.
     has_slow_batch: bool = False
 
     @property
     def is_there(self) -> bool:
-        """Whether what it needs is installed."""
+        """Whether the packages that the contestant needs are installed."""
         return Path(self.command[0]).exists() or self.command[0] == "node"
 
 
@@ -69,7 +69,7 @@ class Failed(Exception):
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and of all below it, so far."""
+    """Return the CPU seconds of a process and of all its descendants, so far."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
@@ -80,7 +80,7 @@ def cpu_s(pid: int) -> float:
 
 
 class Run:
-    """A contestant on a server: its own folder for what it says and counts."""
+    """A contestant on a server, with a folder for its logs and counts."""
 
     def __init__(self, who: Contestant, url: str, nodes: Sequence[str] = ()) -> None:
         self.who = who
@@ -96,7 +96,7 @@ class Run:
         }
 
     def act(self, action: str, number: int) -> Any:
-        """What an action of the adapter found."""
+        """Run an action of the adapter, and return what it printed."""
         done = subprocess.run(
             [*self.who.command, action, str(number)],
             cwd=PEERS,
@@ -112,7 +112,7 @@ class Run:
 
     @contextmanager
     def workers(self, processes: int, **environment: str) -> Iterator[list[int]]:
-        """Worker processes; ended with the block."""
+        """Start worker processes; they are killed at the end of the block."""
         copies = 1 if self.who.is_pool else processes
         environment = {"BENCH_PROCESSES": str(processes), "BENCH_SLOTS": "2"} | environment
         running = [
@@ -130,12 +130,12 @@ class Run:
             yield [each.pid for each in running]
         finally:
             for each in running:
-                # Nothing of theirs is needed any more, and some take seconds to say goodbye.
+                # Some take seconds to end politely, and nothing of them is needed any more.
                 os.killpg(each.pid, signal.SIGKILL)
                 each.wait()
 
     def counted(self) -> int:
-        """Jobs that have begun, in all processes."""
+        """Return how many jobs have begun, in all processes."""
         total = 0
         for path in (self._folder / "tally").iterdir():
             content = path.read_bytes()
@@ -153,27 +153,27 @@ class Run:
         return count
 
     def forget(self) -> None:
-        """Count from nothing, on an empty server."""
+        """Empty the server and the counts."""
         for node in self.nodes:
             node.flushall()
         for path in (self._folder / "tally").iterdir():
             path.unlink()
 
     def said(self) -> str:
-        """The end of what it wrote."""
+        """Return the end of the contestant's log."""
         return (self._folder / "log").read_text(errors="replace")[-1500:]
 
     def server_cpu_s(self) -> float:
-        """The server's CPU seconds so far."""
+        """Return the server's CPU seconds so far."""
         return sum(self.node_cpus_s())
 
     def node_cpus_s(self) -> list[float]:
-        """CPU seconds of each node so far."""
+        """Return the CPU seconds of each node so far."""
         found: list[Any] = [node.info("cpu") for node in self.nodes]
         return [float(cpu["used_cpu_user"] + cpu["used_cpu_sys"]) for cpu in found]
 
     def close(self) -> None:
-        """Nothing stays."""
+        """Remove everything that the contestant has written."""
         for node in self.nodes:
             node.close()
         self._log.close()
@@ -181,10 +181,10 @@ class Run:
 
 
 def enqueue(run: Run) -> dict[str, float]:
-    """Jobs put into the empty server: rate, cost of both sides, memory of each that waits."""
+    """Put jobs into the empty server: rate, cost of both sides, memory of each waiting job."""
     jobs = run.who.jobs
     run.forget()
-    # What is made once (scripts, groups, indexes) is no memory of a job.
+    # Scripts, groups and indexes are made once, and are no memory of a job.
     run.act("enqueue", 1)
     memory: Any = run.redis.info("memory")
     before, server = memory["used_memory"], run.server_cpu_s()
@@ -199,8 +199,8 @@ def enqueue(run: Run) -> dict[str, float]:
 
 
 def drain(run: Run, processes: int) -> dict[str, float]:
-    """What waits is run; the start of the processes and the first jobs are not counted."""
-    # With those that warmed up the adapter.
+    """Run the waiting jobs. The start of the processes and the first tenth are not counted."""
+    # Three more: those that warmed up the adapter.
     total = run.who.jobs + 3
     with run.workers(processes) as pids:
         first = run.await_count(run.who.jobs // 10)
@@ -218,7 +218,7 @@ def drain(run: Run, processes: int) -> dict[str, float]:
 
 
 def wait_and_idle(run: Run, idle_s: float) -> dict[str, float]:
-    """How long one job waits for an idle worker, and what that worker costs meanwhile."""
+    """Return how long one job waits for an idle worker, and what that worker costs meanwhile."""
     run.forget()
     with run.workers(1, BENCH_SLOTS="1") as pids:
         waits = sorted(run.act("latency", run.who.latencies)["ms"])
@@ -233,7 +233,7 @@ def wait_and_idle(run: Run, idle_s: float) -> dict[str, float]:
 
 
 def batch(run: Run, jobs: int) -> dict[str, float]:
-    """A batch with one callback at the end, from the first call to the callback."""
+    """Measure a batch with one callback at its end, from the first call to the callback."""
     run.forget()
     with run.workers(1, BENCH_RESULTS="1"):
         run.act("latency", 0)
@@ -243,7 +243,7 @@ def batch(run: Run, jobs: int) -> dict[str, float]:
 def measure(
     who: Contestant, url: str, *, is_first: bool = True, is_quick: bool = False
 ) -> dict[str, float]:
-    """Every figure of one contestant, once."""
+    """Measure every figure of one contestant, once."""
     if is_quick:
         who = who._replace(
             jobs=who.jobs // 4, latencies=min(50, who.latencies), batch=who.batch and 1_000

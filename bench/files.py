@@ -1,19 +1,18 @@
-"""Files in, files out: ``streamq run`` beside what else one would use, on the same file.
+"""Files in, files out: ``streamq run`` beside the alternatives, on the same file.
 
     python bench/files.py [--lines 2000000] [--rounds 3] [--processes 2] [--json]     speed
     python bench/files.py --memory [--lines 1000000 5000000]             memory, and the round trip
 
-Speed: the same function on the same lines in the same parts and processes, results in input
-order into a file, by ``streamq run``, by the same ``--by-reference``, by
-``multiprocessing.Pool.imap`` and, where it is installed, by GNU parallel ``--pipepart``.
-Every output is compared with that of a plain loop.
-Times are from start to end of the whole command, with everything it starts. The ways take turns,
-round by round; shown are the median, the quickest and the slowest of the rounds, and the median
-of how many times as long as Pool.imap a way took in the same round.
+Speed: the same function on the same lines in the same parts and processes, results in input order
+into a file, by ``streamq run``, by the same ``--by-reference``, by ``multiprocessing.Pool.imap``
+and, where it is installed, by GNU parallel ``--pipepart``. Every output is compared with that of a
+plain loop. Times are from start to end of the whole command, with everything it starts. The ways
+take turns, round by round. The tables show the median, the quickest and the slowest round of each
+way, and the median of its time in a round divided by that of Pool.imap.
 
-Memory: the highest resident memory of the run's parent (loader and collector), of a worker
-process and of the server, and the most that the server had on disk, for an identity map in
-input order whose output is compared with the input byte for byte.
+Memory: the highest resident memory of the run's parent (loader and collector), of a worker process
+and of the server, and the most that the server had on disk, for an identity map in input order
+whose output is compared with the input byte for byte.
 """
 
 import argparse
@@ -43,12 +42,12 @@ SIZES = ("1MiB", "100 lines")
 
 
 def same(line: bytes) -> bytes:
-    """The least that a function can do."""
+    """Return the line as it is: the least that a function can do."""
     return line
 
 
 def count_words(line: str) -> str:
-    """A little work: how often each word stands in a line."""
+    """Return how often each word stands in a line: a little work."""
     counts: dict[str, int] = {}
     for word in line.split():
         counts[word] = counts.get(word, 0) + 1
@@ -56,24 +55,24 @@ def count_words(line: str) -> str:
 
 
 def run_chunk(name: str, chunk: bytes) -> bytes:
-    """What a user writes by hand: a chunk of lines through the function."""
+    """Put a chunk of lines through the function, as a user would write it by hand."""
     if name == "same":
         return b"".join(same(line) + b"\n" for line in chunk.splitlines())
     return "".join(count_words(line) + "\n" for line in chunk.decode().splitlines()).encode()
 
 
 def same_chunk(chunk: bytes) -> bytes:
-    """For a pool, which is given a function of one argument."""
+    """Run ``same`` on a chunk: a pool takes a function of one argument."""
     return run_chunk("same", chunk)
 
 
 def count_words_chunk(chunk: bytes) -> bytes:
-    """For a pool, which is given a function of one argument."""
+    """Run ``count_words`` on a chunk: a pool takes a function of one argument."""
     return run_chunk("count_words", chunk)
 
 
 def make_input(path: Path, lines: int) -> None:
-    """Lines of words, the same in every run."""
+    """Write lines of words, the same in every run."""
     chance = random.Random(7)
     with path.open("wb") as file:
         for number in range(lines):
@@ -81,7 +80,7 @@ def make_input(path: Path, lines: int) -> None:
 
 
 def chunks(path: Path, size: str) -> Iterator[bytes]:
-    """A file in whole lines: so many bytes, or so many lines, in each."""
+    """Yield a file in whole lines: so many bytes, or so many lines, in each."""
     with path.open("rb") as file:
         if size == "1MiB":
             while chunk := file.read(2**20 - 100):
@@ -92,7 +91,7 @@ def chunks(path: Path, size: str) -> Iterator[bytes]:
 
 
 def by_pool(source: Path, target: Path, function: str, size: str, processes: int) -> None:
-    """``Pool.imap``, each chunk a task."""
+    """Run ``Pool.imap`` with a task for each chunk."""
     work = same_chunk if function == "same" else count_words_chunk
     with Pool(processes) as pool, target.open("wb") as out:
         for result in pool.imap(work, chunks(source, size)):
@@ -102,7 +101,7 @@ def by_pool(source: Path, target: Path, function: str, size: str, processes: int
 def command_of(
     way: str, source: Path, target: Path, function: str, size: str, processes: int
 ) -> list[str] | None:
-    """How to start one of the ways, or None where it cannot be."""
+    """Return the command for one of the ways; None where it is not installed or not possible."""
     if way in ("streamq", "reference"):
         words = [sys.executable, "-m", "streamq.cli", "run", str(source), "-p", str(processes)]
         words += ["--map", f"{HERE}:{function}", "-o", str(target), "--output-format", "raw"]
@@ -119,7 +118,7 @@ def command_of(
 
 
 class Watch:
-    """Follows a process and all below it: how much memory each kind had, and what is on disk."""
+    """Watches a process and its descendants: memory of each kind, and bytes on disk."""
 
     def __init__(self, pid: int, folder: Path) -> None:
         self._pid = pid
@@ -130,7 +129,7 @@ class Watch:
         self._thread.start()
 
     def end(self) -> dict[str, int]:
-        """Peaks in bytes."""
+        """Return the peaks in bytes."""
         self._is_over.set()
         self._thread.join()
         return dict(self.peaks)
@@ -164,7 +163,7 @@ def _size(file: Path) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     below = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -175,12 +174,12 @@ def descendants(pid: int) -> list[int]:
 def measure(
     command: list[str], folder: Path, target: Path | None, *, is_watched: bool = False
 ) -> dict[str, float]:
-    """Run a command to its end: seconds by the clock, CPU seconds, and peaks if it is watched."""
+    """Run a command to its end: wall seconds, CPU seconds, and peaks if it is watched."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.perf_counter()
     with (target or Path(os.devnull)).open("wb") as out:
         running = subprocess.Popen(command, cwd=folder, stdout=out, stderr=subprocess.PIPE)
-        # Watching takes time of its own, and more of it the more processes there are.
+        # Watching costs time itself, the more the more processes there are.
         watch = Watch(running.pid, folder) if is_watched else None
         _, said = running.communicate()
     seconds = time.perf_counter() - begun
@@ -193,7 +192,7 @@ def measure(
 
 
 def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every way with each function and size that is asked for."""
+    """Measure every way with each function and size that is asked for."""
     source, expected = folder / "in.txt", folder / "expected"
     make_input(source, lines)
     found: list[dict[str, Any]] = []
@@ -221,7 +220,7 @@ def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[di
 def take_turns(
     folder: Path, function: str, size: str, processes: int, rounds: int
 ) -> dict[str, list[dict[str, float]]]:
-    """What each way took in each round; in a round all ways come one after another."""
+    """Measure each way in each round; within a round the ways come one after another."""
     source, expected, target = folder / "in.txt", folder / "expected", folder / "out"
     tries: dict[str, list[dict[str, float]]] = {}
     for _ in range(rounds):
@@ -238,7 +237,7 @@ def take_turns(
 
 
 def summed_up(tries: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Of each way the median of its rounds, the quickest, the slowest, and beside Pool.imap."""
+    """Return for each way the median, quickest and slowest round, and its ratio to Pool.imap."""
     base = [each["seconds"] for each in tries["Pool.imap"]]
     rows = []
     for way, rounds in tries.items():
@@ -257,7 +256,7 @@ def summed_up(tries: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
 
 
 def measure_memory(folder: Path, counts: list[int], processes: int) -> list[dict[str, Any]]:
-    """An identity map on inputs of different lengths, with a small window."""
+    """Run an identity map on inputs of different lengths, with a small window."""
     found: list[dict[str, Any]] = []
     for lines in counts:
         source, target = folder / "in.txt", folder / "out"

@@ -1,4 +1,4 @@
-"""What idle workers cost the server, and whether they stand in the way of others.
+"""What idle workers cost the server, and whether they slow down others.
 
     python bench/idle.py [--quick]
 
@@ -8,12 +8,12 @@ Real pools, started by their command on an embedded server and one queue:
   is submitted and waited for; compared with its pool alone.
 * A pool that is busy with small parts of level 50, beside two idle processes of another app: how
   long a request of level 0 and one part waits for its handler.
-* Idle processes: how many commands they make, and how long the server is busy with them, both
+* Idle processes: how many commands they send, and how long the server is busy with them, both
   without what the server does at rest.
 * A polite stop of an idle pool.
 
-And without a pool: what a take costs the server, with few handlers and with many. It is from all
-lists that there may be, and from those in use when each handler has one.
+Without a pool it measures what a take costs the server, with few handlers and with many: once from
+all lists of the handlers, and once from those in use, when each handler uses one.
 """
 
 import argparse
@@ -40,25 +40,25 @@ one, two, three = App(), App(), App()
 
 @one.handler
 def first(_: bytes) -> int:
-    """When the handler began, in nanoseconds."""
+    """Return when the handler began, in nanoseconds."""
     return time.monotonic_ns()
 
 
 @one.handler
 def busy(_: bytes) -> None:
-    """Keep a slot for a while."""
+    """Keep a slot busy for 2 ms."""
     time.sleep(0.002)
 
 
 @two.handler
 def second(_: bytes) -> int:
-    """As ``first``, of another app."""
+    """Return when the handler began; for another app."""
     return time.monotonic_ns()
 
 
 @three.handler
 def third(_: bytes) -> int:
-    """As ``first``, of a third app."""
+    """Return when the handler began; for a third app."""
     return time.monotonic_ns()
 
 
@@ -70,7 +70,7 @@ class Pools:
         self._all: list[subprocess.Popen[str]] = []
 
     def start(self, app: str, processes: int = 1) -> None:
-        """Start one, and wait until it is ready."""
+        """Start a pool, and wait until it is ready."""
         here = Path(__file__)
         command = [sys.executable, "-m", "streamq.cli", "worker", f"{here.name}:{app}"]
         command += ["-p", str(processes), "--url", self._url]
@@ -82,7 +82,7 @@ class Pools:
                 raise SystemExit("a pool does not start")
 
     def stop(self) -> float:
-        """End them all. Returns the seconds that the last took which was started."""
+        """End all pools. Return the seconds that the last one started took to end."""
         seconds = 0.0
         while self._all:
             begun = time.monotonic()
@@ -94,7 +94,7 @@ class Pools:
 
 
 def try_often(client: Client, times: int) -> list[float]:
-    """Milliseconds from the submission of one part to its end, for each try."""
+    """Return the milliseconds from the submission of one part to its end, for each try."""
     took = []
     for _ in range(times):
         begun = time.monotonic()
@@ -106,7 +106,7 @@ def try_often(client: Client, times: int) -> list[float]:
 
 
 def try_amid_work(client: Client, times: int) -> list[float]:
-    """Milliseconds from submission to handler at level 0, while others keep the slots busy."""
+    """Return the milliseconds from submission to handler at level 0, with all slots kept busy."""
     background = client.submit([b"x"] * 200_000, handler="busy", level=50, limit=100)
     waits = []
     for _ in range(times):
@@ -122,7 +122,7 @@ def try_amid_work(client: Client, times: int) -> list[float]:
 
 
 def cost(redis: Any, seconds: float) -> tuple[float, float]:
-    """Commands and microseconds of the server, a second."""
+    """Return commands and microseconds of the server per second."""
 
     def read() -> tuple[int, float]:
         cpu = redis.info("cpu")
@@ -138,13 +138,13 @@ def cost(redis: Any, seconds: float) -> tuple[float, float]:
 
 
 def show(what: str, waits: list[float]) -> None:
-    """A line of figures."""
+    """Print a line of figures."""
     told = f"p50 {statistics.median(waits):.2f} ms, worst {max(waits):.2f} ms"
     print(f"{what}: {told} ({len(waits)} tries)", flush=True)
 
 
 def measure_others(client: Client, pools: Pools, times: int) -> None:
-    """Whether idle pools stand in the way of others."""
+    """Measure whether idle pools slow down others."""
     pools.start("one")
     try_often(client, 10)
     alone = try_often(client, times)
@@ -163,7 +163,7 @@ def measure_others(client: Client, pools: Pools, times: int) -> None:
 
 
 def measure_cost(redis: Any, pools: Pools, seconds: float) -> None:
-    """What a process more costs, by two pools that differ in the number of theirs."""
+    """Measure what one more idle process costs, by comparing two pools of different size."""
     found = {}
     for processes in (1, 1 + PROCESSES):
         pools.start("two", processes)
@@ -177,7 +177,7 @@ def measure_cost(redis: Any, pools: Pools, seconds: float) -> None:
 
 
 def measure_takes(protocol: Protocol, times: int) -> None:
-    """What a take costs, by the number of handlers: a token that is there, then one that is not."""
+    """Measure what a take costs, by the number of handlers: with a token there, and in vain."""
     redis, queue = protocol.connection.redis, "takes"
     print("a take, of all lists / of those in use:")
     for many in (1, 10, 25, 100):
@@ -199,7 +199,7 @@ def measure_takes(protocol: Protocol, times: int) -> None:
 
 
 def each(redis: Any, times: int, call: Callable[[], object]) -> tuple[float, float]:
-    """Microseconds of the server and bytes sent to it, for each of so many calls."""
+    """Return the microseconds of the server, and the bytes sent to it, per call."""
 
     def read() -> tuple[float, float]:
         cpu = redis.info("cpu")

@@ -1,18 +1,17 @@
-"""How long a pool takes to start, and one part waits on it: from ``submit`` to its handler.
+"""How long a pool takes to start, and how long one part waits from ``submit`` to its handler.
 
     python bench/latency.py [--times 600] [--processes 1]
 
-A real pool, started by its command on an embedded server; requests of one part, one after
-another. Both ends read the same monotonic clock of the machine. A pool has started when it
-says that it is ready.
+A real pool, started by its command on an embedded server; requests of one part, one after another.
+Both ends read the same monotonic clock of the machine. A pool has started when it says that it is
+ready.
 
-Twice: the submitter leaves the server alone until the handler has begun, as one does that
-goes on with something else; or it asks at once for the end, and its questions stand in the
-way of the worker's.
+It is measured twice. First the submitter leaves the server alone until the handler has begun, as a
+program does that goes on with other work. Then it asks at once for the end, and its questions
+compete with those of the worker.
 
-A virtual machine is not always there: its host runs others meanwhile, and counts for how long
-("steal"). Tries are made in blocks of twenty, and those of blocks in which nothing was taken
-away are shown apart, beside all of them.
+The host of a virtual machine runs other machines, too, and counts for how long ("steal"). Tries are
+made in blocks of twenty. Those of blocks without steal are shown apart, beside all of them.
 """
 
 import argparse
@@ -36,12 +35,12 @@ app = App()
 
 @app.handler
 def first_line(_: bytes) -> int:
-    """When the handler began, in nanoseconds."""
+    """Return when the handler began, in nanoseconds."""
     return time.monotonic_ns()
 
 
 def measure(client: Client, times: int, *, asks_at_once: bool) -> list[float]:
-    """Milliseconds of each try."""
+    """Return the milliseconds of each try."""
     waits = []
     for _ in range(times):
         begun = time.monotonic_ns()
@@ -56,13 +55,13 @@ def measure(client: Client, times: int, *, asks_at_once: bool) -> list[float]:
 
 
 def stolen() -> int:
-    """How long others had this machine's processors so far, in ticks; 0 where nobody counts."""
+    """Return the ticks that the host took from this machine so far; 0 where nobody counts them."""
     stat = Path("/proc/stat")
     return int(stat.read_text().split(maxsplit=9)[8]) if stat.exists() else 0
 
 
 def measure_blocks(client: Client, times: int, *, asks_at_once: bool) -> dict[str, list[float]]:
-    """Milliseconds of each try: of all, and of those in blocks in which nothing was stolen."""
+    """Return the milliseconds of all tries, and of those in blocks without steal."""
     everything: list[float] = []
     calm: list[float] = []
     for _ in range(max(1, times // BLOCK)):
@@ -75,7 +74,7 @@ def measure_blocks(client: Client, times: int, *, asks_at_once: bool) -> dict[st
 
 
 def start(url: str, processes: int) -> "tuple[subprocess.Popen[str], float]":
-    """A pool that is ready, and how many seconds that took."""
+    """Start a pool. Return it when it is ready, and the seconds that took."""
     here = Path(__file__)
     command = [sys.executable, "-m", "streamq.cli", "worker", f"{here.name}:app"]
     command += ["-p", str(processes), "--url", url]
@@ -89,7 +88,7 @@ def start(url: str, processes: int) -> "tuple[subprocess.Popen[str], float]":
 
 
 def stop(pool: "subprocess.Popen[str]") -> None:
-    """Let a pool end."""
+    """End a pool."""
     pool.send_signal(signal.SIGTERM)
     pool.communicate()
 
@@ -124,7 +123,7 @@ def main() -> None:
 
 
 def show(kind: str, waits: list[float]) -> None:
-    """A line of figures."""
+    """Print a line of figures."""
     if not waits:
         print(f"  {kind}: no tries")
         return

@@ -29,7 +29,7 @@ LINE = b"%012d " + b"x" * 86 + b"\n"
 
 
 def make(path: Path, lines: int) -> Path:
-    """A file of lines of 100 bytes."""
+    """Return a file of lines of 100 bytes."""
     with path.open("wb") as file:
         for first in range(0, lines, 10_000):
             file.write(b"".join(LINE % n for n in range(first, min(lines, first + 10_000))))
@@ -37,7 +37,7 @@ def make(path: Path, lines: int) -> Path:
 
 
 def load(url: str, path: str, size: PartSize) -> dict[str, float]:
-    """Load the file, and forget it. What it took, of this process and of the server."""
+    """Load the file and purge it. Return what that took of this process and of the server."""
     connection = Connection(url)
     connection.check()
     protocol = Protocol(connection)
@@ -58,26 +58,26 @@ def load(url: str, path: str, size: PartSize) -> dict[str, float]:
 
 
 def server_cpu(connection: Connection) -> float:
-    """Seconds of CPU the server has used."""
+    """Return the CPU seconds of the server so far."""
     cpu = connection.redis.info("cpu")
     return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
 
 
 def measure(url: str, path: Path, size: PartSize, repeats: int) -> list[dict[str, float]]:
-    """The same load several times, each in a process of its own."""
+    """Repeat the same load, each time in a process of its own."""
     words = [str(path), str(size.bytes), str(size.records)]
     command = [sys.executable, __file__, "--child", url, *words]
     return [json.loads(subprocess.check_output(command)) for _ in range(repeats)]
 
 
 def spread(values: list[float], digits: int = 0) -> str:
-    """Median, lowest and highest."""
+    """Return median, lowest and highest."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:,.{digits}f} ({low:,.{digits}f} - {high:,.{digits}f})"
 
 
 def report(name: str, found: list[dict[str, float]], size: int) -> None:
-    """A line of the table."""
+    """Print a line of the table."""
     print(
         f"{name:<28}"
         f"{spread([size / 1e6 / each['wall_s'] for each in found]):>22}"

@@ -1,8 +1,8 @@
-"""What requests, parts and results take of the server's memory.
+"""How much of the server's memory requests, parts and results take.
 
     python bench/memory.py
 
-An embedded server of its own; nothing here depends on the machine's speed.
+It starts an embedded server of its own; nothing here depends on the machine's speed.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from streamq.protocol.replies import Terms
 from streamq.servers.local import LocalServer
 
 SIZES = (10, 100, 1_000, 10_000, 100_000)
-#: Bytes of payload in all, for each size.
+#: Bytes of all payloads together, for each size.
 BYTES = 20_000_000
 REQUESTS = 1_000
 SNOOZED = 20_000
@@ -30,7 +30,7 @@ def main() -> None:
             act()
             return (used() - before) / number
 
-        client.submit([b"x"], handler="h")  # the scripts and the queue are there already
+        client.submit([b"x"], handler="h")  # so that the scripts and the queue's keys exist already
         print("bytes of payload or result | bytes of memory for a waiting part | for a result")
         for size in SIZES:
             count = min(BYTES // size, 200_000)

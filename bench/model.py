@@ -1,10 +1,10 @@
-"""Where the design ends: what calls cost, measured, and what follows for fleets and clusters.
+"""The limits of the design: measured costs of calls, and what follows for fleets and clusters.
 
     python bench/model.py             measures, then writes docs/scaling.md
     python bench/model.py --again     writes it from what was measured last
 
-The model is arithmetic on measured costs of single calls; one case of it is checked against a
-real pool. A server works on one core, and is called full at seven tenths of it.
+The model is arithmetic on measured costs of single calls; one case of it is checked against a real
+pool. A server works on one core, and counts as full at 70 % of it.
 """
 
 import argparse
@@ -32,14 +32,14 @@ FULL_US = 0.7e6
 PAYLOAD = b"x" * 100
 OFFERS = ("parts job",)
 BATCH = 512
-#: What a primary is taken to have, in bytes, and how many connections a server accepts.
+#: The assumed memory of a primary in bytes, and the connections that a server accepts.
 MEMORY = 16 * 2**30
 CLIENTS = 10_000
 Costs = dict[str, float]
 
 
 class Meter:
-    """Measures calls on one server, each the median of some looks."""
+    """Measures calls on one server; each figure is the median of some looks."""
 
     def __init__(self, url: str) -> None:
         self.protocol = Protocol(Connection(url))
@@ -48,16 +48,16 @@ class Meter:
         self.queue = f"q{secrets.token_hex(4)}"
 
     def cpu_us(self) -> float:
-        """The server's CPU time so far."""
+        """Return the server's CPU time so far."""
         cpu = self.redis.info("cpu")
         return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"]) * 1e6
 
     def memory(self) -> int:
-        """Bytes the server uses."""
+        """Return the bytes that the server uses."""
         return int(self.redis.info("memory")["used_memory"])
 
     def each(self, times: int, call: Callable[[int], object], looks: int = 5) -> float:
-        """Server microseconds of one call."""
+        """Return the server microseconds of one call."""
         seen = []
         for _ in range(looks):
             before = self.cpu_us()
@@ -67,7 +67,7 @@ class Meter:
         return statistics.median(seen)
 
     def lease(self, batch: int, times: int) -> float:
-        """Server microseconds of a lease: claimed with a batch, finished, ended."""
+        """Return the server microseconds of a lease: claimed with a batch, finished, ended."""
         payloads = [PAYLOAD] * (batch * times * 5)
         made = self.client.submit(payloads, handler="job", queue=self.queue, limit=1)
 
@@ -80,7 +80,7 @@ class Meter:
         return self.each(times, one)
 
     def tokens(self) -> Costs:
-        """What the queue's slot does for a lease, and for a process that waits."""
+        """Measure what the queue's slot does for a lease, and for a process that waits."""
         push = self.each(
             1_000, lambda _: self.protocol.mint(self.queue, "r", Tokens(1, "job:50", 0))
         )
@@ -99,7 +99,7 @@ class Meter:
         }
 
     def wait(self) -> float:
-        """What a wait without a token costs, beyond what the server does at rest meanwhile."""
+        """Measure what a wait without a token costs, beyond what the server does at rest."""
         before, begun = self.cpu_us(), time.perf_counter()
         time.sleep(2)
         rest = (self.cpu_us() - before) / (time.perf_counter() - begun)
@@ -110,7 +110,7 @@ class Meter:
         return max(0.0, spent / 50)
 
     def requests(self) -> Costs:
-        """What a request costs that is opened, and ended, with one part; and its memory."""
+        """Measure what a request of one part costs, opened and ended, and its memory."""
         before = self.memory()
         for _ in range(2_000):
             name = secrets.token_hex(8)
@@ -123,7 +123,7 @@ class Meter:
         return {"request_bytes": size, "submit": whole}
 
     def parts(self) -> Costs:
-        """What a part costs to append, and its memory while it waits and when it is done."""
+        """Measure what appending a part costs, and its memory while it waits and when done."""
         before, cpu = self.memory(), self.cpu_us()
         made = self.client.submit([PAYLOAD] * 100_000, handler="job", queue="fourth", limit=1)
         append, size = (self.cpu_us() - cpu) / 1e5, (self.memory() - before) / 1e5
@@ -138,7 +138,7 @@ class Meter:
 
 
 def measure() -> Costs:
-    """Every cost, on one embedded server."""
+    """Measure every cost, on one embedded server."""
     with LocalServer.start(port=0) as server:
         meter = Meter(server.url)
         few, many = meter.lease(1, 300), meter.lease(BATCH, 30)
@@ -150,7 +150,7 @@ def measure() -> Costs:
 
 
 def connections(url: str) -> Costs:
-    """Connections of a pool: of its parent, and of each process."""
+    """Count the connections of a pool: of its parent, and of each process."""
     redis: Any = Redis.from_url(url)
     counts = []
     for processes in (1, 3):
@@ -165,7 +165,7 @@ def connections(url: str) -> Costs:
 
 
 def check(url: str) -> float:
-    """Server microseconds of a part that takes longer than the quantum, in a real pool."""
+    """Return the server microseconds of a part that outlasts the quantum, in a real pool."""
     run = Run(CONTESTANTS["streamq"]._replace(command=_SLOW), url)
     run.redis.flushall()
     with Client(url) as client, run.workers(1):
@@ -184,40 +184,40 @@ def check(url: str) -> float:
 _SLOW = [*CONTESTANTS["streamq"].command[:1], "slow_.py"]
 
 
-# What follows
+# What follows from the costs
 
 
 def turns_us(costs: Costs) -> float:
-    """What the queue's slot does for one lease: a token is pushed, and taken."""
+    """Return what the queue's slot does for one lease: a token is pushed, and taken."""
     return costs["push"] + costs["take"]
 
 
 def leases_per_s(slots: float, part_ms: float, quantum_ms: float) -> float:
-    """Leases that so many busy slots take in a second: each holds one for a quantum or a part."""
+    """Return the leases that busy slots take in a second: one for each quantum, or longer part."""
     return slots / max(part_ms, quantum_ms) * 1e3
 
 
 def most_slots(costs: Costs, part_ms: float, quantum_ms: float, queues: int = 1) -> float:
-    """Busy slots at which the queues' slots are full, if each queue is on a node of its own."""
-    # A process beats every 5 s for its pool and looks for what is due every 5 s.
+    """Return at how many busy slots the queues are full, with each queue on its own node."""
+    # Each process costs a heartbeat and a tick every 5 s.
     upkeep = (costs["beat"] + costs["tick"]) / 5
     one = leases_per_s(1, part_ms, quantum_ms) * turns_us(costs) + upkeep
     return queues * FULL_US / one
 
 
 def part_us(costs: Costs, part_ms: float, quantum_ms: float) -> float:
-    """Server time of a part in its request's slot, with its share of a lease."""
+    """Return the server time of a part in its request's slot, with its share of a lease."""
     batch = max(1.0, min(BATCH, quantum_ms / part_ms))
     return costs["append"] + costs["part"] + costs["lease"] / batch
 
 
 def most_parts(costs: Costs, primaries: int, part_ms: float, quantum_ms: float = 50) -> float:
-    """Parts a second that so many primaries carry, requests spread over all of them."""
+    """Return the parts a second that so many primaries carry, with requests on all of them."""
     return primaries * FULL_US / part_us(costs, part_ms, quantum_ms)
 
 
 def write(costs: Costs) -> None:
-    """``docs/scaling.md`` and its plot."""
+    """Write ``docs/scaling.md`` and its plot."""
     moments = [0.01, 0.1, 1, 10, 100, 1_000, 10_000, 60_000]
     series = [
         (
@@ -260,7 +260,7 @@ def _blocks(costs: Costs) -> dict[str, str]:
 
 
 def _processes(costs: Costs) -> float:
-    """Processes, in pools of four, that a server's connections are enough for."""
+    """Return for how many processes, in pools of four, a server's connections are enough."""
     return 4 * CLIENTS / (4 * costs["process_connections"] + costs["pool_connections"])
 
 

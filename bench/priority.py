@@ -23,18 +23,18 @@ app = App()
 
 @app.handler
 def crowd(_: bytes) -> None:
-    """Ten milliseconds of work."""
+    """Work for 10 ms."""
     time.sleep(0.01)
 
 
 @app.handler
 def urgent(_: bytes) -> int:
-    """When the handler began, in nanoseconds."""
+    """Return when the handler began, in nanoseconds."""
     return time.monotonic_ns()
 
 
 def measure(client: Client, tries: int) -> list[float]:
-    """Milliseconds of each try, sorted."""
+    """Return the milliseconds of each try, sorted."""
     waits = []
     for _ in range(tries):
         begun = time.monotonic_ns()

@@ -37,7 +37,7 @@ class Meter:
         self._before = self._now()
 
     def per(self, units: int) -> dict[str, float]:
-        """Microseconds spent since the beginning, for each of so many units."""
+        """Return the microseconds since the beginning, per unit."""
         names = ("server_us", "client_us", "wall_us")
         spent = zip(names, self._now(), self._before, strict=True)
         return {name: (after - before) / units * 1e6 for name, after, before in spent}
@@ -49,13 +49,13 @@ class Meter:
 
 
 def submit(client: Client, parts: int) -> str:
-    """A request of equal parts with room for one holder."""
+    """Return a request of equal parts with room for one holder."""
     payloads = (PAYLOAD for _ in range(parts))
     return client.submit(payloads, handler="bench", limit=1, queue=f"q{secrets.token_hex(4)}").id
 
 
 def drain(protocol: Protocol, request_id: str, batch: int, most: int) -> int:
-    """Run parts of a request under one lease, in batches. Returns how many."""
+    """Run parts of a request under one lease, in batches. Return how many."""
     terms = Terms(batch)
     holder = secrets.token_hex(8)
     grant = protocol.claim(request_id, holder, terms, HANDLERS)
@@ -73,7 +73,7 @@ def drain(protocol: Protocol, request_id: str, batch: int, most: int) -> int:
 
 
 def measure_drain(client: Client, protocol: Protocol, parts: int, batch: int) -> dict[str, float]:
-    """Cost per part of claim and finish in batches of one size."""
+    """Return the cost per part of claim and finish in batches of one size."""
     request_id = submit(client, parts)
     meter = Meter(protocol.connection.redis)
     done = drain(protocol, request_id, batch, parts)
@@ -84,7 +84,7 @@ def measure_drain(client: Client, protocol: Protocol, parts: int, batch: int) ->
 
 
 def measure_append(client: Client, protocol: Protocol, parts: int) -> dict[str, float]:
-    """Cost and memory per part submitted."""
+    """Return cost and memory per part submitted."""
     redis = protocol.connection.redis
     before = redis.info("memory")["used_memory"]
     meter = Meter(redis)
@@ -97,7 +97,7 @@ def measure_append(client: Client, protocol: Protocol, parts: int) -> dict[str, 
 
 
 def measure_claims(protocol: Protocol, request_id: str, times: int = 300) -> float:
-    """Microseconds of server time of one claim and its release, the median of several looks."""
+    """Return the server microseconds of a claim and its release, the median of several looks."""
     redis = protocol.connection.redis
     seen = []
     for _ in range(5):
@@ -111,7 +111,7 @@ def measure_claims(protocol: Protocol, request_id: str, times: int = 300) -> flo
 
 
 def measure_scale(client: Client, protocol: Protocol, waiting: int) -> dict[str, float]:
-    """A claim beside few and many open requests, with few and many waiting parts."""
+    """Measure a claim beside few and many open requests, with few and many waiting parts."""
     few = submit(client, 100)
     found = {"few_requests_100_parts": measure_claims(protocol, few)}
     for _ in range(10_000):
@@ -123,13 +123,13 @@ def measure_scale(client: Client, protocol: Protocol, waiting: int) -> dict[str,
 
 
 def median_of(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """The median of several rounds, each figure by itself."""
+    """Return the median of several rounds, each figure by itself."""
     rounds = [measure() for _ in range(ROUNDS)]
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
 
 def run(parts: int, waiting: int, binary: str | None) -> dict[str, Any]:
-    """Every figure."""
+    """Measure every figure."""
     program = binary and shutil.which(binary)
     with LocalServer.start(binary=program) as server, Client(server.url) as client:
         protocol = Protocol(Connection(server.url))
@@ -156,7 +156,7 @@ def run(parts: int, waiting: int, binary: str | None) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     print(
         f"{found['server']}, load average {found['load_average']:.2f}, median of {ROUNDS} rounds\n"
     )

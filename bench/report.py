@@ -1,4 +1,4 @@
-"""What was measured, as a document: tables, plots, and each aim beside what came out."""
+"""Writes the measurements as a document: tables, plots, and each aim beside its result."""
 
 import json
 import statistics
@@ -10,7 +10,7 @@ import svg
 
 DOCS = Path(__file__).parent.parent / "docs"
 OURS, BARE, NODE = "streamq", "bare loop", "BullMQ (node)"
-#: How each was set up: the best documented configuration that was found for empty jobs.
+#: How each contestant was set up: the best documented configuration for empty jobs we found.
 SETTINGS = {
     OURS: "one request, `-p 1 -c 2`: one slot runs while the other asks (latency: `-c 1`)",
     BARE: "pipelines of 512, one connection",
@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 class Figure(NamedTuple):
-    """The median over the rounds, and the lowest and highest."""
+    """The median over the rounds, with the lowest and the highest."""
 
     median: float
     low: float
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """What must be shown, what was measured, and whether it is."""
+    """An aim, what was measured for it, and whether it is met."""
 
     what: str
     wanted: str
@@ -53,7 +53,7 @@ class Aim(NamedTuple):
 
 
 def read(folder: Path) -> Found:
-    """What the pieces left there."""
+    """Read what the pieces have measured."""
     rounds = [json.loads(path.read_text()) for path in sorted(folder.glob("round-*.json"))]
     if not rounds:
         raise SystemExit(f"no round was measured yet: nothing under {folder}")
@@ -77,7 +77,7 @@ def _figures(rounds: list[dict[str, Any]]) -> dict[str, dict[str, Figure]]:
 
 
 def ratios(found: Found, metric: str, other: str) -> Figure:
-    """Ours over another's, round by round: both were measured within minutes."""
+    """Return our figure over another's for each round: both were measured within minutes."""
     pairs = [
         (each["contestants"][OURS][metric], each["contestants"][other][metric])
         for each in found.rounds
@@ -88,7 +88,7 @@ def ratios(found: Found, metric: str, other: str) -> Figure:
 
 
 def best(found: Found, metric: str, choose: Callable[..., str], *, python: bool) -> str:
-    """The peer with the highest or lowest median."""
+    """Return the peer with the highest or lowest median."""
     others = [
         name
         for name, figures in found.figures.items()
@@ -98,7 +98,7 @@ def best(found: Found, metric: str, choose: Callable[..., str], *, python: bool)
 
 
 def aims(found: Found) -> list[Aim]:
-    """Every figure that must be reached."""
+    """Return every aim with its figure."""
     ours = found.figures[OURS]
 
     def times(what: str, metric: str, other: str, least: float) -> Aim:
@@ -141,7 +141,7 @@ def _other_aims(scaling: dict[str, Any]) -> list[Aim]:
             "cost of a limit of 2 with 2 slots, CPU",
             "< 5 %",
             _percent(more),
-            # A median among rounds that differ by more than the aim would show nothing.
+            # If the rounds differ by more than the aim, their median would show nothing.
             statistics.quantiles(more, n=4)[2] < 5,
         ),
         Aim("`streamq --help`", "< 0.5 s", f"{start['help_s']:.2f} s", start["help_s"] < 0.5),
@@ -156,7 +156,7 @@ def _other_aims(scaling: dict[str, Any]) -> list[Aim]:
 
 
 def _more(costs: dict[str, Any], reference: dict[str, Any]) -> list[float]:
-    """How much more CPU a part costs, in per cent, in each of the rounds that both have."""
+    """Return how much more CPU a part costs, in per cent, in each of the rounds that both have."""
     rounds = zip(costs["costs_us"], reference["costs_us"], strict=False)
     return [(own / other - 1) * 100 for own, other in rounds]
 
@@ -166,7 +166,7 @@ def _percent(more: list[float]) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     titles = list(head)
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -294,7 +294,7 @@ one with more than its third also has the queue's own slot:
 
 
 def _why(aim: Aim, found: Found) -> str:
-    """What stands behind an aim that is not met, as far as the figures tell."""
+    """Return the likely reason why an aim is not met, as far as the figures tell."""
     ours, bare = found.figures[OURS], found.figures[BARE]
     if aim.what.startswith("drain"):
         return (
@@ -366,7 +366,7 @@ def _intro(found: Found) -> str:
         else ""
     )
     failed = {name: why for each in found.rounds for name, why in each["failed"].items()}
-    # What a contestant printed before it failed is in the log of the run.
+    # The log of the run has what a contestant printed before it failed.
     missing = "".join(
         f"\nNot measured: {name}: {why.strip().splitlines()[-1]}\n" for name, why in failed.items()
     )
@@ -387,7 +387,7 @@ streamq keeps a result for every part; peers keep none, but where a batch needs 
 
 
 def write(found: Found) -> None:
-    """``docs/performance.md`` and its plots."""
+    """Write ``docs/performance.md`` and its plots."""
     settings = table(
         ("", "configuration"), [[n, SETTINGS[n]] for n in found.figures if n in SETTINGS]
     )
@@ -410,7 +410,7 @@ def write(found: Found) -> None:
 
 
 def quick(found: dict[str, Any]) -> str:
-    """A short round as text."""
+    """Return a short round as text."""
     lines = [f"{'':18}{'enqueue/s':>11}{'drain/s':>10}{'2 proc.':>10}{'p50 ms':>9}{'bytes':>7}"]
     for name, f in found["contestants"].items():
         lines.append(

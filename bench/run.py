@@ -1,11 +1,11 @@
-"""Measures streamq, its peers and the bare loop on one server, and writes what was found.
+"""Measures streamq, its peers and the bare loop on one server, and writes the report.
 
     python bench/run.py [--quick]          every piece, then docs/performance.md
     python bench/run.py PIECE...           round-1, round-2, round-3, scaling, report
 
-A round is one run of every contestant, one after the other on the same server, so whatever
-the machine does meanwhile, it does to all of them. What a piece found is kept as JSON under
-bench/results, and ``report`` reads it there.
+A round runs every contestant, one after the other on the same server, so that a change of the
+machine's speed affects all of them. A piece keeps its figures as JSON under bench/results, and
+``report`` reads them there.
 """
 
 import argparse
@@ -32,12 +32,12 @@ PIECES = ("round-1", "round-2", "round-3", "scaling", "report")
 
 
 def say(text: str) -> None:
-    """Progress, for people."""
+    """Print progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, Any]:
-    """Where and when it was measured."""
+    """Return where and when the figures were measured."""
     models = {
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -54,7 +54,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(redis: Any) -> dict[str, str]:
-    """Of the server, the driver, and every peer."""
+    """Return the versions of the server, the driver, and every peer."""
     info = redis.info("server")
     name = info.get("server_name", "redis")
     found = {
@@ -79,7 +79,7 @@ def versions(redis: Any) -> dict[str, str]:
 
 
 def benchmark(port: int) -> dict[str, float]:
-    """Commands a second of the server's own benchmark, in pipelines of 100, if it is there."""
+    """Return commands a second of the server's own benchmark, in pipelines of 100, if installed."""
     program = shutil.which("valkey-benchmark") or shutil.which("redis-benchmark")
     if not program:
         return {}
@@ -95,7 +95,7 @@ def benchmark(port: int) -> dict[str, float]:
 
 
 def one_round(*, is_first: bool = True, is_quick: bool = False) -> dict[str, Any]:
-    """Every contestant once, on one server."""
+    """Measure every contestant once, on one server."""
     found: dict[str, Any] = {"machine": machine(), "contestants": {}, "failed": {}}
     with LocalServer.start(port=0) as server, Redis.from_url(server.url) as redis:
         found["versions"] = versions(redis)
@@ -119,7 +119,7 @@ def one_round(*, is_first: bool = True, is_quick: bool = False) -> dict[str, Any
 
 
 def run(piece: str) -> None:
-    """Measure one piece and keep what it found."""
+    """Measure one piece and store its figures."""
     RESULTS.mkdir(exist_ok=True)
     if piece == "report":
         report.write(report.read(RESULTS))
@@ -133,7 +133,7 @@ def run(piece: str) -> None:
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the pieces that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pieces", nargs="*", choices=[[], *PIECES, "quick"], metavar="PIECE")
     parser.add_argument("--quick", action="store_true", help="one short round, printed only")

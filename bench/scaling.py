@@ -26,7 +26,7 @@ Submit = Callable[[Client], int]
 
 
 def drain(run: Run, url: str, submit: Submit, processes: int = 1, share: float = 1.0) -> Any:
-    """What a part costs while this share of the submitted parts is run."""
+    """Measure what a part costs while this share of the submitted parts is run."""
     run.forget()
     with Client(url) as client:
         total = int(submit(client) * share)
@@ -34,7 +34,7 @@ def drain(run: Run, url: str, submit: Submit, processes: int = 1, share: float =
         first = run.await_count(total // 10)
         begun, nodes = time.perf_counter(), run.node_cpus_s()
         client_s = sum(cpu_s(pid) for pid in pids)
-        # The last batch is not finished yet when its last part begins.
+        # When its last part begins, the last batch is not finished yet.
         jobs = run.await_count(total) - first
         seconds = time.perf_counter() - begun
         spent = sum(cpu_s(pid) for pid in pids) - client_s
@@ -48,7 +48,7 @@ def drain(run: Run, url: str, submit: Submit, processes: int = 1, share: float =
 
 
 def one_request(parts: int = PARTS, **options: Any) -> Submit:
-    """A single request of so many parts."""
+    """Return a function that submits one request of so many parts."""
 
     def submit(client: Client) -> int:
         client.submit([PAYLOAD] * parts, handler="job", **{"limit": 64} | options)
@@ -58,7 +58,7 @@ def one_request(parts: int = PARTS, **options: Any) -> Submit:
 
 
 def beside(others: int) -> Submit:
-    """One request that runs, beside others that wait at a worse level."""
+    """Return a function that submits one request to run, and others that wait at a worse level."""
 
     def submit(client: Client) -> int:
         for _ in range(others):
@@ -69,7 +69,7 @@ def beside(others: int) -> Submit:
 
 
 def spread(requests: int, parts: int = PARTS, levels: int = 1) -> Submit:
-    """So many requests that take turns, on so many levels."""
+    """Return a function that submits so many requests, which take turns, on so many levels."""
 
     def submit(client: Client) -> int:
         each = parts // requests
@@ -80,7 +80,7 @@ def spread(requests: int, parts: int = PARTS, levels: int = 1) -> Submit:
     return submit
 
 
-#: What is measured on one server: the submission, processes, and the share that is run.
+#: The cases on one server: the submission, the processes, and the share that is run.
 CASES: dict[str, tuple[Submit, int, float]] = {
     "1 process": (one_request(2 * PARTS), 1, 1.0),
     "2 processes": (one_request(2 * PARTS), 2, 1.0),
@@ -97,14 +97,14 @@ CASES: dict[str, tuple[Submit, int, float]] = {
     "100 requests, one level": (spread(100, levels=1), 1, 1.0),
     "100 requests, 80 levels": (spread(100, levels=80), 1, 1.0),
 }
-#: More rounds where the question is one of a few per cent.
+#: More rounds for cases that differ by a few per cent.
 _ROUNDS_CLOSE = 9
 _CLOSE = ("limit that cannot bind", "limit of 2", "limit of 1")
 _SLOW = ("of a million waiting", "beside 10,000 requests", "spread over 10,000 requests")
 
 
 def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Each figure's median, and the costs in each round."""
+    """Return each figure's median, and the costs in each round."""
     found: dict[str, Any] = {
         name: statistics.median(each[name] for each in rounds)
         for name in ("per_s", "client_us", "server_us")
@@ -115,7 +115,7 @@ def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def on_one_server(say: Callable[[str], None]) -> dict[str, Any]:
-    """Every case, interleaved: a round of all of them, then the next."""
+    """Measure every case, interleaved: a round of all of them, then the next."""
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
     with LocalServer.start(port=0) as server:
         run = Run(CONTESTANTS["streamq"], server.url)
@@ -130,7 +130,7 @@ def on_one_server(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def on_clusters(say: Callable[[str], None]) -> dict[str, Any]:
-    """The same parts on clusters of one and three primaries, 300 requests."""
+    """Measure the same parts, in 300 requests, on clusters of one and three primaries."""
     found = {}
     for primaries in (1, 3):
         with LocalCluster.start(primaries=primaries, replicas=0) as cluster:
@@ -145,7 +145,7 @@ def on_clusters(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def start_up() -> dict[str, float]:
-    """Seconds until the help is printed, and until a pool is ready; the median of five."""
+    """Measure the seconds until the help is printed, and until a pool is ready; medians of five."""
     command = [sys.executable, "-m", "streamq.cli"]
     helps, pools = [], []
     with LocalServer.start() as server:
@@ -176,7 +176,7 @@ def start_up() -> dict[str, float]:
 
 
 def measure(say: Callable[[str], None]) -> dict[str, Any]:
-    """Everything."""
+    """Measure everything."""
     return {
         "start_up": start_up(),
         "server": on_one_server(say),

@@ -10,7 +10,7 @@ _COLOURS = ("#0a7d5a", "#c9a227", "#8050a0", "#b04a3a")
 
 
 def bars(title: str, rows: Sequence[tuple[str, float]], unit: str, limit: str = "") -> str:
-    """Horizontal bars on a logarithmic scale; ours in green, the row named ``limit`` in gold."""
+    """Draw horizontal bars on a logarithmic scale; ours green, the row named ``limit`` gold."""
     rows = [row for row in rows if row[1] > 0]
     low = 10 ** math.floor(math.log10(min(value for _, value in rows)))
     high = max(value for _, value in rows)
@@ -32,7 +32,7 @@ def lines(
     series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
     axes: tuple[str, str],
 ) -> str:
-    """Lines over two logarithmic axes."""
+    """Draw lines over two logarithmic axes."""
     points = [point for _, line in series for point in line]
     left, right = _decades([x for x, _ in points])
     low, high = _decades([y for _, y in points])

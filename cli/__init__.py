@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that was typed. A signal that comes while it is imported ends it politely."""
+    """Run the command that was typed. A signal during its import ends it without a traceback."""
     try:
         signals.heed(is_worker=sys.argv[1:2] == ["worker"])
         from .app import main as run

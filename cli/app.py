@@ -15,31 +15,31 @@ import typer
 from .exits import guarded
 from .shared_options import ConfigOption, InsecureOption, PrefixOption, UrlOption
 
-#: Each command: its panel in the help, and what it does in one line. Its module has its name.
+#: Each command: its panel in the help, and its summary. Its module has the command's name.
 COMMANDS = {
     "demo": ("Run", "Show it all in a few seconds, with a worker killed on purpose."),
     "run": ("Run", "Put files through a function, and collect what it returns."),
     "load": ("Run", "Split files into the parts of a request, and print its id."),
     "results": ("Run", "Write the results of a request to a file, each once."),
     "worker": ("Run", "Run the handlers of an app on parts of requests."),
-    "status": ("Inspect", "What is going on, in a queue or with one request."),
+    "status": ("Inspect", "Show the state of a queue, or of one request."),
     "ls": ("Inspect", "List requests, newest first."),
     "workers": ("Inspect", "List the live workers, and what each runs now."),
     "wait": ("Inspect", "Wait until requests have ended."),
-    "errors": ("Inspect", "What failed of a request, and why."),
+    "errors": ("Inspect", "Show which parts of a request failed, and why."),
     "set": ("Control", "Change level, limit or rate of a request that runs."),
-    "pause": ("Control", "Start no more parts of requests; what runs goes on."),
+    "pause": ("Control", "Start no more parts of requests; running parts go on."),
     "resume": ("Control", "Start parts of requests again."),
     "cancel": ("Control", "End requests now."),
-    "retry": ("Control", "Run again what failed of a request."),
-    "janitor": ("Serve", "Take back what the dead left. Every worker pool does it too."),
+    "retry": ("Control", "Run the failed parts of a request again."),
+    "janitor": ("Serve", "Take back the parts of dead workers, as every worker pool does, too."),
     "server": ("Serve", "Start an embedded server or a real local cluster, for development."),
-    "cluster": ("Serve", "Make a cluster of servers that run, or show one."),
+    "cluster": ("Serve", "Make a cluster of running servers, or show one."),
     "doctor": ("Admin", "Find what is wrong with a server or a queue, and say what to do."),
     "config": ("Admin", "Show the settings that hold here, and where they come from."),
     "acl": ("Admin", "Write an ACL file with a user for each role."),
 }
-#: The second words of a command that has some: functions beside it in its module.
+#: Commands with a second word. Each second word is a function in the module of the first.
 GROUPS = {"cluster": ("create", "status")}
 
 
@@ -47,21 +47,24 @@ def main() -> None:
     """Run the command that was typed."""
     _keep_standard_numbers()
     words = sys.argv[1:]
-    # When it is clear which command is meant, the others need not even be shown. Else a word
-    # that only looks like a command costs an import and does no harm.
+    # If the first word is a command, only that one is put together. Else all are listed, and a word
+    # that happens to be a command's name only costs its import.
     shown = words[:1] if COMMANDS.keys() & words[:1] else COMMANDS
     application(words, shown)(prog_name="streamq")
 
 
 def _keep_standard_numbers() -> None:
-    """Where a standard stream is closed, see that no other file gets its number by chance."""
+    """Open /dev/null for each closed standard stream, so that no other file gets its number."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)
     os.close(number)
 
 
 def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> typer.Typer:
-    """The commands; only those that are wanted can be run, of the others no more than a line."""
+    """Return the application.
+
+    Only commands in ``wanted`` can be run; the others are only listed.
+    """
     app = typer.Typer(
         name="streamq",
         help="Put a huge input through your function, on a shared fleet, and lose nothing.",
@@ -86,7 +89,7 @@ def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> type
 def _load(name: str, second: str = "") -> Callable[..., Any]:
     module = import_module(f".commands.{name}", __package__)
     word = second or name
-    # `set` is a word of Python's own: the function has an underscore behind it.
+    # `set` is a name of Python's own, so that function is called `set_`.
     return guarded(getattr(module, word, None) or getattr(module, f"{word}_"))
 
 
@@ -108,7 +111,7 @@ def _stub(summary: str) -> Callable[[], None]:
 
 
 def _help(command: Callable[..., Any]) -> str:
-    """A command's docstring, its last paragraph first: that one is an example."""
+    """Return a command's docstring as its help; an example at its end is moved to the front."""
     paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").split("\n\n")]
     if paragraphs[-1].startswith("streamq "):
         paragraphs.insert(0, paragraphs.pop())

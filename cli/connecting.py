@@ -1,6 +1,6 @@
-"""The way from the options of a command to a server.
+"""Connects a command to the server that its options name.
 
-The driver is imported by those functions that use it: ``--help`` does not wait for it.
+redis-py is imported inside the functions that use it, so that ``--help`` does not wait for it.
 """
 
 import functools
@@ -28,7 +28,7 @@ NO_URL = """which server? Give its URL in one of three ways:
 
 
 def url_of(given: str | None) -> str:
-    """The server's URL, from the option or the environment.
+    """Return the server's URL, from the option or the settings.
 
     Raises:
         SettingsError: there is none.
@@ -60,17 +60,15 @@ def connected(
     is_warned: bool = False,
     advice: str = "run the same command again to go on",
 ) -> "Generator[Protocol]":
-    """The way to the server that the options or the environment name.
+    """Connect to the server that the options or the settings name.
 
-    ``is_warned``: it is also told what of the server should be mended.
-
-    While it fails over or starts it is waited for: at the beginning, and if ``is_patient``
-    also later. Those who are not have ways of their own to wait. ``advice``: what is told when
-    the server was waited for in vain.
+    ``is_warned``: also warn of settings of the server that should be mended. The first calls wait
+    for a server that fails over or starts; with ``is_patient`` all calls do. Commands without it
+    have their own way to wait. ``advice`` is added to the error if the wait was in vain.
 
     Raises:
-        SettingsError: neither names one.
-        ServerError: it cannot be used.
+        SettingsError: neither names a server.
+        ServerError: the server cannot be used.
     """
     from streamq.protocol import connecting
 
@@ -103,7 +101,7 @@ def named_server(url: str | None, prefix: str | None) -> str:
 
 @contextmanager
 def naming(request_id: str) -> Generator[None]:
-    """Refusals of scripts, which know no ids, say which request they are about."""
+    """Put the request's id before the message of a refusal: scripts do not know it."""
     try:
         yield
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""One way to fail: known errors are a line on stderr and an exit code."""
+"""Errors of commands: a known error is one line on stderr and an exit code."""
 
 import functools
 import inspect
@@ -30,7 +30,7 @@ EXIT_CODES: tuple[tuple[type[StreamqError], int], ...] = (
     (WaitTimeout, 124),
     (StreamqError, 1),
 )
-#: And what the codes mean, also those that no error has.
+#: What the codes mean, with those that no error has.
 EXIT_MEANINGS = {
     0: "done, or stopped politely",
     1: "finished with failures (`wait`, `run`); refused, because the request has ended (`set`, "
@@ -43,18 +43,18 @@ EXIT_MEANINGS = {
     129: "cut short by HUP",
     130: "cut short by Ctrl-C",
     131: "cut short by QUIT (`worker`)",
-    141: "whoever read the output has gone",
+    141: "the reader of the output has closed it",
     143: "cut short by TERM",
 }
 
 
 def exit_code(error: StreamqError) -> int:
-    """What a command that ends with the error tells the shell."""
+    """Return the exit code for an error."""
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command, with known errors as one line on stderr and an exit code."""
+    """Return the command, with known errors as one line on stderr and an exit code."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,8 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             render.error(str(error))
             raise typer.Exit(exit_code(error)) from None
         except BrokenPipeError:
-            # Whoever read our output has gone, and wants no more of it: not at our exit either.
+            # The reader of our output has closed the pipe. /dev/null takes what Python flushes at
+            # exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         except OSError as error:
@@ -77,7 +78,8 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
 
     signature = inspect.signature(command)
     if "url" in signature.parameters:
-        # What all commands have that speak to a server; they find it among the settings.
+        # Options of all commands that talk to a server. They go into the settings, so the command
+        # itself does not get them.
         extra = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
             for name, kind in COMMON.items()

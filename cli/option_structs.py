@@ -1,4 +1,4 @@
-"""Options that are one value: a struct, whose fields are what a command is told."""
+"""Groups of options as structs: each field of the struct is an option of the command."""
 
 import functools
 import inspect
@@ -14,9 +14,9 @@ def named(option: str) -> str:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with options in the place of each argument that is a struct.
+    """Return the command with options in place of each argument that is a struct.
 
-    They are those of its fields that are described as options; the others have their defaults.
+    Fields that are annotated with a typer option become options; the others keep their defaults.
     """
     hints = get_type_hints(command, include_extras=True)
     structs = {

@@ -1,4 +1,4 @@
-"""How far a job is: a line that changes on a terminal, one in ten seconds elsewhere."""
+"""Shows how far a run is: a changing line on a terminal, elsewhere a line every 10 s."""
 
 import shutil
 import sys
@@ -16,14 +16,14 @@ class Display:
     """Shows progress on stderr."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
-        """Quiet where results go to the same terminal."""
+        """``is_quiet``: results go to the same terminal, so nothing is shown."""
         self._is_quiet = is_quiet
         self._is_live = render.is_terminal(sys.stderr)
         self._line = render.Progress(is_shown=not is_quiet)
         self._said = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
-        """Show how far it is now, if it is time to."""
+        """Show the progress, if it is time to."""
         if self._is_quiet:
             return
         if self._is_live:
@@ -36,18 +36,18 @@ class Display:
             render.note(words(progress))
 
     def end(self) -> None:
-        """Leave the line."""
+        """Clear the line."""
         self._line.show("")
 
 
 def bar(progress: Progress) -> str:
-    """How much of the whole is finished, as a bar."""
+    """Return a bar for the finished part of the whole."""
     full = round(_BAR * min(1.0, progress.done or 0.0))
     return "━" * full + "─" * (_BAR - full)
 
 
 def words(progress: Progress) -> str:
-    """How far it is, in a line."""
+    """Return the progress in one line."""
     status = progress.status
     parts, records = status.parts, status.records
     told = [

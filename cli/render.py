@@ -1,4 +1,4 @@
-"""What people see: tables, times, colours and a progress line. The only place with colour.
+"""Output for people: tables, times, colours and a progress line. Only this module uses colour.
 
 Data go to stdout and everything else to stderr, so that a pipe gets data only.
 """
@@ -17,7 +17,7 @@ from streamq.model import Status
 from streamq.telemetry.logs import harmless
 
 NOTHING = "-"
-# Seconds of a unit and its letter, and the same of the unit that is shown beside it.
+# Seconds and letter of a unit, and the same for the smaller unit that is shown beside it.
 _SPANS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 _COLOURS = {
     "loading": "cyan",
@@ -33,7 +33,7 @@ _COLOURS = {
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person looks at it. A stream that was closed before we began is None."""
+    """Return whether the stream is a terminal. One that was closed before the start is None."""
     return stream is not None and stream.isatty()
 
 
@@ -45,12 +45,12 @@ def _paint(text: str, colour: str | None, stream: TextIO | None) -> str:
 
 
 def data(text: str) -> None:
-    """What was asked for."""
+    """Print the data that the user asked for, on stdout."""
     typer.echo(text)
 
 
 def as_json(value: Any) -> None:
-    """What was asked for, as JSON: on one line, or for a person on several."""
+    """Print the data that the user asked for as JSON: one line, on a terminal indented."""
     encoded = msgspec.json.encode(value)
     if is_terminal(sys.stdout):
         encoded = msgspec.json.format(encoded, indent=2)
@@ -58,22 +58,22 @@ def as_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """What a person may like to know besides."""
+    """Print a remark on stderr."""
     _say(text)
 
 
 def warning(text: str) -> None:
-    """What a person should know."""
+    """Print a warning on stderr."""
     _say(_paint(harmless(f"streamq: warning: {text}"), "yellow", sys.stderr))
 
 
 def error(text: str) -> None:
-    """Why it was not done."""
+    """Print on stderr why the command failed."""
     _say(_paint(harmless(f"streamq: {text}"), "red", sys.stderr))
 
 
 def _say(text: str) -> None:
-    """Write to stderr. Where that is gone, as with a terminal that was closed, nobody reads it."""
+    """Write to stderr. If the terminal was closed meanwhile, drop the text."""
     try:
         typer.echo(text, err=True)
     except OSError:
@@ -81,24 +81,24 @@ def _say(text: str) -> None:
 
 
 def write_no_more(stream: TextIO) -> None:
-    """Have what is written to a stream from now on, and what it still holds, go nowhere."""
+    """Redirect a stream to /dev/null, with what its buffer still holds."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def alarm(text: str) -> str:
-    """The text, made to stand out among data."""
+    """Return the text in red, to stand out among data."""
     return _paint(text, "red", sys.stdout)
 
 
 def verdict(word: str) -> str:
-    """``ok``, ``warn`` or ``fail``, in its colour and in four columns."""
+    """Return ``ok``, ``warn`` or ``fail``, in its colour and four columns wide."""
     return _paint(f"{word:<4}", _COLOURS.get(word), sys.stdout)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns under headers; a header that begins with ``>`` has its column to the right."""
+    """Return a table. The column of a header that begins with ``>`` is aligned to the right."""
     names = [header.lstrip(">") for header in headers]
     lines = [names, *([clean(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -115,34 +115,34 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names and values below each other."""
+    """Return names and values, one pair a line."""
     return "\n".join(f"{name:<10} {value}" for name, value in pairs)
 
 
 def clean(text: str) -> str:
-    """The text with escapes for what could move a terminal's cursor or forge a line."""
+    """Return the text with every control character escaped: none may move a terminal's cursor."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def state_of(status: Status) -> str:
-    """The state in one word; paused is one."""
+    """Return the state in one word; a live request that is paused is ``paused``."""
     return "paused" if status.paused and status.state.is_live else status.state.value
 
 
 def count(number: int, noun: str) -> str:
-    """``1 part``, ``1,200 parts``."""
+    """Return ``1 part``, ``1,200 parts``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def failed_of(number: int) -> str:
-    """``0 failed``, or ``3 of them failed`` behind a number of records that they are among."""
+    """Return ``0 failed``, or ``3 of them failed``, to follow a number of records."""
     return f"{number:,} of them failed" if number else "0 failed"
 
 
 def rate(per_second: float) -> str:
-    """``12.5/s``, or by the minute or hour where that says more."""
+    """Return ``12.5/s``, or a rate per minute or hour where that is less than 1 a second."""
     for unit, factor in (("s", 1), ("m", 60), ("h", 3600)):
         amount = per_second * factor
         if amount >= 1 or unit == "h":
@@ -151,14 +151,14 @@ def rate(per_second: float) -> str:
 
 
 def pace(per_second: float, finished: int) -> list[str]:
-    """How fast it goes; ``starting`` while nothing is finished, nothing while it stands still."""
+    """Return the rate; ``starting`` while nothing is finished, nothing while it is 0."""
     if per_second > 0:
         return [rate(per_second)]
     return [] if finished else ["starting"]
 
 
 def span(ms: float) -> str:
-    """``850ms``, ``12s``, ``1m25s``, ``2h05m``, ``7d``."""
+    """Return ``850ms``, ``12s``, ``1m25s``, ``2h05m``, ``7d``."""
     if ms < 1_000:
         return f"{max(0, round(ms))}ms"
     seconds = round(ms / 1e3)
@@ -170,12 +170,12 @@ def span(ms: float) -> str:
 
 
 def age(at_ms: int | None) -> str:
-    """How long ago that was, by this machine's clock."""
+    """Return how long ago a moment was, by this machine's clock."""
     return span(time.time() * 1e3 - at_ms) if at_ms else NOTHING
 
 
 def moment(at_ms: int) -> str:
-    """A time as people write it, here."""
+    """Return a moment as date and time in the local zone."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1e3))
     except (ValueError, OverflowError, OSError):
@@ -183,7 +183,7 @@ def moment(at_ms: int) -> str:
 
 
 class Progress:
-    """A line on stderr that is written over; nothing where no person looks."""
+    """A line on stderr that is overwritten. If stderr is no terminal, nothing is shown."""
 
     def __init__(self, *, is_shown: bool = True) -> None:
         self._is_shown = is_shown and is_terminal(sys.stderr)
@@ -195,7 +195,7 @@ class Progress:
         self.show("")
 
     def show(self, text: str) -> None:
-        """Put the text in place of the last."""
+        """Replace the line."""
         if self._is_shown:
             try:
                 sys.stderr.write(f"\r\x1b[K{text}")

@@ -1,4 +1,4 @@
-"""What ``load`` and ``run`` are told about a request: the same options, read the same way."""
+"""The options of a request that ``load`` and ``run`` share."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from .option_structs import named
 
 
 class RequestOptions(msgspec.Struct, kw_only=True):
-    """The options as they were typed. What is described as one is an option of both commands."""
+    """The options as they were typed. Annotated fields are options of both commands."""
 
     files: list[str] = []
     handler: str = ""
@@ -24,60 +24,79 @@ class RequestOptions(msgspec.Struct, kw_only=True):
     limit: int = 1
     keep: str = "7d"
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="auto goes by the name.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="|".join(FORMATS),
+            help="How files are split into records; auto goes by the name.",
+        ),
     ] = "auto"
     part_bytes: Annotated[
-        str, typer.Option("--bytes", metavar="SIZE", help="Whole records up to this in a part.")
+        str,
+        typer.Option("--bytes", metavar="SIZE", help="A part holds whole records up to this size."),
     ] = "256KiB"
     lines: Annotated[
-        int, typer.Option("--lines", min=0, help="So many records in a part, instead of --bytes.")
+        int,
+        typer.Option("--lines", min=0, help="A part holds so many records, instead of --bytes."),
     ] = 0
     delimiter: Annotated[
-        str, typer.Option("--delimiter", metavar="CHAR", help="Between the fields of a CSV.")
+        str,
+        typer.Option("--delimiter", metavar="CHAR", help="Character between the fields of a CSV."),
     ] = ""
     quote: Annotated[
-        str, typer.Option("--quote", metavar="CHAR", help="Around fields of a CSV; '' for none.")
+        str,
+        typer.Option(
+            "--quote", metavar="CHAR", help="Character around fields of a CSV; '' for none."
+        ),
     ] = '"'
     escape: Annotated[
-        str, typer.Option("--escape", metavar="CHAR", help="Before a character meant as it is.")
+        str,
+        typer.Option(
+            "--escape", metavar="CHAR", help="Character before one that is meant literally."
+        ),
     ] = ""
     header: Annotated[
         str,
-        typer.Option("--header", metavar="A,B,C", help="Names for a CSV that begins with data."),
+        typer.Option("--header", metavar="A,B,C", help="Column names, for a CSV without a header."),
     ] = ""
     has_no_header: Annotated[
-        bool, typer.Option("--no-header", help="The CSV begins with data: rows come as lists.")
+        bool, typer.Option("--no-header", help="The CSV has no header: handlers get rows as lists.")
     ] = False
     by_reference: Annotated[
         bool,
         typer.Option(
-            "--by-reference", help="Parts say where their bytes are, and workers read them there."
+            "--by-reference", help="Store only where each part's bytes are; workers read the files."
         ),
     ] = False
     level: Annotated[int, typer.Option("--level", "--priority", help="0 goes first, 99 last.")] = (
         LEVEL
     )
     rate: Annotated[
-        str, typer.Option("--rate", metavar="N/s", help="Records (of a map) or parts in a time.")
+        str,
+        typer.Option(
+            "--rate", metavar="N/s", help="Most records (of a map) or parts that start in a time."
+        ),
     ] = ""
     retries: Annotated[int | None, typer.Option("--retries", help="Attempts after the first.")] = (
         None
     )
-    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="For each part.")] = ""
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="Longest time that a part may run.")
+    ] = ""
     max_failures: Annotated[
         str,
         typer.Option(
             "--max-failures",
             metavar="N|P%",
-            help="More than this ends the request; P% is judged from 1,000 on and at the end.",
+            help="More failures end the request; P% is judged from 1,000 on and at the end.",
         ),
     ] = ""
 
     def source(self) -> Source:
-        """Return the request that is meant.
+        """Return the request that the options describe.
 
         Raises:
-            InvalidValue: an option that cannot be, or a file that cannot be read.
+            InvalidValue: an option is not allowed, or a file cannot be read.
         """
         return describe_source(
             self.files,
@@ -91,7 +110,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         )
 
     def given(self) -> options.RequestOptions:
-        """Return those options that ``load`` and ``run`` have in common."""
+        """Return the options that ``load`` and ``run`` have in common."""
         return {
             "format": self.form,
             "bytes": self.part_bytes,
@@ -110,7 +129,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         }
 
     def policy_of_each(self) -> Policy:
-        """Return what the requests of ``--format requests`` have in common."""
+        """Return the policy that all requests of ``--format requests`` have in common."""
         return policy(
             handler=self.handler,
             queue=self.queue,

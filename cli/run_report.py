@@ -1,6 +1,6 @@
-"""What ``streamq run`` does once it is known what is wanted, and what people are told of it.
+"""Carries out a run for ``streamq run``, and reports what came of it.
 
-It needs the driver, and is imported while the server and the processes of the pool start.
+It imports redis-py, so it is imported while the server and the processes start.
 """
 
 import signal
@@ -26,12 +26,12 @@ from .exits import exit_code
 from .progress import Display
 from .resuming import resume_command, resume_hint
 
-#: So many failures are told where there is no file to write them to.
+#: So many failures are printed where there is no file to write them to.
 _MOST_TOLD = 10
 
 
 class Run:
-    """A plan being carried out, and what people are told of it."""
+    """A plan that is carried out, and its report to the user."""
 
     def __init__(self, plan: Plan, folder: RunFolder, *, is_resumed: bool, begun: float) -> None:
         self._plan = plan
@@ -40,7 +40,7 @@ class Run:
         self._begun = begun
 
     def work(self, job: Job, *, force: bool) -> Status:
-        """Run the job. An error ends the command, after a word on how to go on."""
+        """Run the job. After an error, tell how to resume the run and exit."""
         show = Display(is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout))
         try:
             return carry_out(
@@ -63,7 +63,7 @@ class Run:
         raise typer.Exit(code) from None
 
     def sum_up(self, job: Job, status: Status, *, is_json: bool) -> int:
-        """Say what came of it. Returns the exit code."""
+        """Report how the run ended. Return the exit code."""
         plan, seconds = self._plan, time.monotonic() - self._begun
         if is_json:
             self._print(status, seconds)
@@ -102,7 +102,7 @@ class Run:
 
 
 def _tell(failures: list[Failure]) -> None:
-    """The first failures, for a person."""
+    """Print the first failures."""
     for each in failures[:_MOST_TOLD]:
         place = where(each) or f"part {each.part}"
         render.note(render.clean(f"{place}: {each.error}: {each.message}"))

@@ -1,4 +1,4 @@
-"""The options that several commands have, and what those of settings and logs do."""
+"""Options that several commands have, and what the options for settings and logs do."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from . import render
 
 
 class LogLevel(StrEnum):
-    """What is said: this, and what is worse."""
+    """The lowest level of log lines that are written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -25,7 +25,7 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How it is said: in lines for people, or in JSON. Auto is JSON where no person looks."""
+    """The form of log lines: text or JSON; auto is JSON unless stderr is a terminal."""
 
     AUTO = "auto"
     TEXT = "text"
@@ -35,7 +35,7 @@ class LogFormat(StrEnum):
 def _inherited(
     context: typer.Context, option: typer.CallbackParam, value: str | None
 ) -> str | None:
-    """The option's value: it may stand before the command as well as behind it."""
+    """Return the option's value; it may stand before the command's name or after it."""
     source = context.get_parameter_source(option.name or "")
     if context.parent is None or (source is not None and source.name == "COMMANDLINE"):
         return value
@@ -43,9 +43,9 @@ def _inherited(
 
 
 def _use_config(context: typer.Context, path: str | None) -> None:
-    """Let the files with settings say what options do not. It is called also without the option.
+    """Take defaults of options from the files with settings. Runs also without ``--config``.
 
-    The option is one more way to set its variable, for this process and those it starts.
+    The option sets its variable, for this process and for those that it starts.
     """
     if path:
         os.environ["STREAMQ_CONFIG"] = path
@@ -87,7 +87,7 @@ InsecureOption = Annotated[
         callback=_be_insecure,
     ),
 ]
-#: Options of all commands that speak to a server, beside those they name themselves.
+#: Options of all commands that talk to a server, besides those they name themselves.
 COMMON: dict[str, Any] = {"insecure": InsecureOption, "config": ConfigOption}
 UrlOption = Annotated[
     str | None,
@@ -111,17 +111,17 @@ PrefixOption = Annotated[
     ),
 ]
 QueueOption = Annotated[
-    str, typer.Option("--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="Of this queue.")
+    str, typer.Option("--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="The queue to use.")
 ]
 QueuesOption = Annotated[
     list[str],
     typer.Option(
-        "--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="This queue; may be repeated."
+        "--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="A queue to sweep; may be repeated."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Of the request.")]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Of the requests.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the request.")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of the requests.")]
 ExecOption = Annotated[
     str,
     typer.Option(
@@ -132,7 +132,12 @@ ExecOption = Annotated[
 ]
 LogLevelOption = Annotated[
     LogLevel,
-    typer.Option("--log-level", envvar="STREAMQ_LOG_LEVEL", case_sensitive=False, help="How much."),
+    typer.Option(
+        "--log-level",
+        envvar="STREAMQ_LOG_LEVEL",
+        case_sensitive=False,
+        help="Log lines of this level and above.",
+    ),
 ]
 LogFormatOption = Annotated[
     LogFormat,
@@ -155,12 +160,12 @@ HealthPortOption = Annotated[
 
 
 def log_style(format: LogFormat) -> str:
-    """The form that is meant."""
+    """Return the log format, with ``auto`` decided."""
     if format is LogFormat.AUTO:
         return "text" if render.is_terminal(sys.stderr) else "json"
     return format.value
 
 
 def configure_logs(level: LogLevel, format: LogFormat) -> None:
-    """Say on stderr what the library logs from this level on."""
+    """Write the library's log lines of this level and above to stderr."""
     logs.configure(level.value, log_style(format))

@@ -1,4 +1,4 @@
-"""Signals that end a command, from its first moment on: it is imported before anything else."""
+"""Signals that end a command. Imported first, so that they work from the first moment on."""
 
 import signal
 from types import FrameType
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class Terminated(KeyboardInterrupt):
-    """TERM or HUP came: everything ends as with Ctrl-C, but for the exit code."""
+    """TERM or HUP came: the command ends as after Ctrl-C, with another exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -14,22 +14,22 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """What a command that was cut short tells the shell."""
+    """Return the exit code of a command that a signal cut short."""
     return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
 def heed(*, is_worker: bool) -> None:
-    """Let TERM and HUP be exceptions, as INT is: what was begun is ended properly, and told.
+    """Make TERM and HUP raise an exception, as INT does, so that a command can clean up.
 
-    To a worker HUP says that it is to restart its processes; before it has any it does nothing.
-    What whoever started us has us ignore (``nohup``) stays ignored: of INT Python sees to that.
+    A worker restarts its processes at HUP; before it has any, HUP does nothing. A signal that our
+    parent has set to be ignored (``nohup``) stays ignored: Python does that for INT, we for HUP.
     """
 
     def terminate(number: int, _: FrameType | None) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # supervisors repeat it
+        signal.signal(number, signal.SIG_IGN)  # ignore repeats, which supervisors send
         raise Terminated(number)
 
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        # Not SIG_IGN for a worker: the programs that it starts would inherit that.
+        # Not SIG_IGN for a worker: programs that it starts would inherit that.
         signal.signal(signal.SIGHUP, (lambda *_: None) if is_worker else terminate)

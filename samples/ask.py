@@ -1,4 +1,4 @@
-"""Call a slow and flaky API for each line, as fast as it likes and no faster."""
+"""Call a slow and flaky API for each line, as fast as the API allows."""
 
 import json
 import os
@@ -16,16 +16,16 @@ app = App()
 
 @app.map(timeout="30s", retries=5)
 def ask(word: str) -> dict[str, Any]:
-    """What the API says of a word."""
+    """Return the API's answer for a word."""
     try:
         with urlopen(f"{API}/length?word={quote(word)}", timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except HTTPError as error:
         if error.code == 429:
-            # Nobody of this request asks until then; it costs no attempt.
+            # No part of this request starts until then. This costs no attempt.
             raise Snooze(after=float(error.headers["Retry-After"]), scope="request") from None
-        # What is our mistake stays one; what is the API's is tried again after a while.
+        # 4xx is our mistake, so another try would not help. 5xx is the API's, so try again later.
         if 400 <= error.code < 500:
             raise Abandon(f"{error.code} for {word!r}") from None
         raise Retry(f"{error.code} for {word!r}") from None

@@ -9,7 +9,7 @@ app = App()
 
 @app.map
 def describe(content: bytes, context: Context) -> dict[str, str | int]:
-    """Name, size and checksum of a file."""
+    """Return name, size and checksum of a file."""
     return {
         "file": context.source,
         "bytes": len(content),

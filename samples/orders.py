@@ -17,7 +17,7 @@ class Order(msgspec.Struct):
 
 @app.map(retries=0)
 def clean(order: Order) -> dict[str, str | int | float]:
-    """The row with its item tidied up and its total added."""
+    """Return the row with its item tidied up and its total added."""
     if order.count <= 0:
         raise ValueError(f"{order.count} of {order.item}")
     total = round(order.count * order.price, 2)

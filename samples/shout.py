@@ -7,5 +7,5 @@ app = App()
 
 @app.map
 def shout(word: str) -> str:
-    """The word in capitals."""
+    """Return the word in capitals."""
     return word.upper()

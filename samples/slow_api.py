@@ -1,9 +1,9 @@
-"""An API to practise on: slow, now and then broken, and it minds being asked too often.
+"""An API to practise on: slow, sometimes broken, and with a limit of 20 calls a second.
 
     python slow_api.py [PORT]
 
-``/length?word=...`` answers with JSON after a moment; every seventh answer is "503 Service
-Unavailable" instead, and more than 20 questions in a second are "429 Too Many Requests".
+``/length?word=...`` answers with JSON after a moment. Every seventh answer is "503 Service
+Unavailable" instead. More than 20 calls in a second get "429 Too Many Requests".
 """
 
 import json
@@ -24,10 +24,10 @@ _answers = 0
 
 
 class Api(BaseHTTPRequestHandler):
-    """Answers one question."""
+    """Answers one call."""
 
     def do_GET(self) -> None:
-        """Answer, or say why not."""
+        """Answer a call, or refuse it."""
         global _answers
         with _lock:
             now = time.monotonic()
@@ -55,7 +55,7 @@ class Api(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of each question."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -4,5 +4,5 @@ from collections import Counter
 
 
 def count_words(line: str) -> dict[str, int]:
-    """How often each word stands in a line; nothing for an empty line would be None."""
+    """Return how often each word stands in a line. (To write no line, return None.)"""
     return dict(Counter(line.lower().split()))

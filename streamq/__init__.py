@@ -114,7 +114,7 @@ __all__ = [
     "run",
 ]
 
-# Hidden from the type checker: to it every other name would be there too.
+# Hidden from the type checker: with a `__getattr__` it would believe that every name exists.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Handlers: what users write, and what they may say while they run.
+"""Handlers: the functions that users write, and what a handler may raise or ask while it runs.
 
-The queue carries names and bytes, never code: a worker runs the handlers of the App it
-was started with, found by name.
+The queue carries names and bytes, never code: a worker runs the handlers of the App it was started
+with, found by name.
 """
 
 import inspect
@@ -119,19 +119,19 @@ class Handler(msgspec.Struct, frozen=True):
 
     name: str
     function: Callable[..., Any]
-    #: Called with each record of a part, or with the part as a whole.
+    #: True: called with each record of a part. False: called with the whole part.
     is_map: bool
     is_async: bool
-    #: Of the first parameter; ``inspect.Parameter.empty`` when there is none.
+    #: The annotation of the first parameter; ``inspect.Parameter.empty`` when it has none.
     annotation: Any
-    #: The parameter that gets the context, if one wants it.
+    #: The name of the parameter that is annotated with ``Context``, if there is one.
     context_name: str | None
     timeout_ms: int | None = None
     retries: int | None = None
 
     @property
     def offer(self) -> str:
-        """How ``claim`` is told of it."""
+        """The handler as ``claim`` is told of it: what it is called with, its name, its retries."""
         retries = RETRIES if self.retries is None else self.retries
         return f"{'records' if self.is_map else 'parts'} {self.name} {retries}"
 
@@ -237,10 +237,10 @@ def describe(
     timeout: str | float | None = None,
     retries: int | None = None,
 ) -> Handler:
-    """A function as a handler.
+    """Return the function as a handler.
 
     Raises:
-        InvalidValue: it takes no record, or its name cannot be one.
+        InvalidValue: the function takes no record, or its name cannot be a handler's.
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
     annotation, context_name = _parameters(name, function)
@@ -257,9 +257,9 @@ def describe(
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> tuple[Any, str | None]:
-    """The annotation of the first parameter, and the name of the one that gets the context."""
+    """Return the first parameter's annotation, and the name of the parameter for the context."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidValue(f"handler {name} yields; it is to return what a record gives")
+        raise InvalidValue(f"handler {name} yields: let it return the result of a record instead")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)

@@ -4,7 +4,7 @@ import random
 
 
 def delay_ms(attempt: int, base_ms: int, most_ms: int, jitter: float | None = None) -> int:
-    """The delay after the given attempt (from 1): doubled each time, and half of it random.
+    """Return the delay after the given attempt (from 1): doubled each time, and half of it random.
 
     The random half spreads parts that failed together, so that they do not come back together.
     """

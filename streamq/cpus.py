@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-#: Where Linux shows what groups of processes may use, and which groups we are in.
+#: Where Linux shows the CPU limits of control groups, and the groups that this process is in.
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable() -> int:
-    """How many CPUs may be busy at once on our behalf; at least one."""
+    """Return how many CPUs this process and its children may keep busy at once; at least 1."""
     return max(1, min(_allowed(), *(math.ceil(quota) for quota in _quotas())))
 
 
 def _allowed() -> int:
-    """CPUs that we may run on."""
+    """Return the number of CPUs that the scheduler may put this process on."""
     if hasattr(os, "process_cpu_count"):  # from Python 3.13 on
         return os.process_cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
@@ -26,12 +26,12 @@ def _allowed() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """What each of our groups may use, in CPUs; no less than any number where nothing is said."""
+    """Yield the limit of each of our control groups, in CPUs. The first one yielded is no limit."""
     yield 2.0**31
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers:  # version 2 has one tree for everything
+            if not controllers:  # cgroup version 2: one tree for all controllers
                 for folder in _upwards(GROUPS, path):
                     yield from _quota(folder / "cpu.max")
             elif "cpu" in controllers.split(","):
@@ -41,16 +41,16 @@ def _quotas() -> Iterator[float]:
 
 
 def _upwards(root: Path, path: str) -> Iterator[Path]:
-    """Our group's folder and those above it, whose limits hold for us too.
+    """Yield the folder of our group and those above it: their limits hold for us, too.
 
-    In a container the path may be the host's, and only the last of them be there.
+    In a container the path may be the one on the host. Then only ``root`` itself exists here.
     """
     own = Path(path.strip("/"))
     yield from (root / each for each in (own, *own.parents))
 
 
 def _quota(*files: Path) -> Iterator[float]:
-    """CPU time for each period of time, from files that hold the two; nothing without a limit."""
+    """Yield the limit in CPUs: time per period, read from the files. No limit: yield nothing."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         time, period = (int(word) for file in files for word in file.read_text().split())
         if time > 0:

@@ -4,32 +4,32 @@ StreamqError
 ├── ProtocolError          a script refused, and said so with a code word
 │   ├── RequestExists      EXISTS    the id is taken by another submission
 │   ├── RequestUnknown     UNKNOWN   no such request, or it was purged
-│   ├── RequestEnded       ENDED     it is done, failed or cancelled, and takes no more of this
-│   ├── RequestOpen        NOTENDED  it still runs
+│   ├── RequestEnded       ENDED     the request is done, failed or cancelled
+│   ├── RequestOpen        NOTENDED  the request still runs
 │   ├── LoadGap            SHORT     the load left parts out
 │   ├── CollectorLost      FENCED    another collector has committed meanwhile
 │   └── Damaged            (any other reply)  what is in the server is not what was put there
 │       └── RequestNewer   NEWER     a later version of streamq made the request
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
-├── AppLoadError           the app or the function cannot be imported, or is none
+├── AppLoadError           the app or the function cannot be imported, or is not one
 ├── RecordError            a record fails for good, before or after its handler ran
-│   ├── DecodeError        it is not what the handler asks for
+│   ├── DecodeError        the record is not what the handler asks for
 │   └── EncodeError        what the handler returned cannot be kept
-│       └── ResultTooLarge it has more bytes than a result may have
+│       └── ResultTooLarge the result has too many bytes
 ├── SettingsError          the environment or a file of settings cannot be read
 ├── ServerError            the server cannot be used
-│   ├── ServerUnreachable  nobody answers
-│   ├── ServerBusy         not now: it loads, fails over, moves slots or has no disk left
+│   ├── ServerUnreachable  no server answers at the URL
+│   ├── ServerBusy         it loads data, fails over, moves slots or has no disk left
 │   ├── ServerRefused      it does not let us in
 │   ├── ServerFull         it is out of memory
-│   ├── ServerUnsafe       it may drop keys, or anybody could use it
+│   ├── ServerUnsafe       it may drop keys, or anybody who reaches it could use it
 │   ├── ServerBehind       fewer of its replicas have the request than were asked for
 │   └── ServerMissing      no server program was found to start
 └── WaitTimeout            the time given to wait is over
 
 Outcomes of normal running (nothing to run, at the limit, lease lost) are return
-values. An exception means somebody broke a rule or something is not there.
+values. An exception means that a caller broke a rule or that something is missing.
 """
 
 from collections.abc import Generator
@@ -60,7 +60,7 @@ class RequestUnknown(ProtocolError):
 
 
 class RequestEnded(ProtocolError):
-    """The request is done, failed or cancelled, and takes no more of this."""
+    """The request is done, failed or cancelled, and this can no longer be done with it."""
 
     code = "ENDED"
 
@@ -112,7 +112,7 @@ UNREADABLE = (
 
 @contextmanager
 def damaged_if_unreadable(what: str) -> Generator[None]:
-    """Raise ``Damaged`` in place of the errors that reading something spoilt raises."""
+    """Raise ``Damaged`` in place of the errors that reading damaged data raises."""
     try:
         yield
     except InvalidValue as error:
@@ -164,7 +164,7 @@ class ServerError(StreamqError):
 
 
 class ServerUnreachable(ServerError):
-    """Nobody answers at the URL."""
+    """No server answers at the URL."""
 
 
 class ServerBusy(ServerError):
@@ -180,7 +180,7 @@ class ServerFull(ServerError):
 
 
 class ServerUnsafe(ServerError):
-    """The server may drop keys, or anybody from anywhere could use it."""
+    """The server may drop keys, or anybody who can reach it could use it."""
 
 
 class ServerBehind(ServerError):

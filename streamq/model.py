@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-#: Namespace of every key, unless set otherwise.
+#: What the name of every key begins with, unless the setting ``prefix`` says otherwise.
 PREFIX = "sq"
-#: Of a request, unless it says otherwise.
+#: Defaults of a request.
 LEVEL = 50
 LIMIT = 8
 RETRIES = 3
-#: Workers a part may cost before it is given up as poison.
+#: After so many workers have died while they ran a part, it is given up as poison.
 POISON = 3
-#: Levels are 0 (first) to this.
+#: Levels go from 0, which is served first, to this one.
 LAST_LEVEL = 99
 #: Largest part, in bytes.
 MAX_PART = 2**20
@@ -50,38 +50,38 @@ class State(StrEnum):
 
 
 class News(msgspec.Struct, frozen=True):
-    """What came instead of a token: a list has come into use that a process may not know."""
+    """Comes from a take instead of a token: a list came into use that the process may not know."""
 
-    #: ``HANDLER:LL``, the end of its name.
+    #: The list: the end of its key's name, ``HANDLER:LL``.
     to: str
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker needs to know of a request; fixed for its life."""
 
-    #: None: as the handler says.
+    #: None: the handler's own.
     retries: int | None = None
     backoff_ms: int = 1_000
     backoff_max_ms: int = 300_000
-    #: 0: as the handler says.
+    #: 0: the handler's own.
     timeout_ms: int = 0
     #: How parts hold their records: lines, jsonl, csv, file; "" for one payload, one record.
     format: str = ""
-    #: Of a CSV: its first row if that is a header, the names given instead of one, and what it
-    #: is written with; "" for no quotes, no escapes.
+    #: For CSV: the first row if it is a header, the names given in place of one, and the dialect.
+    #: An empty quote or escape means that there is none.
     header: str = ""
     names: tuple[str, ...] = ()
     delimiter: str = ","
     quote: str = '"'
     escape: str = ""
-    #: Names of the files that parts came from, for those who read failures.
+    #: Names of the files that parts came from; reports of failures show them.
     files: tuple[str, ...] = ()
-    #: Parts do not hold their bytes but say where in these files they are.
+    #: Parts hold no bytes of their own: each says where in these files its bytes are.
     by_reference: bool = False
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """How a request is to be treated. Everything is checked and in the protocol's units."""
+    """How a request is to be treated. Values are checked, and in the units of the protocol."""
 
     handler: str
     queue: str = "default"
@@ -97,13 +97,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """Tells it from another. A delay counts from the first submission, so it is left out."""
+        """A digest to compare policies.
+
+        Without the delay, which counts from the first submission.
+        """
         lasting = msgspec.structs.replace(self, delay_ms=0)
         return hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
 
     @cached_property
     def fields(self) -> tuple[bytes, ...]:
-        """As the server keeps it, but for the delay: names and values in turn."""
+        """The policy as the server stores it, without the delay: names and values in turn."""
         kept: dict[str, Any] = {
             "handler": self.handler,
             "queue": self.queue,
@@ -121,22 +124,23 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Part(msgspec.Struct):
-    """A part in a worker's hands."""
+    """A part that a worker has claimed."""
 
     number: int
     payload: bytes
-    #: How many records it has, and where it came from: ``records/about.py`` writes and reads it.
+    #: How many records the part has and where it came from; ``records/about.py`` reads and writes
+    #: it.
     about: bytes
     #: 1 for the first run, one more for each error since.
     attempt: int = 1
-    #: It was there when a worker died: it is to run with nothing beside it.
+    #: A worker died while it held this part: nothing else may run beside it.
     is_suspect: bool = False
-    #: Outcomes of records that already have one.
+    #: Outcomes of the part's records that were finished in an earlier attempt.
     partial: bytes = b""
 
     @property
     def records(self) -> int | None:
-        """How many records it holds, where that is said."""
+        """How many records the part holds; None where ``about`` does not say."""
         digits = _LEADING_DIGITS.match(self.about)
         return int(digits[0]) if digits else None
 
@@ -155,17 +159,18 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     part: int = 0
     record: int = 0
     attempts: int = 0
-    #: The file, and the line there; the first line where the whole part failed.
+    #: The file, and the line in it; where the whole part failed, its first line.
     source: str = ""
     line: int = 0
     traceback: str = ""
-    #: Where a part of several records failed as a whole: its last line, and how many they are.
+    #: Where a part of several records failed as a whole: its last line, and how many records it
+    #: has.
     last_line: int = 0
     records: int = 0
 
 
 class PartCounts(msgspec.Struct, frozen=True):
-    """Parts of a request by state; the last five make up the first."""
+    """Parts of a request by state; ``total`` is the sum of the other five."""
 
     total: int
     waiting: int
@@ -206,5 +211,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     finished_ms: int | None
     #: Records finished per second since the start.
     rate: float
-    #: Seconds until the end at this rate, while it runs and the load is complete.
+    #: Seconds until the end at this rate; None unless the request runs and is loaded completely.
     eta_s: float | None

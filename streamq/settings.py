@@ -1,8 +1,8 @@
-"""Settings, gathered once at the edge and passed down as values.
+"""Settings: gathered from options, variables and files, and passed on as values.
 
 A value comes from the first of these that has one: an option of the command, a variable
-``STREAMQ_...``, the project's file, the user's file, a variable that others use too
-(of the URL only), the default. The project's file is the nearest ``streamq.toml``, or
+``STREAMQ_...``, the project's file, the user's file, a variable that other programs use too (for
+the URL only), the default. The project's file is the nearest ``streamq.toml``, or
 ``pyproject.toml`` with its table ``[tool.streamq]``, from the working directory upwards.
 """
 
@@ -20,9 +20,10 @@ from streamq import units
 from streamq.errors import InvalidValue, SettingsError
 from streamq.model import PREFIX
 
-#: Settings that hold a secret, and so may come from a file of their own: ``password_file``.
+#: Settings that hold a secret. Each may be read from a file that another setting names, such as
+#: ``password_file``.
 SECRETS = ("url", "password")
-#: Variables that say other things than settings.
+#: Variables that begin with ``STREAMQ_`` and are no settings.
 _OTHER_VARIABLES = ("STREAMQ_CONFIG", "STREAMQ_SERVER_BIN", "STREAMQ_TEST_", "STREAMQ_BENCH_")
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -38,36 +39,44 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         url = Settings.from_env().full_url
     """
 
-    url: Annotated[str, _says("Where the server is.")] = ""
-    username: Annotated[str, _says("Who to be there, if the URL does not say.")] = ""
-    password: Annotated[str, _says("Their password, if the URL has none.")] = ""
-    tls_ca_file: Annotated[str, _says("Certificates that vouch for the server's.")] = ""
-    tls_cert_file: Annotated[str, _says("A certificate of one's own to show.")] = ""
-    tls_key_file: Annotated[str, _says("Its key.")] = ""
+    url: Annotated[str, _says("The URL of the server.")] = ""
+    username: Annotated[str, _says("The user to log in as, if the URL names none.")] = ""
+    password: Annotated[str, _says("The user's password, if the URL has none.")] = ""
+    tls_ca_file: Annotated[
+        str, _says("File with the CA certificates that the server's is checked with.")
+    ] = ""
+    tls_cert_file: Annotated[
+        str, _says("File with the certificate that we show to the server.")
+    ] = ""
+    tls_key_file: Annotated[str, _says("File with the key of that certificate.")] = ""
     insecure: Annotated[
         bool, _says("Use a server on another machine that asks for no password.")
     ] = False
     prefix: Annotated[str, _says("What every key begins with.")] = PREFIX
-    queue: Annotated[str, _says("The queue that is meant where none is named.")] = "default"
+    queue: Annotated[str, _says("The queue of commands that name none.")] = "default"
     patience_ms: Annotated[
         int, _says("How long a command waits for a server that fails over or starts.")
     ] = 30_000
-    lease_ms: Annotated[int, _says("How long a lease stands without a heartbeat.")] = 20_000
-    beat_ms: Annotated[int, _says("How often a worker says that it lives.")] = 5_000
-    audit_ms: Annotated[int, _says("How often a janitor looks at each open request.")] = 5_000
+    lease_ms: Annotated[int, _says("How long a lease holds without a heartbeat.")] = 20_000
+    beat_ms: Annotated[int, _says("Time between two heartbeats of a worker.")] = 5_000
+    audit_ms: Annotated[int, _says("Time between two looks of a janitor at an open request.")] = (
+        5_000
+    )
     processes: Annotated[int, _says("Processes of a worker pool.")] = 1
     concurrency: Annotated[int, _says("Slots of each process.")] = 1
-    grace: Annotated[str, _says("Time for what runs to end when a pool is told to stop.")] = "25s"
-    health_port: Annotated[str, _says("Where health and metrics are told: [HOST:]PORT.")] = ""
-    log_level: Annotated[str, _says("What is logged: debug, info, warning or error.")] = "info"
-    log_format: Annotated[str, _says("How: text, json or auto.")] = "text"
+    grace: Annotated[str, _says("Time for running parts to end after a stop signal.")] = "25s"
+    health_port: Annotated[str, _says("Address of the health and metrics pages: [HOST:]PORT.")] = ""
+    log_level: Annotated[
+        str, _says("Lowest level that is logged: debug, info, warning or error.")
+    ] = "info"
+    log_format: Annotated[str, _says("Form of log lines: text, json or auto.")] = "text"
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> "Settings":
         """Return the settings that hold here, from variables and files.
 
         Raises:
-            SettingsError: a value or a key cannot be, or a file cannot be read.
+            SettingsError: a value or a key is not allowed, or a file cannot be read.
         """
         return gather(env, cwd).settings
 
@@ -81,9 +90,9 @@ class Gathered(msgspec.Struct, frozen=True):
     """The settings, and where each came from."""
 
     settings: Settings
-    #: By setting: ``STREAMQ_URL``, the path of a file, or ``default``.
+    #: For each setting: ``STREAMQ_URL``, the path of a file, or ``default``.
     origins: dict[str, str]
-    #: Variables that look like settings and are none.
+    #: Variables that begin with ``STREAMQ_`` and name no setting.
     unknown: list[str]
 
 
@@ -91,15 +100,15 @@ FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
 def variable_of(name: str) -> str:
-    """The environment's name of a setting."""
+    """Return the name of the environment variable for a setting."""
     return f"STREAMQ_{name.upper()}"
 
 
 def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gathered:
-    """Every setting, from wherever it is set. An empty variable counts as none.
+    """Return every setting and where it came from. An empty variable counts as not set.
 
     Raises:
-        SettingsError: a value or a key cannot be, or a file cannot be read.
+        SettingsError: a value or a key is not allowed, or a file cannot be read.
     """
     sources = [
         _from_variables(env),
@@ -114,14 +123,14 @@ def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gath
     settings = msgspec.convert({name: value for name, (value, _) in merged.items()}, Settings)
     if settings.beat_ms >= settings.lease_ms:
         raise SettingsError(
-            f"{_named('beat_ms', origins)} is {settings.beat_ms}: a lease of "
-            f"{settings.lease_ms} ms would be over before its heartbeat"
+            f"{_named('beat_ms', origins)} is {settings.beat_ms}: give less than lease_ms "
+            f"({settings.lease_ms}), or leases end before their heartbeat comes"
         )
     return Gathered(settings, origins, _unknown_variables(env))
 
 
 def files(env: Mapping[str, str], cwd: Path | None = None) -> list[tuple[Path, dict[str, Any]]]:
-    """The files that settings are read from, the strongest first, and what they say."""
+    """Return the files that settings are read from, and their content. The first one wins."""
     found = []
     if env.get("STREAMQ_CONFIG"):
         path = Path(env["STREAMQ_CONFIG"])
@@ -135,7 +144,7 @@ def files(env: Mapping[str, str], cwd: Path | None = None) -> list[tuple[Path, d
 
 
 def with_login(url: str, settings: Settings) -> str:
-    """The URL with what it does not say itself: user, password, certificates."""
+    """Return the URL with user, password and certificates added where it has none itself."""
     if not url or "://" not in url:
         return url
     scheme, _, rest = url.partition("://")
@@ -172,7 +181,7 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
 
 
 def _from_others(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """The URL from the variables that others use too."""
+    """Return the URL from the variables that other programs use too."""
     named = next((name for name in ("REDIS_URL", "VALKEY_URL") if env.get(name)), None)
     return {"url": (env[named], named)} if named else {}
 
@@ -186,7 +195,8 @@ def _from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[Any, str]]:
             raise SettingsError(f"{path}: there is no setting {key!r}{_nearest(key)}")
         if key == "password":
             raise SettingsError(
-                f"{path}: no password in a file that others read; name one with password_file"
+                f"{path}: others may read this file, so it must not hold a password: "
+                "put it into a file of its own and name that with password_file"
             )
         if name != key:
             found[name] = _secret(path.parent / str(value), what), str(path)
@@ -207,7 +217,7 @@ def _project_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _table(path: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """The part of a file that is ours: all of it, but of ``pyproject.toml`` a table."""
+    """Return the settings in a parsed file: the whole file, or a table of ``pyproject.toml``."""
     if path.name != "pyproject.toml":
         return document
     table = document.get("tool", {}).get("streamq", {})
@@ -248,7 +258,7 @@ def _named(name: str, origins: Mapping[str, str]) -> str:
 
 
 def _value(name: str, value: Any, what: str) -> str | int | bool:
-    """A value as its setting wants it, from text or from TOML."""
+    """Return a value in the type of its setting, from text or from TOML."""
     kind = type(FIELDS[name].default)
     try:
         if kind is bool:

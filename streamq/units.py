@@ -19,23 +19,23 @@ _SIZE_BYTES = {
 }
 #: Longest duration, and longest time between two starts under a rate: about 30 years.
 _LONGEST_MS = 10**12
-#: Largest whole number: the server's scripts count no further.
+#: Largest whole number: Lua's numbers are doubles, which count exactly up to 2^53.
 _LARGEST = 2**53
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def name(value: str, what: str) -> str:
-    """The value, if it can be part of a key: one to 64 of ``A-Z a-z 0-9 _ . -``."""
+    """Return the value if it can be part of a key: 1 to 64 of ``A-Z a-z 0-9 _ . -``."""
     if type(value) is str and len(value) <= 64 and value.isalnum() and value.isascii():
-        return value  # as most ids are
+        return value  # the quick way: most ids are only letters and digits
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidValue(f"{what} {value!r} is not 1 to 64 characters of A-Z a-z 0-9 _ . -")
-    return str.__str__(value)  # a member of an enumeration is written as its value
+    return str.__str__(value)  # plain text also where the value is a member of a StrEnum
 
 
 def file_name(value: str) -> str:
-    """The name of a file, if it is text: requests are kept as JSON, which holds nothing else."""
+    """Return the name of a file if it is UTF-8: requests are kept as JSON, which needs it."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -46,7 +46,7 @@ def file_name(value: str) -> str:
 
 
 def whole(value: int, what: str, least: int, most: int = _LARGEST) -> int:
-    """The value, if it is a whole number in the range."""
+    """Return the value if it is a whole number in the range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidValue(f"{what} {value!r} is not a whole number")
     allowed = f"{least} or more" if most == _LARGEST and value < least else f"{least} to {most}"
@@ -57,7 +57,7 @@ def whole(value: int, what: str, least: int, most: int = _LARGEST) -> int:
 
 
 def duration_ms(value: str | float, what: str = "duration") -> int:
-    """Milliseconds of ``"30s"``, ``"5m"``, ``"2h"``, ``"7d"``; a bare number is seconds."""
+    """Return the milliseconds of ``"30s"``, ``"5m"``, ``"2h"``, ``"7d"``; a number is seconds."""
     if _is_number(value):
         ms = value * 1_000
     else:
@@ -66,19 +66,19 @@ def duration_ms(value: str | float, what: str = "duration") -> int:
             raise InvalidValue(f"{what} {value!r}: no such unit; write 30s, 5m, 2h or 7d")
         ms = amount * _DURATION_MS[unit or "s"]
     if not 0 <= ms <= _LONGEST_MS:
-        raise InvalidValue(f"{what} {value!r} is negative or too long")
+        raise InvalidValue(f"{what} {value!r} is negative or longer than 30 years")
     return round(ms)
 
 
 def moment_s(value: float, what: str) -> float:
-    """The value, if it can be a time in seconds since 1970."""
+    """Return the value if it can be a time in seconds since 1970."""
     if not _is_number(value) or not 0 <= value <= _LONGEST_MS:
         raise InvalidValue(f"{what} {value!r} is not a time in seconds since 1970")
     return value
 
 
 def size_bytes(value: str | int, what: str = "size") -> int:
-    """Bytes of ``"256KiB"``, ``"1MiB"``, ``"2GB"``, or a bare number of bytes."""
+    """Return the bytes of ``"256KiB"``, ``"1MiB"``, ``"2GB"``, or of a bare number of bytes."""
     if isinstance(value, int):
         return whole(value, what, 1)
     amount, unit = _split(value, what, "256KiB or 1MiB")
@@ -89,7 +89,7 @@ def size_bytes(value: str | int, what: str = "size") -> int:
 
 
 def rate_ms(value: str, what: str = "rate") -> float:
-    """Milliseconds for each unit of ``"100/s"``, ``"30/m"``, ``"1000/h"``."""
+    """Return the milliseconds between two starts at ``"100/s"``, ``"30/m"``, ``"1000/h"``."""
     count, slash, unit = str(value).partition("/")
     unit = unit.strip()
     try:
@@ -105,7 +105,7 @@ def rate_ms(value: str, what: str = "rate") -> float:
 
 
 def tolerance(value: str | int | None) -> tuple[int, float]:
-    """How many failures and what percentage are tolerated; -1 where there is no bound."""
+    """Return how many failures and what percentage are tolerated; -1 where there is no bound."""
     if value is None:
         return -1, -1.0
     text = str(value).strip()

@@ -1,8 +1,8 @@
-"""What every adapter has in common: a job's payload, a tally of jobs run, and the actions.
+"""What all adapters share: a job's payload, a tally of jobs run, and the actions.
 
-An adapter is a module with ``enqueue(n)``, ``work()``, ``one()`` and, where the peer has such
-a thing, ``batch(n)``; each may be a coroutine. It is run by the interpreter of the peer's own
-environment as ``NAME.py ACTION [NUMBER]`` and prints one JSON object.
+An adapter is a module with ``enqueue(n)``, ``work()``, ``one()`` and, if the peer has batches,
+``batch(n)``; each may be a coroutine. The interpreter of the peer's own environment runs it as
+``NAME.py ACTION [NUMBER]``, and it prints one JSON object.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from typing import Any
 
 try:
     import uvloop
-except ImportError:  # streamq and the bare loop have no use for it
+except ImportError:  # streamq and the bare loop do not need it
     uvloop = None
 
 URL = os.environ["BENCH_URL"]
 PAYLOAD = "x" * 100
 FOLDER = Path(os.environ["BENCH_TALLY"])
-#: Jobs run, when the last one began, when the callback of a batch ran; one file a process.
+#: Number of jobs, when the last one began, when a batch's callback ran. Each process has a file.
 FORMAT = "<qqq"
 SIZE = struct.calcsize(FORMAT)
 
 
 class Tally:
-    """What this process has run, where the others can read it without asking anybody."""
+    """Counts the jobs of this process in a file that other processes can read at any time."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._lock = threading.Lock()
 
     def job(self, count: int = 1) -> None:
-        """One more job runs, or so many."""
+        """Count one job that begins, or so many."""
         now = time.monotonic_ns()
         with self._lock:
             if self._pid != os.getpid():
@@ -48,7 +48,7 @@ class Tally:
             struct.pack_into("<qq", self._map, 0, self._count, now)
 
     def callback(self) -> None:
-        """The callback of a batch runs."""
+        """Note that the callback of a batch runs."""
         with self._lock:
             if self._pid != os.getpid():
                 self._open()
@@ -56,7 +56,7 @@ class Tally:
 
     def _open(self) -> None:
         self._pid = os.getpid()
-        # Whoever reads it sees a whole row.
+        # Renamed when it is complete, so that a reader never sees half a row.
         new = FOLDER.parent / f"new{self._pid}"
         new.write_bytes(bytes(SIZE))
         path = new.rename(FOLDER / str(self._pid))
@@ -66,7 +66,7 @@ class Tally:
 
 
 def read() -> tuple[int, int, int]:
-    """Jobs run, when the last began, and when a callback ran, over all processes."""
+    """Return the jobs of all processes, when the last began, and when a callback ran."""
     found = [struct.unpack(FORMAT, path.read_bytes()[:SIZE]) for path in FOLDER.iterdir()]
     return (
         sum(each[0] for each in found),
@@ -85,7 +85,7 @@ async def _call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def _enqueue(adapter: Any, n: int) -> dict[str, Any]:
-    await _call(adapter.enqueue, 1)  # Connections and scripts are there then.
+    await _call(adapter.enqueue, 1)  # so that connections and scripts exist already
     begun, cpu = time.perf_counter(), _cpu()
     await _call(adapter.enqueue, n)
     return {"s": time.perf_counter() - begun, "cpu_s": _cpu() - cpu}
@@ -120,18 +120,18 @@ async def _batch(adapter: Any, n: int) -> dict[str, Any]:
 
 
 def main(adapter: Any) -> None:
-    """Do what the command line says."""
+    """Run the action that the command line names."""
     action = sys.argv[1]
     if action == "work":
         adapter.work()
         return
     actions = {"enqueue": _enqueue, "latency": _latency, "batch": _batch}
     print(json.dumps(run(actions[action](adapter, int(sys.argv[2])))), flush=True)
-    os._exit(0)  # whatever connections and tasks are still there
+    os._exit(0)  # whatever connections and tasks are still open
 
 
 def run(coroutine: Any) -> Any:
-    """Run a coroutine, on the quicker loop where it is there."""
+    """Run a coroutine, with uvloop where it is installed."""
     with asyncio.Runner(loop_factory=uvloop and uvloop.new_event_loop) as runner:
         return runner.run(coroutine)
 

@@ -14,7 +14,7 @@ app = App()
 
 @app.handler
 def nap(seconds: float) -> None:
-    """So much of nothing."""
+    """Sleep for the time that a part takes."""
     time.sleep(seconds)
     common.tally.job()
 

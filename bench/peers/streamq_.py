@@ -13,7 +13,7 @@ app = App()
 
 @app.handler
 def job(_: bytes) -> None:
-    """An empty job."""
+    """Count an empty job."""
     common.tally.job()
 
 

@@ -11,7 +11,7 @@ worker = Worker(
 )
 
 
-# What comes after a task looks for its result.
+# A task that comes after another one reads its result.
 @worker.task(ttl=300 if os.environ.get("BENCH_RESULTS") else 0)
 async def job(_: str) -> None:
     common.tally.job()
@@ -26,7 +26,7 @@ _is_open = False
 
 
 async def _connect() -> None:
-    """Once for the process, as a program that submits would."""
+    """Make the client once for the process, as a program that submits would."""
     global _is_open
     if not _is_open:
         await worker.__aenter__()

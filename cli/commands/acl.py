@@ -44,9 +44,8 @@ def acl(
 ) -> None:
     """Write an ACL file with a user for each role, and a password for each user.
 
-    A password that is there already stays. The server is told with its setting aclfile, or
-    with ACL LOAD when the file has changed. A user is told with STREAMQ_USERNAME and
-    STREAMQ_PASSWORD_FILE.
+    Passwords that exist already are kept. The server reads the file that its setting aclfile names,
+    at its start and after ACL LOAD. Users log in with STREAMQ_USERNAME and STREAMQ_PASSWORD_FILE.
 
         streamq acl /etc/valkey/streamq --queue default
     """
@@ -68,17 +67,17 @@ def acl(
 
 
 def _password(file: Path) -> str:
-    """The password in the file; a new one if there is no file."""
+    """Return the password in the file; if there is no file, make one with a new password."""
     if not file.exists():
         _write(file, secrets.token_urlsafe(32) + "\n")
     password = file.read_text("utf-8").strip()
     if len(password) < 16:
-        raise InvalidValue(f"{file}: a password of at least 16 characters")
+        raise InvalidValue(f"{file}: the password is too short: 16 characters or more")
     return password
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace a file at once, readable by its owner only from its first moment on."""
+    """Replace a file in one step. From its first moment on only its owner can read it."""
     new = file.with_name(f".{file.name}.new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -16,18 +16,20 @@ from ..shared_options import IdsArgument, PrefixOption, UrlOption
 def cancel(
     ids: IdsArgument,
     is_sure: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask, also with several requests.")
+        bool, typer.Option("--yes", "-y", help="Do not ask before cancelling several requests.")
     ] = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
-    """End requests now. What was finished of them stays until it is purged.
+    """End requests now. Their results are kept until the requests are purged.
 
     streamq cancel nightly
     """
     if len(ids) > 1 and not is_sure:
         if not render.is_terminal(sys.stdin):
-            raise InvalidValue(f"to cancel {len(ids)} requests say --yes: nobody is here to ask")
+            raise InvalidValue(
+                f"say --yes to cancel {len(ids)} requests: stdin is no terminal to ask on"
+            )
         typer.confirm(f"Cancel {len(ids)} requests?", abort=True, err=True)
 
     def act(request: Request) -> str:

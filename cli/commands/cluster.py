@@ -18,28 +18,35 @@ from ..shared_options import JsonOption, UrlOption
 
 
 def cluster(url: UrlOption = None) -> None:
-    """Make a cluster of servers that run, or show one. No other tool is needed.
+    """Make a cluster of running servers, or show one. No other tool is needed.
 
     streamq cluster create 10.0.0.1:6379 10.0.0.2:6379 10.0.0.3:6379 --replicas 0
     """
 
 
 def create(
-    nodes: Annotated[list[str], typer.Argument(metavar="HOST:PORT", help="Empty servers.")],
+    nodes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="HOST:PORT", help="Empty servers, started with cluster-enabled yes."
+        ),
+    ],
     replicas: Annotated[int, typer.Option(min=0, help="Replicas of each primary.")] = 1,
     timeout: Annotated[
         str, typer.Option(metavar="TIME", help="Time for all nodes to agree.")
     ] = "60s",
     is_waiting: Annotated[
-        bool, typer.Option("--wait", help="Wait for servers that do not answer yet, as long.")
+        bool,
+        typer.Option("--wait", help="Wait up to --timeout for servers that do not answer yet."),
     ] = False,
     url: UrlOption = None,
 ) -> None:
-    """Make a cluster of empty servers, and wait until all of them see it whole.
+    """Make a cluster of empty servers, and wait until all of them see the whole cluster.
 
-    Password and TLS are those of the URL, if there is one. A replica is put on another host
-    than its primary where that can be. Servers with data or in another cluster are refused;
-    where the cluster stands as asked nothing is done, and what was cut short goes on.
+    Password and TLS are those of the URL, if there is one. A replica is put on another host than
+    its primary where possible. Servers with data or in another cluster are refused. If the servers
+    already are the cluster asked for, nothing is done. A command that was cut short can be run
+    again.
 
         streamq cluster create n1:6379 n2:6379 n3:6379 n4:6379 n5:6379 n6:6379
     """
@@ -61,14 +68,16 @@ def create(
 def status(
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="HOST:PORT", help="Any node; the URL's if not given."),
+        typer.Argument(
+            metavar="HOST:PORT", help="Any node of the cluster; by default those of the URL."
+        ),
     ] = None,
     is_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Show the nodes of a cluster, who serves what, and what is wrong with it.
+    """Show the nodes of a cluster, the slots of each, and what is wrong.
 
-    Every node is asked itself. Exits with 1 if something is wrong.
+    This asks every node itself. It exits with 1 if something is wrong.
 
         streamq cluster status
     """
@@ -83,7 +92,7 @@ def status(
 
 
 def _target(url: str | None, nodes: Sequence[str]) -> ServerURL:
-    """The nodes given, or those of the URL; with the login and TLS of the URL, if there is one."""
+    """Return the given nodes, or those of the URL, with login and TLS of the URL."""
     settings = Settings.from_env()
     places = [clusters.address(node) for node in nodes]
     is_named = bool(url or settings.url)

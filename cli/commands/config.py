@@ -15,13 +15,13 @@ from ..shared_options import ConfigOption, JsonOption
 
 
 class Action(StrEnum):
-    """What to do with the settings."""
+    """What the command does with the settings."""
 
     SHOW = "show"
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting, fit to be shown."""
+    """One setting as it is shown."""
 
     name: str
     value: str | int | bool
@@ -39,9 +39,9 @@ def config(
 ) -> None:
     """Show the settings that hold here. Passwords are not shown.
 
-    An option of a command is stronger than a variable STREAMQ_..., that than the nearest
-    streamq.toml or pyproject.toml (its table tool.streamq), that than the file
-    streamq/config.toml in XDG_CONFIG_HOME, that than REDIS_URL and VALKEY_URL.
+    A setting is taken from the first of these that has it: an option of the command, a variable
+    STREAMQ_..., the nearest streamq.toml or pyproject.toml (its table tool.streamq), the file
+    streamq/config.toml in XDG_CONFIG_HOME, and for the URL REDIS_URL and VALKEY_URL.
 
         streamq config show --origin
     """

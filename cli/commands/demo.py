@@ -79,7 +79,7 @@ def _plan(source: Path, output: Path) -> Plan:
 
 
 class _Killer:
-    """Looks on, and kills a process when a part of the job is done."""
+    """Watches the progress, and kills a process once 20 parts are done."""
 
     def __init__(self, job: Job, *, is_armed: bool) -> None:
         self._job = job
@@ -98,7 +98,7 @@ class _Killer:
 
 
 def _is_right(source: Path, output: Path) -> bool:
-    """Whether the output is what the same function makes of the input in one process."""
+    """Return whether the output is what the same function makes of the input in one process."""
     with source.open() as lines, output.open("rb") as results:
         for line, result in zip(lines, results, strict=True):
             wanted = demonstration.count_letters(line.rstrip("\n"))

@@ -29,19 +29,19 @@ class Group(msgspec.Struct, frozen=True):
 def errors(
     request_id: IdArgument,
     is_grouped: Annotated[
-        bool, typer.Option("--group", help="Count equal ones; most frequent first.")
+        bool, typer.Option("--group", help="Count equal failures, the most frequent first.")
     ] = False,
     is_traced: Annotated[
-        bool, typer.Option("--traceback", help="With the traceback of each, where there is one.")
+        bool, typer.Option("--traceback", help="Also show each traceback.")
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, help="So many at most; 0: every one.")
+        int, typer.Option("--limit", min=0, help="Most failures to show; 0: all.")
     ] = 0,
     as_json: JsonOption = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
-    """What failed of a request, and why, by part.
+    """Show which parts of a request failed, and why.
 
     streamq errors nightly --group
     """
@@ -72,7 +72,7 @@ def _groups(failures: list[Failure]) -> Sequence[Group | Failure]:
 
 
 def _block(each: Group | Failure, *, is_traced: bool) -> str:
-    """``2x ValueError: no (e.g. part 1)``, and its traceback below it."""
+    """Return ``2x ValueError: no (e.g. part 1)``, with the traceback below it."""
     if isinstance(each, Group):
         failure = each.example
         line = f"{each.count}x {_what(failure)} (e.g. {_place(failure)})"
@@ -103,7 +103,7 @@ def _place(failure: Failure) -> str:
 
 
 def where(failure: Failure) -> str:
-    """File and line: ``in.txt:7``, or of a part of several records ``in.txt:1-9 (9 records)``."""
+    """Return file and line: ``in.txt:7``, or for several records ``in.txt:1-9 (9 records)``."""
     if not failure.line:
         return failure.source
     if not failure.records:

@@ -25,12 +25,14 @@ from ..shared_options import (
 
 def janitor(
     is_once: Annotated[
-        bool, typer.Option("--once", help="Look once at what is due, and end.")
+        bool, typer.Option("--once", help="Look once at the requests that are due, and exit.")
     ] = False,
     queues: QueuesOption = ["default"],  # noqa: B006  typer reads it and nobody changes it
     interval: Annotated[
         str,
-        typer.Option("--interval", metavar="TIME", help="Look at each open request so often."),
+        typer.Option(
+            "--interval", metavar="TIME", help="Time between two looks at an open request."
+        ),
     ] = "5s",
     health_port: HealthPortOption = "",
     log_level: LogLevelOption = LogLevel.INFO,
@@ -38,11 +40,11 @@ def janitor(
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
-    """Take back what the dead left, and forget what was kept long enough.
+    """Take back the parts of dead workers, and purge requests whose retention is over.
 
-    Every worker pool does this too; any number may do it at once. Ends politely with
-    Ctrl-C or TERM. With --once it stays for some seconds where a lease has just expired,
-    until it is known whether its holder is dead.
+    Every worker pool does this too; any number of janitors may run at once. Ctrl-C or TERM ends it
+    politely. With --once it waits some seconds where a lease has just expired, until it is known
+    whether the holder is dead.
 
         streamq janitor --queue default --queue slow
     """

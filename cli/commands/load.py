@@ -28,18 +28,22 @@ from ..shared_options import PrefixOption, QueueOption, UrlOption
 def load(
     *,
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
+        list[str],
+        typer.Argument(metavar="FILE...", help="Files, folders, patterns, URLs, or - for stdin."),
     ],
-    handler: Annotated[str, typer.Option(metavar="NAME", help="Which handler is to run.")],
+    handler: Annotated[str, typer.Option(metavar="NAME", help="The handler that runs the parts.")],
     request_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The same again goes on with a load.")
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="Name of the request; the same again continues a load."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(help="Parts that run at once, at most.")] = LIMIT,
     keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help="How long it is kept after its end.")
+        str, typer.Option("--keep", metavar="TIME", help="Keep the request so long after its end.")
     ] = "7d",
     window: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes that wait in the server, at most.")
+        str, typer.Option(metavar="SIZE", help="Most bytes of parts that wait in the server.")
     ] = "",
     options: RequestOptions,
     queue: QueueOption = "default",
@@ -48,12 +52,12 @@ def load(
 ) -> None:
     """Split files into the parts of a request, and print its id.
 
-    Workers run parts while later ones are still being read. Killed and run again with the
-    same --id it goes on where it stood; given the same bytes again also with - for standard
-    input. Gzip, bzip2, xz and zstd are recognised.
+    Workers run parts while later ones are still being read. A load that was killed continues when
+    the command is run again with the same --id; with - for standard input, it must be given the
+    same bytes again. Gzip, bzip2, xz and zstd are recognised.
 
-    With --format requests each line is a request, limit:part:part:..., and their ids are
-    printed; # begins a comment.
+    With --format requests each line is a request, limit:part:part:..., and their ids are printed; #
+    begins a comment.
 
         streamq load big.csv --handler clean --limit 20
     """
@@ -78,8 +82,8 @@ def load(
 
 
 def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
-    """A misspelt handler would wait for ever, and nobody would see why."""
-    # One that has just started has no handlers yet.
+    """Warn if no live worker has the handler: it may be misspelt, and the request would wait."""
+    # A worker that has just started does not list its handlers yet.
     workers = [worker for worker in live_workers(protocol, queue) if worker.handlers]
     if workers and not any(handler in worker.handlers for worker in workers):
         known = ", ".join(sorted({name for worker in workers for name in worker.handlers}))

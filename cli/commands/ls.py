@@ -34,7 +34,7 @@ HEADERS = (
 
 
 class Shown(StrEnum):
-    """The states of a request, and paused, as ``ls`` shows them."""
+    """The states of a request that ``ls`` shows, with paused as one of them."""
 
     LOADING = "loading"
     OPEN = "open"
@@ -45,7 +45,7 @@ class Shown(StrEnum):
 
     @property
     def is_live(self) -> bool:
-        """Whether parts of it may still run."""
+        """Whether parts of the request may still run."""
         return self in (Shown.LOADING, Shown.OPEN, Shown.PAUSED)
 
 
@@ -58,7 +58,7 @@ def ls(
         bool, typer.Option("--all", "-a", help="Also those that have ended.")
     ] = False,
     rows: Annotated[
-        int, typer.Option("--limit-rows", "-n", min=0, help="So many at most; 0: every one.")
+        int, typer.Option("--limit-rows", "-n", min=0, help="Most rows to show; 0: all.")
     ] = 50,
     as_json: JsonOption = False,
     url: UrlOption = None,
@@ -66,7 +66,7 @@ def ls(
 ) -> None:
     """List requests, newest first.
 
-    Shows what is not finished, unless asked for more. PARTS are done/total, RATE is records
+    Requests that have ended are left out unless asked for. PARTS are done/total, RATE is records
     finished per second since the start.
 
         streamq ls --state failed -n 10
@@ -78,9 +78,9 @@ def ls(
         for closed in (False, True) if has_ended else (False,):
             statuses = _statuses(protocol, queue, closed=closed)
             fit = (status for status in statuses if _fits(status, state, is_all=is_all))
-            # One more than is shown: it tells of the rest.
+            # One more than is shown, to find out whether there are more.
             found += islice(fit, rows + 1 if rows else None)
-    # A request may have moved from one index to the other meanwhile.
+    # A request may have moved from one index to the other between the two readings.
     unique = {status.id: status for status in found}.values()
     newest = sorted(unique, key=lambda status: (status.created_ms, status.id), reverse=True)
     shown = newest[: rows or None]
@@ -108,7 +108,7 @@ def _statuses(protocol: Protocol, queue: str, *, closed: bool) -> Iterator[Statu
     for request_id in protocol.newest(queue, closed=closed, page=PAGE):
         try:
             yield Request(protocol, request_id).status()
-        except RequestUnknown:  # about to be opened, or just purged
+        except RequestUnknown:  # registered and not opened yet, or just purged
             continue
         except Damaged as error:
             render.warning(f"{request_id}: {error}")

@@ -7,7 +7,7 @@ from ..shared_options import IdsArgument, PrefixOption, UrlOption
 
 
 def pause(ids: IdsArgument, url: UrlOption = None, prefix: PrefixOption = None) -> None:
-    """Start no more parts of requests; what runs goes on to its end.
+    """Start no more parts of requests; running parts go on to their end.
 
     streamq pause nightly
     """

@@ -32,20 +32,25 @@ def results(
     form: Annotated[
         str,
         typer.Option(
-            "--output-format", metavar="|".join(FORMS), help="By the file's name if not given."
+            "--output-format",
+            metavar="|".join(FORMS),
+            help="Form of the lines; by the file's name if not given.",
         ),
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Write over a file that exists, or was renamed.")
+        bool,
+        typer.Option(
+            "--force", help="Replace a file that exists, or go on in one that was renamed."
+        ),
     ] = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
     """Write the results of a request: one line for each record that returned something.
 
-    Into a file each comes exactly once: killed and run again it goes on where it stood, and
-    what is written is forgotten in the server. Failures go to FILE.errors.jsonl. On stdout
-    they are only shown.
+    Each result goes into the file exactly once, and is then deleted from the server. A command that
+    was killed continues when it is run again. Failures go to FILE.errors.jsonl. Without a file,
+    results are shown on stdout and stay in the server.
 
         streamq results ID -o out.jsonl --follow
     """
@@ -79,7 +84,7 @@ def results(
 
 
 def _account(request: Request, file: str) -> None:
-    """Say what is not among the results that were shown."""
+    """Tell the user which results were not among those shown."""
     status = request.status()
     if file:
         render.note(
@@ -93,7 +98,7 @@ def _account(request: Request, file: str) -> None:
 
 
 def _refuse_cancelled(status: Status) -> None:
-    """End as ``wait`` does for a request that was cancelled: what there is, is not all."""
+    """Exit with 5 for a cancelled request, as ``wait`` does: its results are not complete."""
     if status.state is State.CANCELLED:
         done, total = status.parts.done, status.parts.total
         render.note(f"{status.id} was cancelled: {done} of {total} parts were done")

@@ -8,7 +8,7 @@ from ..shared_options import IdArgument, PrefixOption, UrlOption
 
 
 def retry(request_id: IdArgument, url: UrlOption = None, prefix: PrefixOption = None) -> None:
-    """Run again what failed of a request, under the same id, and print how many parts.
+    """Run the failed parts of a request again, under the same id, and print their number.
 
     streamq retry nightly
     """

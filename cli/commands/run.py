@@ -39,30 +39,47 @@ from ..shared_options import (
 
 
 class RunOptions(msgspec.Struct, kw_only=True):
-    """What is to be done with the request, as it was typed."""
+    """The options of a run that do not concern the request, as they were typed."""
 
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE...", help="Files, folders, patterns, or -.")
+        list[str] | None,
+        typer.Argument(metavar="FILE...", help="Files, folders, patterns, URLs, or - for stdin."),
     ] = None
     target: Annotated[
-        str, typer.Option("--map", metavar="MODULE:FUNCTION", help="Or file.py:function.")
+        str,
+        typer.Option(
+            "--map", metavar="MODULE:FUNCTION", help="The function; also file.py:function."
+        ),
     ] = ""
     command: ExecOption = ""
     output: Annotated[
         str,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="- or nothing in a pipe: standard output."
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where results go; - is stdout, the default in a pipe.",
         ),
     ] = ""
     processes: Annotated[
         int,
         typer.Option(
-            "-p", "--processes", min=0, max=MOST_PROCESSES, help="0: as many as there are CPUs."
+            "-p",
+            "--processes",
+            min=0,
+            max=MOST_PROCESSES,
+            help="Processes that run the function; 0: one for each CPU.",
         ),
     ] = 0
     slots: Annotated[
         int,
-        typer.Option("-c", "--concurrency", min=1, max=MOST_SLOTS, help="Parts at once in each."),
+        typer.Option(
+            "-c",
+            "--concurrency",
+            min=1,
+            max=MOST_SLOTS,
+            help="Parts that run at once in each process.",
+        ),
     ] = 1
     output_form: Annotated[
         str, typer.Option("--output-format", metavar="|".join(outputs.FORMS))
@@ -70,14 +87,16 @@ class RunOptions(msgspec.Struct, kw_only=True):
     is_ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
     ] = True
-    limit: Annotated[int, typer.Option(min=0, help="Parts at once; 0: all slots.")] = 0
-    window: Annotated[str, typer.Option(metavar="SIZE", help="Bytes in the server at most.")] = (
-        "256MiB"
+    limit: Annotated[
+        int, typer.Option(min=0, help="Most parts that run at once; 0: one for each slot.")
+    ] = 0
+    window: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most bytes of parts and results in the server.")
+    ] = "256MiB"
+    force: Annotated[bool, typer.Option("--force", help="Replace an output file that exists.")] = (
+        False
     )
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False
-    resume: Annotated[
-        str, typer.Option(metavar="ID", help="Go on with a run that was stopped.")
-    ] = ""
+    resume: Annotated[str, typer.Option(metavar="ID", help="Continue a run that was stopped.")] = ""
     is_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False
 
     def __post_init__(self) -> None:
@@ -90,14 +109,14 @@ class RunOptions(msgspec.Struct, kw_only=True):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The program's words, if there is one."""
+        """The words of the program to run; empty without ``--exec``."""
         return program.words_of(self.command)
 
     def plan(self, request: RequestOptions) -> Plan:
-        """Return the job that is meant, a new one.
+        """Return a new run as the options describe it.
 
         Raises:
-            InvalidValue: an option that cannot be, or a file that cannot be read or written.
+            InvalidValue: an option is not allowed, or a file cannot be read or written.
         """
         output = _place_of(self.output)
         if output == STANDARD and self.is_json:
@@ -131,10 +150,10 @@ def run(
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
-    """Put files through a function, and collect what it returns: the whole job at once.
+    """Put files through a function, and collect what it returns, in one command.
 
-    Without a URL it starts a server of its own, whose data are kept in .streamq until the
-    job is done: after Ctrl-C or a crash `--resume ID` goes on.
+    Without a URL it starts a server of its own, whose data are kept in .streamq until the run is
+    done: after Ctrl-C or a crash `--resume ID` continues it.
 
     With - it reads standard input, and in a pipe it writes standard output.
 
@@ -144,10 +163,10 @@ def run(
     configure_logs(log_level, LogFormat.TEXT)
     with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
         plan = load_plan(job.resume, "--resume") if job.resume else job.plan(request)
-        given_url = named_server(url, prefix)  # before anything is kept
+        given_url = named_server(url, prefix)  # checked before anything is stored
         begun, folder = time.monotonic(), RunFolder(plan)
         with folder.held(), _hinted(plan, folder), folder.server(given_url) as address:
-            # The driver takes a while to import: as long as server and processes take to start.
+            # Importing redis-py takes about as long as server and processes take to start.
             from streamq.runs.run import Job
 
             from ..run_report import Run
@@ -167,7 +186,7 @@ def run(
 
 @contextmanager
 def _hinted(plan: Plan, folder: RunFolder) -> Generator[None]:
-    """Say how to go on with a run that Ctrl-C ends."""
+    """Tell the user how to resume a run that Ctrl-C ends."""
     try:
         yield
     except KeyboardInterrupt:
@@ -177,7 +196,7 @@ def _hinted(plan: Plan, folder: RunFolder) -> Generator[None]:
 
 
 def _place_of(output: str) -> str:
-    """Where results go: a file, or standard output when that is a pipe or is asked for."""
+    """Return the output: a file, or standard output if it is a pipe or ``-`` was given."""
     if output in ("", STANDARD) and sys.stdout is None:
         raise InvalidValue("where to? Standard output is closed: give -o FILE")
     if output == STANDARD or (not output and not render.is_terminal(sys.stdout)):

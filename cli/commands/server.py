@@ -28,7 +28,7 @@ def server(
 ) -> None:
     """Start an embedded server or a real local cluster, for development.
 
-    Prints its URL on stdout and runs until Ctrl-C. Without --dir its data go with it.
+    It prints the URL on stdout and runs until Ctrl-C. Without --dir the data are deleted then.
 
         streamq server --cluster 3 --replicas 1
     """
@@ -36,7 +36,7 @@ def server(
         raise InvalidValue("--replicas goes with --cluster")
     if cluster and (port is not None or directory):
         raise InvalidValue("--port and --dir do not go with --cluster")
-    # A polite stop by any of the usual signals; the server ends with this process in any case.
+    # Any of the usual signals stops it politely. The server ends with this process in any case.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     started = (

@@ -18,11 +18,13 @@ def set_(
         typer.Option("--level", "--priority", metavar="0-99", help="0 goes first, 99 last."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", help="Run so many parts at once.")
+        int | None, typer.Option("--limit", metavar="N", help="Most parts that run at once.")
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Option("--rate", metavar="RATE", help="Start so many: 100/s, 30/m; off: no rate."),
+        typer.Option(
+            "--rate", metavar="RATE", help="Most starts in a time: 100/s, 30/m; off: no rate."
+        ),
     ] = None,
     url: UrlOption = None,
     prefix: PrefixOption = None,

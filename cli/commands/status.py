@@ -18,7 +18,7 @@ from .. import render
 from ..connecting import connected, naming
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-#: After so many requests of a queue it is told how many are read: that takes a moment.
+#: The progress line is updated after every 500 requests read.
 STEP = 500
 
 
@@ -31,14 +31,14 @@ class WaitingParts(msgspec.Struct, frozen=True):
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """Places to run parts, of all live workers."""
+    """Slots of all live workers."""
 
     total: int
     busy: int
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at one moment."""
+    """What ``status`` shows of a queue."""
 
     queue: str
     #: Requests that are not finished: loading, open, and how many of these are paused.
@@ -50,16 +50,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def status(
     request_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="Of a request; else of the whole queue.")
+        str | None, typer.Argument(metavar="ID", help="The request; if not given, the whole queue.")
     ] = None,
     queue: QueueOption = "default",
     as_json: JsonOption = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
-    """What is going on, in a queue or with one request.
+    """Show the state of a queue, or of one request.
 
-    Of a queue every request that is not finished is read, one after another.
+    For a queue this reads every request that is not finished, one after another.
 
         streamq status nightly --json
     """
@@ -174,7 +174,7 @@ def _times(found: Status) -> list[tuple[str, str]]:
 
 
 def _policy(request: Snapshot) -> list[tuple[str, str]]:
-    """What else was asked for, where it was."""
+    """Return the options of the request that are not at their default, and what is kept."""
     number = request.number
     facts = []
     if number("hold_ms") > number("now_ms"):

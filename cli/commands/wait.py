@@ -16,14 +16,15 @@ from .. import render
 from ..connecting import connected, naming
 from ..shared_options import IdsArgument, PrefixOption, UrlOption
 
-#: How often the progress line is written anew.
+#: Seconds between two updates of the progress line.
 LOOK_S = 1.0
 
 
 def wait(
     ids: IdsArgument,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="At most so long: 30s, 5m, 2h.")
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="Wait at most so long: 30s, 5m, 2h."),
     ] = None,
     is_quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only the exit code, no progress.")
@@ -33,8 +34,8 @@ def wait(
 ) -> None:
     """Wait until requests have ended.
 
-    Exits with 0 when everything is done, 1 when something failed, 5 when a request was
-    cancelled or is not known, 124 when the time was over before.
+    It exits with 0 if all parts are done, 1 if some failed, 5 if a request was cancelled or is
+    unknown, 124 if the time was over first.
 
         streamq wait nightly --timeout 2h && echo all done
     """
@@ -43,7 +44,7 @@ def wait(
     with connected(url, prefix, is_patient=False) as protocol:
         requests = [Request(protocol, request_id) for request_id in dict.fromkeys(ids)]
         try:
-            # One that is not known is told at once, not after the end of those before it.
+            # An unknown id is reported at once, not after the requests before it have ended.
             for request in requests:
                 _first_look(request, deadline)
             codes = [_follow(request, deadline, is_quiet=is_quiet) for request in requests]
@@ -71,7 +72,7 @@ def _first_look(request: Request, deadline: float) -> None:
 
 
 def _end(request: Request, deadline: float, progress: render.Progress) -> Status:
-    """The last status."""
+    """Wait for the end of the request. Return its last status."""
 
     def is_last(status: Status) -> bool:
         if status.state.is_live:
@@ -88,7 +89,7 @@ def _insist(
     deadline: float,
     progress: render.Progress,
 ) -> Status:
-    """Look until it is enough. A server that is away for a while does not end the wait."""
+    """Look until ``is_enough``. A server that is away for a while does not end the wait."""
 
     def say(error: StreamqError) -> None:
         progress.show("")

@@ -32,14 +32,17 @@ from ..shared_options import (
 
 
 class WorkerOptions(msgspec.Struct, kw_only=True):
-    """What a pool is to be like, as it was typed."""
+    """The options of a pool, as they were typed."""
 
     target: Annotated[
         str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")
     ] = ""
     command: ExecOption = ""
     handler: Annotated[
-        str, typer.Option(metavar="NAME", help="With --exec: what requests call the program.")
+        str,
+        typer.Option(
+            metavar="NAME", help="With --exec: the handler's name that the program has in requests."
+        ),
     ] = ""
     processes: Annotated[
         int,
@@ -64,10 +67,10 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
         False
     )
     max_idle: Annotated[
-        str, typer.Option(metavar="TIME", help="Exit after so long without a part.")
+        str, typer.Option(metavar="TIME", help="Exit after this time without a part.")
     ] = ""
     max_parts: Annotated[
-        int, typer.Option(min=0, help="Replace a process after so many parts.")
+        int, typer.Option(min=0, help="Replace a process after it has run so many parts.")
     ] = 0
     max_memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Replace a process that grows beyond this.")
@@ -80,27 +83,30 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
         typer.Option(
             metavar="TIME",
             envvar="STREAMQ_GRACE",
-            help="Time for what runs to end when told to stop.",
+            help="Time for running parts to end after a stop signal.",
         ),
     ] = "25s"
     cancel_grace: Annotated[
         str, typer.Option(metavar="TIME", help="Time for a cancelled part to end.")
     ] = "10s"
     quantum: Annotated[
-        str, typer.Option(metavar="TIME", help="Work on one request before others have a turn.")
+        str,
+        typer.Option(metavar="TIME", help="Longest time on one request before others have a turn."),
     ] = "50ms"
     lease: Annotated[
         str,
         typer.Option(
             metavar="TIME",
-            help="When a whole pool is silent for so long, and for some seconds of grace, others "
+            help="After a pool was silent for so long, and some seconds of grace, other workers "
             "take its parts. [default: 20s]",
         ),
     ] = ""
     health_port: HealthPortOption = ""
     allow_read: Annotated[
         list[str],
-        typer.Option(metavar="DIR|URL", help="Where parts may refer to files; may be repeated."),
+        typer.Option(
+            metavar="DIR|URL", help="Parts may refer to files below this; may be repeated."
+        ),
     ] = []
     is_reloading: Annotated[
         bool, typer.Option("--reload", help="Restart the processes when the code changes.")
@@ -109,7 +115,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
     log_format: LogFormatOption = LogFormat.TEXT
 
     def config(self, url: str | None, prefix: str | None) -> Config:
-        """Return what its processes are told."""
+        """Return the configuration of the pool's processes."""
         argv = words_of(self.command)
         if bool(self.target) == bool(argv) or bool(argv) != bool(self.handler):
             raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
@@ -132,7 +138,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
         )
 
     def pool(self) -> PoolOptions:
-        """Return how it looks after them."""
+        """Return the options of the pool's parent."""
         return describe_pool(
             processes=self.processes,
             concurrency=self.slots,
@@ -149,11 +155,11 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
 
 @with_options
 def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption = None) -> None:
-    """Run the handlers of an app on parts of requests, in processes that are looked after.
+    """Run the handlers of an app on parts of requests, in processes that are restarted if they die.
 
-    TERM or Ctrl-C lets what runs end and hands back the rest; Ctrl-C again stops now, and
-    nothing is lost either. HUP restarts the processes, USR1 takes nothing more, USR2 shows
-    what runs.
+    After TERM or Ctrl-C running parts may finish, and the rest is handed back. A second Ctrl-C
+    stops at once; nothing is lost then either. HUP restarts the processes, USR1 stops taking parts,
+    USR2 logs what runs.
 
     With --exec a program is the handler, under the name that --handler gives it.
 
@@ -163,7 +169,7 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
     configure_logs(options.log_level, options.log_format)
     try:
         with Nursery(config.slots, pool.processes) as nursery:
-            # The driver takes a while to import: as long as the processes take to start.
+            # Importing redis-py takes about as long as the processes take to start.
             from streamq.worker.service import serve_pool
 
             with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
@@ -181,5 +187,5 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
                     render.error(str(error))
                     code = 4
     except KeyboardInterrupt:
-        code = 0  # told to stop before there was anything to finish
+        code = 0  # stopped before any part was taken
     raise typer.Exit(code)

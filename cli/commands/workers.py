@@ -6,7 +6,7 @@ from .. import render
 from ..connecting import connected
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-#: Of the parts a worker runs, so many are in the table.
+#: The table shows at most so many running parts of a worker.
 RUNNING = 3
 HEADERS = (
     "NAME",
@@ -29,8 +29,8 @@ def workers(
 ) -> None:
     """List the live workers, and what each runs now.
 
-    SLOTS are busy/total, UP is since the start, BEAT since the last heartbeat. RUNNING is
-    request/part and for how long; --json has all of them.
+    SLOTS are busy/total, UP is the time since the start, BEAT since the last heartbeat. RUNNING is
+    request/part and for how long; the table shows three parts, --json all of them.
 
         streamq workers --queue default
     """

@@ -1,4 +1,4 @@
--- The end of a request: recorded first, published second.
+-- Ends a request: the end is recorded first and published second.
 local function end_request(k, r, now, state)
   put(r, "state", state)
   put(r, "finished_ms", now)
@@ -6,7 +6,8 @@ local function end_request(k, r, now, state)
   redis.call("SPUBLISH", k.events, state)
 end
 
--- Whether more failed than the request tolerates. A percentage is judged from 1,000 on.
+-- Returns whether more failed than the request tolerates. A percentage is judged only once 1,000
+-- are finished, and at the end.
 local function is_intolerable(r, at_end)
   local failed, done = r.failed, r.done
   if r.unit == "records" then
@@ -19,8 +20,8 @@ local function is_intolerable(r, at_end)
   return r.max_percent >= 0 and (at_end or total >= 1000) and failed * 100 > r.max_percent * total
 end
 
--- Count finished parts down; at zero the request ends. Entries of failed parts stay for redrive.
--- Returns whether this was the end.
+-- Subtracts finished parts from `left`; at 0 the request ends. Entries of failed parts stay for
+-- redrive. Returns whether this was the end.
 local function count_down(k, r, now, parts)
   if redis.call("DECRBY", k.left, parts) > 0 or not is_live(r) then
     return false

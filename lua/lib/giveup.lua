@@ -1,4 +1,4 @@
--- Give a part up. Its entry stays: XACK without XDEL, so that redrive can take it back.
+-- Gives a part up. Its entry stays (XACK without XDEL), so that redrive can take it back.
 local function give_up(k, r, now, number, t, failure)
   if redis.call("XACK", k.parts, "w", number) == 0 then
     return
@@ -16,7 +16,7 @@ local function give_up(k, r, now, number, t, failure)
   end
 end
 
--- Charge a part with the death of its worker; the last one it may cost gives it up.
+-- Charges a part with the death of its worker. At `poison` deaths the part is given up.
 local function charge_crash(k, r, now, number, failure)
   local t = read_tries(redis.call("HGET", k.tries, number))
   t.crashes, t.alone = t.crashes + 1, 1

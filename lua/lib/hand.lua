@@ -1,10 +1,11 @@
 -- Handing parts to a holder: due retries first, then new parts.
 local READ_AT_ONCE = 64
--- Payloads that are read together are told in one string, unless they are so large that
--- the copy would cost more.
+-- Payloads that are read together are returned as one string, unless they have more bytes than
+-- this: then the copy costs more than it saves.
 local MOST_SHARED = 65536
 
--- What is handed out, as few strings: a table in a reply costs more than all else about a part.
+-- Collects the parts to hand out, as a few long strings: a nested table in a reply costs the server
+-- more than the rest of a part's way.
 local function new_basket()
   return { ids = {}, abouts = {}, sizes = {}, chunks = {}, bytes = 0 }
 end
@@ -30,7 +31,7 @@ local function fill(basket, entries)
   end
 end
 
--- The end of a reply: ids, a line about each part, the sizes of the payloads, the payloads.
+-- Returns the end of a reply: ids, a line about each part, the sizes of the payloads, the payloads.
 local function contents(basket)
   local count = #basket.ids
   if count == 0 then
@@ -40,7 +41,7 @@ local function contents(basket)
   return table.concat(basket.ids, " "), table.concat(basket.abouts, "\n"), sizes, unpack(basket.chunks)
 end
 
--- Spend the request's rate on one part.
+-- Charges the request's rate with the start of one part.
 local function spend(r, now, about)
   local units = 1
   if r.unit == "records" then
@@ -50,7 +51,8 @@ local function spend(r, now, about)
   put(r, "rate_charge_ms", units * r.rate_ms)
 end
 
--- Which due parts to hand out after those chosen already: a part that is to run alone comes alone.
+-- Returns which due parts to hand out after those chosen already, and whether to stop there. A part
+-- that must run alone is handed out alone.
 local function choose(k, due, already)
   local texts = redis.call("HMGET", k.tries, unpack(due))
   local chosen = {}
@@ -67,7 +69,8 @@ local function choose(k, due, already)
   return chosen, false
 end
 
--- What is known of the trouble of these entries: number, tries, partial, number, ...
+-- Returns what is stored about earlier trouble of these entries: number, tries, partial, number,
+-- ...
 local function troubles_of(k, entries)
   local troubles = {}
   for _, entry in ipairs(entries) do
@@ -83,7 +86,7 @@ local function troubles_of(k, entries)
   return troubles
 end
 
--- Due retries as stream entries, and whether to stop there.
+-- Returns due retries as stream entries, and whether to stop there.
 local function hand_retries(k, r, now, holder, n, already)
   if is_smooth(k, r) then
     return {}, false
@@ -93,7 +96,7 @@ local function hand_retries(k, r, now, holder, n, already)
     if string.match(number, "^[1-9]%d*$") and #number <= 16 then
       due[#due + 1] = number
     else
-      -- No script of ours put that there, and XCLAIM would refuse all of them for it.
+      -- No script of ours writes such a member, and XCLAIM would refuse all numbers because of it.
       redis.call("ZREM", k.retry, number)
     end
   end
@@ -105,14 +108,14 @@ local function hand_retries(k, r, now, holder, n, already)
     return {}, stop
   end
   local entries = redis.call("XCLAIM", k.parts, "w", holder, 0, unpack(chosen))
-  -- Also those XCLAIM did not return: they were finished meanwhile.
+  -- This removes also numbers that XCLAIM did not return: those parts were finished meanwhile.
   redis.call("ZREM", k.retry, unpack(chosen))
   return entries, stop
 end
 
--- Those of the entries that are parts of the request. They are numbered without a gap, so the
--- last one tells whether all are. What somebody else added to the stream is acknowledged and
--- stays there until the end; the next audit reports how many there were.
+-- Returns those of the entries that are parts of the request. Parts are numbered without a gap, so
+-- the id of the last entry tells whether all of them are. Entries that another program added to the
+-- stream are acknowledged and stay there until the end; the next audit reports how many there were.
 local function only_ours(k, r, entries)
   local last = r.delivered + #entries
   if last <= r.total and entries[#entries][1] == string.format("%d-0", last) then
@@ -134,7 +137,7 @@ local function only_ours(k, r, entries)
   return ours
 end
 
--- New parts, in reads of a few so that large parts stop at max_bytes.
+-- Hands out new parts. They are read a few at a time, so that large parts stop at max_bytes.
 local function hand_new(k, r, holder, n, max_bytes, basket)
   local before, got, bytes, reads = basket.bytes, 0, 0, 0
   while got < n and bytes < max_bytes and r.delivered < r.total and reads < MOST_HELD do
@@ -156,7 +159,7 @@ local function hand_new(k, r, holder, n, max_bytes, basket)
   end
 end
 
--- Under a rate parts are handed out one by one, while the rate allows.
+-- With a rate, hands out parts one by one, while the rate allows.
 local function hand_by_rate(k, r, now, holder, n, basket)
   local retried, stop = {}, false
   while #basket.ids < n and not stop and blocked_until(r, now) <= now do
@@ -176,7 +179,7 @@ local function hand_by_rate(k, r, now, holder, n, basket)
   return basket, troubles_of(k, retried)
 end
 
--- Returns a basket, and the troubles of the parts in it that had any.
+-- Hands out parts. Returns a basket, and the troubles of the parts in it that had any.
 local function hand(k, r, now, holder, n, max_bytes)
   local basket = new_basket()
   n = math.min(n, MOST_HELD)
@@ -193,7 +196,8 @@ local function hand(k, r, now, holder, n, max_bytes)
   return basket, troubles_of(k, entries)
 end
 
--- Everything pending under a holder, for a call that is repeated because its reply was lost.
+-- Returns everything pending under a holder, for a call that is repeated because its reply was
+-- lost.
 local function hand_again(k, holder)
   local reply = redis.call("XREADGROUP", "GROUP", "w", holder, "COUNT", MOST_HELD, "STREAMS", k.parts, 0)
   local basket = new_basket()

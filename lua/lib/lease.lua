@@ -1,13 +1,13 @@
--- A part in `retry` stays pending in the group, under this consumer, which holds no lease.
+-- A part in `retry` stays pending in the group under this consumer, which never has a lease.
 local PARKED = "-"
--- Parts that are handed out, or looked at, in one go.
+-- Largest number of parts that are handed out, or read, at once.
 local MOST_HELD = 1000
 
 local function number_of(id)
   return string.match(id, "^%d+")
 end
 
--- Numbers of the parts pending under a holder, the first of them when they are very many.
+-- Returns the numbers of the parts pending under a holder: the first 1,000, if there are more.
 local function held(parts, holder)
   local numbers = {}
   for i, entry in ipairs(redis.call("XPENDING", parts, "w", "-", "+", MOST_HELD, holder)) do
@@ -16,8 +16,8 @@ local function held(parts, holder)
   return numbers
 end
 
--- Park parts until a moment; without one at the front, in input order: a part's number is
--- far below any time, so it is due at once and before everything that was put off.
+-- Parks parts until a moment. Without one they go to the front, in input order: the score is then
+-- the part's number, which is far below any time, so the part is due before all that were put off.
 local function park(k, numbers, due)
   if #numbers == 0 then
     return
@@ -33,8 +33,8 @@ local function park(k, numbers, due)
   redis.call("ZADD", k.retry, unpack(scored))
 end
 
--- End a lease: everything still pending under it goes to the front first, and nothing may be
--- left when its consumer goes, for that would be lost. Returns the numbers of the parts.
+-- Ends a lease. First all parts pending under it go to the front: deleting the consumer would lose
+-- any that are left. Returns the numbers of the parts.
 local function end_lease(k, holder)
   local numbers = {}
   repeat
@@ -50,7 +50,7 @@ local function end_lease(k, holder)
   return numbers
 end
 
--- Why a call under a lease is not to be executed, as its reply; nil when it is.
+-- Returns the reply to a call that must not be executed; nil when it may.
 local function refusal(k, r, holder, call)
   local word
   if r.state == "done" or r.state == "cancelled" then

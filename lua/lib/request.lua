@@ -1,5 +1,5 @@
--- The request as one table: read once, changed by put(), written once by save(). What every
--- call needs comes at first; what only some need comes with load_more().
+-- A request as one table: read once, changed by put(), written once by save(). load_request() reads
+-- the fields that every call needs, load_more() those that only some need.
 local TEXTS = 3
 local FIELDS = {
   "state", "handler", "unit",

@@ -1,22 +1,22 @@
--- Tokens are invitations to claim. What is counted here as "out" is a belief: it may be
--- wrong in both directions, costs time then, and the audit sets it right.
+-- A token is an invitation to claim. The count of tokens that are "out" is a belief: it may be too
+-- high or too low, which costs time, until the next audit corrects it.
 
--- Where the request's tokens belong: the end of the name of a list of its queue. Only workers that
--- have the handler take from it.
+-- Returns the list for the request's tokens, as the end of its key's name. Only workers that have
+-- the handler take from it.
 local function list_of(r)
   return string.format("%s:%02d", r.handler, r.level)
 end
 
--- A rate may run ahead by this much, so that one claim can hand out several parts: a twentieth
--- of a second with the millisecond that the clock is cut to.
+-- A rate may run ahead by 50 ms, so that one claim can hand out several parts: 49 here, and the
+-- fraction of a millisecond that the clock cuts off.
 local RATE_AHEAD_MS = 49
 
--- The last charge explains how far the rate is ahead of now, but for this much. What is further
--- ahead was charged by a clock that has gone back since.
+-- `rate_at_ms` may be ahead of now by the last charge and this much. If it is further ahead, the
+-- server's clock has gone back since that charge.
 local CLOCK_OFF_MS = 1000
 
--- Up to when the request's rate is spent. (A charge of 0 was made by an earlier version, and is
--- not known.)
+-- Returns up to when the request's rate is spent. A charge of 0 is unknown: an earlier version made
+-- it.
 local function rate_at(r, now)
   local charge = r.rate_charge_ms
   if charge > 0 and r.rate_at_ms - now > charge + CLOCK_OFF_MS then
@@ -25,7 +25,8 @@ local function rate_at(r, now)
   return r.rate_at_ms
 end
 
--- The moment from which the request may start parts: a delayed start, a snooze, its rate.
+-- Returns the moment from which the request may start parts: after a delayed start, a snooze, its
+-- rate.
 local function blocked_until(r, now)
   if r.rate_ms > 0 then
     return math.max(r.hold_ms, math.ceil(rate_at(r, now)) - RATE_AHEAD_MS)
@@ -33,9 +34,11 @@ local function blocked_until(r, now)
   return r.hold_ms
 end
 
--- Leases of the request, and whether nothing lies in its `retry`, which is so for most. Each is
--- asked once; whoever changes it after that says so in the request's table. Before the first claim
--- there is neither: two fields say so, lest one that somebody spoilt lifts the limit.
+-- These cache in `r` the number of leases, and whether `retry` is empty, as for most requests. Each
+-- is asked of the server once; code that changes one of them updates or clears the cached value. A
+-- request that was never claimed has no leases and no retries, so both calls are skipped. Two
+-- fields are tested for that: if a foreign write damaged one of them, trusting it alone would lift
+-- the limit.
 local function is_new(r)
   if r.new == nil then
     r.new = r.delivered == 0 and r.unit == ""
@@ -55,7 +58,7 @@ local function is_smooth(k, r)
   return r.smooth
 end
 
--- Parts that could start now, and the moment (0: none) at which more could.
+-- Returns how many parts could start now, and the moment (0: none) at which more could.
 local function startable(k, r, now)
   local ready, later = r.total - r.delivered, 0
   local first = is_smooth(k, r) and {} or redis.call("ZRANGE", k.retry, 0, 0, "WITHSCORES")
@@ -71,7 +74,7 @@ local function startable(k, r, now)
   return ready, later
 end
 
--- The moment to register for another look, or 0 when an earlier one is registered already.
+-- Returns the moment to register for another look, or 0 if an earlier one is registered already.
 local function look_again(r, now, later)
   if later > 0 and (r.due_ms <= now or later < r.due_ms) then
     put(r, "due_ms", later)
@@ -80,7 +83,7 @@ local function look_again(r, now, later)
   return 0
 end
 
--- How many tokens to push, and when to look again.
+-- Returns how many tokens to push, and when to look again.
 local function invite(k, r, now)
   if not is_live(r) or r.paused == 1 then
     return 0, 0

@@ -1,7 +1,7 @@
--- What went wrong with a part so far, as "errors crashes alone run records". Only parts that
--- had trouble, or were snoozed, have an entry. `alone`: hand it out by itself. `run`: how often
--- it was redriven. `records`: how many of its records failed, once it was given up (0: not
--- counted yet).
+-- What went wrong with a part so far, as "errors crashes alone run records". Only parts that had
+-- trouble, or were snoozed, have an entry. `alone`: the part must be handed out by itself. `run`:
+-- how often it was redriven. `records`: how many of its records failed, once it was given up; 0
+-- before.
 local function read_tries(text)
   local t = { errors = 0, crashes = 0, alone = 0, run = 0, records = 0 }
   if text then
@@ -22,8 +22,8 @@ local function write_tries(tries, number, t)
   redis.call("HSET", tries, number, tries_text(t))
 end
 
--- Records of a part. An entry has one field: its name says where the part came from and
--- begins with the count of its records, its value is the payload.
+-- Returns the number of records of a part. An entry has one field: its name begins with that number
+-- and tells where the part came from, its value is the payload.
 local function records_of(parts, number)
   local entry = redis.call("XRANGE", parts, number, number)[1]
   return entry and tonumber(string.match(entry[2][1], "^%d+")) or 0

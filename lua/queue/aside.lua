@@ -1,4 +1,4 @@
--- aside: rename a key of the queue that is of another type, which nobody could use otherwise.
+-- aside: rename a key of the queue that has another type, so that scripts can use the name again.
 --
 --   (mends the queue's keys)
 --
@@ -17,15 +17,16 @@
 local spoilt, aside, due, open = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local type = ARGV[1]
 
--- Somebody else may have renamed it since the caller looked, and it may be whole again.
+-- Another caller may have renamed the key since this one looked, and the key may be good again.
 local found = redis.call("TYPE", spoilt).ok
 if found == type or found == "none" then
   return 0
 end
 
 redis.call("RENAME", spoilt, aside)
--- Each of the two indexes tells which requests the other had: those that are open. Which is due
--- is not known any more, so all are; when they were submitted is not known, so long ago.
+-- `due` and `open` hold the same requests, so each can be rebuilt from the other. A rebuilt `due`
+-- has the times of submission as scores, so all requests are due. A rebuilt `open` has the score 0:
+-- when the requests were submitted is not known any more.
 if spoilt == due and redis.call("TYPE", open).ok == "zset" then
   redis.call("ZUNIONSTORE", due, 1, open)
 elseif spoilt == open and redis.call("TYPE", due).ok == "zset" then

@@ -1,4 +1,4 @@
--- beat: say that a worker lives and what it holds, or that it goes.
+-- beat: note that a worker lives and which requests it works on, or that it ends.
 --
 --   (changes the queue's indexes)
 --
@@ -8,10 +8,10 @@
 -- KEYS[4]  open      ZSET  requests not finished, scored by submission (ms)
 --
 -- ARGV[1]  name      of the worker
--- ARGV[2]  ttl_ms    how long it counts as alive without another beat; 0: it goes
+-- ARGV[2]  ttl_ms    how long it counts as alive without another beat; 0: it ends
 -- ARGV[3]  details   what it says of itself; opaque
--- ARGV[4]  lease_ms  if it dies now, its requests want a look after this
--- ARGV[5+] requests  it holds leases of
+-- ARGV[4]  lease_ms  if it dies now, its requests need a look after this
+-- ARGV[5+] requests  that it holds leases of
 --
 -- Returns  workers that were forgotten because they were silent for a day
 -- Errors   none
@@ -32,8 +32,9 @@ else
   redis.call("HSET", worker, "details", details)
   redis.call("PEXPIRE", worker, ttl_ms)
 end
--- An index that was lost with a failover is mended by whoever works on the request: with the
--- score 0, for it was opened long ago. If it was purged meanwhile the next look forgets it.
+-- A failover may have lost entries of the indexes. A worker that holds leases of a request
+-- registers it again, with the score 0, since the time of its submission is not known. If the
+-- request was purged meanwhile, the next look removes it.
 for i = 5, #ARGV do
   redis.call("ZADD", open, "NX", 0, ARGV[i])
   redis.call("ZADD", due, "LT", now + lease_ms, ARGV[i])

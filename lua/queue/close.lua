@@ -1,4 +1,4 @@
--- close: take a request that has ended out of the open ones, or a purged one out of all.
+-- close: move an ended request from open to closed, or remove a purged one from all indexes.
 --
 --   open -> closed -> (absent)     in the queue's indexes
 --
@@ -10,7 +10,7 @@
 -- ARGV[2]  score     its score in open, read before it was seen to have ended
 -- ARGV[3]  purge_at  when it may be purged (ms); 0: it is purged
 --
--- Returns  1; 0 when it was registered anew meanwhile, or was not among the open ones
+-- Returns  1; 0 when the request was registered anew meanwhile, or was not in open
 -- Errors   none
 -- Cost     O(log requests)
 -- Flags    allow-oom

@@ -12,14 +12,14 @@
 -- ARGV[1]  request_id
 -- ARGV[2]  count     tokens
 -- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list;
---                    drop: none; those are taken out that requests left which have ended;
---                    forget: none, and a list that is empty is in use no more
+--                    drop: push none, remove tokens of requests that have ended;
+--                    forget: push none, remove the list from used if it is empty
 -- ARGV[4]  look_ms   moment to look at the request again, or 0
 -- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
--- ARGV[6]  believed  to ensure: so many of them are believed out
+-- ARGV[6]  believed  to ensure: how many tokens of the request are believed out
 -- ARGV[7]  to        the list, as it is called in used and news: HANDLER:LL
 --
--- Returns  tokens pushed; to drop: tokens taken out
+-- Returns  tokens pushed; to drop: tokens removed
 -- Errors   none
 -- Cost     O(count); to ensure: O(length of the list), in the mean no more than READ_AT_MOST; to
 --          drop: O(READ_AT_MOST)
@@ -28,16 +28,17 @@
 -- @include clock
 -- @include most_out
 
--- Tokens that one look reads, on average.
+-- A look reads at most so many tokens, on average.
 local READ_AT_MOST = 4096
--- Tokens that one command puts back.
+-- One RPUSH puts back at most so many tokens.
 local PUSH_AT_ONCE = 1000
--- A little longer than processes that saw a request end drop its tokens (LEFT_OVER_S).
+-- For 200 ms after a process saw a request end, it drops the request's tokens (LEFT_OVER_S). This
+-- is a little longer.
 local LEFT_OVER_MS = 250
--- After so long every process knows of a list: it reads what is in use every 10 s, and a wait
--- that was begun just before ends 10 s later (READ_EVERY_S, BLOCK_S).
+-- After this time every process knows a list: it reads `used` every 10 s, and a wait that began
+-- just before ends 10 s later (READ_EVERY_S, BLOCK_S).
 local KNOWN_AFTER_MS = 30000
--- Whoever waits takes news at once. They gather only while nobody does.
+-- A process that waits takes news at once. So news pile up only while no process waits.
 local MOST_NEWS = 64
 
 local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -46,17 +47,18 @@ local request_id, count, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local look_ms, register, believed = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
 local to = ARGV[7]
 
--- A list is read through to count one request's tokens. When it is long, only now and then: all
--- the looks at all the requests in it would take the server more time than the work. Meanwhile
--- what is believed counts: a token that was lost is missed until then, and nothing else is.
+-- To count one request's tokens, the whole list is read. A long list is read only now and then:
+-- with a look at each request in it, reading would take the server longer than the work. At other
+-- looks the belief counts, so only a lost token is missed until the list is read.
 local function is_skipped()
   local times = math.ceil(redis.call("LLEN", tokens) / READ_AT_MOST)
   return times > 1 and now_ms() % times > 0
 end
 
--- Processes wait at the lists they know to be in use, and at the news. So while a list may be
--- new to some of them, news of it are pushed with each token: who takes them reads what is in use.
--- A key that somebody else made another of is left to those who read it: tokens are pushed.
+-- Processes wait at the lists that they know to be in use, and at `news`. While a list may be new
+-- to some of them, each token pushed there comes with a piece of news, and the process that takes
+-- the news reads `used`. If `used` or `news` has another type, nothing is told: the next process
+-- that reads it renames it (aside), and tokens are pushed all the same.
 local function is_spoilt(key, type)
   local found = redis.call("TYPE", key).ok
   return found ~= type and found ~= "none"
@@ -76,15 +78,16 @@ local function tell(pushed)
     return
   end
   local there = redis.call("LLEN", news)
-  -- At least one, also of tokens that were there before: who was told of them may have died.
+  -- At least one piece lies there, also for older tokens: the process told of them may have died.
   for _ = 1, math.min(math.max(pushed, 1 - there), MOST_NEWS - there) do
     redis.call("LPUSH", news, to)
   end
   redis.call("PEXPIRE", news, KNOWN_AFTER_MS)
 end
 
--- Take out tokens of requests that are not open any more, of all that have some among those that are
--- taken next. However long the list is, it costs the same; what is behind them is for another time.
+-- Removes tokens of requests that are not open any more from the 4,096 that are taken next, and
+-- returns their number. So the cost does not depend on the length of the list; later calls read the
+-- rest.
 local function drop_ended()
   local is_open, kept = {}, {}
   local read = redis.call("LRANGE", tokens, -READ_AT_MOST, -1)
@@ -109,14 +112,16 @@ if register ~= "no" then
   local now = now_ms()
   local score = register == "again" and tonumber(redis.call("ZSCORE", open, request_id))
   if score then
-    -- A new score, so that whoever saw the request ended before this cannot close it.
+    -- With a new score, a caller of close that saw the request ended before this can no longer
+    -- close it.
     redis.call("ZADD", open, math.max(now, score + 1), request_id)
   else
     redis.call("ZADD", open, "NX", now, request_id)
   end
   redis.call("ZREM", closed, request_id)
   if redis.call("ZADD", due, "NX", now, request_id) == 0 and register == "again" then
-    -- Its tokens may be taken for those that are left over from before: look just after that.
+    -- Processes that saw the request end may drop its new tokens as left over. Look just after
+    -- that.
     redis.call("ZADD", due, "LT", now + LEFT_OVER_MS, request_id)
   end
 end
@@ -143,12 +148,12 @@ if mode == "ensure" and not is_counted then
 elseif mode == "ensure" then
   local found = #redis.call("LPOS", tokens, request_id, "COUNT", 2 * MOST_OUT)
   if found > MOST_OUT then
-    -- More turns than others of the list have: too many were minted once.
+    -- The request has more tokens than may be out, and so more turns than others: drop the surplus.
     redis.call("LREM", tokens, found - MOST_OUT, request_id)
   end
   count = count - found
 end
--- Nobody needs more of one request; a count that was spoilt is not to keep the server busy.
+-- At most MOST_OUT tokens of one request are of use. A damaged count must not keep the server busy.
 count = math.min(count, MOST_OUT)
 for _ = 1, count do
   redis.call("LPUSH", tokens, request_id)

@@ -27,7 +27,7 @@ local looked = { unpack(ARGV, 4) }
 local now = now_ms()
 local reply = { now, every_ms, 0 }
 local next_look = now + math.max(every_ms, 10 * redis.call("ZCARD", open))
--- Not those that somebody registered for another time since.
+-- A request that was registered for another time since it was lent keeps that time.
 for _, request_id in ipairs(looked) do
   if tonumber(redis.call("ZSCORE", due, request_id)) == lent then
     redis.call("ZADD", due, math.max(next_look, lent), request_id)
@@ -36,12 +36,13 @@ end
 for _, request_id in ipairs(redis.call("ZRANGEBYSCORE", due, "-inf", now, "LIMIT", 0, limit)) do
   local score = redis.call("ZSCORE", open, request_id)
   if not score and not redis.call("ZSCORE", closed, request_id) then
-    -- The index was lost, or the request: a look tells. It was opened long ago.
+    -- The index was lost, or the request was; the look will tell. The time of submission is not
+    -- known.
     redis.call("ZADD", open, 0, request_id)
     score = "0"
   end
   if score then
-    -- Should the caller die, or this answer be lost, it is not forgotten for long.
+    -- If the caller dies, or this answer is lost, the request is due again after every_ms.
     redis.call("ZADD", due, now + every_ms, request_id)
     reply[3] = reply[3] + 1
     reply[#reply + 1] = request_id

@@ -35,7 +35,7 @@ if not r then
   return newer or unknown()
 end
 local last = first + (#ARGV - 3) / 2 - 1
--- Sent again after it was there, perhaps long after: nothing changes.
+-- The same call again, perhaps long after the first: nothing changes.
 if last <= r.total then
   return { r.total, redis.call("HGET", k.meta, "cursor"), 0, list_of(r), 0 }
 end
@@ -49,7 +49,7 @@ end
 local bytes = 0
 for i = 4, #ARGV, 2 do
   local payload = ARGV[i]
-  -- A number is its id with -0 behind it, and costs less than the text.
+  -- XADD completes the number n to the id n-0. That costs less than building the text.
   redis.call("XADD", k.parts, first + (i - 4) / 2, ARGV[i + 1], payload)
   bytes = bytes + #payload
 end

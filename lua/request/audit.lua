@@ -1,4 +1,4 @@
--- audit: work out afresh which tokens should be out, whatever was believed.
+-- audit: work out afresh how many tokens should be out, whatever was believed.
 --
 --   (changes beliefs only)  request, and since when its holders are suspected to be dead
 --
@@ -6,7 +6,7 @@
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
 --
--- ARGV[1]  pushed    tokens of it that the caller found missing at its last audit, and has pushed
+-- ARGV[1]  pushed    tokens that the caller found missing after its last audit, and has pushed
 --
 -- Returns  state; queue; tokens that should be out; their list; when to look again; leases
 --          that may be reaped; when the request may be purged (0: it has not ended, or leases
@@ -37,11 +37,12 @@ local believed = r.out + pushed
 put(r, "out", 0)
 put(r, "due_ms", 0)
 local want, look = invite(k, r, now)
--- Never more than was believed or pushed: what the caller will find missing is not out yet, and whoever
--- mints meanwhile must not be told that it is. Too low a belief only makes a token too many.
+-- `out` is never more than was believed or pushed. Tokens that the caller will find missing are not
+-- out yet, and another caller of mint must not be told that they are. A belief that is too low only
+-- makes a token too many.
 put(r, "out", math.min(believed, want))
 
--- What is to be said of leases that are past their deadline: how many may be reaped.
+-- Notes since when leases are past their deadline, and returns how many of them may be reaped.
 local function suspect(overdue)
   local since = suspected_since(k.meta, now)
   if overdue == 0 then
@@ -56,8 +57,8 @@ end
 
 local overdue = redis.call("ZCOUNT", k.leases, "-inf", now)
 local expired = suspect(overdue)
--- Also look when the first lease would expire, so that the dead do not wait for the next round,
--- and again and again while some are suspected.
+-- Look also when the next lease would expire, so that parts of the dead do not wait for the next
+-- round; and every second while leases are suspected.
 local first = redis.call("ZRANGEBYSCORE", k.leases, "(" .. now, "+inf", "WITHSCORES", "LIMIT", 0, 1)
 local next_look = tonumber(first[2])
 if overdue > 0 then
@@ -67,7 +68,7 @@ if next_look and (look == 0 or next_look < look) then
   look = next_look
 end
 local purge_at = 0
--- Not while a lease stands: nobody looks at what is closed, and its holder may be dead.
+-- Not while a lease stands: its holder may be dead, and nobody looks at a closed request.
 if not is_live(r) and overdue == 0 and not next_look then
   load_more(k.meta, r)
   purge_at = r.finished_ms + r.keep_ms

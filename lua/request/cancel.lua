@@ -1,4 +1,4 @@
--- cancel: end a request now, at the same cost whatever it still holds.
+-- cancel: end a request now, at the same cost however many parts it still has.
 --
 --   loading, open -> cancelled     request
 --

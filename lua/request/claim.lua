@@ -57,7 +57,7 @@ local function answer(word, mint, look, troubles, basket)
   if not basket then
     return { word, mint, list_of(r), look, r.handler, "", 0, 0, {} }
   end
-  -- The id alone does not tell: it may have been purged and submitted anew.
+  -- The id alone does not identify the request: one of the same id may have been purged before.
   local created, spec, waited = r.created_ms, "", 0
   if created == 0 or created ~= known then
     spec = redis.call("HGET", k.meta, "spec")
@@ -68,13 +68,13 @@ local function answer(word, mint, look, troubles, basket)
   return { word, mint, list_of(r), look, r.handler, spec, created, waited, troubles, contents(basket) }
 end
 
--- A refused token is dropped, not replaced: it comes back when there is something to run.
+-- A refused token is dropped and not replaced: another is pushed when there is something to run.
 local function refuse(word)
   local _, later = startable(k, r, now)
   return answer(word, 0, look_again(r, now, later))
 end
 
--- What the caller says of the request's handler: its unit, and its retries.
+-- Returns what the caller offers for the request's handler: its unit, and its retries.
 local function offer()
   for i = 7, #ARGV do
     local unit, name, retries = string.match(ARGV[i], "^(%a+) (%S+) ?(%d*)$")
@@ -85,12 +85,13 @@ local function offer()
   return nil
 end
 
--- Every claim uses up the token it came with; one of a former level was written off already.
+-- Every claim uses up its token. Tokens of a former level were written off when the level changed.
 if level == r.level then
   put(r, "out", math.max(0, r.out - 1))
 end
 if leases_of(k, r) > 0 and redis.call("ZSCORE", k.leases, holder) then
-  -- Whoever is told to go on must not be reaped for the time the lost reply took.
+  -- The reply was lost. The deadline moves, so that the holder is not reaped for the time that
+  -- took.
   redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
   local basket, troubles = hand_again(k, holder)
   local mint, look = invite(k, r, now)
@@ -100,7 +101,8 @@ if not is_live(r) then
   return answer(r.state, 0, 0)
 end
 if redis.call("ZSCORE", k.gone, holder) then
-  -- It came after its own release: nobody waits for the answer, or would end the lease.
+  -- This claim came after its own release: no caller waits for the answer, and none would end the
+  -- lease.
   return refuse("lost")
 end
 if level >= 0 and level ~= r.level then
@@ -111,7 +113,7 @@ if r.paused == 1 then
 end
 local unit, retries = offer()
 if not unit then
-  -- A stray token: those of the request go to workers that have the handler.
+  -- A stray token: tokens of the request go only to workers that have its handler.
   return answer("handler", 0, 0)
 end
 if leases_of(k, r) >= r.limit then

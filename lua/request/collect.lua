@@ -44,8 +44,9 @@ if committed ~= expected then
   end
 end
 
--- Whether a part has no result yet and may get one under its own number: it waits, runs or is to
--- run again. One that was given up, or redriven and finished since, is pending no more.
+-- Returns whether a part has no result yet and may get one under its own number: it waits, runs, or
+-- is to run again. A part that was given up, or redriven and finished since, is not pending any
+-- more.
 local function is_awaited(number)
   return is_live(r)
     and (tonumber(number) > r.delivered

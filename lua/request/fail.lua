@@ -90,7 +90,8 @@ else
   if kind == "hold" then
     put(r, "hold_ms", math.max(r.hold_ms, now + delay_ms))
   end
-  -- Also of a snooze, which spends no attempt: it is known then that the part was run before.
+  -- Written for a snooze, too, although it spends no attempt: it shows that the part has run
+  -- before.
   write_tries(k.tries, number, t)
   park(k, { number }, delay_ms > 0 and now + delay_ms or nil)
 end

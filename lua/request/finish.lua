@@ -56,7 +56,7 @@ local records, numbers, sizes, results = tonumber(ARGV[7]), ARGV[8], ARGV[9], AR
 
 local given = #sizes / 4
 numbers = { struct.unpack("<" .. string.rep("I8", given), numbers) }
--- What unpack says last is where it stopped.
+-- The last value of struct.unpack is the position where it stopped.
 numbers[given + 1] = nil
 sizes = { struct.unpack("<" .. string.rep("I4", given), sizes) }
 
@@ -70,8 +70,8 @@ end
 local now = now_ms()
 local counted = 0
 
--- Bookkeeping of parts that had trouble. What a redrive yields stands beside what the part
--- yielded before, which may not be collected yet.
+-- Clears the entries of parts that had trouble. The result of a redrive gets a field of its own,
+-- since the part's earlier result may not be collected yet.
 local function settle_troubles(fields, parts)
   local texts = redis.call("HMGET", k.tries, unpack(parts))
   for i, number in ipairs(parts) do
@@ -85,7 +85,7 @@ local function settle_troubles(fields, parts)
   redis.call("ZREM", k.retry, unpack(parts))
 end
 
--- Record parts whose XACK answered, so that each is counted by exactly one call. `fields` are
+-- Records parts that XACK has just acknowledged, so that exactly one call counts each. `fields` has
 -- numbers and results in turn.
 local function record(fields, parts, number_of_records)
   r.smooth = redis.call("EXISTS", k.tries, k.partial, k.retry) == 0 or nil
@@ -99,7 +99,7 @@ local function record(fields, parts, number_of_records)
   put(r, "records_done", r.records_done + number_of_records)
 end
 
--- Numbers and results in turn, of all parts or of those that pass.
+-- Returns numbers and results in turn, of all parts or of those that pass.
 local function fields_of(passes)
   local fields, n, at = {}, 0, 1
   for i = 1, given do
@@ -113,7 +113,7 @@ local function fields_of(passes)
   return fields
 end
 
--- Record those of the results that pass, looked at one by one.
+-- Records those of the results that pass; each part is checked by itself.
 local function record_those(passes)
   local parts, sum = {}, 0
   local fields = fields_of(function(number)
@@ -130,14 +130,14 @@ local function record_those(passes)
   end
 end
 
--- With the lease, the whole batch at once: XACK answers all of it, or 0 for a repeated call.
+-- With the lease, records the whole batch at once: XACK counts all parts, or 0 for a repeated call.
 local function record_batch()
   local acked = redis.call("XACK", k.parts, "w", unpack(numbers))
   if acked == given then
     record(fields_of(), numbers, records)
   elseif acked > 0 then
-    -- Only a server that lost its last moments knows some and not others. The ones just
-    -- acknowledged were delivered, and are neither deleted (that is done) nor given up.
+    -- Only a server that lost its last moments has acknowledged some of the parts and not others.
+    -- Those acknowledged just now were delivered, and are neither deleted (done) nor given up.
     record_those(function(number)
       return number <= r.delivered
         and redis.call("HEXISTS", k.failed, number) == 0
@@ -146,15 +146,15 @@ local function record_batch()
   end
 end
 
--- Without a lease, only parts that nobody has taken since: they lie in `retry`. Never those of
--- an earlier request of the same id, which was purged.
+-- Without a lease, records only parts in `retry`, which no other holder has taken since. The caller
+-- has checked that they are not of an earlier request with the same id.
 local function record_mercifully()
   record_those(function(number)
     return redis.call("ZSCORE", k.retry, number) and redis.call("XACK", k.parts, "w", number) == 1
   end)
 end
 
--- Hand over the next batch, or end the lease: a call that hands out nothing leaves none.
+-- Hands over the next batch, or ends the lease: a call that hands out nothing leaves no lease.
 local function go_on()
   local room = leases_of(k, r) <= r.limit
   if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r, now) <= now then

@@ -1,4 +1,4 @@
--- inspect: read everything that is counted of a request, at one moment.
+-- inspect: read all counts and fields of a request, at one moment.
 --
 --   (reads only)
 --
@@ -18,7 +18,7 @@
 -- @include clock
 -- @include version
 
--- A holder that lives is heard within this after the deadline of its lease: the longest grace.
+-- A live holder is heard within this time after the deadline of its lease: the longest grace.
 local LONGEST_GRACE_MS = 13000
 
 local meta, left, leases, retry, results = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -41,7 +41,7 @@ return {
   redis.call("ZCARD", leases),
   redis.call("ZCOUNT", leases, now - LONGEST_GRACE_MS, "+inf"),
   redis.call("ZCARD", retry),
-  -- Their scores are their numbers, far below any time.
+  -- Parts that were handed back: their scores are their numbers, which are far below any time.
   redis.call("ZCOUNT", retry, "-inf", now / 2),
   redis.call("HLEN", results),
   unpack(fields),

@@ -1,4 +1,4 @@
--- locate: say where parts came from.
+-- locate: tell where parts came from.
 --
 --   (reads only)
 --

@@ -1,4 +1,4 @@
--- pause: start no more parts; what runs goes on to its end.
+-- pause: start no more parts; running parts go on to their end.
 --
 --   (sets the flag paused)  request
 --

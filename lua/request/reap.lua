@@ -1,4 +1,4 @@
--- reap: take back what holders left whose lease expired and who kept silent for a grace.
+-- reap: take back parts of holders whose lease expired and who were silent for a grace.
 --
 --   running -> retry        parts, at the front, each to be handed out alone if its worker died
 --   running -> failed       a part that has cost too many workers
@@ -36,7 +36,7 @@
 -- @include giveup
 -- @include suspicion
 
--- So many parts are about what the server may be kept busy with by one call.
+-- About so many parts may keep the server busy in one call.
 local PARTS_AT_ONCE = 500
 
 local k = {
@@ -55,17 +55,17 @@ if not r then
 end
 local now = now_ms()
 
--- Whether the holder's pool was heard after the deadline of the lease. Who dies with a lease that
--- it renewed is not heard after the deadline. A pool that lives renews all that its processes
--- hold and charges its own dead (release): the end of this lease was forgotten with a failover,
--- or the pool cannot come to this server. Only durations are compared: the heartbeat is by another
--- server's clock.
+-- Returns whether the holder's pool was heard after the deadline of the lease. A dead pool was not:
+-- it renewed its leases until it died. A live pool renews all leases of its processes and charges
+-- its own dead (release). So if it was heard, a failover has undone the end of this lease, or the
+-- pool cannot reach this server. Only durations are compared, because another server's clock timed
+-- the heartbeat.
 local function is_pool_alive(holder, deadline)
   local silent_ms = heard[string.match(holder, "^(%x+)%.")]
   return silent_ms and now - silent_ms > tonumber(deadline)
 end
 
--- Which of the parts ran when the holder died: the one it last said, or the only one it had.
+-- Returns the part that ran when the holder died: the one it named last, or the only one it had.
 local function running_of(numbers, said)
   if #numbers == 1 then
     return numbers[1]
@@ -78,7 +78,7 @@ local function running_of(numbers, said)
   return nil
 end
 
--- What is known of a part, and that it is to be handed out alone; of most nothing is known.
+-- The entry in `tries` of a part that must be handed out alone. Most parts have no entry before.
 local FIRST_ALONE = tries_text({ errors = 0, crashes = 0, alone = 1, run = 0, records = 0 })
 local function alone_text(text)
   local t = read_tries(text)
@@ -86,7 +86,7 @@ local function alone_text(text)
   return tries_text(t)
 end
 
--- Have parts handed out alone from now on, but for the one that is charged.
+-- Marks parts to be handed out alone from now on, except the one that is charged.
 local function set_apart(numbers, running)
   for start = 1, #numbers, MOST_HELD do
     local some = { unpack(numbers, start, math.min(#numbers, start + MOST_HELD - 1)) }

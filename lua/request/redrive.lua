@@ -1,4 +1,4 @@
--- redrive: run parts again that were given up, under the same numbers.
+-- redrive: run given-up parts again, under the same numbers.
 --
 --   failed -> retry             parts, at the front
 --   done, failed -> open        request, if it had ended
@@ -49,7 +49,7 @@ for i = 1, #ARGV do
     redis.call("XCLAIM", k.parts, "w", PARKED, 0, number, "FORCE", "JUSTID")
     redis.call("ZADD", k.retry, number, number)
     local t = read_tries(redis.call("HGET", k.tries, number))
-    -- What has killed workers before is not to take its neighbours along.
+    -- A part that has killed workers must not take others along.
     t.alone = t.crashes > 0 and 1 or 0
     t.errors, t.crashes, t.run = 0, 0, t.run + 1
     write_tries(k.tries, number, t)
@@ -59,7 +59,7 @@ for i = 1, #ARGV do
 end
 put(r, "failed", r.failed - redriven)
 local left = redis.call("INCRBY", k.left, redriven)
--- A request that failed before its end goes on also without a redriven part.
+-- A request that failed before its end goes on even if no part was redriven.
 if not is_live(r) and left > 0 then
   put(r, "state", redis.call("HGET", k.meta, "sealed") and "open" or "loading")
   put(r, "finished_ms", 0)

@@ -1,4 +1,4 @@
--- release: end a lease politely, or for a process that is known to be dead.
+-- release: end a lease that its holder gives back, or whose process is known to be dead.
 --
 --   running -> retry        everything pending under the lease, at the front
 --   running -> failed       the part that crashed its worker once too often
@@ -37,7 +37,7 @@
 -- @include ending
 -- @include giveup
 
--- A call may be on its way for so long.
+-- A claim may arrive up to ten minutes late; its holder's name is remembered for so long.
 local GONE_MS = 600000
 
 local k = {
@@ -54,7 +54,7 @@ end
 local now = now_ms()
 local refused = refusal(k, r, holder, call)
 if refused and refused[1] == "lost" then
-  -- Its claim may still come, and would grant a lease to nobody.
+  -- The claim of this holder may still arrive, and would grant a lease that no process knows of.
   redis.call("ZREMRANGEBYSCORE", k.gone, "-inf", now - GONE_MS)
   redis.call("ZADD", k.gone, now, holder)
   redis.call("PEXPIRE", k.gone, GONE_MS)

@@ -1,4 +1,4 @@
--- seal: the load is complete.
+-- seal: note that the load is complete.
 --
 --   loading -> open         request
 --   loading -> done         request without a part left to finish
@@ -41,7 +41,7 @@ local r, newer = load_request(k.meta)
 if not r then
   return newer or unknown()
 end
--- A load that was given up by a cancel cannot be compared any more.
+-- A cancel has deleted the parts, so the load cannot be compared with them any more.
 if r.state == "cancelled" then
   return { r.state, 0, list_of(r), 0 }
 end
@@ -51,7 +51,7 @@ end
 if redis.call("HGET", k.meta, "cursor") ~= cursor then
   return redis.error_reply("EXISTS the request was loaded from other content")
 end
--- `failed` while loading: too much failed already; the load still comes to its end once.
+-- A request may fail while it is loading. Its load still comes to its end, and is sealed once.
 local sealed = redis.call("HGET", k.meta, "sealed")
 if sealed then
   return { r.state, 0, list_of(r), 0 }

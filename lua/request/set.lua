@@ -35,7 +35,7 @@ if not is_live(r) then
 end
 
 if level and level ~= r.level then
-  -- Tokens in the old list are written off: whoever pops one drops it.
+  -- Tokens in the old list are written off: the worker that takes one drops it.
   put(r, "level", level)
   put(r, "out", 0)
 end

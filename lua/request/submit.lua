@@ -24,7 +24,7 @@
 
 local meta, parts, left = KEYS[1], KEYS[2], KEYS[3]
 local digest, cursor, delay_ms, total = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
--- The last of the fields of meta.
+-- Index of the last argument that belongs to meta.
 local fields = #ARGV - 2 * total
 
 local found = redis.call("HMGET", meta, "digest", "cursor", "protocol")
@@ -41,7 +41,7 @@ end
 
 local now = now_ms()
 local hold_ms = delay_ms > 0 and now + delay_ms or 0
--- One token is enough: the claim that comes with it asks for more.
+-- One token is enough: the claim made with it asks for more.
 local out = delay_ms > 0 and 0 or 1
 local bytes = 0
 redis.call("XGROUP", "CREATE", parts, "w", 0, "MKSTREAM")

@@ -1,1 +1,1 @@
-"""Looking at servers and queues, and mending them."""
+"""Examining servers and queues, and mending them."""

@@ -1,9 +1,9 @@
 """Users of the server by role, each with the rights its work needs and no others.
 
-What a role needs is worked out, not listed: it runs certain scripts; their headers name
-the keys, and their bodies the commands, for a server holds what a script does against
-the rights of whoever runs it. Scripts are allowed by digest, so a user can load what it
-likes and run only what we have written.
+The rights of a role are worked out from the scripts it runs, not listed. The headers of these
+scripts name the keys and their bodies the commands, because a server checks each command of a
+script against the rights of its caller. Scripts are allowed by digest, so a user can load any
+script but run only ours.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from streamq.model import PREFIX
 from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys, RequestKeys
 
-#: What every connection needs: to be checked, and to find its way in a cluster.
+#: What every connection needs: commands to check the server, and to find nodes of a cluster.
 _EVERYBODY = (
     "ping",
     "info",
@@ -30,12 +30,13 @@ _EVERYBODY = (
     "acl|whoami",
     "acl|dryrun",
 )
-#: To make scripts known where they are not; whoever may can also fill a server's memory with them.
+#: The right to load scripts that a server does not have. A user with it can fill a server's memory
+#: with scripts.
 _LOAD = "script|load"
 _FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
-#: To wait for tokens, and to end the wait.
+#: Commands to wait for tokens, and to end such a wait.
 _TAKE = ("brpop", "client|id", "client|unblock")
-#: To see whether keys of the queue are of another type.
+#: Commands to see whether keys of the queue have another type.
 _ASIDE = ("type",)
 _JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect", "aside")
 _LOADER = (
@@ -62,14 +63,15 @@ _DIGEST = re.compile(r"\+evalsha\|([0-9a-f]{40})")
 
 
 class Role(msgspec.Struct, frozen=True):
-    """What a kind of user does."""
+    """What users of a role do, and what they need for it."""
 
     says: str
     scripts: tuple[str, ...]
     commands: tuple[str, ...]
-    #: Keys that commands touch outside of scripts.
+    #: Keys that the role's commands touch outside of scripts.
     keys: tuple[str, ...] = ()
-    #: Whether it can do without the right to load scripts, where others have loaded its own.
+    #: Whether the role can work without the right to load scripts, once other users have loaded
+    #: them.
     only_looks: bool = False
 
 
@@ -87,7 +89,7 @@ ROLES: dict[str, Role] = {
         ("tokens", "used", "news", "open", "workers", "worker", "aside"),
     ),
     "janitor": Role(
-        "takes back what the dead left: janitor",
+        "takes back the parts of dead workers: janitor",
         _JANITOR,
         ("zrange", "hget", *_ASIDE),
         ("used", "workers", "worker", "aside"),
@@ -149,7 +151,7 @@ ROLES: dict[str, Role] = {
         ),
     ),
 }
-#: Beside the roles: who may do everything, the replicas of a primary, and sentinels.
+#: Users beside the roles: the administrator, the replicas of a primary, and sentinels.
 ADMIN, REPLICA, SENTINEL = "admin", "replica", "sentinel"
 OTHERS: dict[str, tuple[str, str]] = {
     ADMIN: ("may do everything: to load this file, and for emergencies", "~* &* +@all"),
@@ -174,12 +176,11 @@ def file_text(
     *,
     readers_load: bool = True,
 ) -> str:
-    """An ACL file with a user for each role that has a password.
+    """Return an ACL file with a user for each role that has a password.
 
-    Without ``readers_load`` those who only look may not load scripts: somebody else has to.
-
-    ``kept`` is an earlier file: what it lets each role run stays allowed, for as long as
-    workers of two versions run side by side.
+    Without ``readers_load`` a reader may not load scripts: another user has to. ``kept`` is an
+    earlier file: scripts that it allows a role stay allowed, for as long as workers of two versions
+    run side by side.
     """
     lines = ["user default off resetkeys resetchannels -@all"]
     for user, password in passwords.items():
@@ -202,7 +203,7 @@ def rights_of(
     *,
     loads: bool = True,
 ) -> list[str]:
-    """A role's rights, as the server reads them."""
+    """Return a role's rights, in the words of the server's ACL."""
     role = ROLES[name]
     allowed = sorted({*map(lua.digest, role.scripts), *digests})
     patterns, channels = _patterns(role, prefix, tuple(queues))
@@ -218,7 +219,7 @@ def rights_of(
 
 
 def commands_of(role: Role) -> list[str]:
-    """The commands a role uses, in scripts and outside of them."""
+    """Return the commands a role uses, in scripts and outside of them."""
     used = {*_EVERYBODY, _LOAD, *role.commands}
     for script in role.scripts:
         for command, word in _CALL.findall(lua.source(script)):
@@ -228,7 +229,7 @@ def commands_of(role: Role) -> list[str]:
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A call that a role makes: what it stands for, how it begins, and what may fill it up."""
+    """A call that a role makes: what it is for, how it begins, and with what to fill it up."""
 
     what: str
     words: tuple[str, ...]
@@ -236,7 +237,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
-    """A call for each script, key and command of a role."""
+    """Yield a call for each script, key and command of a role."""
     role = ROLES[name]
     request = RequestKeys("ID", prefix)
     keys = QueueKeys(queue, prefix, worker="WORKER", spoilt="due")
@@ -260,9 +261,9 @@ def _key(name: str, request: RequestKeys, keys: QueueKeys) -> str:
 
 
 def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Patterns of the keys and of the channels that a role touches."""
+    """Return patterns of the keys and of the channels that a role touches."""
     names = {key for script in role.scripts for key in lua.signature(script)[0]} | {*role.keys}
-    names.discard("spoilt")  # which is one of the others
+    names.discard("spoilt")  # it is one of the other keys
     request = RequestKeys("ID", prefix)
     found, channels = set(), set()
     for name in names:

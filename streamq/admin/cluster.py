@@ -1,4 +1,4 @@
-"""Making a cluster of servers that run somewhere, and looking at one, without another tool."""
+"""Making a cluster of running servers, and examining one, without another tool."""
 
 import socket
 import time
@@ -26,7 +26,7 @@ Role = Literal["primary", "replica"]
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """One node. ``failed`` is what the others think of it, ``unreachable`` what we found."""
+    """One node. ``failed``: the other nodes say so; ``unreachable``: we could not connect."""
 
     id: str
     address: str
@@ -39,20 +39,20 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
-    """A cluster. It is ``ok`` without problems and ``down`` when it takes no commands."""
+    """A cluster. ``ok``: no problems; ``down``: the cluster takes no commands."""
 
     state: Literal["ok", "degraded", "down"]
-    #: How many of the 16384 slots somebody serves.
+    #: How many of the 16384 slots are served.
     slots: int
     nodes: tuple[NodeStatus, ...]
     problems: tuple[str, ...]
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``.
+    """Return host and port of ``HOST:PORT``.
 
     Raises:
-        InvalidValue: it is not that.
+        InvalidValue: the text is not of that form.
     """
     try:
         split = urlsplit(f"//{text}")
@@ -67,13 +67,13 @@ def address(text: str) -> tuple[str, int]:
 def create(
     target: ServerURL, replicas: int, timeout_s: float, *, is_waiting: bool, is_insecure: bool
 ) -> bool:
-    """Make a cluster of the target's hosts; False when they are one already, as asked.
+    """Make a cluster of the target's hosts. Return False if they already are the wanted one.
 
-    Servers that do not answer yet may be waited for. It returns when all nodes see the same, whole
-    cluster. Cut short and called again, it goes on.
+    With ``is_waiting``, wait for servers that do not answer yet. Return when all nodes see the
+    same, whole cluster. A call that was cut short can be made again and goes on.
 
     Raises:
-        InvalidValue: so many nodes make no such cluster.
+        InvalidValue: so many nodes cannot make such a cluster.
         ServerError: a node cannot be used, has data, or belongs to another cluster.
     """
     places = target.hosts
@@ -113,7 +113,7 @@ def _wait(target: ServerURL, timeout_s: float) -> None:
 
 
 def arrange(peers: Sequence[Peer], replicas: int) -> Groups:
-    """Primaries on as many machines as there are, and replicas where nothing of theirs is yet."""
+    """Return groups with primaries on as many machines as possible, and replicas on others."""
     spread = _interleaved(peers)
     count = len(peers) // (1 + replicas)
     groups = [[peer] for peer in spread[:count]]
@@ -127,10 +127,10 @@ def arrange(peers: Sequence[Peer], replicas: int) -> Groups:
 
 
 def status(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
-    """The cluster of the target's first host that answers, as all its nodes see it.
+    """Return the cluster of the first of the target's hosts that answers, as all its nodes see it.
 
     Raises:
-        ServerError: none answers, or it is no node of a cluster.
+        ServerError: no host answers, or the host is no node of a cluster.
     """
     places = target.hosts
     if not places:
@@ -174,7 +174,7 @@ def _peer(place: tuple[str, int], target: ServerURL) -> Generator[Peer]:
     node = NodeClient(target, host, port)
     name = _text(host, port)
     try:
-        # Servers are introduced to each other by address: they take no names.
+        # CLUSTER MEET takes addresses, not names.
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         yield Peer(name, str(found[0][4][0]), port, node.ask)
     except socket.gaierror as error:
@@ -194,7 +194,7 @@ def _peers(places: Iterable[tuple[str, int]], target: ServerURL) -> Generator[li
 
 @contextmanager
 def _first(places: Sequence[tuple[str, int]], target: ServerURL) -> Generator[Peer]:
-    """The first that answers."""
+    """Give the first peer that answers."""
     with ExitStack() as stack:
         for index, place in enumerate(places):
             try:
@@ -220,7 +220,7 @@ def _refuse_twins(peers: Sequence[Peer], views: dict[str, View]) -> None:
 
 
 def _refuse_used(peer: Peer, views: dict[str, View]) -> None:
-    """Only what knows nobody but the others given, and holds nothing, may become a node."""
+    """Raise unless the server knows only the given servers and has no keys."""
     ours = {topology.own(known).id for known in views.values()}
     strangers = [member for member in views[peer.name].values() if member.id not in ours]
     if strangers:
@@ -234,7 +234,7 @@ def _refuse_used(peer: Peer, views: dict[str, View]) -> None:
 
 
 def _refuse_other_layout(groups: Groups, views: dict[str, View]) -> None:
-    """What an earlier call has done is left; what it would not have done is not ours to undo."""
+    """Raise if the nodes are in a cluster of another layout: we undo nothing that we did not do."""
     for index, (primary, *replicas) in enumerate(groups):
         mine = topology.own(views[primary.name])
         planned = (topology.share(index, len(groups)),)
@@ -254,7 +254,7 @@ def _refuse_without_masterauth(peers: Iterable[Peer]) -> None:
         try:
             _, _, secret = peer.ask("CONFIG", "GET", "masterauth").partition("\n")
         except ServerRefused:
-            continue  # It hides its configuration, and will say so if replicas cannot log in.
+            continue  # the user may not read the configuration
         if not secret:
             raise ServerRefused(
                 f"{peer.name} has a password but no masterauth: as a replica it could not log in "
@@ -263,7 +263,7 @@ def _refuse_without_masterauth(peers: Iterable[Peer]) -> None:
 
 
 def _stands(views: list[View], primaries: int, replicas: int) -> bool:
-    """Whether the nodes are one cluster, of so many primaries with so many replicas each."""
+    """Return whether the nodes are one cluster, of so many primaries with so many replicas each."""
     known = views[0]
     if known.keys() != {topology.own(each).id for each in views}:
         return False
@@ -281,7 +281,7 @@ def _served(members: Iterable[ClusterMember]) -> int:
 
 
 def _interleaved(peers: Sequence[Peer]) -> list[Peer]:
-    """One of each machine in turn."""
+    """Return the peers, one of each machine in turn."""
     machines: dict[str, list[Peer]] = {}
     for peer in peers:
         machines.setdefault(peer.machine, []).append(peer)
@@ -290,7 +290,7 @@ def _interleaved(peers: Sequence[Peer]) -> list[Peer]:
 
 
 def _matched(newcomers: Sequence[Peer], groups: Groups) -> dict[int, Peer]:
-    """As many newcomers as can be, each at a group that has nobody on its machine."""
+    """Place as many newcomers as possible, each in a group with no node on its machine."""
     placed: dict[int, Peer] = {}
 
     def place(peer: Peer, tried: set[int]) -> bool:
@@ -298,7 +298,7 @@ def _matched(newcomers: Sequence[Peer], groups: Groups) -> dict[int, Peer]:
             if index in tried or peer.machine in {member.machine for member in group}:
                 continue
             tried.add(index)
-            # Who is there already may find another place.
+            # The newcomer placed there may fit into another group.
             if index not in placed or place(placed[index], tried):
                 placed[index] = peer
                 return True
@@ -348,7 +348,7 @@ def _summary(first: Peer, known: View, peers: dict[str, Peer]) -> ClusterStatus:
 
 
 def _rank(known: View, member: ClusterMember) -> tuple[object, ...]:
-    """Primaries by their slots, and behind each those who follow it."""
+    """Return a key that sorts primaries by their slots, and replicas behind their primary."""
     leader = known.get(member.primary, member)
     return leader.slots, leader.id, member.primary, member.port
 

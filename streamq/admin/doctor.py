@@ -1,7 +1,7 @@
-"""Looking for what is wrong with a server or a queue, and saying how to mend it.
+"""Finds what is wrong with a server or a queue, and tells how to mend it.
 
-Nothing is changed by looking. What is mended on request is what a janitor does anyway,
-and a server's eviction policy.
+Looking changes nothing. With ``--fix`` it mends what a janitor would mend anyway, and a server's
+eviction policy.
 """
 
 import time
@@ -18,9 +18,9 @@ from streamq.protocol.replies import Tokens
 from streamq.queue import backlog
 from streamq.queue.janitor import Janitor
 
-#: Nobody swept a queue whose looks are overdue by this much.
+#: If the first look is overdue by more than this, no janitor sweeps the queue.
 UNSWEPT_MS = 30_000
-#: Books of a living request are read again so often, until they add up.
+#: The counts of a live request are read up to 5 times, 0.1 s apart, until they add up.
 _READINGS = 5
 _PAUSE_S = 0.1
 
@@ -33,7 +33,7 @@ class Doctor(Examiner):
         self._protocol = protocol
 
     def examine(self, queues: list[str]) -> Iterator[Finding]:
-        """Everything that can be said, as it is found. Without queues, of every queue there is."""
+        """Yield all findings as they are made; without queues, those of every queue there is."""
         chosen = queues or self._queues()
         server = ServerChecks(self._probe, chosen[:MOST_QUEUES], is_mending=self._is_mending)
         for name, check in server.all():
@@ -63,7 +63,7 @@ class Doctor(Examiner):
             yield Finding(check="requests", verdict=OK, says=says)
 
     def _care(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
-        """Who looks after the queue."""
+        """Check the versions of the queue's workers, and that a janitor sweeps it."""
         versions = Counter(worker.version for worker in found.workers)
         if len(versions) > 1:
             says = f"queue {queue}: workers of versions {', '.join(sorted(versions))}"
@@ -79,7 +79,7 @@ class Doctor(Examiner):
             )
 
     def _requests(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
-        """What is wrong with the queue's requests."""
+        """Check the queue's requests."""
         for request_id, error in found.damaged:
             yield _unusable(request_id, error)
         for status in found.unserved():
@@ -102,7 +102,7 @@ class Doctor(Examiner):
             pass
 
     def _request(self, queue: str, request_id: str) -> Iterator[Finding]:
-        """What is wrong with a request."""
+        """Check one request."""
         for kind, says in self._lasting_complaints(request_id):
             what = f"request {request_id}: {says}"
             if kind in ("token", "lease"):
@@ -120,7 +120,7 @@ class Doctor(Examiner):
                 yield Finding(check=kind, verdict=FAIL, says=what, remedy=remedy)
 
     def _lasting_complaints(self, request_id: str) -> list[tuple[str, str]]:
-        """What is seen once may be on its way: only what is seen each time counts."""
+        """Return complaints that every reading showed: a single one may be work in progress."""
         try:
             lasting = set(_complaints(self._probe.books(request_id)))
             for _ in range(_READINGS - 1):
@@ -133,7 +133,7 @@ class Doctor(Examiner):
         return sorted(lasting)
 
     def _look(self, queue: str, request_id: str) -> None:
-        """What a janitor does with a request."""
+        """Do what a janitor does with a request."""
         score = self._protocol.registered(queue, request_id) or 0.0
         tick = self._protocol.tick(queue, limit=0)
         janitor = Janitor(self._protocol, queue)
@@ -145,7 +145,7 @@ class Doctor(Examiner):
         for request_id in self._probe.names("r", "meta"):
             try:
                 queue = self._protocol.inspect(request_id).optional_text("queue")
-            except (RequestUnknown, Damaged):  # just purged; told of already
+            except (RequestUnknown, Damaged):  # just purged; or damaged, and reported already
                 continue
             if not queue:
                 yield _damage(request_id, "it does not say which queue it is of")
@@ -166,7 +166,7 @@ class Doctor(Examiner):
 
 
 def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """A check that cannot be made says so, and does not stop the others."""
+    """Make a check. If it cannot be made, yield a finding about that, and go on with the others."""
     try:
         yield from look()
     except Damaged as error:
@@ -199,7 +199,7 @@ def _damage(what: str, error: str) -> Finding:
 
 
 def _complaints(books: Books) -> Iterator[tuple[str, str]]:
-    """What does not add up in a request's books, or stands still."""
+    """Yield what does not add up in the counts of a live request, and what stands still."""
     if books.request.state.is_live:
         yield from _miscounts(books)
         yield from _standstills(books)
@@ -223,7 +223,7 @@ def _miscounts(books: Books) -> Iterator[tuple[str, str]]:
 
 def _standstills(books: Books) -> Iterator[tuple[str, str]]:
     for holder, ms in books.expired.items():
-        # A janitor comes by every few seconds.
+        # A janitor looks every few seconds.
         if ms > UNSWEPT_MS:
             yield "lease", f"the lease of {holder} has expired, and nobody took its parts back"
     count = books.request.count
@@ -231,4 +231,4 @@ def _standstills(books: Books) -> Iterator[tuple[str, str]]:
     free = count("limit") - count("leases")
     ready = count("total") - count("delivered") + books.retry_due
     if min(free, ready) > 0 and not books.tokens and not is_held:
-        yield "token", "parts of it could run, and nobody is invited: a token is lost"
+        yield "token", "parts could run, but no token invites a worker: it was lost"

@@ -1,4 +1,4 @@
-"""Reading what a server, and a request in it, are like; for the doctor. Nothing is changed."""
+"""Reads the state of a server, and of a request in it, for the doctor. Changes nothing."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,26 +18,26 @@ from streamq.protocol.snapshot import Snapshot
 class Clock(msgspec.Struct, frozen=True):
     """A server's clock beside ours."""
 
-    #: How far it is ahead of ours, and how long the answer took.
+    #: How far the server's clock is ahead of ours, and how long the answer took.
     ahead_s: float
     trip_s: float
 
 
 class Books(msgspec.Struct, frozen=True):
-    """What is kept of a request, from its own keys and from its queue's."""
+    """What is stored about a request, in its own keys and in its queue's."""
 
     request: Snapshot
-    #: Entries of the stream, and those that some consumer has.
+    #: Entries of the stream, and how many of them are pending under a consumer.
     entries: int
     pending: int
-    #: Consumers that have entries and no lease.
+    #: Consumers that have pending entries and no lease.
     without_lease: list[str]
     #: Holders whose lease has expired, and for how long (ms).
     expired: dict[str, int]
-    #: Parts that are to run again and may do so now.
+    #: Parts in ``retry`` whose time has come.
     retry_due: int
     tokens: int
-    #: When a janitor is to look at it next (ms), if it is registered.
+    #: When a janitor is to look at the request next (ms); None if it is not in ``due``.
     look_ms: float | None
 
 
@@ -51,29 +51,29 @@ class Probe:
         self._lengths: dict[str, int] = {}
 
     def primaries(self) -> list[Any]:
-        """The nodes to ask; each by the name it has in an error."""
+        """Return the nodes to ask. None stands for the only server."""
         if not self._connection.is_cluster:
             return [None]
         return list(self._connection.redis.get_primaries())
 
     def name(self, node: Any) -> str:
-        """What to call a node."""
+        """Return the name of a node for messages."""
         return self._connection.where.partition("?")[0] if node is None else str(node.name)
 
     def ask(self, node: Any, *words: Any) -> Any:
-        """What a node answers."""
+        """Send a command to a node and return the answer."""
         with translating_driver_errors(self.name(node)):
             redis = self._connection.redis
             client = redis if node is None else redis.get_redis_connection(node)
             return client.execute_command(*words)
 
     def info(self, node: Any, section: str) -> dict[str, Any]:
-        """A section of what a node says of itself."""
+        """Return a section of a node's INFO."""
         found: dict[str, Any] = self.ask(node, "INFO", section)
         return found
 
     def clock(self, node: Any) -> Clock:
-        """A node's clock beside ours: the best of three."""
+        """Compare a node's clock with ours: the quickest of three answers counts."""
         seen = []
         for _ in range(3):
             begun, before = time.monotonic(), time.time()
@@ -83,24 +83,27 @@ class Probe:
         return min(seen, key=lambda clock: clock.trip_s)
 
     def slots(self) -> list[tuple[int, int]]:
-        """The ranges of slots that primaries say they serve; what others say of them may be old."""
+        """Return the ranges of slots that primaries say they serve themselves.
+
+        What a node says of the slots of others may be old.
+        """
         ranges = []
         for node in self.primaries():
             lines = self.ask(node, "CLUSTER", "NODES").decode().splitlines()
             (own,) = (line.split() for line in lines if "myself" in line.split()[2])
             for word in own[8:]:
                 first, _, last = word.partition("-")
-                if first.isdecimal():  # others are on their way in or out
+                if first.isdecimal():  # words in brackets are slots on their way in or out
                     ranges.append((int(first), int(last or first)))
         return sorted(ranges)
 
     def may(self, node: Any, user: str, words: Sequence[str], filling: str) -> bool:
-        """Whether a user may call this, filled up to the length that the command wants.
+        """Return whether a user may make a call. ``filling`` is repeated as its missing arguments.
 
-        Nothing is done but ask.
+        ACL DRYRUN only checks; the call itself is not made.
 
         Raises:
-            ServerError: we may not ask, or the server knows no such question.
+            ServerError: we may not ask, or the server does not know ACL DRYRUN.
         """
         name = words[0]
         if filling:
@@ -115,14 +118,14 @@ class Probe:
         return reply in (b"OK", "OK")
 
     def _length(self, command: str) -> int:
-        """How many words a command has at least."""
+        """Return the least number of words that a command takes."""
         if command not in self._lengths:
             reply = self.ask(self.primaries()[0], "COMMAND INFO", command)
             self._lengths[command] = abs(int(reply[0][1])) if reply and reply[0] else 1
         return self._lengths[command]
 
     def names(self, kind: str, last: str) -> Iterator[str]:
-        """Names of the requests (``r``) or queues (``q``) that have such a key."""
+        """Yield the names of the requests (``r``) or queues (``q``) that have such a key."""
         head = f"{self.prefix}:{{{kind}:"
         for node in self.primaries():
             cursor: Any = 0
@@ -135,7 +138,7 @@ class Probe:
                     break
 
     def indexed(self, queue: str, request_id: str) -> bool:
-        """Whether a request is in one of its queue's indexes."""
+        """Return whether a request is in one of its queue's indexes."""
         keys = QueueKeys(queue, self.prefix)
         with translating_driver_errors(self._connection.where):
             redis = self._connection.redis
@@ -144,18 +147,20 @@ class Probe:
             )
 
     def overdue_ms(self, queue: str, now_ms: int) -> float:
-        """For how long the queue's first look has been due; 0 if none is."""
+        """Return for how long the queue's first look has been due; 0 if none is."""
         with translating_driver_errors(self._connection.where):
             key = QueueKeys(queue, self.prefix).due
             first = self._connection.redis.zrange(key, 0, 0, withscores=True)
         return max(0.0, now_ms - float(first[0][1])) if first else 0.0
 
     def books(self, request_id: str) -> Books:
-        """What is kept of a request. Read in several steps, so a living one may not add up.
+        """Read what is stored about a request.
+
+        It is read in several steps, so the numbers of a live request may not add up.
 
         Raises:
             RequestUnknown: there is no such request.
-            Damaged: it cannot be read.
+            Damaged: a value cannot be read.
         """
         with damaged_if_unreadable(f"what the server has of {request_id}"):
             return self._books(request_id)
@@ -189,7 +194,7 @@ class Probe:
 
 
 def _holders(reply: Any) -> Iterable[tuple[str, int]]:
-    """Entries by consumer, from what XPENDING sums up."""
+    """Return the number of pending entries of each consumer, from the reply to XPENDING."""
     if isinstance(reply, dict):
         return [(each["name"].decode(), int(each["pending"])) for each in reply["consumers"]]
     return [(name.decode(), int(count)) for name, count in reply[3] or ()]

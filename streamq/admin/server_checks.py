@@ -1,4 +1,4 @@
-"""What to check of a server: its version, settings, replicas, slots and clock, and our rights."""
+"""Checks of a server: its version, settings, replicas, slots and clock, and our rights."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
@@ -15,28 +15,28 @@ Verdict = Literal["ok", "warn", "fail"]
 OK: Final = "ok"
 WARN: Final = "warn"
 FAIL: Final = "fail"
-#: A server's clock may be off by this much without a word, and by this much at all.
+#: A server's clock that is off by more than 1 s is a warning, by more than 30 s a failure.
 SKEW_S, BAD_SKEW_S = 1.0, 30.0
 SLOTS = 16_384
-#: So many missing rights are named, and so many queues tried.
+#: How many missing rights are named, and on how many queues rights are tried.
 _SHOWN = 8
 MOST_QUEUES = 5
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of what was found."""
+    """One result of a check."""
 
     check: str
     verdict: Verdict
     says: str
     #: What to do about it.
     remedy: str = ""
-    #: It was mended just now.
+    #: The doctor has mended it just now.
     is_mended: bool = False
 
 
 class Examiner:
-    """Whoever looks at something, and mends it if that was asked for."""
+    """Base of the checks: reports findings, and mends what can be mended if asked to."""
 
     def __init__(self, probe: Probe, *, is_mending: bool) -> None:
         self._probe = probe
@@ -50,7 +50,7 @@ class Examiner:
         mend: Callable[[], object],
         verdict: Verdict = FAIL,
     ) -> Finding:
-        """What is wrong; mended, if that was asked for and can be done."""
+        """Return a finding about what is wrong. Mend it first, if that was asked for."""
         if self._is_mending:
             try:
                 mend()
@@ -65,13 +65,13 @@ class ServerChecks(Examiner):
     """Examines a server, or each primary of a cluster."""
 
     def __init__(self, probe: Probe, queues: Sequence[str], *, is_mending: bool) -> None:
-        """The queues are those that the user should have rights to, one of them at least."""
+        """``queues``: the user should have rights on at least one of them."""
         super().__init__(probe, is_mending=is_mending)
         self._queues = queues or ["default"]
         self._asked: dict[tuple[Any, acl.Trial], bool] = {}
 
     def all(self) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
-        """Every check, with its name."""
+        """Yield every check, with its name."""
         yield "version", self._versions
         yield "eviction", self._eviction
         yield "persistence", self._persistence
@@ -192,7 +192,7 @@ class ServerChecks(Examiner):
 
     def _rights(self) -> Iterator[Finding]:
         user = self._whoami()
-        # Who is called as a role is to have that one; anybody else any of them.
+        # A user named after a role should have that role; any other user at least one role.
         roles = [user] if user in acl.ROLES else list(acl.ROLES)
         for node in self._probe.primaries():
             missing = {name: self._lacks(node, user, name) for name in roles}
@@ -214,7 +214,7 @@ class ServerChecks(Examiner):
             )
 
     def _lacks(self, node: Any, user: str, role: str) -> list[str]:
-        """What a role does and the user may not, on the queue that suits the user best."""
+        """Return what a role does and the user may not do, on the queue where that is least."""
         return min(
             (
                 [
@@ -263,7 +263,7 @@ class ServerChecks(Examiner):
 
 
 def _largest(names: Iterable[str]) -> list[str]:
-    """Of these roles those that no other one of them includes."""
+    """Return those of the roles that no other one of them includes."""
     scripts_of = {name: set(acl.ROLES[name].scripts) for name in names}
     return [
         name

@@ -1,1 +1,1 @@
-"""The way to a server: URLs, connections, errors. Nothing else imports the driver."""
+"""The way to a server: URLs, connections, errors. No other folder imports redis-py."""

@@ -44,10 +44,11 @@ def client_options(url: ServerURL, **changes: Any) -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_S,
         "socket_timeout": REPLY_S,
         "protocol": 2,
-        # Valkey knows no such notifications and would refuse the connection.
+        # Valkey does not know these notifications and would refuse the connection.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         **url.options,
-        # redis-py would count the connections that lanes keep, and refuse others at its limit.
+        # redis-py would count the connections that lanes keep, and at its limit refuse to make
+        # more.
         "max_connections": 2**31,
         **changes,
     }
@@ -59,7 +60,7 @@ class _Patient:
     patience: Patience | None = None
 
     def execute_command(self, *words: Any, **options: Any) -> Any:
-        """Send a command; inside of a block of patience, until a server answers."""
+        """Send a command. A thread inside a block of patience repeats it until a server answers."""
         send: Callable[..., Any] = super().execute_command  # type: ignore[misc]
         if self.patience is None:
             return send(*words, **options)

@@ -29,7 +29,7 @@ from streamq.servers.local import LocalServer
 WAKE_S = 1.0
 #: How often an ordinary call is sent again. All of them are scripts that may run twice.
 RETRIES = 3
-#: What a node answers when it has not made a call that another node may make.
+#: A node answers with one of these when it has not made the call and another node may make it.
 _ELSEWHERE = (
     driver.AskError,
     driver.ReadOnlyError,
@@ -57,14 +57,14 @@ class Connection:
     """
 
     def __init__(self, url: str, *, reply_s: float = 0.0) -> None:
-        """``reply_s``: wait so long for a reply or a connection and repeat no call; 0: as usual."""
+        """``reply_s``: wait that long for a reply or a connection, repeat no call; 0: as usual."""
         self._server_url = ServerURL(url)
         self.where = mask(url)
         self._url = url
         self._is_hasty = reply_s > 0
         self._local: LocalServer | None = None
         if self._server_url.kind == "local":
-            # With a path it keeps its data there.
+            # A server with a path keeps its data there.
             path = self._server_url.path
             self._local = LocalServer.start(path or None, persist=bool(path))
             self._url = self._local.url
@@ -86,13 +86,13 @@ class Connection:
         self._patience = self.redis.patience = Patience(self.where, has_answered=has_answered)
 
     def hasty(self, reply_s: float) -> "Connection":
-        """Return another connection to the same server that waits so long and repeats no call."""
+        """Return another connection to the same server that waits that long and repeats no call."""
         return Connection(self._url, reply_s=reply_s)
 
     def node_of(self, key: str) -> str:
         """Return the node of a cluster that has the key, as far as is known; "" for one server.
 
-        It asks no server, and takes no lock that a thread could hold while it asks one.
+        This asks no server, and takes no lock that another thread could hold while it asks one.
         """
         if not self.is_cluster:
             return ""
@@ -104,8 +104,8 @@ class Connection:
     ) -> AbstractContextManager[None]:
         """Within the block, repeat this thread's calls for so long while the server is not ready.
 
-        It fails over, reads its data, or is away after it has answered once. A server that never
-        answered is not waited for. ``say`` is told what is waited for, once for each call.
+        Not ready: the server fails over, reads its data, or is away after it has answered once. A
+        server that never answered is not waited for. ``say`` gets a sentence, once for each call.
         """
         return self._patience.block(patience_s, say)
 
@@ -123,7 +123,7 @@ class Connection:
             try:
                 self.redis.ping()
             except driver.ResponseError as error:
-                # For example: it has no such database.
+                # For example: the server has no database of that number.
                 raise ours(error, self.where) or ServerRefused(
                     f"{self.where} refuses: {error}"
                 ) from None
@@ -133,10 +133,11 @@ class Connection:
     ) -> None:
         """Make sure that a server answers which can run our scripts and drops no keys.
 
-        ``warn`` is told what should be mended and is no reason to refuse the server.
+        ``warn`` gets a sentence for each thing that should be mended but does not rule the server
+        out.
 
         Raises:
-            ServerError: as of ``enter``, the server is too old, or may drop keys.
+            ServerError: as ``enter``; or the server is too old, or may drop keys.
         """
         self.enter(is_insecure=is_insecure)
         is_tls = bool(self._server_url.options.get("ssl"))
@@ -260,7 +261,7 @@ class Connection:
         return self.blocking(block_s).execute_command(*words)
 
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Make calls in one go, to where the keys of the first are. Refusals are answers here."""
+        """Send calls in one go, to the node of the first one's keys. A refusal is an answer."""
         calls = iter(calls)
         first = next(calls)
         try:
@@ -279,10 +280,10 @@ class Connection:
                 raise
 
     def wake(self) -> None:
-        """End every wait of ``pop``, from another thread: it returns without an element.
+        """End every wait of ``pop``, from another thread: ``pop`` then returns without an element.
 
-        Where the server does not allow CLIENT UNBLOCK, the connection is closed. That loses an
-        element that was just on its way, so it is done only then.
+        Where the server does not allow CLIENT UNBLOCK, this closes the connection instead. An
+        element that was just on its way is then lost, so it is the second choice.
         """
         for lane, beside in self._blocked():
             try:

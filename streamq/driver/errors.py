@@ -1,4 +1,4 @@
-"""What the driver raises, as errors of ours.
+"""Translates errors of redis-py into errors of ours.
 
 Every error of the driver that a caller can act on is translated here, and nowhere else. Code
 outside of this folder that must tell the driver's own errors apart imports them from here.
@@ -30,7 +30,7 @@ __all__ = [
     "translating_driver_errors",
 ]
 
-# What the driver raises, and what it means to a caller; the first that fits counts.
+# What redis-py raises, and what that means to a caller. The first row that fits counts.
 _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (driver.AuthenticationError, ServerRefused, "does not let us in"),
     (driver.AuthorizationError, ServerRefused, "does not let us in"),
@@ -44,13 +44,13 @@ _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (driver.TryAgainError, ServerBusy, "is not ready"),
     (driver.SlotNotCoveredError, ServerBusy, "is not ready"),
     (MasterNotFoundError, ServerBusy, "is not ready"),
-    (driver.InvalidResponse, ServerUnreachable, "answers, but not as a server of ours would"),
+    (driver.InvalidResponse, ServerUnreachable, "answers, but not as Redis or Valkey would"),
     (driver.ConnectionError, ServerUnreachable, "does not answer"),
     (driver.TimeoutError, ServerUnreachable, "does not answer"),
     (driver.RedisClusterException, ServerUnreachable, "does not answer as a cluster"),
     (OSError, ServerUnreachable, "does not answer"),
 )
-# The same by the first word of a reply that the driver has no class for.
+# The same for replies that redis-py has no class for, by the first word of the reply.
 _WORDS: dict[str, tuple[type[StreamqError], str]] = {
     "WRONGTYPE": (Damaged, "has a key of another type than streamq writes"),
     "OOM": (ServerFull, "is out of memory: let workers drain it"),
@@ -66,7 +66,7 @@ _WORDS: dict[str, tuple[type[StreamqError], str]] = {
 def ours(error: BaseException, where: str) -> StreamqError | None:
     """Return the driver's error as one of ours; None if a caller cannot act on it."""
     if isinstance(error, driver.RedisClusterException):
-        # No node could be used; what the last one answered says more.
+        # redis-py could use no node. The answer of the last node says more than this error.
         cause = error.__cause__ or error.__context__
         meant = ours(cause, where) if cause else None
         if meant:

@@ -1,7 +1,7 @@
 """Calls to one server on connections that are kept.
 
-The driver makes the connections: it knows of logins, TLS and sentinels. A short call by its own
-way through its pool, its checks and its parser costs several times what the call itself does.
+redis-py makes the connections: it knows about logins, TLS and sentinels. Its own way to make a call
+(pool, checks, parser) costs several times as much as a short call itself.
 """
 
 import os
@@ -15,21 +15,23 @@ from typing import Any
 import hiredis
 from redis import exceptions as driver
 
-#: What tells that a server, or the way to it, is not there.
+#: Errors that mean: the server is away, or the connection to it is lost.
 GONE = (driver.ConnectionError, driver.TimeoutError, OSError)
 _READ_BYTES = 2**16
-#: A word of more bytes is sent from where it is: to copy it costs more than to send.
+#: A word of more bytes is sent by itself: copying it into a larger buffer costs more than a send.
 _LARGE = 2**16
-#: A server that is well answers sooner than this, whatever it may do besides.
+#: A healthy server answers CLIENT ID within this time, however busy it is.
 _SOON_S = 5.0
-#: So many commands are kept in the form they are sent in, of no more words than this.
+#: ``block`` keeps up to 64 commands in packed form, and none of more than 1,700 words.
 _KEPT = 64
 _KEPT_WORDS = 1_700
 
 
 def pack(words: tuple[Any, ...]) -> list[bytes]:
-    """A command, in the pieces that it is sent in. Large words are among the last two or nowhere:
-    results are one word, and the parts of a load are about as large as each other.
+    """Return a command in the pieces that it is sent in.
+
+    Only the last two words are checked for size, and that is enough: ``finish`` sends all results
+    as its last word, and the payloads of one ``append`` have about the same size.
     """
     if not (_is_large(words[-1]) or _is_large(words[-2:][0])):
         return [hiredis.pack_command(words)]
@@ -58,7 +60,8 @@ class Lane:
         self._use()
 
     def _use(self) -> None:
-        #: What the server calls the connection; 0 where it does not tell, None before it is asked.
+        #: The server's id of this connection; 0 if the server does not tell, None before it was
+        #: asked.
         self.number: int | None = None
         connection = self._connection
         self._socket = connection._sock
@@ -68,10 +71,10 @@ class Lane:
         self._reader = hiredis.Reader(protocolError=driver.InvalidResponse, replyError=parse_error)
 
     def is_usable(self) -> bool:
-        """Whether it still leads to the server from here, with nothing on its way.
+        """Return whether the connection still leads to the right server, with no answer on its way.
 
-        Not if another process made it, if the server has left it, or if sentinels name another
-        primary by now.
+        It does not if another process made it, if the server has closed it, or if sentinels name
+        another primary by now.
         """
         connection = self._connection
         return (
@@ -81,7 +84,7 @@ class Lane:
         )
 
     def is_owned_by(self, pool: Any) -> bool:
-        """Whether a pool would lead to the same server now; after a failover it does not."""
+        """Return whether the pool leads to the server of this lane; not so after a failover."""
         return bool(pool.owns_connection(self._connection))
 
     def send(self, packed: Iterable[bytes]) -> None:
@@ -95,10 +98,10 @@ class Lane:
             raise driver.ConnectionError(str(error)) from None
 
     def receive(self) -> Any:
-        """The answer to the first command that has none yet.
+        """Return the answer to the oldest command that has none yet.
 
         Raises:
-            ResponseError: it is a refusal.
+            ResponseError: the answer is a refusal.
         """
         reader: Any = self._reader
         buffer = self._buffer
@@ -119,7 +122,7 @@ class Lane:
         return answer
 
     def learn_number(self) -> None:
-        """Ask the server what it calls the connection, once."""
+        """Ask the server for its id of this connection, once."""
         if self.number is None:
             self.send(pack(("CLIENT", "ID")))
             if not self.is_answered(_SOON_S):
@@ -130,11 +133,11 @@ class Lane:
                 self.number = 0
 
     def is_answered(self, within_s: float) -> bool:
-        """Whether an answer begins to come in time."""
+        """Return whether an answer begins to arrive within that time."""
         return bool(self._poll.poll(within_s * 1e3))
 
     def hang_up(self) -> None:
-        """End a wait for an answer, from another thread: there it is an error."""
+        """End another thread's wait for an answer: ``receive`` raises an error there."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -145,31 +148,34 @@ class Lane:
         self._use()
 
     def close(self) -> None:
-        """Drop the connection: answers may be on their way that nobody wants."""
+        """Drop the connection. Answers that are still on their way are lost with it."""
         self._connection.disconnect()
         self._pool.release(self._connection)
 
 
 class Lanes:
-    """Lanes to one server, each for one call at a time and then for another."""
+    """Lanes to one server. Each serves one call at a time and is then kept for the next."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._free: deque[Lane] = deque()
         self._packed: dict[tuple[Any, ...], list[bytes]] = {}
-        #: Those on which a call blocks now.
+        #: Lanes on which a call blocks now.
         self.blocked: set[Lane] = set()
 
     def call(self, words: tuple[Any, ...]) -> Any:
-        """The answer to a command."""
+        """Send a command and return the answer."""
         return self._call(self._take(), pack(words))
 
     def ask(self, words: tuple[Any, ...], within_s: float) -> Any:
-        """The answer to a command, if it comes in time."""
+        """Send a command and return the answer, or raise TimeoutError if none comes in time."""
         return self._call(self._take(), pack(words), within_s)
 
     def block(self, words: tuple[Any, ...]) -> Any:
-        """The answer to a command that blocks, and is made again and again, word by word."""
+        """Send a command that blocks and return the answer.
+
+        Such a command is repeated word by word, so its packed form is kept.
+        """
         is_kept = len(words) <= _KEPT_WORDS
         packed = self._packed.get(words) if is_kept else None
         if packed is None:
@@ -186,7 +192,8 @@ class Lanes:
             except BaseException:
                 lane.close()
                 raise
-            # Not on a connection that is made anew: it would have another number.
+            # `Lane.send` does not reconnect. A new connection would have another number, and `wake`
+            # would unblock the old one.
             return self._call(lane, packed, send=Lane.send)
         finally:
             self.blocked.discard(lane)
@@ -204,7 +211,7 @@ class Lanes:
                 raise driver.TimeoutError(f"no answer in {within_s:g} s")
             answer = lane.receive()
         except driver.ReadOnlyError:
-            # It leads to a former primary.
+            # This lane leads to a server that is no longer the primary.
             lane.close()
             raise
         except driver.ResponseError:
@@ -217,9 +224,9 @@ class Lanes:
         return answer
 
     def call_all(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """The answers to commands that are sent one behind the other.
+        """Send commands one after the other and return the answers; a refusal is an answer, too.
 
-        Each is sent before the next is made, so that the server is at it meanwhile.
+        Each command is sent before the next is packed, so that the server works meanwhile.
         """
         packed = map(pack, calls)
         lane = self._take()
@@ -234,13 +241,13 @@ class Lanes:
             lane.close()
             raise
         if any(isinstance(answer, driver.ReadOnlyError) for answer in answers):
-            lane.close()  # it leads to a former primary
+            lane.close()  # it leads to a server that is no longer the primary
         else:
             self._free.append(lane)
         return answers
 
     def close(self) -> None:
-        """Close those that are free."""
+        """Close the lanes that are free."""
         while self._free:
             self._free.pop().close()
 
@@ -259,7 +266,8 @@ class Lanes:
         try:
             lane.send(packed)
         except driver.ConnectionError:
-            # The server has left, and not heard it all: so it can be said again to one who is back.
+            # The server closed the connection before it had the whole command, so it has not run
+            # it: the command can be sent again on a new connection.
             lane.renew()
             lane.send(packed)
 

@@ -1,4 +1,4 @@
-"""Calls to one node of a cluster by itself, whoever has the keys: making and examining clusters."""
+"""Calls to one node of a cluster, whichever keys it has: to create and to examine clusters."""
 
 from typing import Any
 
@@ -24,10 +24,10 @@ class NodeClient:
             self._connection: Any = self._client.connection_pool.get_connection()
 
     def ask(self, *words: str) -> str:
-        """Send a command and return the answer; the items of a list stand below each other.
+        """Send a command and return the answer as text; a list becomes one item per line.
 
         Raises:
-            ServerError: it does not answer, or refuses.
+            ServerError: the node does not answer, or refuses.
         """
         try:
             with translating_driver_errors(self._where):

@@ -11,7 +11,7 @@ from redis import exceptions as driver
 from streamq.driver.errors import ours
 from streamq.errors import ServerBusy, ServerUnreachable
 
-#: How often a server that is not ready is asked again, and when to say that it is waited for.
+#: Ask a server that is not ready every 0.2 s, and tell the user after 1 s that we wait for it.
 _ASK_AGAIN_S = 0.2
 _SAY_AFTER_S = 1.0
 
@@ -22,7 +22,7 @@ class _Block(NamedTuple):
 
 
 class _OfThread(threading.local):
-    """What one thread has entered. Each thread begins with these values."""
+    """The block that one thread has entered. Each thread begins with these values."""
 
     block: _Block | None = None
     is_asking = False
@@ -36,14 +36,14 @@ class Patience:
     """
 
     def __init__(self, where: str, *, has_answered: bool) -> None:
-        """``has_answered``: a server has answered already, so one that is away may come back."""
+        """``has_answered``: a server has answered before, so one that is away may come back."""
         self._where = where
         self._has_answered = has_answered
         self._here = _OfThread()
 
     @contextmanager
     def block(self, patience_s: float, say: Callable[[str], object]) -> Generator[None]:
-        """Be patient for up to ``patience_s`` per call; ``say`` is told once what is waited for."""
+        """Repeat each call for up to ``patience_s``; ``say`` gets a sentence after 1 s."""
         outer = self._here.block
         self._here.block = _Block(patience_s, say)
         try:
@@ -57,9 +57,9 @@ class Patience:
         return self._here.block is not None
 
     def ask(self, call: Callable[..., Any], *words: Any, **options: Any) -> Any:
-        """Make a call; inside of a block again and again, until a server answers.
+        """Make a call; inside a block, repeat it until a server answers.
 
-        A call that is part of another one is made once: the outer one is repeated.
+        A call that is made by another call is not repeated itself: the outer one is.
         """
         here = self._here
         if here.block is None or here.is_asking:

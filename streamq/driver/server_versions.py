@@ -1,4 +1,4 @@
-"""Versions of servers: the oldest that will do, and those with known trouble."""
+"""Versions of servers: the oldest that works, and versions with known faults."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 OLDEST = (7, 0, 0)
 _BREAKOUT = "has CVE-2025-49844 (scripts can break out)"
 _TLS = "has CVE-2026-56684 (with TLS, CLIENT KILL can run code)"
-#: Of which server; from and before which version; what is wrong with them. From the release notes.
+#: Of which server, from and before which version, and what is wrong. From the release notes.
 _BAD_VERSIONS = (
     ("redis", (7, 0, 0), (7, 2, 0), "is not maintained any more, unless by a distribution"),
     ("redis", (7, 2, 0), (7, 2, 11), _BREAKOUT),
@@ -24,13 +24,13 @@ _BAD_VERSIONS = (
 
 
 class Version(NamedTuple):
-    """What a server says that it is."""
+    """The kind and version that a server reports."""
 
     #: redis or valkey.
     kind: str
-    #: As it says it.
+    #: As the server reports it.
     text: str
-    #: Empty if it cannot be read.
+    #: Empty if the text cannot be read.
     numbers: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -38,17 +38,17 @@ class Version(NamedTuple):
 
     @property
     def is_too_old(self) -> bool:
-        """Whether it lacks what scripts need. One that cannot be read is not."""
+        """Whether the version lacks what our scripts need; one that cannot be read does not."""
         return () < self.numbers < OLDEST
 
     def dangers(self, *, is_tls: bool) -> list[str]:
-        """What attackers are known to make of it, where TLS is used or not."""
+        """Return the known attacks on this version; those on TLS only where TLS is used."""
         found = troubles(self.kind, self.numbers)
         return [why for why in (_BREAKOUT, _TLS) if why in found and (is_tls or why != _TLS)]
 
 
 def version_of(info: Mapping[str, Any]) -> Version:
-    """What INFO says."""
+    """Return the version that the reply to INFO states."""
     kind = "valkey" if "valkey_version" in info else "redis"
     text = str(info.get("valkey_version") or info.get("redis_version") or "")
     words = text.split(".")[:3]
@@ -57,7 +57,7 @@ def version_of(info: Mapping[str, Any]) -> Version:
 
 
 def troubles(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """What is known to be wrong with a version of a server, and the first that is better."""
+    """Return the known faults of a version, each with the first version that is free of it."""
     return {
         why: until
         for of, since, until, why in _BAD_VERSIONS
@@ -66,7 +66,7 @@ def troubles(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def first_good(kind: str, version: tuple[int, ...]) -> tuple[int, ...]:
-    """The first version from this on that nothing is known to be wrong with."""
+    """Return the first version, from this one on, that has no known fault."""
     while bad := troubles(kind, version):
         version = max(bad.values())
     return version

@@ -1,4 +1,4 @@
-"""What the URL of a server says. No word of it that could be secret gets into an error."""
+"""Reads the URL of a server. Nothing of it that could be secret gets into an error message."""
 
 import ipaddress
 import re
@@ -66,13 +66,13 @@ def mask(url: str) -> str:
 
 
 class ServerURL:
-    """What a URL says: where to connect, in which way, and with which options.
+    """A parsed URL: where to connect, in which way, and with which options.
 
-    ``kind`` is single, cluster, sentinel, unix or local; ``path`` that of a socket or, for
+    ``kind`` is single, cluster, sentinel, unix or local; ``path`` is that of a socket or, for
     local, of a directory.
 
     Raises:
-        InvalidValue: the URL cannot be.
+        InvalidValue: the URL is not a valid one.
     """
 
     def __init__(self, url: str) -> None:
@@ -86,9 +86,9 @@ class ServerURL:
     def _read(self, url: str) -> None:
         split = _split(url)
         if "://" not in url:
-            raise ValueError(f"it wants a scheme; known are {SCHEMES}")
+            raise ValueError(f"it has no scheme; known are {SCHEMES}")
         if "@" in split.path + split.fragment and split.scheme not in ("unix", "local"):
-            raise ValueError("special characters in a password are to be percent-encoded")
+            raise ValueError("percent-encode the special characters in its password")
         self.kind, is_tls = _kind_of(split)
         self.path = unquote(split.path)
         self.service = ""
@@ -107,19 +107,19 @@ class ServerURL:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody could use the server who reaches it, from another machine too."""
+        """Whether the server is on another machine, and the URL has no password or certificate."""
         is_known = "password" in self.options or "ssl_certfile" in self.options
         return not is_known and not all(_is_here(host) for host, _ in self.hosts)
 
     def _read_path(self) -> None:
-        """The service of a sentinel, and the number of the database."""
+        """Read the service of a sentinel and the number of the database from the path."""
         database = self.path.strip("/")
         if self.kind == "sentinel":
             self.service, _, database = database.partition("/")
             if not self.service:
-                raise ValueError("it wants a service: redis+sentinel://host/service")
+                raise ValueError("it wants a service: write redis+sentinel://host/service")
         if self.kind == "single" and len(self.hosts) > 1:
-            raise ValueError("several hosts want redis+cluster:// or redis+sentinel://")
+            raise ValueError("several hosts need redis+cluster:// or redis+sentinel://")
         if not re.fullmatch("[0-9]*", database):
             raise ValueError("after the host comes the number of a database")
         if database:
@@ -129,7 +129,7 @@ class ServerURL:
 
 
 def _is_here(host: str) -> bool:
-    """Whether the name can only mean this machine."""
+    """Return whether the host can only be this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -146,7 +146,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _kind_of(split: SplitResult) -> tuple[str, bool]:
-    """How to connect, and whether with TLS."""
+    """Return how to connect, and whether with TLS."""
     scheme, plus, way = split.scheme.partition("+")
     if split.scheme in ("unix", "local"):
         return split.scheme, False
@@ -167,7 +167,7 @@ def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
             (parsed.hostname or "").encode("idna")  # as the resolver will
             hosts.append((parsed.hostname or "localhost", parsed.port or default_port))
         except ValueError:
-            raise ValueError("a host or port in it cannot be") from None
+            raise ValueError("a host or port in it is not valid") from None
     return hosts
 
 
@@ -185,5 +185,5 @@ def _options(query: str) -> dict[str, Any]:
         try:
             found[name] = _OPTIONS[name](text)
         except (KeyError, ValueError):
-            raise ValueError(f"the option {name} cannot be that") from None
+            raise ValueError(f"the value of the option {name} is not allowed") from None
     return found

@@ -1,4 +1,4 @@
-"""What a queue has to do, and who is there to do it."""
+"""What a queue has to do, and which workers it has."""
 
 import logging
 import threading
@@ -19,7 +19,8 @@ from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
 
-#: What was read is told again for so long, and for so many times what the reading took.
+#: What was read is returned again for 5 s, or for 20 times as long as reading took, if that is
+#: more.
 FRESH_S = 5.0
 _TIMES = 20
 #: A caller waits no longer than this for queues to be read.
@@ -27,10 +28,10 @@ PATIENCE_S = 2.0
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at one moment."""
+    """The unfinished requests and live workers of a queue at one moment."""
 
     queue: str
-    #: Its requests that are not finished, and the slots that each could use now.
+    #: Requests that are not finished, each with the number of slots that it could use now.
     requests: list[tuple[Status, int]]
     #: Requests that cannot be read, and why.
     damaged: list[tuple[str, Damaged]]
@@ -52,7 +53,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
         return [status for status, _ in self.requests if status.handler not in served]
 
     def samples(self) -> Samples:
-        """Return the same as metrics."""
+        """Return the backlog as metrics."""
         found = [status for status, _ in self.requests]
         states = Counter("paused" if each.paused else each.state.value for each in found)
         tens = Counter(each.level // 10 for each in found)
@@ -83,7 +84,7 @@ def read_backlog(
 ) -> Backlog:
     """Read what a queue has to do now, request after request.
 
-    ``on_read`` is told the number of each request before it is read, and how many there are.
+    ``on_read`` is called before each request, with its number and how many there are.
     """
     requests, damaged = [], []
     now_ms = 0
@@ -93,7 +94,7 @@ def read_backlog(
         try:
             found = protocol.inspect(request_id)
             status = found.status()
-        except RequestUnknown:  # about to be opened, or just purged
+        except RequestUnknown:  # registered and not opened yet, or just purged
             continue
         except Damaged as error:
             damaged.append((request_id, error))
@@ -112,7 +113,7 @@ def read_backlog(
 
 
 class BacklogCache:
-    """Reads queues for callers that ask often: what was just read is told again.
+    """Reads queues for callers that ask often, and returns recent readings again.
 
     One thread reads, so that a server that is away holds up a caller for ``PATIENCE_S`` at most.
     The thread reads for no more than a twentieth of its time.
@@ -149,7 +150,7 @@ class BacklogCache:
 
     def _read_all(self) -> list[Backlog]:
         begun = time.monotonic()
-        # A failure is told again for a while, too.
+        # A failed reading is returned again for a while, too.
         self._good_until = begun + FRESH_S
         try:
             return [read_backlog(self._protocol, queue) for queue in self._queues]

@@ -1,4 +1,4 @@
-"""The workers of a queue: what each says of itself with its heartbeats."""
+"""The workers of a queue, as their heartbeats describe them."""
 
 import msgspec
 
@@ -11,10 +11,10 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
     request: str
     part: int
-    #: When it was started (ms), by the worker's clock.
+    #: When the part was started (ms), by the worker's clock.
     since_ms: int
     handler: str
-    #: Of the process it runs in.
+    #: The process that runs the part.
     pid: int
 
 
@@ -26,17 +26,17 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     version: str = ""
     queue: str = ""
-    #: Names of the handlers it can run.
+    #: Names of the handlers that the worker can run.
     handlers: list[str] = []
     slots: int = 0
     busy: int = 0
     started_ms: int = 0
-    #: When it said this.
+    #: When the heartbeat was sent (ms).
     beat_ms: int = 0
-    #: The levels it takes from, as they were given.
+    #: The levels the worker takes from, as the option gave them.
     levels: str = ""
     running: list[Running] = []
-    #: What the names of its holders begin with; another one each time that it starts.
+    #: The names of its holders begin with this word, which is new each time the worker starts.
     pool: str = ""
 
 
@@ -47,6 +47,6 @@ def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
         try:
             found.append(msgspec.json.decode(details, type=WorkerDetails))
         except (ValueError, RecursionError):
-            # This worker lives, and is of a version that says other things of itself.
+            # The worker lives, but its version describes itself in another form.
             found.append(WorkerDetails(name=name, queue=queue))
     return found

@@ -1,4 +1,4 @@
-"""Taking back what the dead left, and keeping the queue's indexes true.
+"""Takes back parts of dead workers, and keeps the queue's indexes true.
 
 Every step is idempotent: any number of janitors may sweep one queue at once.
 """
@@ -26,31 +26,31 @@ from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
 
-#: A request that was registered and never opened is forgotten after this.
+#: A request that was registered but never opened is removed from the index after this time.
 FORGET_UNOPENED_MS = 3_600_000
-#: So many damaged requests are remembered, so that each is reported once.
+#: The janitor remembers up to 1,000 damaged requests, so that it reports each only once.
 MOST_REPORTED = 1_000
-#: How often lists of tokens go that only workers and clients of an earlier version use.
+#: How often the janitor removes lists of tokens that only an earlier version uses.
 FORMER_EVERY_S = 3_600.0
-#: Lists of tokens that came into use so long ago and are empty are waited at no more.
+#: A list of tokens that came into use longer ago than this and is empty is removed from ``used``.
 FORGET_LISTS_MS = 3_600_000
-#: So many requests of one sweep may get no answer from the only server.
+#: A sweep goes on after up to 3 looks that the only server did not answer; the next one ends it.
 MOST_AWAY = 3
-#: A sweep ends after this; what it did not come to is due again soon.
+#: A sweep ends after this time. Requests that it did not reach are due again soon.
 MOST_SWEEP_S = 5.0
-#: Requests with leases past their deadline are looked at so often, also in the middle of a sweep:
-#: a longer time between two looks may have been an outage, and starts their grace anew.
+#: Requests with leases past their deadline are looked at this often, also in the middle of a sweep.
+#: After a longer time between two looks there may have been an outage, so their grace starts anew.
 WATCH_EVERY_S = 1.0
-#: Who sweeps once stays so long for them at most; the grace is 13 s at most.
+#: ``sweep_out`` waits at most this long for suspects; their grace is 13 s at most.
 WATCH_S = 60.0
-#: Ended requests are looked at once more after this. A failover may have taken back the last
-#: moments of a request, its end with them, and not those of its queue.
+#: An ended request is looked at once more after this time. A failover may have undone the end of
+#: the request but not that of its entry in the queue's index.
 CONFIRM_MS = 180_000
 
-#: So many lists are cleared of tokens of ended requests in one sweep: some milliseconds each.
+#: A sweep clears at most so many lists of tokens of ended requests; each takes some milliseconds.
 MOST_LISTS = 10
 
-#: A request, and what to do about it.
+#: A request, and the function that looks at it.
 Look = tuple[str, Callable[[], None]]
 
 
@@ -70,34 +70,36 @@ class Janitor:
         every_ms: int = 5_000,
         outages: Outages | None = None,
     ) -> None:
-        """``outages`` are those that others in this process see, too."""
+        """``outages`` may be shared with other threads of this process."""
         self._protocol = protocol
         self._outages = outages or Outages()
         self.queue = queue
         self._every_ms = every_ms
-        #: How far the server's clock is ahead of this process's monotonic one.
+        #: How far the server's clock is ahead of ``time.monotonic`` (ms).
         self.ahead_ms = 0.0
-        #: Parts that were taken back so far, and when the last sweep ended (s since 1970).
+        #: How many parts this janitor took back, and when its last sweep ended (s since 1970).
         self.reaped = 0
         self.swept_at = 0.0
-        #: Requests that it closed, by their last state.
+        #: Requests that this janitor closed, by their last state.
         self.closed: Counter[State] = Counter()
         self._reported: set[str] = set()
-        #: Requests with leases past their deadline: their score, and when they were looked at.
+        #: Requests with leases past their deadline: score in the index, and when they were looked
+        #: at.
         self._suspects: dict[str, tuple[float, float]] = {}
-        #: The first moment (ms) at which one of the requests looked at wants another look.
+        #: The earliest moment (ms) at which one of the requests looked at needs another look; 0:
+        #: none.
         self._next_look_ms = 0
         #: Looks of this sweep that the only server did not answer.
         self._unanswered = 0
-        #: Requests of the last tick that were looked at, and until when it had them.
+        #: Requests of the last tick that were looked at, and until when the tick lent them to us.
         self._looked: list[str] = []
         self._lent = 0
-        #: Lists that may have tokens of ended requests, and one of these.
+        #: Lists that may have tokens of ended requests, each with one of these requests.
         self._littered: dict[str, str] = {}
         self._former_at = time.monotonic() + FORMER_EVERY_S
 
     def sweep(self) -> int:
-        """Look at every request that is due. Returns the ms until the next one is."""
+        """Look at every request that is due. Return the ms until the next one is."""
         tick = self._tick()
         self.ahead_ms = tick.now_ms - time.monotonic() * 1e3
         self._next_look_ms = self._unanswered = 0
@@ -106,7 +108,7 @@ class Janitor:
         begun = time.monotonic()
         for request_id, look in self._looks(tick):
             if self._has_looked(request_id, look) and request_id in lent:
-                lent.remove(request_id)  # a suspect is looked at several times
+                lent.remove(request_id)  # a suspect may be looked at several times
                 self._looked.append(request_id)
             if time.monotonic() - begun > MOST_SWEEP_S:
                 break
@@ -122,7 +124,7 @@ class Janitor:
         return max(0, min(tick.wait_ms, round(self._next_look_ms - now_ms)))
 
     def _has_looked(self, request_id: str, look: Callable[[], None]) -> bool:
-        """Look at a request, unless its node is away."""
+        """Look at a request and return True, or return False if its node does not answer."""
         node = self._protocol.node_of(request_id)
         if node and self._outages.left_s(node):
             return False
@@ -135,7 +137,8 @@ class Janitor:
                 if self._unanswered > MOST_AWAY:
                     raise
             elif isinstance(error, ServerUnreachable):
-                # Others are on nodes that are well. Each call to this one would wait as long.
+                # Other requests are on nodes that answer. Each further call to this node would wait
+                # as long.
                 self._outages.saw(node)
             return False
         except Damaged as error:
@@ -143,7 +146,7 @@ class Janitor:
         return True
 
     def sweep_out(self) -> None:
-        """Sweep until nothing is due, and it is known who of the silent is dead."""
+        """Sweep until nothing is due; for up to 60 s, wait until suspects are renewed or reaped."""
         until = time.monotonic() + WATCH_S
         while (wait_ms := self.sweep()) == 0 or (self._suspects and time.monotonic() < until):
             time.sleep(wait_ms / 1e3)
@@ -203,7 +206,7 @@ class Janitor:
             self._reported.add(request_id)
 
     def look(self, request_id: str, score: float, tick: Tick) -> None:
-        """Reap the dead, push the tokens that are missing, close what has ended."""
+        """Reap leases of dead workers, push missing tokens, close the request if it has ended."""
         self._suspects.pop(request_id, None)
         self.ahead_ms = self.ahead_ms or tick.now_ms - time.monotonic() * 1e3
         try:
@@ -213,7 +216,7 @@ class Janitor:
                 self._protocol.close(self.queue, request_id, score, 0)
             return
         if audit.queue != self.queue:
-            # Somebody submitted to this queue under an id that another one has, and died.
+            # Somebody submitted to this queue under an id of another queue's request, and died.
             self._protocol.close(self.queue, request_id, score, 0)
         elif audit.purge_at:
             self._close(request_id, score, audit, tick)
@@ -226,7 +229,7 @@ class Janitor:
             log.warning("%s: %d entries of its stream were not ours", request_id, audit.strays)
 
     def _reap(self, request_id: str) -> Audit:
-        """Take back what the dead hold, a bounded number of parts at a time."""
+        """Take back the parts of dead holders, a bounded number at a time."""
         audit = self._protocol.audit(request_id)
         while audit.expired:
             reaped = self._protocol.reap(request_id, heard=self._heard())
@@ -255,16 +258,17 @@ class Janitor:
             self._littered[audit.tokens.to] = request_id
 
     def _drop_tokens(self) -> None:
-        """Take tokens of ended requests out of the lists: nobody may be there to take them.
+        """Remove tokens of ended requests from the lists: there may be no worker to take them.
 
-        One call reads a bounded part of a list, so a list is cleared in each sweep until there is
-        nothing to clear. What is behind tokens of others is cleared when one of those is closed.
+        One call reads a bounded part of a list, so a list is cleared in each sweep until nothing is
+        found. Tokens that lie behind those of other requests are cleared when one of these is
+        closed.
         """
         for to, request_id in list(self._littered.items())[:MOST_LISTS]:
             try:
                 taken = self._protocol.mint(self.queue, request_id, Tokens(to=to), mode="drop")
             except Damaged as error:
-                # Whoever takes from it next puts it aside.
+                # A worker or janitor that uses the list next renames it (``aside``).
                 log.warning("queue %s: list %s is passed over: %s", self.queue, to, error)
                 taken = 0
             if not taken:
@@ -279,7 +283,8 @@ class Janitor:
         try:
             purge_at = self._protocol.purge(request_id)
         except RequestOpen:
-            # The index is wrong: it was lost in part, with a failover.
+            # The request lives, so its entry in ``closed`` is wrong: a failover lost a part of the
+            # index.
             self._protocol.mint(self.queue, request_id, Tokens(), register="again")
             return
         self._protocol.close(self.queue, request_id, -1, purge_at)

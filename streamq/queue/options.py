@@ -7,7 +7,7 @@ import msgspec
 from streamq import units
 from streamq.model import LAST_LEVEL, LEVEL, LIMIT, POISON, Policy, Spec
 
-#: How an option is called in messages: ``limit`` in Python, ``--limit`` in a command.
+#: Returns what an option is called in messages: ``limit`` in Python, ``--limit`` in a command.
 Named = Callable[[str], str]
 
 
@@ -28,10 +28,10 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
     spec: Spec = Spec(),  # noqa: B008  it is frozen
     named: Named = str,
 ) -> Policy:
-    """Return what the options mean. ``spec`` says how the input is read.
+    """Return the policy that the options describe. ``spec`` says how the input is read.
 
     Raises:
-        InvalidValue: an option that cannot be. It is called as ``named`` calls it.
+        InvalidValue: an option is not allowed. The message calls it what ``named`` returns.
     """
     tolerated, percent = units.tolerance(max_failures)
     return Policy(

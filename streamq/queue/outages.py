@@ -1,9 +1,8 @@
 """What to do while a server, or a node of it, does not answer.
 
-Who waits for a server says so once and asks it again more and more seldom (``Outage``).
-
-Whoever renews leases was silent as long as a node was (``Outages``). So nothing that looks
-abandoned on it is taken back until everybody has had the time to say that it lives.
+A caller reports an outage once and then asks the server less and less often (``Outage``). While a
+node is away, workers cannot renew leases on it, so live ones look dead (``Outages``). Nothing on
+the node is taken back until every worker has had the time to renew its leases.
 """
 
 import time
@@ -12,13 +11,13 @@ from collections.abc import Callable
 from streamq import backoff
 from streamq.errors import StreamqError
 
-#: So long after a call without an answer nothing on the node is taken back: the longest pause
-#: between two tries of a worker, and a renewal.
+#: For so long after a call without an answer nothing on the node is taken back: the longest pause
+#: between two tries of a worker, and the time of a renewal.
 QUIET_S = 5.0
 
 
 class Outage:
-    """Tells of an outage once, and once of its end, and how long to rest between two tries."""
+    """Reports an outage once, and its end once, and tells how long to wait between two tries."""
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class Outage:
         self.tries = 0
 
     def failed(self, error: StreamqError) -> float:
-        """Note a try without an answer. Returns the seconds to rest before the next."""
+        """Note a try without an answer. Return the seconds to wait before the next."""
         self.tries += 1
         if self.tries == 1:
             self._say(error)
@@ -53,7 +52,7 @@ class Outage:
 
 
 class Outages:
-    """When each node was last seen to be away. Threads may share it."""
+    """The time of the last unanswered call to each node. Threads may share this object."""
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}

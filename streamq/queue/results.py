@@ -1,9 +1,9 @@
-"""Reading the results of a request: everybody gets them in the same order.
+"""Reads the results of a request. Every reader gets them in the same order.
 
-First by part number. Then, once the request has ended and nobody runs a part of it any more, what
-is left: results of parts that were passed over, by this reader or by an earlier one, because they
-had not run when the request failed, by part number; and what failed parts yielded when they were
-run again, retry after retry.
+First come results by part number. The rest comes when the request has ended and no part of it runs
+any more. That is, by part number, the parts which this reader or an earlier one passed over because
+they had not run when the request failed; and then, retry after retry, the results of failed parts
+that were run again.
 """
 
 import time
@@ -13,13 +13,14 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Collected
 from streamq.protocol.snapshot import Snapshot
 
-#: So many results are read at once, and about so many bytes of them.
+#: A reading returns up to 500 results, and about 4 MiB of them.
 BATCH = 500
 BATCH_BYTES = 2**22
 
-#: Who reads on believes that holders are dead when no lease of one that may live was found for so
-#: long (s), at looks no more than so far apart: the longest grace of a lease (``lua/README.md``,
-#: rule 7). After an outage all leases are past their deadline; those who live renew them within it.
+#: A reader that follows a request believes that all holders are dead when it found no lease of a
+#: live one for 13 s, at looks no more than 2 s apart. That is the longest grace of a lease
+#: (``lua/README.md``, rule 7). After an outage all leases are past their deadline, and live holders
+#: renew them within that time.
 GRACE_S = 13.0
 MOST_BETWEEN_S = 2.0
 
@@ -33,7 +34,7 @@ def part_of(field: str) -> int:
 
 
 class Marks:
-    """Part numbers that are marked.
+    """A set of part numbers.
 
     Each number up to the highest takes a byte, so ten million parts take 10 MB, whichever of them
     are marked. As ranges they would take 60 times that where every second part was given up.
@@ -46,13 +47,13 @@ class Marks:
         return bool(self._marks)
 
     def add(self, first: int, end: int) -> None:
-        """Mark the numbers from the first to before the end."""
+        """Mark the numbers from ``first`` to ``end - 1``."""
         if first < end:
             self._marks.extend(bytes(max(0, end - len(self._marks))))
             self._marks[first:end] = b"\1" * (end - first)
 
     def next_range(self, at: int) -> tuple[int, int] | None:
-        """Find the first marked numbers from ``at`` on: the first, and the one after the last."""
+        """Return the first range of marked numbers from ``at`` on: its first number and its end."""
         first = self._marks.find(1, at)
         if first < 0:
             return None
@@ -61,7 +62,10 @@ class Marks:
 
 
 class ResultReader:
-    """Reads the results of one request, some at a time. It never sleeps: who calls it does."""
+    """Reads the results of one request, some at a time.
+
+    It never sleeps: that is left to callers.
+    """
 
     def __init__(
         self,
@@ -74,28 +78,28 @@ class ResultReader:
     ) -> None:
         """Begin at the part ``first``.
 
-        ``is_forgetting``: the caller has the server forget what it was given before it reads on.
-        ``is_patient``: parts that still run when the request has failed are waited for.
+        ``is_forgetting``: the caller deletes the results it was given from the server before it
+        reads on. ``is_patient``: wait for parts that still run when the request has failed.
         """
         #: The number of the first part that was not passed yet.
         self.next = first
-        #: Whether the request has ended and every result of it was given.
+        #: Whether the request has ended and the reader has returned all of its results.
         self.is_over = False
-        #: Whether the caller reads on until it is over. Who looks only once believes what it sees.
+        #: Whether the caller reads on until ``is_over``. One that looks once does not wait 13 s.
         self.is_following = True
-        #: Since when no lease of somebody who may live was found, and when that was last seen.
+        #: Since when no lease of a live holder was found, and when that was last checked.
         self._silent_since = self._silent_at = 0.0
         self._protocol = protocol
         self._id = request_id
         self._is_forgetting = is_forgetting
         self._is_patient = is_patient
-        #: Numbers that were passed without a result and may get one under the plain number, if
-        #: the request is retried. A reader that begins later cannot know which those before it
-        #: were.
+        #: Numbers that were passed without a result and may get one under the plain number if the
+        #: request is retried. A reader that begins at a later part cannot know which ones an
+        #: earlier reader passed, so it marks all before its first.
         self._passed = Marks()
         self._passed.add(1, first)
-        #: Those of them that are read once more now, before the rest, and those at hand: from the
-        #: first to before the end.
+        #: Passed numbers that are read again now, and the range of them that is read next: its
+        #: first number, and its end.
         self._passed_before = Marks()
         self._again: tuple[int, int] | None = None
         self._is_fruitless = False
@@ -104,9 +108,9 @@ class ResultReader:
         self._late: list[tuple[int, int, int]] | None = None
 
     def read(self) -> Found | None:
-        """Return the next results; perhaps none, where it only went on.
+        """Return the next results. The list may be empty, if the reader only moved on.
 
-        None says that there is nothing to read now: either it is over, or the request runs.
+        None means that there is nothing to read now: the request runs, or everything was read.
         """
         if self._late is not None:
             return self._read_late(self._late)
@@ -117,7 +121,7 @@ class ResultReader:
         if found.state.is_live:
             self._is_settled = self._is_fruitless = False
         elif not self._is_settled:
-            # Only what is read after the last lease has ended is all there will be.
+            # Results that are read after the last lease has ended are all there will be.
             self._is_settled = not self._is_patient or self.is_settled(
                 self._protocol.inspect(self._id)
             )
@@ -157,19 +161,20 @@ class ResultReader:
             self._is_fruitless = False
         self._kept += 0 if self._is_forgetting else len(found.results)
         if found.state is State.FAILED:
-            # What has not run yet will, if it is retried. Of a request that lives or is done
-            # only parts that were given up have no result: those get one under another field.
+            # Parts of a failed request that have not run yet will run if it is retried. In a
+            # request that lives or is done only given-up parts have no result; a retry puts theirs
+            # under another field.
             for number, _ in found.results:
                 self._passed.add(at, number)
                 at = number + 1
             self._passed.add(at, found.next)
 
     def _go_back(self, left: int) -> None:
-        """Look for what is left, after all part numbers were passed."""
+        """Look for the remaining results, after all part numbers were passed."""
         if left <= self._kept:
             self.is_over = True
         elif self._passed and not self._is_fruitless:
-            # Until a look at all of them finds nothing.
+            # Read all passed numbers again, until a whole round finds nothing.
             self._is_fruitless = True
             self._passed_before, self._passed = self._passed, Marks()
             self._again = self._passed_before.next_range(1)

@@ -1,4 +1,4 @@
-"""Janitors that come again and again: one thread for each queue, through outages of the server."""
+"""Runs janitors again and again, one thread for each queue, also through outages of the server."""
 
 import logging
 import threading
@@ -13,28 +13,28 @@ from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
 
-#: How long to leave a server alone that does not answer: at first, and at most.
+#: How long to wait before a server that does not answer is asked again: at first, and at most.
 REST_MS = 200
 LONGEST_REST_MS = 10_000
 
 
 class Sweeper:
-    """One queue's janitor, who comes again when something is due, and outlives outages."""
+    """Runs one queue's janitor whenever a request is due, and survives outages."""
 
     def __init__(self, janitor: Janitor, queue: str) -> None:
         self.janitor = janitor
         self.queue = queue
         self._failed = 0
-        #: When to sweep next, by the clock that never jumps.
+        #: When to sweep next, by ``time.monotonic``.
         self.at = 0.0
 
     @property
     def is_away(self) -> bool:
-        """Whether the server did not answer the last time."""
+        """Whether the server did not answer the last sweep."""
         return self._failed > 0
 
     def sweep(self) -> None:
-        """Sweep, and know when to do so again. An outage is logged once."""
+        """Sweep, and set when to sweep next. An outage is logged once."""
         try:
             wait_ms = self.janitor.sweep()
         except (ServerError, Damaged) as error:
@@ -57,8 +57,8 @@ class Sweeper:
 class Sweepers:
     """Sweeps several queues, each in a thread.
 
-    A server that is away may hold up a thread. And one queue that takes long must not hold up the
-    looks at another: that a lease is over is only known when it is looked at every second.
+    A server that is away may hold up a thread. A queue that takes long must not delay the looks at
+    another: a lease is known to be over only if it was looked at every second.
     """
 
     def __init__(self, protocol: Protocol, queues: Sequence[str], every_ms: int) -> None:
@@ -67,7 +67,7 @@ class Sweepers:
 
     @property
     def is_away(self) -> bool:
-        """Whether the server did not answer one of them the last time."""
+        """Whether the server did not answer the last sweep of one of the queues."""
         return any(each.is_away for each in self._each)
 
     def samples(self) -> Samples:
@@ -88,7 +88,7 @@ class Sweepers:
         return all(thread.is_alive() for thread in self._threads)
 
     def join(self, seconds: float) -> None:
-        """Wait so long for the threads to end, all in all."""
+        """Wait at most so many seconds for all threads to end."""
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))

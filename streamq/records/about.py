@@ -5,9 +5,8 @@
 ``b"R F L"``        R records of file F (by its place in ``Spec.files``), from line L on
 ``b"R F L N"``      the same where blank lines are no records: N lines in all
 
-It always begins with the number of records: ``lua/lib/hand.lua``
-and ``model.Part`` read that. Results say in
-letters, one for each record, how the lines of the records ended.
+An ``about`` always begins with the number of records, which ``lua/lib/hand.lua`` and ``model.Part``
+read. How the lines of records ended is part of a result, with one letter for each record.
 """
 
 import msgspec
@@ -19,14 +18,14 @@ ONE_PAYLOAD = b"1"
 _IS_JSON = b"j"
 ONE_JSON = ONE_PAYLOAD + _IS_JSON
 
-#: How a line ends, by its letter: with a newline, with carriage return and newline, not at all.
+#: The letter for each line ending: a newline, a carriage return and a newline, none.
 NEWLINE, RETURN, NOTHING = b"n", b"r", b"0"
 ENDINGS = {NEWLINE[0]: b"\n", RETURN[0]: b"\r\n", NOTHING[0]: b""}
 ENDING_LETTERS = NEWLINE + RETURN + NOTHING
 
 
 def of_lines(records: int, file: int, line: int, lines: int | None = None) -> bytes:
-    """Return the ``about`` of a part loaded from a file; ``lines`` where some are no records."""
+    """Return the ``about`` of a part from a file; ``lines`` where some lines are no records."""
     if lines is None:
         return b"%d %d %d" % (records, file, line)
     return b"%d %d %d %d" % (records, file, line, lines)
@@ -38,12 +37,12 @@ def of_whole_file(file: int) -> bytes:
 
 
 def is_json(part: Part) -> bool:
-    """Whether the payload is JSON that ``submit`` made from a value that was no bytes."""
+    """Return whether the payload is JSON that ``submit`` made from a value that was no bytes."""
     return part.about.endswith(_IS_JSON)
 
 
 def is_one_payload(part: Part) -> bool:
-    """Whether the part is one payload that was given as bytes."""
+    """Return whether the part is one payload that was given as bytes."""
     return part.about == ONE_PAYLOAD
 
 

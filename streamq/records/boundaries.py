@@ -11,15 +11,16 @@ from functools import lru_cache
 from streamq.errors import DecodeError
 from streamq.model import Spec
 
-#: The data with every newline hidden that ends no record, up to where a quote is left open.
+#: Returns the data with newlines inside quoted fields replaced, cut off at the first quote that is
+#: not closed. Positions stay the same, so splitting the result at ``\n`` gives the boundaries.
 Mask = Callable[[bytes], bytes]
 
-# The module's own bound would refuse long fields that a part may well have.
+# The default limit of the module csv, 131,072 characters a field, is less than a part may have.
 csv.field_size_limit(2**31 - 1)
 
 
 def mask_of(spec: Spec) -> Mask:
-    """What tells where the records of a request's parts end."""
+    """Return the mask that shows where the records of a request's parts end."""
     if spec.format != "csv" or not (spec.quote or spec.escape):
         return _as_it_is
     return _csv_mask(spec.delimiter, spec.quote, spec.escape)
@@ -31,7 +32,10 @@ def _as_it_is(data: bytes) -> bytes:
 
 @lru_cache
 def _csv_mask(delimiter: str, quote: str, escape: str) -> Mask:
-    """Quotes count where a field begins (RFC 4180), and are doubled or escaped inside."""
+    """Return a mask for CSV: a quote counts where a field begins (RFC 4180).
+
+    Inside a quoted field, quotes are doubled or escaped.
+    """
     special = [each.encode() for each in (quote, escape) if each]
     hidden = re.compile(
         _hidden(*(re.escape(e.encode()) for e in (delimiter, quote, escape))), re.DOTALL
@@ -54,7 +58,7 @@ def _csv_mask(delimiter: str, quote: str, escape: str) -> Mask:
 
 
 def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
-    """A pattern of what holds no boundary; its group takes part when a quote is left open."""
+    """Return a pattern for text without boundaries; its group matches if a quote is left open."""
     escaped = escape + rb"." if escape else b""
     if not quote:
         return escaped
@@ -68,12 +72,12 @@ def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
 
 #: A blank line at the beginning, and one behind another line.
 _BLANK = re.compile(rb"\A[ \t\r\v\f]*(?=\n)|\n[ \t\r\v\f]*(?=\n)")
-#: How a line begins that may be blank; to look for these costs next to nothing.
+#: A blank line begins in one of these ways. Searching for them is much cheaper than the pattern.
 _BEFORE_BLANK = (b"\n\n", b"\n\r", b"\n ", b"\n\t", b"\n\v", b"\n\f")
 
 
 def blank_lines(data: bytes) -> int:
-    """How many of the lines are blank: in JSON lines those are no records."""
+    """Return how many of the lines are blank: in JSON lines those are no records."""
     is_first = data[:1].isspace()
     if not is_first and not any(each in data for each in _BEFORE_BLANK):
         return 0
@@ -83,10 +87,10 @@ def blank_lines(data: bytes) -> int:
 
 
 def records_of(data: bytes, spec: Spec) -> list[bytes]:
-    """The records of a part, each with its line ending."""
+    """Return the records of a part, each with its line ending."""
     seen = mask_of(spec)(data)
     if seen is data and b"\r" not in data:
-        # It would also split at a lone carriage return.
+        # Without a carriage return ``splitlines`` is right; at a lone one it would split, too.
         return data.splitlines(keepends=True)
     found, begin = [], 0
     for line in seen.split(b"\n")[:-1]:
@@ -97,10 +101,10 @@ def records_of(data: bytes, spec: Spec) -> list[bytes]:
 
 
 def fields_of(row: bytes, spec: Spec) -> list[str]:
-    """The fields of a row.
+    """Return the fields of a row.
 
     Raises:
-        DecodeError: it is no row.
+        DecodeError: the bytes are no row of a CSV.
     """
     try:
         reader = csv.reader(
@@ -116,14 +120,14 @@ def fields_of(row: bytes, spec: Spec) -> list[str]:
 
 
 def bare_header(spec: Spec) -> bytes:
-    """The header of a CSV as a row: without its line ending and what may stand before it."""
+    """Return the header of a CSV as a row, without its line ending and its byte order mark."""
     return spec.header.removeprefix("\ufeff").rstrip("\r\n").encode()
 
 
 def names_of(spec: Spec) -> Sequence[str]:
-    """The names of a CSV's fields: those given for it, or of its header; none without one.
+    """Return the names of a CSV's fields: those given for it, or its header's; none without either.
 
-    A name that comes again has the number of its column among those of that name: a, a_2, a_3.
+    A name that occurs again gets a number: a, a_2, a_3.
     """
     if spec.names or not spec.header:
         return spec.names

@@ -28,21 +28,21 @@ Decode = Callable[[bytes, bool], Any]
 
 
 def records_in(part: Part, spec: Spec) -> list[bytes]:
-    """The records of a part, each with its line ending."""
+    """Return the records of a part, each with its line ending."""
     return records_of(part.payload, spec) if spec.format in TEXT_FORMATS else [part.payload]
 
 
 def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any], bytes] | None:
-    """All values of a part at once, and the letter of how their lines ended ("" for newlines).
+    """Return all values of a part at once, and the letter of their line ending ("" for newlines).
 
-    None where records are to be looked at one by one.
+    Return None where records have to be decoded one by one.
     """
     if spec.format != "lines" or annotation not in (bytes, str, *_NOTHING):
         return None
     if not payload.endswith(b"\n"):
         return None
     ending, letter = "\n", b""
-    # To look for one costs next to nothing, to count them as much as to split.
+    # Searching for a carriage return is cheap; counting all of them costs as much as splitting.
     if b"\r" in payload:
         returns = payload.count(b"\r")
         if not payload.count(b"\n") == returns == payload.count(b"\r\n"):
@@ -61,14 +61,14 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
 
 
 def bare(record: bytes) -> bytes:
-    """The record without its line ending."""
+    """Return the record without its line ending."""
     if record.endswith(b"\r\n"):
         return record[:-2]
     return record[:-1] if record.endswith(b"\n") else record
 
 
 def endings(records: list[bytes]) -> bytes:
-    """A letter for each record's ending, or nothing where all are plain newlines."""
+    """Return a letter for each record's line ending; nothing where all are plain newlines."""
     letters = b"".join(
         RETURN if record.endswith(b"\r\n") else NEWLINE if record.endswith(b"\n") else NOTHING
         for record in records
@@ -77,14 +77,14 @@ def endings(records: list[bytes]) -> bytes:
 
 
 def is_skipped(record: bytes, spec: Spec) -> bool:
-    """Whether a line of JSON lines is blank and no record at all."""
+    """Return whether a line is blank and the format is JSON lines: then it is no record."""
     return spec.format == "jsonl" and not record.strip()
 
 
 def decoder_for(handler: Handler, spec: Spec) -> Decode:
-    """How one record (of a map) or one part becomes the value a handler asks for.
+    """Return the function that makes a value for the handler: of a record (map) or of a part.
 
-    The function is given the bytes, and whether they are JSON made by ``submit``.
+    That function takes the bytes, and whether they are JSON made by ``submit``.
     """
     if handler.is_map:
         return _record_decoder(handler.annotation, spec)
@@ -128,7 +128,10 @@ def _record_decoder(annotation: Any, spec: Spec) -> Decode:
 
 
 def _json_decoder(annotation: Any) -> Decode:
-    """A line of JSON as the type that is asked for, or as text; a mark before it is none of it."""
+    """Return a decoder of JSON lines, to the type asked for or to text.
+
+    A byte order mark is dropped.
+    """
     if annotation is str:
         return lambda record, _: record.removeprefix(MARK).decode()
     decode = msgspec.json.Decoder(Any if annotation in _NOTHING else annotation).decode
@@ -136,7 +139,7 @@ def _json_decoder(annotation: Any) -> Decode:
 
 
 def _row_decoder(annotation: Any, spec: Spec) -> Decode:
-    """A row as a dict by the header, as the type that is asked for, or as a list of its fields."""
+    """Return a decoder of rows: to a dict by the header, to the type asked for, or to a list."""
     names = names_of(spec)
     is_unnamed = annotation in _NOTHING and not names
     if is_unnamed or annotation is list or typing.get_origin(annotation) in (list, tuple):

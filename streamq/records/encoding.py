@@ -1,11 +1,11 @@
-"""Records in, results out: between a part's bytes and a handler's values.
+"""Encodes what handlers return as results of parts, and decodes results again.
 
-A result is kept as a MessagePack array with one item for each record: nil, bytes or text
-as the handler returned them, JSON (extension 1) for anything else, or what is to be
-written exactly as it is (extension 3). Several that are all bytes (extension 4) or all text
-(extension 5) and have no newline in them are kept as lines instead. A last item (extension 2)
-says how the records' lines ended, where not with a plain newline. So whoever writes results to a
-file passes them on without decoding them.
+A result is kept as a MessagePack array with one item for each record: nil, bytes or text as the
+handler returned them, JSON (extension 1) for anything else, or bytes that are to be written exactly
+as they are (extension 3). Several items that are all bytes (extension 4) or all text (extension 5)
+and have no newline in them are kept as lines instead. A last item (extension 2) tells how the
+records' lines ended, if not all ended with a plain newline. So a collector can write results to a
+file without decoding each item.
 """
 
 import json
@@ -35,16 +35,16 @@ class Verbatim(bytes):
 
 
 def encode_item(value: Any) -> Item:
-    """What a handler returned, ready to be kept.
+    """Return what a handler returned in the form in which it is kept.
 
     Raises:
-        msgspec.EncodeError: it holds a NaN or an infinity.
+        msgspec.EncodeError: the value holds a NaN or an infinity.
     """
     if value is None or type(value) is bytes:
         return value
     if type(value) is str:
         if not value.isascii():
-            value.encode()  # half a character cannot be kept: better said here than later
+            value.encode()  # raises for a lone surrogate here, where the part can still fail for it
         return value
     if type(value) is Verbatim:
         return msgspec.msgpack.Ext(_VERBATIM, value)
@@ -55,7 +55,7 @@ def encode_item(value: Any) -> Item:
 
 
 def _refuse_nan(value: Any) -> None:
-    """Raise EncodeError for what JSON has no number for: it would be written as null."""
+    """Raise EncodeError for a NaN or an infinity: JSON has none, and msgspec would write null."""
     try:
         plain = msgspec.to_builtins(value, str_keys=True, enc_hook=lambda _: None)
         json.dumps(plain, allow_nan=False)
@@ -66,15 +66,15 @@ def _refuse_nan(value: Any) -> None:
 
 
 def is_verbatim(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
-    """Whether the item is to be written as it is."""
+    """Return whether the item is to be written as it is."""
     return isinstance(item, msgspec.msgpack.Ext) and item.code == _VERBATIM
 
 
 def decode_item(item: Item) -> Any:
-    """What a handler returned, with types that JSON does not have as JSON has them.
+    """Return what a handler returned; a type that JSON does not have comes as JSON has it.
 
     Raises:
-        Damaged: nobody can have returned that.
+        Damaged: the item is nothing that ``encode_item`` makes.
     """
     if is_verbatim(item):
         return bytes(item.data)
@@ -85,7 +85,7 @@ def decode_item(item: Item) -> Any:
 
 
 def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
-    """The items of which ``_joined`` made one; any other as it is."""
+    """Return the items that ``_joined`` put together; any other item as it is."""
     if item.code == _BYTES_LINES:
         return bytes(item.data).split(b"\n")
     if item.code == _TEXT_LINES:
@@ -95,20 +95,20 @@ def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
 
 
 def size_of(item: Item) -> int:
-    """Bytes of an item, about."""
+    """Return about how many bytes an item has."""
     if isinstance(item, msgspec.msgpack.Ext):
         return memoryview(item.data).nbytes
     return 0 if item is None else len(item)
 
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
-    """The result of a part, and how its records' lines ended where that is not plain."""
+    """Return the encoded result of a part; ``endings`` has a letter for each line ending."""
     kept = _joined(items) if len(items) > 1 else items
     return _encode_items([*kept, *_about(endings)])
 
 
 def _joined(items: Sequence[Any]) -> Sequence[Item]:
-    """Items that are all bytes or all text, none with a newline, as one; others as they are."""
+    """Return items that are all bytes or all text, without newlines, as one; others as they are."""
     kinds = set(map(type, items))
     if kinds == {bytes}:
         code, lines = _BYTES_LINES, b"\n".join(items)
@@ -125,7 +125,7 @@ def _about(endings: bytes) -> list[msgspec.msgpack.Ext]:
 
 
 def as_lines(items: list[Any]) -> bytes | None:
-    """What ``unchecked`` found as lines, without a look at each; None where it takes one."""
+    """Return items of ``unchecked`` as lines, unless they have to be decoded one by one (None)."""
     if len(items) != 1 or not isinstance(items[0], msgspec.msgpack.Ext):
         return None
     item = items[0]
@@ -133,19 +133,19 @@ def as_lines(items: list[Any]) -> bytes | None:
 
 
 def decode_result(result: bytes) -> tuple[list[Item], bytes]:
-    """The items of a part's result, and how its records' lines ended ("" for newlines).
+    """Return the items of a result, and how its records' lines ended ("" for newlines).
 
     Raises:
-        Damaged: it is no result.
+        Damaged: the bytes are no result.
     """
     return checked(unchecked(result))
 
 
 def unchecked(result: bytes) -> list[Any]:
-    """Whatever a result holds, for who finds out by itself whether it can be used.
+    """Decode a result without checking the types of its items, which the caller does later.
 
     Raises:
-        Damaged: it cannot even be decoded.
+        Damaged: the bytes cannot even be decoded.
     """
     with damaged_if_unreadable("a result"):
         found: list[Any] = _decode_items(result)
@@ -153,10 +153,10 @@ def unchecked(result: bytes) -> list[Any]:
 
 
 def checked(items: list[Any]) -> tuple[list[Item], bytes]:
-    """The same as items of a result, and how its records' lines ended.
+    """Check what ``unchecked`` returned. Return the items, and how the records' lines ended.
 
     Raises:
-        Damaged: it is no result.
+        Damaged: the items are no result.
     """
     if items and isinstance(items[0], msgspec.msgpack.Ext):
         items = _apart(items[0]) + items[1:]

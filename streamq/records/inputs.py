@@ -1,8 +1,8 @@
 """Inputs as bytes: files and standard input, decompressed where they are compressed.
 
-A file can be told from a changed one by its identity. Standard input can be read only
-once; what a load took of it is remembered as a digest, so that a load that is run again
-with the same bytes can go on.
+An ``Identity`` shows whether a file has changed. Standard input can be read only once, so a load
+keeps a digest of the bytes it has taken. When the load is run again with the same bytes, it can go
+on.
 """
 
 import bz2
@@ -31,16 +31,17 @@ from streamq.records.remote import RemoteFile, head, is_remote
 
 #: The name of standard input.
 STDIN = "-"
-#: Decompressed data may be so many times the compressed; beyond that it is a bomb.
+#: A compressed input that grows to more than 1,000 times its size, and over 64 MiB, is refused: it
+#: was made to fill memory or disk.
 MOST_RATIO = 1_000
 _RATIO_FROM = 64 * 2**20
-#: So much of a file's beginning and end is compared when a load goes on.
+#: So many bytes of a file's beginning, and of its end, go into its digest.
 _SAMPLE = 2**16
-#: How often whoever waits for standard input looks up.
+#: How often a reader that waits for standard input calls ``while_waiting``.
 _WAIT_S = 0.05
-#: What a text in UTF-8 may begin with. It says how the text is encoded and is no part of it.
+#: The byte order mark of UTF-8. It tells how a text is encoded and is no part of it.
 MARK = b"\xef\xbb\xbf"
-#: How the names of compressed files end, as a rule; what is in them decides.
+#: Usual suffixes of compressed files. The first bytes of a file decide how it is compressed.
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _HEAD = 10
 _MAGIC = {
@@ -59,20 +60,20 @@ class BadInput(InvalidValue):
 
 
 class Stream(Protocol):
-    """Bytes one after another."""
+    """A stream of bytes that is read from its beginning to its end."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, perhaps fewer than that many; none at the end."""
+        """Return the next bytes, perhaps fewer than that many; none at the end."""
 
     def tell(self) -> int:
-        """How many bytes were read of what it is made from."""
+        """Return how many bytes were read of the file itself, before decompression."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the stream."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What tells a file from a changed one."""
+    """Name, size, time and a digest of a file, to find out later whether it has changed."""
 
     name: str
     size: int = 0
@@ -81,14 +82,14 @@ class Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: str) -> "Identity":
-        """The file as it is now; of standard input nothing but the name is known.
+        """Return the identity of a file as it is now; of standard input only the name is known.
 
         Raises:
-            BadInput: it is not there, is no regular file, or cannot be read.
+            BadInput: the file is not there, is no regular file, or cannot be read.
         """
         if path == STDIN:
             if sys.stdin is None:
-                # Its number may be another file's by now.
+                # Descriptor 0 may belong to another file by now.
                 raise BadInput("standard input is closed")
             return cls(path)
         if is_remote(path):
@@ -107,7 +108,7 @@ class Identity(msgspec.Struct, frozen=True):
         return cls(path, state.st_size, state.st_mtime_ns, digest)
 
     def difference(self, then: "Identity") -> str:
-        """What changed since, in words; "" for nothing."""
+        """Return in words what has changed since ``then``; "" if nothing has."""
         if self.name != then.name:
             return f"it was {then.name}, and is {self.name}"
         if self.size != then.size:
@@ -118,16 +119,16 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """What tells it from a changed one of the same size, for those who only look."""
+        """What a reference keeps to detect a change: the time of the last write, or the digest."""
         return str(self.mtime_ns) if self.mtime_ns else self.digest
 
 
 class Input:
-    """One input, open and decompressed. ``unread`` puts back what was only looked at."""
+    """One open input, decompressed. ``unread`` puts bytes back that were only inspected."""
 
     def __init__(self, name: str, raw: Stream) -> None:
         self.name = name
-        #: The record that is read next, for those who are told of damage.
+        #: Number of the record that is read next; messages about damage name it.
         self.record = 1
         self._raw = raw
         self._given = 0
@@ -142,14 +143,14 @@ class Input:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether what is read is not what the file holds."""
+        """Whether the input is decompressed, so that the bytes read are not those of the file."""
         return bool(self._kind)
 
     def read(self, size: int) -> bytes:
-        """The next bytes, perhaps fewer than that many; none at the end.
+        """Return the next bytes, perhaps fewer than that many; none at the end.
 
         Raises:
-            BadInput: it is damaged, cut short or too large when decompressed.
+            BadInput: the input is damaged, cut short, or too large when decompressed.
         """
         if self._back:
             given, self._back = self._back[:size], self._back[size:]
@@ -163,18 +164,23 @@ class Input:
         self._given += len(data)
         is_much = self._kind and self._given > _RATIO_FROM
         if is_much and self._given > MOST_RATIO * max(1, self._raw.tell()):
-            raise self._bad(f"it grows to more than {MOST_RATIO} times its size")
+            raise self._bad(
+                f"decompressed it has more than {MOST_RATIO} times its size, which is refused"
+            )
         return data
 
     def _bad(self, why: str) -> BadInput:
         return BadInput(f"{self.name}: after record {self.record - 1}: {why}")
 
     def unread(self, data: bytes) -> None:
-        """Have it read again."""
+        """Put the bytes back: the next ``read`` returns them first."""
         self._back = data + self._back
 
     def mark(self) -> bytes:
-        """Return the mark that stands here, or nothing; the next read gives it all the same."""
+        """Return the byte order mark if it stands here, else nothing.
+
+        The next read returns it again.
+        """
         found, block = b"", b"_"
         while block and len(found) < len(MARK) and MARK.startswith(found):
             block = self.read(len(MARK) - len(found))
@@ -183,7 +189,7 @@ class Input:
         return MARK if found == MARK else b""
 
     def skip(self, offset: int, see: Callable[[bytes], None] = lambda _: None) -> int:
-        """Pass over so many bytes, as far as there are, showing them. Returns how many."""
+        """Read up to so many bytes and show them to ``see``. Return how many there were."""
         left = offset
         while left > 0 and (block := self.read(min(left, 2**20))):
             see(block)
@@ -191,7 +197,7 @@ class Input:
         return offset - left
 
     def seek(self, offset: int) -> None:
-        """Go on at that byte of what is read; it is a file and was not read from yet."""
+        """Go to that byte of the decompressed data, in a file from which nothing was read yet."""
         if self._kind:
             if self.skip(offset) < offset:
                 raise BadInput(f"{self.name} is shorter than it was")
@@ -200,13 +206,13 @@ class Input:
             self._raw.seek(offset)  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Let go of it; standard input stays."""
+        """Close the file; standard input stays open."""
         if self.name != STDIN:
             self._raw.close()
 
 
 class _Stdin(io.RawIOBase):
-    """Standard input: what is there is given, and while nothing is, something else is done."""
+    """Standard input: reads the bytes that are there, and calls a function while there are none."""
 
     def __init__(self) -> None:
         self.while_waiting: Callable[[], None] = lambda: None
@@ -215,7 +221,7 @@ class _Stdin(io.RawIOBase):
             fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, 2**20)
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -227,29 +233,29 @@ class _Stdin(io.RawIOBase):
         return count
 
     def tell(self) -> int:
-        """How many bytes were read."""
+        """Return how many bytes were read."""
         return self._position
 
 
 class _Rest(io.RawIOBase):
-    """What was read already, and then the rest."""
+    """The bytes that were read to recognise the format, and then the rest of the stream."""
 
     def __init__(self, head: bytes, raw: Stream) -> None:
         self._head = head
         self._raw = raw
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As ``read``; for those that decompress."""
+        """Read into a buffer, as the decompressing readers do."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         if self._head:
             data, self._head = self._head[:size], self._head[size:]
             return data
@@ -267,20 +273,20 @@ def _whole_stdin() -> Input:
 
 
 def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
-    """Standard input. There is one, and who has only looked at it has put that back.
+    """Return the one shared input for standard input.
 
-    While nothing comes ``while_waiting`` is called again and again; what it raises ends the
-    read.
+    Code that only inspected its beginning (for a CSV's header) has put those bytes back. While no
+    bytes come, ``while_waiting`` is called every 50 ms; an error that it raises ends the read.
     """
     _raw_stdin().while_waiting = while_waiting
     return _whole_stdin()
 
 
 def open_input(name: str) -> Input:
-    """An input, decompressed if it is compressed.
+    """Open an input. It is decompressed if it is compressed.
 
     Raises:
-        BadInput: it is not there, is a folder, or cannot be read.
+        BadInput: the input is not there, is a folder, or cannot be read.
     """
     if name == STDIN:
         return stdin()
@@ -296,7 +302,7 @@ def open_input(name: str) -> Input:
 
 
 def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
-    """How it is compressed, "" for not, and the bytes that were read to see it."""
+    """Return how a stream is compressed ("" if not), and the bytes that were read to find out."""
     with _named(name):
         head = raw.read(_HEAD) or b""
         while head and head[:1] in _FIRST_BYTES and len(head) < _HEAD:
@@ -308,7 +314,7 @@ def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
 
 
 def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
-    """What decompresses, and what it says of damage besides what all of them say."""
+    """Return what decompresses this kind, and the error that only this kind raises for damage."""
     if kind == "gzip":
         return gzip.open, zlib.error
     if kind == "bzip2":
@@ -323,9 +329,9 @@ def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]
 
 
 class _Unpacked:
-    """What compressed streams hold, one behind the other. Zeros behind them are padding.
+    """Decompresses streams that stand one behind the other. Zeros after a stream are padding.
 
-    The readers of the standard library end where something else follows, and say nothing.
+    The readers of the standard library stop without an error where other bytes follow a stream.
     """
 
     def __init__(self, make: Callable[[], Any], raw: io.BufferedReader) -> None:
@@ -334,7 +340,7 @@ class _Unpacked:
         self._stream = make()
 
     def read1(self, size: int) -> bytes:
-        """The next bytes, perhaps fewer than that many; none at the end."""
+        """Return the next bytes, perhaps fewer than that many; none at the end."""
         while True:
             stream, given = self._stream, b""
             if stream.eof:
@@ -347,7 +353,7 @@ class _Unpacked:
                 return bytes(data)
 
     def _next_stream(self) -> bytes:
-        """Get ready for the stream that follows. Returns how it begins; nothing at the end."""
+        """Begin with the next stream. Return its first bytes; nothing at the end."""
         given: bytes = self._stream.unused_data
         while not (given := given.lstrip(b"\0")):
             given = self._raw.read1(_PACKED_BYTES)
@@ -359,7 +365,7 @@ class _Unpacked:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """What the system says of an input, with its name."""
+    """Raise errors of the system as BadInput, with the name of the input."""
     try:
         yield
     except OSError as error:

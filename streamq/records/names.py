@@ -1,4 +1,4 @@
-"""What is meant by the names of files: patterns and folders, formats by suffix, CSV dialects."""
+"""Names of files as users give them: patterns and folders, formats by suffix, CSV dialects."""
 
 import glob
 from collections.abc import Callable, Iterable
@@ -14,15 +14,16 @@ from streamq.records.inputs import COMPRESSED, STDIN
 from streamq.records.remote import is_remote
 from streamq.records.splitting import header_of
 
-#: How files may be split into records. ``auto`` goes by the name of the first.
+#: How files may be split into records. ``auto`` goes by the name of the first file.
 FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 def expand(files: Iterable[str]) -> list[str]:
-    """Return the files that are meant: as given, matched by patterns, and those in folders.
+    """Return the files that the arguments name: files, patterns that match, and files in folders.
 
-    Each time they are sorted by name. Hidden ones in folders are left out, as in patterns.
+    The files of one pattern or folder are sorted by name. Hidden files in folders are left out, as
+    patterns leave them out.
 
     Raises:
         InvalidValue: a folder is empty, a pattern matches nothing, a name is no text, or standard
@@ -48,7 +49,7 @@ def _found(name: str) -> list[str]:
 
 
 def _inside(folder: str) -> list[str]:
-    """Return the files in a folder and in those below."""
+    """Return the files in a folder and in the folders below it."""
     found = sorted(
         str(path)
         for path in Path(folder).rglob("*")
@@ -60,14 +61,14 @@ def _inside(folder: str) -> list[str]:
 
 
 def absolute(name: str, what: str = "by_reference") -> str:
-    """Return the name that workers elsewhere find a file under."""
+    """Return the absolute name of a file, under which other workers find it."""
     if name == STDIN:
         raise InvalidValue(f"{what}: nobody else can read standard input")
     return name if is_remote(name) else str(Path(name).absolute())
 
 
 def format_of(name: str) -> str:
-    """Return the format that a file's name tells, ``lines`` if none; ``.csv.gz`` is a CSV."""
+    """Return the format by a file's suffix, ``lines`` for an unknown one; ``.csv.gz`` is a CSV."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -75,27 +76,27 @@ def format_of(name: str) -> str:
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """How a CSV is written, as people say it."""
+    """How a CSV is written, in the words of the options."""
 
-    #: "": a tab in a ``.tsv``, else a comma. ``\\t`` and ``tab`` are tabs, too.
+    #: "": a tab for a ``.tsv``, else a comma. ``\\t`` and ``tab`` are tabs, too.
     delimiter: str = ""
     quote: str = '"'
     escape: str = ""
     #: Names for a CSV that begins with data: ``a,b,c``.
     header: str = ""
-    #: It begins with data, and rows come as lists.
+    #: The file begins with data, and a handler gets rows as lists.
     has_no_header: bool = False
 
     def applied(
         self, spec: Spec, *, named: Callable[[str], str] = str, warn: Callable[[str], object]
     ) -> Spec:
-        """Return the spec with what its files are written with, and with the header of the first.
+        """Return the spec with the dialect of its files and the header of the first file.
 
-        ``named`` tells what an option is called in messages. A name that columns share is told to
-        ``warn``.
+        ``named`` returns what an option is called in messages. ``warn`` gets a sentence for each
+        name that several columns share.
 
         Raises:
-            InvalidValue: it is no dialect, or the file cannot be read.
+            InvalidValue: the options are no dialect, or the file cannot be read.
         """
         name = spec.files[0]
         delimiter = self.delimiter or ("\t" if ".tsv" in Path(name).suffixes else ",")
@@ -125,13 +126,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     def _names(self, spec: Spec, what: str) -> tuple[str, ...]:
         names = fields_of(self.header.encode(), spec)
         if not all(names) or len(set(names)) < len(names):
-            raise InvalidValue(f"{what} {self.header!r}: a name is empty or comes twice")
+            raise InvalidValue(f"{what} {self.header!r}: a column name is empty or comes twice")
         return tuple(names)
 
 
 def _header_of(name: str, spec: Spec) -> str:
     header = header_of(name, spec)
-    # In quotes it may stand.
+    # Inside quotes a carriage return is allowed.
     if b"\r" in mask_of(spec)(header.rstrip(b"\r\n")):
         raise InvalidValue(
             f"{name}: record 1: there is a carriage return without a newline behind it: lines end "

@@ -1,7 +1,7 @@
-"""Where results go: a file that can be gone on with, or a stream that cannot.
+"""Where results go: a file that can be continued, or a stream that cannot.
 
-A file is cut to what is known to be written before more is added. A stream (a pipe, a
-terminal, a device) only ever grows, so whoever writes to one begins anew after a crash.
+A file is cut to the length that was committed before more is added. A stream (a pipe, a terminal, a
+device) only ever grows, so after a crash its writer begins anew.
 """
 
 import fcntl
@@ -21,50 +21,51 @@ from streamq.model import Failure
 
 #: How results are written.
 FORMS = ("jsonl", "csv", "raw")
-#: What a pipe takes without blocking once it has room (POSIX: at least 512, Linux: 4096).
+#: A pipe that is ready to be written to takes so many bytes without blocking (POSIX: at least 512,
+#: Linux: 4096).
 _PIPE_BYTES = select.PIPE_BUF
 _WAIT_MS = 100
 
 
 class OutputError(StreamqError):
-    """The output cannot be written. What was committed stays, and the same can go on."""
+    """The output cannot be written. What was committed stays; the same command can go on."""
 
 
 class OutputExists(InvalidValue):
-    """The output file is there and was not begun for this request."""
+    """The output file exists and was not begun for this request."""
 
 
 class Stopped(Exception):
-    """Nobody reads the stream, and whoever writes is to stop."""
+    """The writer was told to stop while nobody read the stream."""
 
 
 class Output(Protocol):
-    """What a collector writes to."""
+    """Where a collector writes results."""
 
-    #: The file, as nobody else calls one; "" where it is none.
+    #: The absolute path of the file, to tell outputs apart; "" for a stream.
     name: str
 
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
-        """Get ready to write after so many bytes or more. Nobody else writes from now on."""
+        """Get ready to write after that offset, and keep other writers out."""
 
     def lacks(self, offset: int) -> bool:
-        """Whether it has fewer bytes than that: some of what was written is lost."""
+        """Return whether the output has fewer bytes than that: some of what was written is lost."""
 
     def cut(self, offset: int) -> None:
-        """Drop what stands after so many bytes: the next write goes there."""
+        """Drop everything after that offset: the next write goes there."""
 
     def write(self, data: bytes) -> None:
-        """Return when the data are where they belong."""
+        """Write the data, and return when they are stored."""
 
     def look(self) -> None:
-        """See that the output is still wanted, while there is nothing to write."""
+        """Check that the output is still wanted, while there is nothing to write."""
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the output."""
 
 
 class FileOutput:
-    """A regular file: cut to what was committed, and safely on disk after each write."""
+    """A regular file: cut to what was committed, and synced to the disk after each write."""
 
     def __init__(self, path: Path, request_id: str) -> None:
         self._path = path
@@ -76,8 +77,8 @@ class FileOutput:
         """Open and lock the file. It stays as it is until it is cut.
 
         Raises:
-            OutputExists: it is there and not ours, or not all of ours is there.
-            OutputError: it cannot be written to.
+            OutputExists: the file is not ours, or is shorter than what was written to it.
+            OutputError: the file cannot be written to.
         """
         try:
             size = self._path.stat().st_size if self._path.exists() else -1
@@ -93,7 +94,7 @@ class FileOutput:
         self._file = file
 
     def lacks(self, offset: int) -> bool:
-        """Whether the file is gone or shorter than that."""
+        """Return whether the file is gone or shorter than that."""
         try:
             return self._path.stat().st_size < offset
         except OSError:
@@ -103,8 +104,8 @@ class FileOutput:
         """Cut the file to the offset.
 
         Raises:
-            OutputExists: not all of ours is there.
-            OutputError: it cannot be written to.
+            OutputExists: the file is shorter than that.
+            OutputError: the file cannot be written to.
         """
         assert self._file is not None
         try:
@@ -127,12 +128,14 @@ class FileOutput:
         )
 
     def _lock(self, file: BinaryIO) -> None:
-        """Keep others of us from the file, where the file system can."""
+        """Lock the file against other processes of streamq, where the file system can."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise OutputExists(f"{self._path} is just being written by somebody else") from None
+            raise OutputExists(
+                f"{self._path} is just being written by somebody else: wait, or name another file"
+            ) from None
         except OSError:
             pass
 
@@ -140,7 +143,7 @@ class FileOutput:
         """Add to the file.
 
         Raises:
-            OutputError: the disk is full, or the file is not where it was.
+            OutputError: the disk is full, or the file was moved or removed.
         """
         assert self._file is not None
         rest = memoryview(data)
@@ -153,10 +156,10 @@ class FileOutput:
         self.look()
 
     def look(self) -> None:
-        """See that the file is where it was.
+        """Check that the file is still where it was.
 
         Raises:
-            OutputError: somebody has moved or removed it.
+            OutputError: the file was moved or removed.
         """
         assert self._file is not None
         try:
@@ -169,7 +172,7 @@ class FileOutput:
             )
 
     def remove(self) -> None:
-        """Leave nothing of it, if it was begun."""
+        """Delete the file, if this output has opened it."""
         if self._file is not None:
             with suppress(OSError):
                 self._path.unlink()
@@ -184,9 +187,9 @@ class FileOutput:
 
 
 def _sync_folder(folder: Path) -> None:
-    """See to it that a new file in the folder is still there after a power failure.
+    """Sync the folder, so that a new file in it is still there after a power failure.
 
-    Some file systems cannot do that for a folder: they do it for the file, or not at all.
+    Some file systems cannot sync a folder: they do it together with the file, or not at all.
     """
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -209,26 +212,26 @@ class StreamOutput:
         self._poll.register(fd, select.POLLOUT)
 
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
-        """There is nothing to get ready."""
+        """Do nothing: a stream needs no preparation."""
 
     def lacks(self, offset: int) -> bool:
-        """What went into a stream is somebody else's: nothing of it is missed."""
+        """Return False: bytes that went into a stream cannot be missing there."""
         return False
 
     def cut(self, offset: int) -> None:
-        """What was written stays."""
+        """Do nothing: a stream cannot be cut."""
 
     def write(self, data: bytes) -> None:
-        """Write it all, as fast as somebody reads.
+        """Write all data, as fast as the reader takes them.
 
         Raises:
-            BrokenPipeError: nobody reads any more.
-            OutputError: it cannot be written.
-            Stopped: told to stop while nobody reads.
+            BrokenPipeError: the reader has closed the stream.
+            OutputError: the stream cannot be written to.
+            Stopped: this process was told to stop while nobody reads.
         """
         rest = memoryview(data)
         while rest:
-            # A pipe may be full for ever: never wait in the write itself.
+            # A pipe may stay full for ever, and a blocked write could not be stopped.
             while self._is_pipe and not self._poll.poll(_WAIT_MS):
                 if self._should_stop():
                     raise Stopped
@@ -240,34 +243,34 @@ class StreamOutput:
                 raise OutputError(f"cannot write {self._what}: {error.strerror}") from None
 
     def look(self) -> None:
-        """See that somebody reads.
+        """Check that the stream still has a reader.
 
         Raises:
-            BrokenPipeError: nobody does any more.
+            BrokenPipeError: the reader has closed the stream.
         """
         if self._is_pipe and any(event & select.POLLERR for _, event in self._poll.poll(0)):
             raise BrokenPipeError
 
     def close(self) -> None:
-        """It stays open: it is not ours."""
+        """Leave the stream open: another part of the program opened it."""
 
 
 def form_of(name: str) -> str:
-    """What is written to a file of that name: JSON lines, CSV, or lines as handlers return them."""
+    """Return the form for a file of that name: jsonl, csv, or raw lines as handlers return them."""
     return {".jsonl": "jsonl", ".csv": "csv"}.get(Path(name).suffix.lower(), "raw")
 
 
 def errors_beside(path: Path) -> Path:
-    """The file that the failures of an output are written to."""
+    """Return the file that the failures of an output are written to."""
     return path.with_name(f"{path.stem}.errors.jsonl")
 
 
 def check_errors(
     path: Path, error: type[StreamqError] = OutputExists, ours: Collection[str] = ()
 ) -> None:
-    """Raise an error if somebody else's file stands where an output's failures are to go.
+    """Raise an error if another program's file stands where the failures are to be written.
 
-    A link counts as somebody else's, wherever it leads. An empty file does not, and neither does
+    A link counts as another program's, wherever it leads. An empty file does not, and neither does
     one whose digest is among ``ours``.
     """
     place = errors_beside(path)
@@ -282,7 +285,7 @@ def check_errors(
 
 
 def errors_digest(path: Path) -> str:
-    """Tell the failures that stand beside an output from others; "" where no regular file is."""
+    """Return a digest of the failures beside an output; "" where there is no regular file."""
     place = errors_beside(path)
     try:
         is_file = stat.S_ISREG(place.lstat().st_mode)
@@ -292,22 +295,22 @@ def errors_digest(path: Path) -> str:
 
 
 def digest_of(lines: bytes) -> str:
-    """Tell failures from others; "" where there are none."""
+    """Return a digest of failures, to compare them with others; "" where there are none."""
     return hashlib.blake2b(lines, digest_size=16).hexdigest() if lines else ""
 
 
 def error_lines(failures: Iterable[Failure]) -> bytes:
-    """Failures as they are written beside an output, one a line."""
+    """Return failures as they are written beside an output, one JSON object a line."""
     return b"".join(msgspec.json.encode(each) + b"\n" for each in failures)
 
 
 def write_errors(path: Path, lines: bytes) -> Path:
-    """Write failures beside an output, or leave no file where there are none. Returns where.
+    """Write failures beside an output and return the file's path; without any, remove the file.
 
-    What stood there is replaced in one step. A link is replaced, not followed.
+    The file is replaced in one step. A link is replaced, not followed.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     place = errors_beside(path)
     draft = place.with_name(f".{place.name}.{os.getpid()}")
@@ -316,7 +319,7 @@ def write_errors(path: Path, lines: bytes) -> Path:
             draft.write_bytes(lines)
             draft.replace(place)
         else:
-            # One of an earlier run would tell of failures that are none any more.
+            # The file of an earlier run would tell of failures that do not exist any more.
             place.unlink(missing_ok=True)
     except OSError as error:
         draft.unlink(missing_ok=True)
@@ -337,11 +340,11 @@ def refuse_inputs(path: Path, inputs: Iterable[str]) -> None:
 
 
 def check(path: Path, *, force: bool) -> None:
-    """See that a new output may be written there.
+    """Check that a new output may be written there.
 
     Raises:
-        InvalidValue: there is no such folder, or it is one.
-        OutputExists: there is something in it already.
+        InvalidValue: there is no such folder, or the path is a folder.
+        OutputExists: the file has content already.
     """
     if not path.parent.is_dir():
         raise InvalidValue(f"there is no folder {path.parent}")
@@ -356,10 +359,10 @@ def check(path: Path, *, force: bool) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether what is there is a pipe or a device, which cannot be gone on with."""
+    """Return whether the path is a pipe or a device, whose output cannot be continued."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _sync(fd: int) -> None:
-    """See that what was written is on the disk. macOS has no ``fdatasync``."""
+    """Make sure that what was written is on the disk. macOS has no ``fdatasync``."""
     getattr(os, "fdatasync", os.fsync)(fd)

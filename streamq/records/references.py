@@ -1,7 +1,7 @@
-"""Parts that say where their bytes are: which file, from where, how many.
+"""Parts by reference: the payload says which bytes of which file the part consists of.
 
-The worker reads them itself, so the data never pass through the server. Who can submit
-could thereby ask for any file, so a worker reads only what it was allowed to.
+The worker reads these bytes itself, so the data never pass through the server. Anybody who can
+submit could then ask for any file, so a worker reads only what ``--allow-read`` covers.
 """
 
 import errno
@@ -31,11 +31,11 @@ MOST_REFERRED = 2**30
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True):
-    """What the payload of such a part is."""
+    """The payload of a part by reference."""
 
     offset: int
     length: int
-    #: Of the file when it was loaded: its size, and what tells it from a changed one.
+    #: Of the file when it was loaded: its size, and a version that changes with its content.
     size: int
     version: str
 
@@ -48,10 +48,10 @@ class Reader:
         self._paths = {os.path.realpath(each) for each in allowed if not is_remote(each)}
 
     def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
-        """The bytes a part refers to; of a whole file, what it holds when decompressed.
+        """Return the bytes a part refers to; of a whole file, its decompressed content.
 
         Raises:
-            Abandon: it is not allowed, is not there, or has changed since it was loaded.
+            Abandon: the file is not allowed, is not there, or has changed since it was loaded.
         """
         reference = msgspec.json.decode(payload, type=Reference)
         try:
@@ -112,11 +112,11 @@ class Reader:
 
 
 def _open_below(folder: Path, path: Path) -> int:
-    """Open a file in a folder or below it, and no link even if one was put there meanwhile."""
+    """Open a file in a folder or below it. Follow no link, even one that was put there just now."""
     if folder == path:  # the file itself is allowed
         folder = path.parent
     *parents, name = path.relative_to(folder).parts
-    # A folder that may be passed through need not be one that may be listed.
+    # O_PATH opens a folder that this user may pass through but not list.
     passing = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
     at = os.open(folder, passing)
     try:
@@ -130,7 +130,7 @@ def _open_below(folder: Path, path: Path) -> int:
 
 
 def _whole(source: Input) -> bytes:
-    """Everything that an input holds, decompressed."""
+    """Return the whole decompressed content of an input."""
     blocks, size = [], 0
     while block := source.read(2**22):
         blocks.append(block)

@@ -1,7 +1,6 @@
-"""Objects behind URLs, through obstore: s3, gs, az, http. The extra ``remote`` brings it.
+"""Objects behind URLs, through obstore: s3, gs, az, http. The extra ``remote`` installs it.
 
-Who may read them is obstore's matter: it takes credentials from where the cloud's own
-tools take them.
+obstore finds the credentials, in the same places as the cloud's own tools.
 """
 
 import importlib
@@ -15,73 +14,75 @@ from urllib.parse import quote, unquote
 from streamq.errors import InvalidValue, StreamqError
 
 _URL = re.compile(r"(s3a?|gs|az|adl|azure|abfss?|https?|memory)://", re.IGNORECASE)
-#: What URL parsers drop or take for a slash, so that what is read is not what is written.
+#: Characters that URL parsers drop or read as a slash. With them a parser could read another object
+#: than the one that was checked.
 _TREACHEROUS = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-#: A name that is percent-encoded more often than this is nobody's.
+#: A name that is percent-encoded more often than this is refused.
 _MOST_ENCODED = 5
-#: What stands for itself in the path of a URL, besides letters and digits.
+#: Characters that need no encoding in the path of a URL, besides letters and digits.
 _PLAIN = "!$&'()*+,;=:@"
-#: How often a stream that breaks off is taken up again where it broke.
+#: How often a stream that breaks off is opened again where it broke.
 _ATTEMPTS = 3
 
 
 class RemoteMissing(InvalidValue):
-    """A URL cannot be read: it names nothing, or nobody is let in, or the extra is missing."""
+    """A URL cannot be read: no such object, access is denied, or the extra is not installed."""
 
 
 class RemoteUnreachable(StreamqError):
-    """Whoever has the object does not answer; later it may."""
+    """The object's server does not answer now; it may later."""
 
 
 class RemoteChanged(InvalidValue):
-    """The object is not what it was."""
+    """The object has changed."""
 
 
 class Object(NamedTuple):
     """What is known of an object without reading it."""
 
     size: int
-    #: Another one for other content, as far as its server tells.
+    #: Changes with the content, as far as the server tells: its ETag, or the time of the last
+    #: change.
     version: str
 
 
 def is_remote(name: str) -> bool:
-    """Whether it is the URL of an object, not the name of a file."""
+    """Return whether the name is the URL of an object, not the name of a file."""
     return _URL.match(name) is not None
 
 
 class Location(NamedTuple):
-    """What a URL names, in the one spelling under which it is compared and read."""
+    """What a URL names, in one spelling: that one is compared, and that one is read."""
 
     scheme: str
     host: str
-    #: Of the path, as the store calls them: nothing in them is encoded.
+    #: Parts of the path, decoded: the names that the store uses.
     segments: tuple[str, ...]
 
     def covers(self, other: "Location") -> bool:
-        """Whether the other one is this object, or is below this folder."""
+        """Return whether the other one is this object, or is below this folder."""
         own = len(self.segments)
         return self[:2] == other[:2] and self.segments == other.segments[:own]
 
     @property
     def folder(self) -> str:
-        """The URL of what holds it, encoded so that no parser can take it for another one."""
+        """The URL of the folder, encoded so that every parser reads it in the same way."""
         path = "".join(f"/{quote(each, safe=_PLAIN)}" for each in self.segments[:-1])
         return f"{self.scheme}://{self.host}{path}"
 
 
 def locate(url: str) -> Location:
-    """Take a URL apart. On the web ``%20`` is a space; in a cloud a name is what is written.
+    """Take a URL apart. For http ``%20`` is a space; in a cloud's URL a name stands as it is.
 
     Raises:
-        RemoteMissing: it is not ``scheme://place/path``, or a parser could take it for another.
+        RemoteMissing: the URL is not ``scheme://place/path``, or parsers could disagree about it.
     """
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     host, _, path = rest.partition("/")
     if "?" in url or "#" in url or (not host and scheme != "memory"):
-        raise RemoteMissing(f"{url}: it is to be scheme://place/object, with no ? and no #")
+        raise RemoteMissing(f"{url}: write scheme://place/object, with no ? and no #")
     if scheme in _DEFAULT_PORTS:
         login, at, host = host.rpartition("@")
         host = login + at + host.lower().removesuffix(_DEFAULT_PORTS[scheme])
@@ -96,9 +97,10 @@ def locate(url: str) -> Location:
 
 
 def _leads_astray(part: str) -> bool:
-    """Whether anybody could read a part of a URL as a way to elsewhere.
+    """Return whether a program could read a part of a URL as the way to another place.
 
-    Who gets it may decode it once more, so it is looked at again for as long as that changes it.
+    A server may decode the part once more. So it is decoded and checked again until decoding
+    changes nothing.
     """
     for depth in range(_MOST_ENCODED):
         if part != part.strip() or part in ("", ".", "..") or _TREACHEROUS.search(part):
@@ -113,11 +115,11 @@ def _leads_astray(part: str) -> bool:
 
 
 def head(url: str) -> Object:
-    """The object as it is now.
+    """Return size and version of the object as it is now.
 
     Raises:
-        RemoteMissing: it is not there, or cannot be read.
-        RemoteUnreachable: whoever has it does not answer.
+        RemoteMissing: the object is not there, or cannot be read.
+        RemoteUnreachable: the object's server does not answer.
     """
     store, path = _store(url)
     try:
@@ -131,7 +133,7 @@ class RemoteFile:
     """An object as a stream of bytes that can be read from any place on."""
 
     def __init__(self, url: str, version: str | None = None) -> None:
-        """With a version it must be that one."""
+        """``version``: the one that the object must have; None: any."""
         self._url = url
         self._store, self._path = _store(url)
         self._version = version
@@ -143,7 +145,7 @@ class RemoteFile:
             raise _changed(url)
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes, perhaps fewer than that many; none at the end."""
+        """Return the next bytes, perhaps fewer than that many; none at the end."""
         if not self._rest:
             self._rest = self._next(size)
         data = self._rest if size < 0 else self._rest[:size]
@@ -152,16 +154,16 @@ class RemoteFile:
         return data
 
     def seek(self, offset: int, /) -> int:
-        """Go on at that byte."""
+        """Go to that byte."""
         self._position, self._rest, self._blocks = offset, b"", None
         return offset
 
     def tell(self) -> int:
-        """How many bytes were read."""
+        """Return how many bytes were read."""
         return self._position
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._blocks = None
 
     def _next(self, size: int) -> bytes:
@@ -184,7 +186,7 @@ class RemoteFile:
         raise RemoteUnreachable(f"{self._url}: at byte {self._position}: {_brief(problem)}")
 
     def _open(self, size: int) -> Iterator[Any]:
-        # At the beginning all of it is asked for: some servers know no ranges.
+        # From the beginning we ask for the whole object: some servers do not know ranges.
         options = {"range": {"offset": self._position}} if self._position else None
         result = _obstore(self._url).get(self._store, self._path, options=options)
         if _described(result.meta) != self.object:
@@ -193,11 +195,11 @@ class RemoteFile:
 
 
 def read_range(url: str, offset: int, length: int, then: Object) -> bytes:
-    """Some bytes of an object.
+    """Return some bytes of an object.
 
     Raises:
-        RemoteMissing: it is not there, or cannot be read.
-        RemoteChanged: it is not what it was.
+        RemoteMissing: the object is not there, or cannot be read.
+        RemoteChanged: the object has changed since it was loaded.
     """
     if length == 0:
         if head(url) != then:
@@ -205,12 +207,12 @@ def read_range(url: str, offset: int, length: int, then: Object) -> bytes:
         return b""
     store, path = _store(url)
     try:
-        # What is told with the bytes is of the object they are from, whatever came of it since.
+        # Size and version in this reply belong to these very bytes, even if the object changes now.
         options = {"range": (offset, offset + length)}
         result = _obstore(url).get(store, path, options=options)
         found, data = _described(result.meta), bytes(result.bytes())
     except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
-        # A shorter one may not have those bytes.
+        # The request also fails when the object has become shorter than the range.
         if head(url) != then:
             raise _changed(url) from None
         raise RemoteUnreachable(f"{url}: at byte {offset}: {_brief(error)}") from None
@@ -231,10 +233,10 @@ def _obstore(url: str) -> Any:
 
 
 def _store(url: str) -> tuple[Any, str]:
-    """The object's store, and its path there."""
+    """Return the object's store, and its path there."""
     location = locate(url)
     if not location.segments or url.endswith("/"):
-        raise RemoteMissing(f"{url}: it is to be scheme://place/object, with no ? and no #")
+        raise RemoteMissing(f"{url}: write scheme://place/object, with no ? and no #")
     _obstore(url)
     try:
         return _folder(location.folder), location.segments[-1]
@@ -244,7 +246,7 @@ def _store(url: str) -> tuple[Any, str]:
 
 @lru_cache
 def _folder(url: str) -> Any:
-    """The store of a folder's objects."""
+    """Return the store of a folder's objects."""
     stores: Any = importlib.import_module("obstore.store")
     options: dict[str, Any] = {
         "retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
@@ -264,12 +266,12 @@ def _missing(url: str, error: Exception) -> StreamqError:
     kind = type(error).__name__
     if kind in ("FileNotFoundError", "NotFoundError"):
         return RemoteMissing(f"{url}: No such object")
-    # A refusal has a class of its own; what has none may pass.
+    # obstore has a class for each kind of refusal. A GenericError may pass, so it can be retried.
     return (RemoteUnreachable if kind == "GenericError" else RemoteMissing)(
         f"{url}: {_brief(error)}"
     )
 
 
 def _brief(error: Exception | None) -> str:
-    """The first line of what obstore says: the others are for those who debug it."""
+    """Return the first line of obstore's message: the others help only to debug obstore."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

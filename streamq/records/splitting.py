@@ -1,8 +1,8 @@
 """Parts out of inputs, at record boundaries, in constant memory. Knows no server.
 
-A part holds the raw bytes of whole records, so putting parts together gives the input
-back byte for byte, but for a byte order mark at its beginning. The cursor after a part
-says where to go on: file, byte, record.
+A part holds the raw bytes of whole records. So all parts together are the input, byte for byte,
+without a byte order mark at its beginning. The cursor after a part tells where to go on: file,
+byte, record.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,17 +17,17 @@ from streamq.records import about
 from streamq.records.boundaries import Mask, blank_lines, mask_of
 from streamq.records.inputs import MARK, BadInput, Input, open_input
 
-#: How much is read at once, at least.
+#: At least so many bytes are read at once.
 BLOCK = 2**20
 
 
 class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a load stands: the next byte and the next record of a file."""
+    """How far a load has come: the next byte and the next record of a file."""
 
     file: int = 0
     offset: int = 0
     record: int = 1
-    #: Of all that was taken from an input that cannot be read again.
+    #: Digest of all bytes that were taken from standard input, which cannot be read again.
     digest: str = ""
 
 
@@ -36,22 +36,22 @@ class PartSize(msgspec.Struct, frozen=True):
 
     bytes: int = 256 * 1024
     records: int = 0
-    #: No part is ever larger, and so no record.
+    #: No part, and so no record, may have more bytes.
     most: int = 2**20
 
 
 class Chunk(msgspec.Struct):
-    """Parts to be, one after another, and where to go on after them."""
+    """Parts that one call to the server appends, and the cursor after them."""
 
     payloads: list[bytes]
-    #: Of each part what ``records/about.py`` makes of it.
+    #: For each part the text that ``records/about.py`` makes.
     abouts: list[bytes]
     records: int
     size: int
     end: Cursor
 
     def add(self, other: "Chunk") -> None:
-        """Put those that follow behind these."""
+        """Append the parts of the chunk that follows."""
         self.payloads += other.payloads
         self.abouts += other.abouts
         self.records += other.records
@@ -59,13 +59,13 @@ class Chunk(msgspec.Struct):
         self.end = other.end
 
     def has_room_for(self, other: "Chunk") -> bool:
-        """Whether one call to the server can carry both."""
+        """Return whether one call to the server can carry both."""
         parts = len(self.payloads) + len(other.payloads)
         return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
 
 
 def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[Chunk]:
-    """The rest of an input, which stands at the cursor, in chunks of parts.
+    """Yield the rest of an input, which stands at the cursor, in chunks of parts.
 
     Raises:
         BadInput: it is damaged, a record is too long, or a quote is not closed.
@@ -79,7 +79,7 @@ def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[
         seen = mask(data)
         total = len(data)
         if is_end and len(seen) < total:
-            # A quote is left open: what stands before it is good.
+            # The input ends inside a quote. The records before that quote are good.
             seen = seen[: seen.rfind(b"\n") + 1]
             total = len(seen)
         ends, counts = cut(seen, total, size, is_end)
@@ -92,7 +92,7 @@ def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[
 
 
 def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
-    """What was left and what comes next, at least so many bytes; and whether that is all."""
+    """Return ``rest`` and at least ``wanted`` bytes in all; and whether the input is at its end."""
     blocks, have = [rest], len(rest)
     while True:
         block = source.read(max(BLOCK, 4 * wanted))
@@ -105,9 +105,9 @@ def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
 def _cut_by_bytes(
     seen: bytes, total: int, size: PartSize, is_end: bool
 ) -> tuple[list[int], list[int]]:
-    """Where parts end, and how many records each has. What may still grow is left over.
+    """Return where parts end, and how many records each has. A part that may still grow is left.
 
-    Of all that was read, ``total`` bytes, only ``seen`` is known to be whole.
+    ``total`` bytes were read. Only the records in ``seen`` are known to be complete.
     """
     ends: list[int] = []
     counts: list[int] = []
@@ -117,7 +117,7 @@ def _cut_by_bytes(
         if is_rest and not is_end:
             break
         end = total if is_rest else seen.rfind(b"\n", begin, begin + size.bytes) + 1
-        # One record alone may be larger than a part is meant to be.
+        # A single record may be larger than the wanted size of a part.
         end = end or seen.find(b"\n", begin, begin + size.most) + 1
         if not end and is_end and total - begin <= size.most:
             end = total
@@ -132,7 +132,7 @@ def _cut_by_bytes(
 def _cut_by_records(
     seen: bytes, total: int, size: PartSize, is_end: bool
 ) -> tuple[list[int], list[int]]:
-    """The same with so many records in each, or as many as fit."""
+    """Return the same for parts of so many records each, or as many as fit."""
     lengths = [len(line) + 1 for line in seen.split(b"\n")]
     lengths[-1] -= 1
     if not is_end or not lengths[-1]:
@@ -160,7 +160,7 @@ def _cut_by_records(
 def _chunks(
     data: bytes, ends: list[int], counts: list[int], start: Cursor, spec: Spec
 ) -> Iterator[Chunk]:
-    """The parts that end there, as many at once as one call may carry."""
+    """Yield the parts that end there, in chunks that one call to the server can carry."""
     cursor, first, begin = start, 0, 0
     while first < len(ends):
         most = min(len(ends), first + CHUNK_PARTS)
@@ -192,10 +192,10 @@ def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadIn
 
 
 def whole(source: Input, file: int, most: int) -> Chunk:
-    """An input as one part.
+    """Return an input as one part.
 
     Raises:
-        BadInput: it cannot be read, or has more bytes than a part may have.
+        BadInput: the input cannot be read, or has more bytes than a part may have.
     """
     blocks, size = [], 0
     while size <= most and (block := source.read(max(BLOCK, most + 1))):
@@ -207,9 +207,7 @@ def whole(source: Input, file: int, most: int) -> Chunk:
 
 
 def first_record(source: Input, mask: Mask, most: int) -> bytes:
-    """The first record, with its line ending and a mark before it; it is read again by the next
-    who reads.
-    """
+    """Return the first record, with a byte order mark and its line ending, and un-read it."""
     data, block = b"", b"_"
     while block and len(data) <= most:
         text = data.removeprefix(MARK)
@@ -226,6 +224,6 @@ def first_record(source: Input, mask: Mask, most: int) -> bytes:
 
 
 def header_of(name: str, spec: Spec) -> bytes:
-    """The first row of a CSV, with its line ending."""
+    """Return the first row of a CSV, with its line ending."""
     with closing(open_input(name)) as source:
         return first_record(source, mask_of(spec), MAX_PART)

@@ -22,7 +22,7 @@ class Writer:
     def __init__(
         self, form: str, header: list[str], *, is_open: bool = False, preamble: bytes = b""
     ) -> None:
-        """``preamble``: what lines that handlers returned begin with; values have none."""
+        """``preamble``: goes before the first line that a handler returned as bytes or text."""
         self._form = form
         self.header = header
         self.is_open = is_open
@@ -47,12 +47,12 @@ class Writer:
         return preamble + (b"" if preamble.endswith(b"\n") else b"\n") + lines
 
     def preamble(self) -> bytes:
-        """Return what stands before the first line, once: if nothing was written yet."""
+        """Return the preamble the first time, and nothing after that."""
         preamble, self._preamble = self._preamble, b""
         return preamble
 
     def warn(self) -> None:
-        """Log how many results could not be written as they were."""
+        """Log how many results hold bytes that could not be written as UTF-8."""
         if self._garbled:
             log.warning(
                 "%d of the results hold bytes that are not UTF-8: there the output has U+FFFD "
@@ -84,13 +84,13 @@ class Writer:
         return b"\n".join([*map(self._json, kept), b""])
 
     def _json(self, item: Item) -> Any:
-        """Return an item as JSON: bytes, or what can be joined with them."""
+        """Return an item as JSON, in a type that can be joined with bytes."""
         if isinstance(item, msgspec.msgpack.Ext):
             return item.data
         return msgspec.json.encode(self._readable(item))
 
     def _readable(self, value: object) -> object:
-        """Return bytes as text, with U+FFFD for what is no UTF-8; anything else as it is."""
+        """Return bytes as text, with U+FFFD for what is not UTF-8; any other value as it is."""
         if not isinstance(value, bytes):
             return value
         try:

@@ -1,7 +1,8 @@
-"""Collecting results: each once, in input order or as they come, also when killed.
+"""Collecting results: each is written once, in input order or as they come, even across crashes.
 
-What was written and where the next result goes are committed with the request, in the step
-that forgets the results. Started again, a collector cuts the file to what is committed.
+A commit stores in the request how many bytes are written and which result comes next; the same
+script call deletes the results from the server. When a collector is started again, it cuts the file
+to the committed length.
 """
 
 import logging
@@ -35,7 +36,7 @@ from streamq.records.writer import Writer
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
-#: The first look after there was something comes soon: then there may well be more.
+#: After a batch of results the next look comes soon, since more results are likely.
 _SOON_S = 0.003
 
 
@@ -46,23 +47,23 @@ class Committed(msgspec.Struct, frozen=True):
     next: int = 1
     #: Column names of a CSV.
     header: list[str] = []
-    #: The file, and what is written to it.
+    #: The file, and the form of its lines.
     file: str = ""
     form: str = ""
-    #: The last line has no newline, as in the input: whatever follows begins with one.
+    #: The last line has no newline, as in the input: what follows has to begin with one.
     is_open: bool = False
-    #: How often something was committed: no two commits of a collector are the same.
+    #: Counts the commits, so that no two commits of a collector are equal.
     times: int = 0
-    #: The file of failures beside it is this request's, and may be written over.
+    #: The file of failures beside the output belongs to this request and may be replaced.
     owns_errors: bool = False
-    #: A name that no other run of a collector has: the commits of two are never the same.
+    #: A random name of this run of the collector, so that no two collectors commit the same text.
     collector: str = ""
-    #: What the file of failures may hold: digests of what stood there and of what replaces it.
+    #: Digests of what the file of failures may hold: its old content, and the new one.
     errors: list[str] = []
 
 
 def file_of(protocol: Protocol, request_id: str) -> str:
-    """The file that results of the request were written to, and forgotten; "" for none."""
+    """Return the file to which results were moved from the server; "" if none were."""
     told = protocol.inspect(request_id).optional_text("committed")
     with damaged_if_unreadable("how far results are written"):
         done = msgspec.json.decode(told, type=Committed) if told else Committed()
@@ -70,7 +71,7 @@ def file_of(protocol: Protocol, request_id: str) -> str:
 
 
 def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
-    """Results in input order for somebody who only looks: nothing is forgotten."""
+    """Yield results in input order for somebody who only looks: the server keeps them."""
     writer = Writer(form, [], preamble=protocol.inspect(request_id).spec.header.encode())
     reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
@@ -86,16 +87,16 @@ def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Ite
 
 
 def write_errors(failures: Iterable[Failure], output: Path) -> Path:
-    """Write failures beside the output, one a line as JSON. Returns the file they are in.
+    """Write failures beside the output, one a line as JSON. Return the path of that file.
 
     Raises:
-        OutputError: they cannot be written.
+        OutputError: the file cannot be written.
     """
     return outputs.write_errors(output, outputs.error_lines(failures))
 
 
 def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """The same, as many at once as are written at once."""
+    """Yield the same results in batches of the size that is written at once."""
     batch: dict[str, bytes] = {}
     size = 0
     for field, result in results.items():
@@ -127,29 +128,28 @@ class Collector:
         self._writer = Writer(form, [])
         self._name = secrets.token_hex(8)
         self._is_anew = False
-        #: What failed, once everything else is written: for the file beside the output.
+        #: The request's failures, once all results are written; the caller writes them to a file.
         self.failures: list[Failure] = []
 
     def run(
         self, *, is_ordered: bool, follow: bool, force: bool, renew: bool | None = None
     ) -> bool:
-        """Write what there is; with ``follow`` until the request has ended.
+        """Write the results there are; with ``follow``, go on until the request has ended.
 
-        ``renew``: an output that was lost is begun anew, without what the server has no more;
-        as ``force`` if it is not given.
-
-        Returns whether it has ended, and all of it is written.
+        ``renew``: begin a lost output anew, without the results that the server no longer has; by
+        default as ``force``. Return whether the request has ended and all of its results are
+        written.
 
         Raises:
-            OutputExists: the file is there, and not from this request.
+            OutputExists: the file exists and is not this request's.
             OutputError: the output cannot be written.
-            CollectorLost: somebody else collects the same.
+            CollectorLost: another collector writes the results of this request.
         """
         self._may_renew = force if renew is None else renew
         self._look(force)
         self._output.open(self._done.offset, has_begun=bool(self._token), force=force)
         try:
-            # Until the file was locked another collector may have written more, and committed it.
+            # Before we had the lock, another collector may have written and committed more.
             spec = self._look(force)
             self._output.cut(self._done.offset)
             self._begin(spec)
@@ -176,7 +176,7 @@ class Collector:
         return spec
 
     def _begin_anew(self, found: Snapshot) -> None:
-        """Begin an output that was lost once more, and say which results were lost with it."""
+        """Begin a lost output anew, and log which results were lost with it."""
         if not self._is_anew:
             gone = found.count("done") - found.known_count("results")
             before = self._done.next - 1
@@ -201,30 +201,30 @@ class Collector:
             self._protocol, self._id, first=self._done.next, is_forgetting=True
         )
         if not self._token or self._is_anew:
-            # Before the first result is written: the file is this request's from now on.
+            # Committed before the first result is written: from now on the file is this request's.
             self._commit(b"", self._done.next, [])
 
     def _complete(self, force: bool) -> None:
-        """Write what is to be there also without a result; the failures beside it are ours."""
+        """Write a header even without results, and commit that the failures' file is ours."""
         name, errors = self._output.name, self._done.errors
         self.failures = Request(self._protocol, self._id).errors()
         if name:
             if not force:
                 self._check_errors(OutputError)
-            # What stands there stays ours until it is replaced: we may be killed before that.
+            # Both contents count as ours, since we may be killed before the old one is replaced.
             lines = error_lines(self.failures)
             errors = sorted({errors_digest(Path(name)), digest_of(lines)})
         if (preamble := self._writer.preamble()) or errors != self._done.errors:
             self._commit(preamble, self._done.next, [], errors=errors)
 
     def _check_errors(self, error: type[StreamqError]) -> None:
-        """Raise the error if the failures beside the output would replace what is not ours."""
-        # An earlier version noted that the file is ours, and not what is in it.
+        """Raise the error if writing the failures would replace a file that is not ours."""
+        # An earlier version committed only that the file is ours, without a digest of its content.
         if not self._done.owns_errors or self._done.errors:
             check_errors(Path(self._output.name), error, self._done.errors)
 
     def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
-        """Raise InvalidValue if it is an input, or if what was begun is another file or form."""
+        """Raise an error if the output is an input, or another file or form than was begun."""
         done, name = self._done, self._output.name
         if name:
             refuse_inputs(Path(name), inputs)
@@ -257,22 +257,24 @@ class Collector:
             pause_s = min(2 * pause_s, _LOOK_S)
 
     def _ordered(self) -> bool:
-        """Write the next results. Returns whether there may be more now."""
+        """Write the next results. Return whether there may be more now."""
         found = self._reader.read()
         if found is not None and (found or self._reader.next != self._done.next):
             self._write(dict(found))
         return found is not None
 
     def _unordered(self) -> bool:
-        """Write whatever is there. Returns whether there may be more now."""
+        """Write the results that are there, in any order. Return whether there may be more now."""
         found = self._protocol.inspect(self._id)
         has_some = False
         for page in self._protocol.result_pages(self._id, BATCH_BYTES):
-            # All of a page is forgotten before the next is asked for: nothing comes twice.
+            # A page is deleted from the server before the next one is asked for, so nothing comes
+            # twice.
             for results in _batches(page):
                 self._write(results)
                 has_some = True
-        # Read before the results: what they had then is all there will be.
+        # ``found`` was read before the results. If it was settled then, there are no further
+        # results.
         self._reader.is_over = not found.state.is_live and self._reader.is_settled(found)
         return has_some and not self._reader.is_over
 
@@ -283,7 +285,7 @@ class Collector:
     def _commit(
         self, data: bytes, next_number: int, forget: list[str], *, errors: list[str] | None = None
     ) -> None:
-        """First the bytes, then the word that they are there."""
+        """Write the bytes first, then commit that they are written."""
         self._output.write(data)
         errors = self._done.errors if errors is None else errors
         done = Committed(

@@ -1,4 +1,4 @@
-"""What ``streamq demo`` runs: a function, and an input for it."""
+"""The function that ``streamq demo`` runs, and its input."""
 
 import random
 from pathlib import Path
@@ -7,12 +7,12 @@ WORDS = ["stream", "queue", "token", "lease", "part", "record", "worker", "janit
 
 
 def count_letters(line: str) -> dict[str, int]:
-    """The handler: how often each letter stands in a line."""
+    """Return how often each letter stands in a line. This is the demo's handler."""
     return {letter: line.count(letter) for letter in sorted(set(line)) if letter.isalpha()}
 
 
 def make_input(path: Path, lines: int) -> int:
-    """Write so many lines of words. Returns the bytes."""
+    """Write so many lines of words. Return the size of the file in bytes."""
     chance = random.Random(7)
     with path.open("w") as file:
         for _ in range(lines):

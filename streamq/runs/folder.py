@@ -19,12 +19,12 @@ from streamq.errors import InvalidValue, ServerError
 from streamq.runs.plan import Plan
 from streamq.servers.local import FOR_ONE_JOB, LocalServer
 
-#: Folder of the jobs that are not finished, in the current one.
+#: Folder for runs that are not finished, in the current directory.
 HOME = Path(".streamq")
 
 
 def load_plan(request_id: str, what: str = "resume") -> Plan:
-    """Return the plan of a run that was stopped. ``what`` is said of an id that cannot be one.
+    """Return the plan of a run that was stopped. ``what`` names the id in an error message.
 
     Raises:
         InvalidValue: no run of that id was stopped in the current folder.
@@ -42,10 +42,10 @@ def load_plan(request_id: str, what: str = "resume") -> Plan:
 
 
 def _refuse_strange(folder: Path) -> None:
-    """Raise if somebody else could have put a plan there: it names the code that is run.
+    """Raise if another user could have put a plan there: a plan names the code that is run.
 
     Raises:
-        InvalidValue: it is no folder of ours that only we may write to.
+        InvalidValue: the path is not a folder of this user that only this user may write to.
     """
     try:
         state = folder.lstat()
@@ -56,7 +56,9 @@ def _refuse_strange(folder: Path) -> None:
     if not stat.S_ISDIR(state.st_mode):
         raise InvalidValue(f"{folder} is no folder: runs are kept in one. Remove it")
     if state.st_uid != os.geteuid():
-        raise InvalidValue(f"{folder} belongs to another user, who could change what is run")
+        raise InvalidValue(
+            f"{folder} belongs to another user, who could change what is run: use another folder"
+        )
     if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidValue(
             f"{folder} may be written to by others, who could change what is run: "
@@ -65,20 +67,20 @@ def _refuse_strange(folder: Path) -> None:
 
 
 class RunFolder:
-    """Where a plan is carried out: its folder, which it keeps for ``--resume``, and its server."""
+    """Where a plan is carried out: its folder, which is kept for ``--resume``, and its server."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._folder = HOME / plan.id
-        #: Whether the folder stays.
+        #: Whether the folder stays after the run.
         self.is_kept = plan.can_go_on
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Make the folder, write the plan into it and lock it; it stays while ``is_kept``.
+        """Make the folder, write the plan into it and lock it; in the end remove it or keep it.
 
         Raises:
-            InvalidValue: another process has it, or somebody else may write to it.
+            InvalidValue: another process runs this plan, or another user may write to the folder.
         """
         if not self._plan.can_go_on:
             yield
@@ -105,7 +107,7 @@ class RunFolder:
 
     @contextmanager
     def server(self, url: str) -> Generator[Callable[[], str]]:
-        """Give what waits for the server and returns its URL; without a URL the server is ours."""
+        """Give a function that waits for the server and returns its URL. No URL: start a server."""
         if url:
             yield lambda: url
             return
@@ -113,8 +115,8 @@ class RunFolder:
         try:
             yield lambda: starting.server().url
             if not self.is_kept:
-                # Nobody needs its data any more: it is not to write them. If it cannot be told so,
-                # nothing is lost but a moment.
+                # A finished run needs no data, so the server is killed before it writes them. If
+                # that fails, ``stop`` ends the server a moment later.
                 with suppress(ServerError):
                     starting.server().kill()
         finally:
@@ -122,7 +124,7 @@ class RunFolder:
 
 
 class _Starting(threading.Thread):
-    """A server that starts while others do something else."""
+    """Starts a server in the background."""
 
     def __init__(self, directory: Path | None) -> None:
         super().__init__(daemon=True)
@@ -132,18 +134,18 @@ class _Starting(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Start it."""
+        """Start the server."""
         is_kept = self._directory is not None
         try:
             self._server = LocalServer.start(self._directory, persist=is_kept, options=FOR_ONE_JOB)
-        except BaseException as error:  # noqa: BLE001  it is raised where the server is needed
+        except BaseException as error:  # noqa: BLE001  ``server`` raises it
             self._error = error
 
     def server(self) -> LocalServer:
-        """The server, when it answers.
+        """Wait until the server answers, and return it.
 
         Raises:
-            ServerError: it does not start.
+            ServerError: the server does not start.
         """
         self.join()
         if self._error:
@@ -152,7 +154,7 @@ class _Starting(threading.Thread):
         return self._server
 
     def stop(self) -> None:
-        """End it."""
+        """End the server."""
         self.join()
         if self._server:
             self._server.stop()

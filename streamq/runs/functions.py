@@ -1,4 +1,4 @@
-"""What ``streamq load``, ``results`` and ``run`` do, for Python programs."""
+"""``load``, ``collect`` and ``run`` for Python programs: the commands load, results and run."""
 
 import logging
 import secrets
@@ -40,14 +40,14 @@ def load(
     """Split files into the parts of a request, and return it, as ``streamq load`` does.
 
     ``files`` are names, folders, patterns or URLs. Workers run parts while later ones are still
-    being read. The same call with the same ``id`` again goes on with a load that was cut short.
-    With a ``window`` no more than so many bytes wait in the server.
+    being read. After a crash the same call with the same ``id`` continues the load. With a
+    ``window``, the loader waits while more than so many bytes of parts are in the server.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.
 
     Raises:
-        InvalidValue: an option that cannot be, or a file that cannot be read.
+        InvalidValue: an option is not allowed, or a file cannot be read.
         RequestExists: the id has another submission, or a file has changed since.
         ServerError: not now; the same call with the same id goes on.
 
@@ -79,13 +79,13 @@ def collect(
 ) -> bool:
     """Write the results of a request to a file, each exactly once, as ``streamq results`` does.
 
-    With ``follow`` it stays until the request has ended. The same call again goes on where it
-    stood, also after a crash; what is written is forgotten in the server. Failures go to
-    ``OUTPUT.errors.jsonl``. The format is jsonl, csv or raw, by the file's name if not given.
-    Returns whether the request has ended and everything is in the file.
+    With ``follow`` the call returns when the request has ended. After a crash the same call
+    continues where the file ends; results that are written are deleted from the server. Failures go
+    to ``OUTPUT.errors.jsonl``. The format is jsonl, csv or raw; by default the file's name decides.
+    Return whether the request has ended and everything is in the file.
 
     Raises:
-        InvalidValue: an option that cannot be, or the file exists and ``force`` is not given.
+        InvalidValue: an option is not allowed, or the file exists and ``force`` is not given.
         RequestUnknown: there is no such request.
         StreamqError: the file cannot be written.
 
@@ -128,16 +128,17 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     """Put files through a function and write what it returns to a file, as ``streamq run`` does.
 
     ``map`` names the function, ``package.module:function`` or ``file.py:function``: each process
-    imports it anew. Instead ``exec`` is a program, as a shell would write it. Without a URL, here
-    and in the settings, it starts a server of its own, whose data are in ``.streamq`` until the
-    run is done. A run that was stopped goes on with ``resume``, its id. ``watch`` is told how far
-    it is, some times a second. Failures go to ``OUTPUT.errors.jsonl``. Returns the last status.
+    imports it anew. Instead, ``exec`` is a program, as a shell would write it. Without a URL, here
+    and in the settings, the run starts a server of its own, whose data are in ``.streamq`` until
+    the run is done. A run that was stopped continues with ``resume``, its id. ``watch`` is called
+    with the progress about 4 times a second. Failures go to ``OUTPUT.errors.jsonl``. Return the
+    last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.
 
     Raises:
-        InvalidValue: an option that cannot be, or a file that cannot be read or written.
+        InvalidValue: an option is not allowed, or a file cannot be read or written.
         AppLoadError: the function cannot be imported.
         StreamqError: what went wrong with the input, the output or the server.
         KeyboardInterrupt: Ctrl-C or TERM stopped it; it says with which id to go on.
@@ -177,7 +178,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             warn=log.warning,
             is_patient=False,
         ):
-            pass  # somebody answers, before anything is kept
+            pass  # only to see that a server answers, before anything is stored
     folder = RunFolder(plan)
     with (
         Nursery(plan.slots, plan.processes) as nursery,

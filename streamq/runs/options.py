@@ -1,6 +1,6 @@
-"""Options of ``load`` and ``run`` as people write them, and what is meant by them.
+"""Options of ``load`` and ``run`` as people write them, and what they mean.
 
-No driver is needed to say it.
+This module needs no redis-py, so it is imported quickly.
 """
 
 import logging
@@ -24,43 +24,45 @@ from streamq.worker.channel import check_capacity
 
 log = logging.getLogger(__name__)
 
-#: Who is told what should be mended.
+#: Is called with a sentence about something that should be mended.
 Warn = Callable[[str], object]
 
 
 class RequestOptions(TypedDict, total=False):
-    """How files become a request; each option has the name and the default of the command's."""
+    """How files become a request. Each option has the name and the default of the command's."""
 
     #: auto (by the name of the first file), lines, csv, jsonl or file.
     format: str
-    #: Whole records up to this size in a part: ``"256KiB"``.
+    #: A part holds whole records up to this size: ``"256KiB"``.
     bytes: str | int
-    #: So many records in a part, instead of ``bytes``.
+    #: A part holds so many records; used instead of ``bytes``.
     lines: int
-    #: Of a CSV: between fields; around fields, "" for none; before a character meant as it is.
+    #: For CSV: the character between fields; the one around fields, "" for none; the one before a
+    #: character that is meant literally.
     delimiter: str
     quote: str
     escape: str
-    #: Names for a CSV that begins with data: ``"a,b,c"``.
+    #: Names of the columns, for a CSV without a header: ``"a,b,c"``.
     header: str
-    #: The CSV begins with data: rows come as lists.
+    #: The CSV has no header: a handler gets rows as lists.
     no_header: bool
-    #: Parts say where their bytes are, and workers read them there.
+    #: Parts hold no bytes; they say where in the files their bytes are, and workers read them
+    #: there.
     by_reference: bool
-    #: 0 goes first, 99 last.
+    #: The priority: 0 goes first, 99 last.
     level: int
-    #: Records of a map, or parts, in a time: ``"100/s"``.
+    #: At most so many starts of records (map) or parts in a time: ``"100/s"``.
     rate: str | None
     #: Attempts after the first.
     retries: int | None
-    #: For each part: ``"30s"``.
+    #: The longest time that a part may run: ``"30s"``.
     timeout: str | float | None
-    #: More failures than this end the request: ``10`` or ``"2%"``.
+    #: More failures than this end the request as failed: ``10`` or ``"2%"``.
     max_failures: str | int | None
 
 
 class Source(NamedTuple):
-    """Files as a request: how it is treated, and how large its parts are."""
+    """A request made of files: its policy, and the size of its parts."""
 
     policy: Policy
     size: PartSize
@@ -77,12 +79,13 @@ def describe_source(
     warn: Warn = log.warning,
     **options: Unpack[RequestOptions],
 ) -> Source:
-    """Return the request that is meant.
+    """Return the request that the options describe.
 
-    ``named`` tells what an option is called in messages, ``warn`` what should be mended.
+    ``named`` returns what an option is called in messages. ``warn`` gets a sentence for each thing
+    that should be mended.
 
     Raises:
-        InvalidValue: an option that cannot be, or a file that cannot be read.
+        InvalidValue: an option is not allowed, or a file cannot be read.
     """
     form = check_format(options.get("format", "auto"), named)
     names = expand(files)
@@ -124,10 +127,10 @@ def describe_source(
 
 
 def check_format(form: str, named: Named = str) -> str:
-    """Return the format, if it is one.
+    """Return the format if it is a known one.
 
     Raises:
-        InvalidValue: it is none.
+        InvalidValue: the format is not known.
     """
     if form not in FORMATS:
         raise InvalidValue(f"{named('format')} {form!r} is none of {', '.join(FORMATS)}")
@@ -166,10 +169,10 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     warn: Warn = log.warning,
     **options: Unpack[RequestOptions],
 ) -> Plan:
-    """Return the run that is meant, a new one. ``output`` is a file, or ``-`` for standard output.
+    """Return a new run as the options describe it. ``output`` is a file, or ``-`` for stdout.
 
     Raises:
-        InvalidValue: an option that cannot be, or a file that cannot be read or written.
+        InvalidValue: an option is not allowed, or a file cannot be read or written.
     """
     run_id, argv = secrets.token_hex(8), program.words_of(command, named("exec"))
     processes = processes or cpus.usable()
@@ -205,18 +208,18 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
 
 
 def _handler(argv: Sequence[str], function: str, run_id: str) -> str:
-    """Return a name that no other run has: its code may be another's under the same name."""
+    """Return a handler's name that no other run has, so that other runs' workers leave it."""
     what = argv[0] if argv else function.rpartition(":")[2].rpartition(".")[2]
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(what).name)
     return f"{readable[:40]}-{run_id}"
 
 
 def _output_format(given: str, output: str, *, is_program: bool, named: Named) -> str:
-    """Return how results are written: as asked for, or by the output's name."""
+    """Return the form of the output: as asked for, or by the output's name."""
     if is_program and given not in ("", "raw"):
         raise InvalidValue(
             f"{named('output_format')} goes with {named('map')}: "
-            "what a program prints is written so"
+            "what a program prints is written as it is"
         )
     form = "raw" if is_program else given or outputs.form_of(output)
     if form not in outputs.FORMS:

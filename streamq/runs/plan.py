@@ -1,4 +1,4 @@
-"""What a job is, before anything of it is done. No driver is needed to say it."""
+"""The plan of a run: everything that is decided before the run begins. Needs no redis-py."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ from streamq.model import Policy
 from streamq.records.outputs import is_stream
 from streamq.records.splitting import PartSize
 
-#: The output that is standard output.
+#: This name stands for standard output.
 STANDARD = "-"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that makes a job what it is."""
+    """All that defines a run. It is stored, so that the run can be resumed."""
 
     id: str
-    #: Where the function is; "" with a program.
+    #: The function, ``module:function`` or ``file.py:function``; "" where a program is run.
     target: str
     argv: tuple[str, ...] = ()
     output: str
@@ -27,15 +27,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     window_bytes: int
     is_ordered: bool = True
-    #: It was said when the run began that files which exist may be written over.
+    #: The run was started with ``--force``: existing files may be replaced.
     force: bool = False
 
     @property
     def is_piped(self) -> bool:
-        """Whether results go where nothing can be taken back."""
+        """Whether results go to a pipe or a device, where nothing can be taken back."""
         return self.output == STANDARD or is_stream(Path(self.output))
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it can be gone on with after a stop: what went into a pipe is gone."""
+        """Whether the run can be resumed. Into a pipe it cannot: written results are gone."""
         return not self.is_piped

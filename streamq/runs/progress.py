@@ -1,4 +1,4 @@
-"""How far a job is, how fast it goes, and when it will be done."""
+"""How far a run has come, how fast it is, and when it will be done."""
 
 import time
 from collections import deque
@@ -14,38 +14,38 @@ from streamq.records.splitting import Cursor
 from streamq.runs.plan import Plan
 from streamq.worker.pool import Pool
 
-#: How many readings the rate is of: with four in a second, those of ten seconds.
+#: The rate is taken over so many readings: at 4 a second, the last 10 seconds.
 _LATELY = 40
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job is."""
+    """How far a run has come."""
 
     status: Status
-    #: Part of the whole that is finished, where that can be told.
+    #: The finished fraction of the whole; None where the whole is not known.
     done: float | None
     eta_s: float | None
-    #: Records in a second, of late.
+    #: Records per second over the last readings.
     rate: float
     busy: int
     slots: int
-    #: Parts that were run again so far.
+    #: How many parts were run again so far.
     retried: int
 
 
 class Meter:
-    """Reads how far a job is."""
+    """Reads how far a run has come."""
 
     def __init__(self, protocol: Protocol, plan: Plan, pool: Pool) -> None:
         self._protocol = protocol
         self._plan = plan
         self._pool = pool
         self._seen: deque[tuple[float, int]] = deque(maxlen=_LATELY)
-        #: Bytes of each file; none where it is not known how many records they hold.
+        #: Bytes of each file; empty if a file is compressed or cannot be read.
         self._sizes = _sizes(plan.policy.spec.files)
 
     def read(self) -> Progress:
-        """How far it is now."""
+        """Return how far the run has come."""
         found = self._protocol.inspect(self._plan.id)
         status = found.status()
         finished = status.records.done + status.records.failed
@@ -65,7 +65,7 @@ class Meter:
         )
 
     def _total(self, status: Status, cursor: str) -> float | None:
-        """How many records there are in all: counted, or told by how much of the files is read."""
+        """Return how many records there are: counted, or estimated from the bytes read so far."""
         if status.state != "loading":
             return status.records.total
         try:

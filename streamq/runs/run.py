@@ -1,7 +1,7 @@
-"""The whole job at once: load, work, collect, each going on while the others do.
+"""One run: the loader, the pool and the collector work at the same time.
 
-What is needed to go on after a stop or a crash is kept in a folder of the job's own
-(``runs/folder.py``): the embedded server's data and how the job was started.
+A folder of the run (``runs/folder.py``) keeps what is needed to resume it after a stop or a crash:
+the plan, and the data of the embedded server.
 """
 
 import os
@@ -54,7 +54,7 @@ class Job:
         is_alone: bool = False,
         nursery: Nursery | None = None,
     ) -> None:
-        """With ``is_alone`` nobody else works on the server."""
+        """``is_alone``: no other program uses the server."""
         self._nursery = nursery
         self._plan = plan
         self._url = url
@@ -69,15 +69,15 @@ class Job:
         self._file: FileOutput | None = None
 
     def run(self, watch: Callable[[Progress], object], *, force: bool) -> Status:
-        """Run to the end, or until told to stop. Returns the last status.
+        """Run to the end, or until told to stop. Return the last status.
 
-        ``force``: files that exist are written over, and an output that was lost is begun anew.
+        ``force``: replace files that exist, and begin an output that was lost anew.
 
         Raises:
-            StreamqError: what went wrong with the input, the output, the function or the server.
-            BrokenPipeError: nobody reads the output any more.
+            StreamqError: something went wrong with input, output, function or server.
+            BrokenPipeError: the reader of the output is gone.
         """
-        # The loader, the collector, whoever watches and the pool's keeper: a connection each.
+        # One connection each for the loader, the collector, the watcher and the pool's keeper.
         connections = [Connection(self._url) for _ in range(4)]
         protocols = [Protocol(connection, self._prefix) for connection in connections]
         if self._is_alone:
@@ -106,7 +106,7 @@ class Job:
         return status
 
     def forget(self) -> None:
-        """Leave nothing of the request in the server, and of what was written of it."""
+        """Delete the request from the server, and the output file if this run has opened it."""
         if self._file:
             self._file.remove()
         with closing(Connection(self._url)) as connection, suppress(StreamqError):
@@ -116,11 +116,11 @@ class Job:
 
     @property
     def stopped_by(self) -> int:
-        """The signal that stopped it before its end, if one did."""
+        """The number of the signal that stopped the run; 0 if none did."""
         return self._pool.stopped_by if self._pool else 0
 
     def processes(self) -> list[int]:
-        """Ids of the processes that run the function."""
+        """Return the ids of the processes that run the function."""
         return self._pool.processes() if self._pool else []
 
     @property
@@ -132,8 +132,9 @@ class Job:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001  it is raised where the job is run
-                # Who takes the request back says why; the others only find it gone.
+            except BaseException as error:  # noqa: BLE001  ``run`` raises it
+                # When a load fails it purges the request, and then the others fail with
+                # RequestUnknown. Keep the loader's error, not theirs.
                 if self._error is None or isinstance(self._error, RequestUnknown):
                     self._error = error
                 self._end()
@@ -148,8 +149,9 @@ class Job:
         self._pool.end()
 
     def _take_over(self, protocol: Protocol) -> None:
-        """Hand back at once what processes of an earlier run held: they are dead, and no part
-        is to blame for it.
+        """Hand back at once the parts that processes of an earlier run held.
+
+        Those processes are dead, and their parts are not charged with a crash.
         """
         plan = self._plan
         with suppress(RequestUnknown):
@@ -170,7 +172,7 @@ class Job:
             checks_complete=False,
             should_stop=self._is_stopping.is_set,
         )
-        # With too many failures it ends before all is loaded: the collector sees that.
+        # Too many failures end the request before all is loaded. The collector notices that.
         with suppress(RequestEnded):
             load.run(opened.set)
 
@@ -246,10 +248,10 @@ def carry_out(
     force: bool,
     is_resumed: bool,
 ) -> Status:
-    """Run the job, and settle whether its folder stays: if not, nothing of the run is left.
+    """Run the job, and decide whether its folder stays; if not, delete everything of the run.
 
-    It stays while somebody can go on with the run. A new run that ends with a mistake of its
-    options or of the function leaves nothing; of one that was resumed nothing is thrown away.
+    The folder stays while the run can be resumed. A new run that fails because of its options or
+    its function leaves nothing. Of a resumed run nothing is deleted.
 
     Raises:
         StreamqError: as ``Job.run``.

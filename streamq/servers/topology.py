@@ -1,7 +1,7 @@
-"""What the nodes of a cluster know of each other, and how one is made of servers that know nobody.
+"""What the nodes of a cluster know of each other, and how single servers are made into one.
 
-Making one is a row of steps of which each is left out where it was done before: cut short
-at any point and run again, it goes on.
+Making a cluster is a row of steps. A step that was done before is left out, so a call that was cut
+short can simply be made again.
 """
 
 import time
@@ -23,9 +23,9 @@ View = dict[str, "ClusterMember"]
 class Peer(msgspec.Struct, frozen=True):
     """A server that is, or is to be, a node. ``ask`` sends it a command and returns a string."""
 
-    #: As it was given to us: HOST:PORT.
+    #: HOST:PORT, as the user gave it.
     name: str
-    #: The machine it is on, by address; what is on one machine dies together.
+    #: The address of the server's machine. Servers on one machine fail together.
     machine: str
     port: int
     ask: Callable[..., str]
@@ -35,7 +35,7 @@ class ClusterMember(msgspec.Struct, frozen=True):
     """A line of CLUSTER NODES: what one node knows of another or of itself."""
 
     id: str
-    #: The name it announces, else its address; empty while it does not know its own.
+    #: The name that the node announces, else its address; empty while the node does not know it.
     host: str
     port: int
     bus_port: int
@@ -47,27 +47,27 @@ class ClusterMember(msgspec.Struct, frozen=True):
 
     @property
     def is_failed(self) -> bool:
-        """Whether it is thought to be down, by more than one or by one."""
+        """Whether one or more nodes believe that this node is down."""
         return bool(self.flags & {"fail", "fail?", "noaddr"})
 
 
 def view(peer: Peer) -> View:
-    """What the peer knows."""
+    """Return what the peer knows of all nodes."""
     return {member.id: member for member in map(_member, _lines(peer, "NODES"))}
 
 
 def own(known: View) -> ClusterMember:
-    """The node whose view it is."""
+    """Return the node that has this view."""
     return next(member for member in known.values() if "myself" in member.flags)
 
 
 def shape(known: View) -> frozenset[tuple[str, str, Ranges]]:
-    """Who serves what and follows whom: that on which nodes have to agree."""
+    """Return each node's primary and slots: that on which all nodes have to agree."""
     return frozenset((member.id, member.primary, member.slots) for member in known.values())
 
 
 def share(index: int, primaries: int) -> tuple[int, int]:
-    """First and last slot of one of so many primaries."""
+    """Return the first and the last slot of one of so many primaries."""
     begin, end = (SLOTS * i // primaries for i in (index, index + 1))
     return begin, end - 1
 
@@ -82,7 +82,7 @@ def join(groups: Sequence[Sequence[Peer]], timeout_s: float) -> None:
     ids = {peer.name: own(view(peer)).id for peer in peers}
     wait = _Wait(timeout_s)
     for index, peer in enumerate(peers):
-        # Different epochs from the start spare the nodes settling who is newer.
+        # With different epochs from the start, the nodes need not settle which of them is newer.
         known = view(peer)
         if len(known) == 1 and not own(known).epoch:
             peer.ask("CLUSTER", "SET-CONFIG-EPOCH", str(index + 1))
@@ -98,12 +98,12 @@ def join(groups: Sequence[Sequence[Peer]], timeout_s: float) -> None:
 
 
 def settle(peers: Sequence[Peer], timeout_s: float) -> None:
-    """Wait until replicas have their data and all see the same, whole cluster.
+    """Wait until replicas have their data and all nodes see the same, whole cluster.
 
-    Nodes that lost each other, because their addresses changed, are introduced again.
+    Nodes that lost each other because their addresses changed are introduced again.
 
     Raises:
-        ServerError: that does not come in time.
+        ServerError: the nodes do not agree in time.
     """
     wait = _Wait(timeout_s)
     if not all(map(_is_whole, peers)):
@@ -112,17 +112,17 @@ def settle(peers: Sequence[Peer], timeout_s: float) -> None:
 
 
 def is_linked(peer: Peer) -> bool:
-    """Whether it is a primary, or gets its primary's data."""
+    """Return whether the node is a primary, or a replica that gets its primary's data."""
     return "\nmaster_link_status:down" not in peer.ask("INFO", "replication")
 
 
 def is_ok(peer: Peer) -> bool:
-    """Whether the node takes commands for the slots of the cluster."""
+    """Return whether the node takes commands for the slots of the cluster."""
     return "cluster_state:ok" in _lines(peer, "INFO")
 
 
 class _Wait:
-    """One deadline for all that is waited for."""
+    """One deadline for several waits."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -166,7 +166,7 @@ def _is_whole(peer: Peer) -> bool:
 
 
 def _trouble(peer: Peer) -> str:
-    """Why it may be, in the words of a person who has to mend it."""
+    """Return a likely reason, in words for the person who has to mend it."""
     known = view(peer)
     mine = own(known)
     strangers = [m for m in known.values() if "handshake" in m.flags or m.is_failed]
@@ -190,7 +190,8 @@ def _lines(peer: Peer, word: str) -> list[str]:
 
 def _member(line: str) -> ClusterMember:
     id_, address, flags, primary, _, _, epoch, _, *slots = line.split()
-    # ip:port@busport, and after commas the name it announces and, of newer servers, more.
+    # The address is ip:port@busport. After commas come the announced name and, from newer servers,
+    # more fields.
     place, *announced = address.split(",")
     place, _, bus_port = place.partition("@")
     host, _, port = place.rpartition(":")

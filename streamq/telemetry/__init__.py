@@ -1,1 +1,1 @@
-"""What a process tells those who look after it: metrics, health, logs, systemd."""
+"""What a process tells its operators: metrics, health, logs, messages to systemd."""

@@ -1,8 +1,8 @@
-"""Health, metrics and scale over HTTP, for whoever looks after the process.
+"""Health, metrics and scale over HTTP, for load balancers, Prometheus and autoscalers.
 
-The server runs in a thread of the parent, beside the loop that it reports on. ``/livez``
-asks nobody: it says whether that loop still turns. A server that is away makes a pool
-not ready, and never a reason to restart it.
+The HTTP server runs in a thread of the parent, beside the loop that it reports on. ``/livez`` asks
+no other server: it tells whether that loop still turns. A Redis server that is away makes a pool
+not ready, but is no reason to restart the pool.
 """
 
 import logging
@@ -23,9 +23,9 @@ from streamq.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-#: A loop that has not turned for so long is stuck.
+#: After so many seconds without a turn the loop counts as stuck.
 STUCK_S = 10.0
-#: A client that says nothing is not waited for longer.
+#: A connection on which the client sends nothing is closed after so many seconds.
 _SILENT_S = 5.0
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
@@ -34,14 +34,14 @@ Reply = tuple[HTTPStatus, str, bytes]
 
 
 class HealthSource(msgspec.Struct, frozen=True):
-    """What is reported on."""
+    """Functions that tell how the process is."""
 
-    #: When the loop last turned, by the clock that never jumps.
+    #: When the loop last turned, by ``time.monotonic``.
     ticked_at: Callable[[], float]
-    #: Why it is not ready; empty when it is.
+    #: Why the process is not ready; empty when it is.
     unready: Callable[[], str]
     samples: Callable[[], metrics.Samples]
-    #: Slots that could be used now.
+    #: How many slots the queues could use now.
     wanted: Callable[[], int]
 
 
@@ -54,7 +54,7 @@ class HealthServer:
         An IPv6 address is in brackets, ``[::1]:8080``.
 
         Raises:
-            SettingsError: nobody can listen there.
+            SettingsError: this process cannot listen there.
         """
         host, port = _host_and_port(address)
         try:
@@ -72,7 +72,7 @@ class HealthServer:
         log.info("health on http://%s:%d/livez, readyz, metrics, scale", shown, self.port)
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -89,7 +89,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Take the address; that of every IPv6 interface stands for the others too."""
+        """Bind the socket. A socket for every IPv6 interface takes IPv4, too."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
@@ -97,12 +97,12 @@ class _Server(ThreadingHTTPServer):
 
 def _listen(host: str, port: int, subject: HealthSource) -> _Server:
     if not host:
-        # Where there is no IPv6, or it is switched off.
+        # This fails where there is no IPv6, or where it is switched off.
         with suppress(OSError):
             return _Server(socket.AF_INET6, ("::", port), subject)
         return _Server(socket.AF_INET, ("0.0.0.0", port), subject)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    # A name may have several addresses: probes mostly come by IPv4.
+    # A name may have several addresses. IPv4 is taken first, since most probes use it.
     family = min((each[0] for each in found), key=lambda family: family != socket.AF_INET)
     return _Server(family, (host, port), subject)
 
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
     _PAGES: ClassVar[dict[str, Callable[[HealthSource], Reply]]]
 
     def do_GET(self) -> None:
-        """Answer one of the pages there are."""
+        """Answer with one of the pages."""
         page = self._PAGES.get(self.path.partition("?")[0])
         if page is None:
             known = ", ".join(self._PAGES)
@@ -131,11 +131,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def do_HEAD(self) -> None:
-        """The same without the body."""
+        """Answer as ``do_GET``, without the body."""
         self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Probes come every few seconds: they are worth no line."""
+        """Log at the level debug: probes come every few seconds."""
         log.debug("%s %s", self.client_address[0], format % args)
 
 
@@ -161,7 +161,7 @@ def _scale(subject: HealthSource) -> Reply:
     try:
         value = subject.wanted()
     except (ServerError, Damaged):
-        # Without its address: anybody may ask here.
+        # The message leaves out the server's address: anybody may ask here.
         body = {"error": "the server does not answer"}
         return HTTPStatus.SERVICE_UNAVAILABLE, _JSON, msgspec.json.encode(body)
     return HTTPStatus.OK, _JSON, msgspec.json.encode({"value": value})

@@ -11,9 +11,10 @@ FORMATS = ("text", "json")
 
 
 def harmless(text: str) -> str:
-    """The text in its lines, with escapes for whatever else could move a terminal's cursor.
+    """Return the text with its newlines and tabs, and every other control character escaped.
 
-    Words of users are in it: errors of handlers, names of files.
+    The text holds words of users, such as errors of handlers and names of files, which could move a
+    terminal's cursor.
     """
     if text.isprintable():
         return text
@@ -21,7 +22,7 @@ def harmless(text: str) -> str:
 
 
 def style(format: str) -> str:
-    """Return the form that is meant: of ``auto`` JSON, unless a person looks at stderr."""
+    """Return the format; ``auto`` is text if stderr is a terminal, else JSON."""
     if format != "auto":
         return format
     return "text" if sys.stderr is not None and sys.stderr.isatty() else "json"
@@ -31,16 +32,17 @@ class TextFormatter(logging.Formatter):
     """``12:04:31.207 INFO  worker ready``."""
 
     def formatException(self, exc_info: Any) -> str:  # noqa: N802  the name is logging's
-        """The traceback, and nothing that a terminal would obey."""
+        """Return the traceback, with control characters escaped."""
         return harmless(super().formatException(exc_info))
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and what follows it is set in: the rest of the message, and a traceback."""
+        """Return a line. Further lines of the message are indented; a traceback follows."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         message = harmless(record.getMessage()).replace("\n", "\n    ")
         line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {message}"
         if sys.stderr is not None and sys.stderr.isatty():
-            # There may be a line of progress, by another process even: this one takes its place.
+            # There may be a progress line on the terminal, even of another process. This line
+            # replaces it.
             line = f"\r\x1b[K{line}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -49,7 +51,7 @@ class JsonFormatter(logging.Formatter):
     """One object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         fields = {
             "ts": round(record.created, 3),
             "level": record.levelname.lower(),
@@ -63,14 +65,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Drops what cannot be written: nothing is to fail for want of a log."""
+    """Drops lines that cannot be written: no work may fail because of a log."""
 
     def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802  the name is logging's
-        """Say nothing: there is nowhere to say it."""
+        """Do nothing: there is no place to report it."""
 
 
 def configure(level: str, style: str) -> None:
-    """Send the library's log lines to stderr; the root logger is the user's."""
+    """Send the library's log lines to stderr. The root logger is left to the user."""
     handler = _Handler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logger = logging.getLogger("streamq")

@@ -1,6 +1,6 @@
-"""The metrics there are, and the text that Prometheus reads.
+"""All metrics, and their text for Prometheus.
 
-No metric has a request's id as a label: those are without bound.
+No metric has a request's id as a label: the number of ids has no bound.
 """
 
 import sys
@@ -11,13 +11,13 @@ from importlib.metadata import version
 import msgspec
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Upper bounds (s) of the classes that times are sorted into; the last is open.
+#: Upper bounds (s) of the buckets of a histogram; the last bucket has none.
 BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0)
 CLASSES = len(BOUNDS_S) + 1
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """What is known of a metric before it has a value."""
+    """Kind, labels and help text of a metric."""
 
     kind: str
     labels: str
@@ -90,26 +90,26 @@ METRICS: dict[str, Metric] = {
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """The value of a histogram: how many in each class, and the sum."""
+    """The value of a histogram: the count in each bucket, and the sum."""
 
     counts: Sequence[int]
     total: float
 
 
 class Stopwatch:
-    """Durations, sorted into the classes that those of parts are sorted into. Of one thread."""
+    """A histogram of durations, for one thread, with the buckets of ``BOUNDS_S``."""
 
     def __init__(self) -> None:
         self._counts = [0] * CLASSES
         self._total = 0.0
 
     def saw(self, seconds: float) -> None:
-        """Something took so long."""
+        """Count a duration."""
         self._counts[bisect_left(BOUNDS_S, seconds)] += 1
         self._total += seconds
 
     def spread(self) -> Spread:
-        """All so far."""
+        """Return all durations so far."""
         return Spread(tuple(self._counts), self._total)
 
 
@@ -118,7 +118,7 @@ Samples = dict[str, list[Sample]]
 
 
 def text(samples: Samples) -> bytes:
-    """The samples as Prometheus reads them."""
+    """Return the samples as Prometheus reads them."""
     lines: list[str] = []
     for name, metric in METRICS.items():
         if name in samples:

@@ -1,4 +1,4 @@
-"""Telling systemd how a service is: ready, alive, stopping. Without systemd nothing is said."""
+"""Tells systemd that a service is ready, alive or stopping. Without systemd it does nothing."""
 
 import logging
 import os
@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 class Notifier:
     """The socket that systemd gave this process, if it did.
 
-    Its variables are taken out of the environment: they are not for the programs that
-    handlers start.
+    Its variables are removed from the environment, so that programs which handlers start do not use
+    them.
     """
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -23,20 +23,20 @@ class Notifier:
         microseconds = environment.pop("WATCHDOG_USEC", "")
         pid = environment.pop("WATCHDOG_PID", "") or str(os.getpid())
         is_ours = microseconds.isdecimal() and pid == str(os.getpid())
-        #: A sign of life is due so often: twice as often as it is waited for.
+        #: Seconds between two signs of life: half of the time after which systemd gives up.
         self._every_s = int(microseconds) / 2e6 if is_ours else 0.0
         self._last = 0.0
 
     def ready(self, status: str) -> None:
-        """The service does its work from now on."""
+        """Tell systemd that the service is ready."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self, status: str) -> None:
-        """The service is about to end."""
+        """Tell systemd that the service is about to end."""
         self._send(f"STOPPING=1\nSTATUS={status}")
 
     def alive(self) -> None:
-        """A sign of life; sent when one is due."""
+        """Send a sign of life, if one is due."""
         now = time.monotonic()
         if self._every_s and now - self._last >= self._every_s:
             self._last = now
