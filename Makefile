@@ -40,8 +40,8 @@ test: .venv/ready ## Run the tests on every server found: embedded Valkey, a clu
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
 
 # Files in which most tests need no server: values, records, the runner, the slot table, headers of the scripts.
-UNIT := $(wildcard tests/test_logs.py tests/test_runner.py tests/test_settings.py tests/test_source.py \
-  tests/test_turns.py tests/test_units.py tests/lua/test_headers.py tests/records tests/worker/test_counters.py \
+UNIT := $(wildcard tests/telemetry/test_logs.py tests/worker/test_runner.py tests/test_settings.py tests/records/test_splitting.py \
+  tests/worker/test_turns.py tests/test_units.py tests/scripts/test_headers.py tests/records tests/worker/test_counters.py \
   tests/worker/test_slot_table.py)
 test-unit: .venv/ready ## Run the tests that need no server: the quick loop, under 15 seconds
 	$(BIN)/pytest -n 2 -m "not server and not slow" $(UNIT)
@@ -63,7 +63,7 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 	$(BIN)/python -m build -q
 	$(PYTHON) -m venv .venv-package
 	.venv-package/bin/pip install -q --disable-pip-version-check -c constraints.txt pytest "$$(ls dist/*.whl)[local]"
-	cd .venv-package && cp ../tests/test_package.py . && STREAMQ_CHECKOUT=.. bin/python -m pytest -q -c /dev/null test_package.py
+	cd .venv-package && cp ../tests/repository/test_package.py . && STREAMQ_CHECKOUT=.. bin/python -m pytest -q -c /dev/null test_package.py
 	cd .venv-package && bin/streamq --version && timeout -s INT 2 bin/streamq server || true
 	rm -rf .venv-package
 

@@ -19,9 +19,9 @@ from streamq import Client, Connection, Protocol
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
-from tests.driver import Driver
-from tests.fleet import Fleet
-from tests.secure import SecureCluster, SecureServer, as_role
+from tests.support.by_hand import Driver
+from tests.support.fleet import Fleet
+from tests.support.secure import SecureCluster, SecureServer, as_role
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background or by nohup. What tests start would inherit it, and not be stopped.

@@ -20,7 +20,7 @@ from streamq.telemetry.systemd import Notifier
 from streamq.worker import process_handle
 from streamq.worker.process_handle import Member
 from streamq.worker.slot_table import Table
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_run_without_what_only_linux_has(tmp_path: Path) -> None:

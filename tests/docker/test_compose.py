@@ -8,7 +8,7 @@ import pytest
 from redis.crc import key_slot
 
 from tests.docker.conftest import LINES, Composition
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -24,8 +24,8 @@ from tests.faults.ledger import Ledger
 from tests.faults.sites import Cluster, Single, Site
 from tests.faults.subjects import HERE, LEASE_S, Command, complaints
 from tests.faults.verdict import Figures, missing, repeated
-from tests.fleet import Fleet, Note
-from tests.waiting import wait_until
+from tests.support.fleet import Fleet, Note
+from tests.support.waiting import wait_until
 
 #: Longer than a lease stands, and than a pool that comes back may need to say so.
 OUTAGE_S = 8.0

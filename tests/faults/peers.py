@@ -21,7 +21,7 @@ from streamq import Client
 from streamq.servers.local import LocalServer
 from tests.faults.report import replaced
 from tests.faults.verdict import missing, repeated
-from tests.fleet import read_notes
+from tests.support.fleet import read_notes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

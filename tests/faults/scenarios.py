@@ -16,7 +16,7 @@ from streamq import Client
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from tests.faults.sites import Cluster, Single, Site
 from tests.faults.subjects import GRACE_S, LEASE_S, Command, Streamq, Subject
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 #: Faults are injected for so long at most; then it must come to its end.
 WINDOW_S = 8.0

@@ -16,7 +16,7 @@ from streamq.servers.launcher import LOOPBACK, ask
 from streamq.servers.local import LocalServer, find_server
 from streamq.servers.local_cluster import ClusterNode, LocalCluster
 from tests.faults.proxy import Proxy
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 #: A reply that does not come is given up after this: half a lease, as it is by default.
 IMPATIENCE = "socket_timeout=1&socket_connect_timeout=1"

@@ -44,8 +44,8 @@ from tests.faults.gauges import (
     threads,
 )
 from tests.faults.report import replaced
-from tests.fleet import Fleet
-from tests.waiting import wait_until
+from tests.support.fleet import Fleet
+from tests.support.waiting import wait_until
 
 #: Requests that are followed at the same time.
 ACTORS = 6

@@ -21,8 +21,8 @@ from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.queue.loading import forget
 from tests.faults import baseline
 from tests.faults.sites import Cluster, Site
-from tests.fleet import Fleet, Note, read_notes
-from tests.waiting import wait_until
+from tests.support.fleet import Fleet, Note, read_notes
+from tests.support.waiting import wait_until
 
 HERE = Path(__file__).parent
 LEASE_S = 2.0

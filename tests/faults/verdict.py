@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from tests.fleet import Note
+from tests.support.fleet import Note
 
 
 class Figures(msgspec.Struct, kw_only=True):

@@ -21,10 +21,10 @@ from streamq import Client, Janitor, Protocol, Request, StreamqError, units
 from streamq.driver.connection import Connection
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from tests.conftest import KINDS
-from tests.fleet import Fleet
 from tests.fuzz.profile import IS_ASKED, anything, fuzz, garbage
-from tests.simulated import make_due
-from tests.waiting import wait_until
+from tests.support.fleet import Fleet
+from tests.support.simulated import make_due
+from tests.support.waiting import wait_until
 
 Spoil = Callable[[Any, RequestKeys, QueueKeys, bytes], Any]
 META = (

@@ -29,8 +29,16 @@ class Target(NamedTuple):
 
 #: Those that start pools come after those of the classes, for what these did not notice. Not those
 #: that measure times: on a busy machine they fail without a mutant.
-_POOLS = ("tests/test_worker.py", "tests/worker tests/test_invariants.py")
+_POOLS = (
+    "tests/worker -m commands",
+    "tests/worker tests/protocol/interleavings --ignore=tests/worker/test_fairness.py"
+    " -m not(commands)",
+)
 _NO_POOLS = "not(TestSuspect)and(not(TestStart))and(not(no_part_is_begun))"
+_COLLECT = (
+    "tests/runs/test_reader.py tests/runs/test_writer.py tests/runs/test_completing.py"
+    " tests/runs/test_collect_output.py tests/queue/test_result_reader.py"
+)
 
 TARGETS = [
     Target("slot_table", ("streamq/worker/slot_table.py",), ("tests/worker/test_slot_table.py",)),
@@ -38,27 +46,26 @@ TARGETS = [
         "outputs",
         ("streamq/records/outputs.py",),
         (
-            "tests/records",
-            "tests/runs tests/test_collector.py tests/test_result_reader.py",
-            "tests/test_results.py",
+            "tests/records -m not(commands)",
+            f"{_COLLECT} tests/runs/test_collect.py",
+            "tests/runs/test_results.py",
         ),
     ),
     Target(
         "collect",
         ("streamq/runs/collect.py", "streamq/records/writer.py", "streamq/queue/results.py"),
         (
-            "tests/runs/test_reader.py tests/runs/test_writer.py tests/runs/test_completing.py"
-            " tests/test_collector.py tests/test_result_reader.py",
-            "tests/runs",
-            "tests/test_results.py",
+            _COLLECT,
+            "tests/runs/test_collect.py",
+            "tests/runs/test_results.py",
         ),
     ),
     Target(
         "process",
         ("streamq/worker/process.py",),
         (
-            "tests/worker/test_process_steps.py tests/worker/test_process.py tests/test_process.py"
-            f" -k {_NO_POOLS}",
+            "tests/worker/test_process_steps.py tests/worker/test_process.py"
+            f" tests/worker/test_process_at_work.py -k {_NO_POOLS}",
             *_POOLS,
         ),
     ),
@@ -75,12 +82,18 @@ TARGETS = [
     Target(
         "scripts",
         ("lua/request/*.lua", "lua/queue/*.lua"),
-        ("tests/lua/test_{stem}.py", "tests/lua"),
+        (
+            "tests/scripts/request/test_{stem}.py tests/scripts/queue/test_{stem}.py",
+            "tests/scripts",
+        ),
     ),
-    Target("script-parts", ("lua/lib/*.lua",), ("tests/lua",)),
+    Target("script-parts", ("lua/lib/*.lua",), ("tests/scripts",)),
     Target(
         "janitor",
         ("streamq/queue/janitor.py",),
-        ("tests/test_janitor_counts.py tests/test_janitor.py",),
+        (
+            "tests/queue/test_janitor_counts.py tests/queue/test_janitor.py"
+            " tests/queue/test_janitor_lists.py",
+        ),
     ),
 ]

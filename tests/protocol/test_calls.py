@@ -17,7 +17,7 @@ from streamq.protocol.call import Call
 from streamq.protocol.keys import KeySpace
 from streamq.protocol.lua import digest, signature
 from streamq.protocol.replies import Terms, Tokens
-from tests.lua.script import SCRIPTS
+from tests.scripts.script import SCRIPTS
 
 SPACE = KeySpace("p")
 R = SPACE.request("r")

@@ -6,7 +6,7 @@ from streamq import Protocol
 from streamq.errors import Damaged
 from streamq.model import State
 from streamq.protocol.snapshot import Snapshot
-from tests.driver import Driver
+from tests.support.by_hand import Driver
 
 FIELDS = {
     "now_ms": "5000",

@@ -7,7 +7,7 @@ import pytest
 from streamq import Protocol
 from streamq.errors import LoadGap, RequestExists, RequestUnknown
 from streamq.queue.loading import Loading
-from tests.driver import Driver, policy
+from tests.support.by_hand import Driver, policy
 
 #: Two parts of one record each.
 TWO = [b"a", b"1", b"b", b"1"]

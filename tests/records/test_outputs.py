@@ -20,7 +20,7 @@ from streamq.records.outputs import (
 )
 from streamq.runs.collect import Collector
 from tests.conftest import ONE_KIND
-from tests.simulated import Worker
+from tests.support.simulated import Worker
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ digest changes only when a script is changed on purpose.
 from pathlib import Path
 
 from streamq.protocol.lua import digest
-from tests.lua.script import SCRIPTS
+from tests.scripts.script import SCRIPTS
 
 TABLE = Path(__file__).with_name("digests.txt")
 #: Writes the table anew.

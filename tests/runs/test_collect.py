@@ -21,9 +21,9 @@ from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
-from tests.driver import Driver
-from tests.simulated import Worker, refuse
-from tests.waiting import wait_until
+from tests.support.by_hand import Driver
+from tests.support.simulated import Worker, refuse
+from tests.support.waiting import wait_until
 
 Collect = Callable[..., bool]
 

@@ -17,7 +17,7 @@ from streamq.records.outputs import (
 )
 from streamq.runs.collect import Collector, Committed
 from tests.conftest import ONE_KIND
-from tests.driver import HANDLER, Driver
+from tests.support.by_hand import HANDLER, Driver
 
 pytestmark = ONE_KIND
 

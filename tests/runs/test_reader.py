@@ -6,7 +6,7 @@ import pytest
 
 from streamq.queue.results import ResultReader, part_of
 from tests.conftest import ONE_KIND
-from tests.driver import Driver
+from tests.support.by_hand import Driver
 
 pytestmark = ONE_KIND
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import KINDS
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 EARLIER = os.environ.get("STREAMQ_UPGRADE_FROM", "HEAD~1")

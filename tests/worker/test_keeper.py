@@ -19,8 +19,8 @@ from streamq.worker.lease_keeper import Keeper, Rounds
 from streamq.worker.renewals import Renewals, Word, _batches
 from streamq.worker.slot_table import Held
 from tests.conftest import ONE_KIND
-from tests.driver import Driver
-from tests.waiting import wait_until
+from tests.support.by_hand import Driver
+from tests.support.waiting import wait_until
 from tests.worker.test_pool import config_of, holding
 
 LEASE_MS = 20_000

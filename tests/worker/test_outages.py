@@ -20,8 +20,8 @@ from streamq import Client, Connection, Protocol, Request
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
-from tests.fleet import Fleet
-from tests.waiting import is_alive, wait_until
+from tests.support.fleet import Fleet
+from tests.support.waiting import is_alive, wait_until
 
 JANITOR = [sys.executable, "-m", "streamq.cli", "janitor"]
 LEASE_S = 2.0

@@ -32,10 +32,10 @@ from streamq.worker.renewals import MOST_CALLS, Renewals, Word
 from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Newborn
 from tests.conftest import ANY_KIND, ONE_KIND
-from tests.driver import Driver
 from tests.faults.proxy import Proxy
-from tests.fleet import APPS, Fleet
-from tests.waiting import wait_until
+from tests.support.by_hand import Driver
+from tests.support.fleet import APPS, Fleet
+from tests.support.waiting import wait_until
 
 
 def config_of(url: str = "redis://127.0.0.1:1", queue: str = "q", **changes: Any) -> Config:

@@ -24,7 +24,7 @@ from streamq.worker.pool import Pool
 from streamq.worker.process_handle import Member
 from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Newborn, Nursery
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from tests.worker.test_pool import Heard, config_of
 
 

@@ -19,9 +19,9 @@ from streamq.worker.channel import Line
 from streamq.worker.process import Known, Lease, Pace, Process
 from streamq.worker.slot_table import MOST_PARTS, Table
 from tests.conftest import ANY_KIND, ONE_KIND
-from tests.driver import HANDLER, Driver
-from tests.fleet import Fleet
-from tests.waiting import wait_until
+from tests.support.by_hand import HANDLER, Driver
+from tests.support.fleet import Fleet
+from tests.support.waiting import wait_until
 from tests.worker.test_pool import config_of
 
 

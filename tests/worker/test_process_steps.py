@@ -24,8 +24,8 @@ from streamq.worker.runner import Done, Trouble
 from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Nursery
 from tests.conftest import ONE_KIND
-from tests.driver import HANDLER, Driver
-from tests.waiting import wait_until
+from tests.support.by_hand import HANDLER, Driver
+from tests.support.waiting import wait_until
 from tests.worker.test_pool import config_of
 
 QUANTUM_S = 0.5

@@ -15,9 +15,9 @@ from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Token, Tokens
 from streamq.worker import waiting_place
 from streamq.worker.waiting_place import WaitingPlace
-from tests.driver import Driver
-from tests.simulated import make_due
-from tests.waiting import wait_until
+from tests.support.by_hand import Driver
+from tests.support.simulated import make_due
+from tests.support.waiting import wait_until
 
 HANDLERS = ("h", "g")
 LEVELS = tuple(range(100))
