@@ -54,9 +54,8 @@ coverage: .venv/ready ## Run the tests on Valkey and print how much of each fold
 	  code=$$?; $(BIN)/coverage combine -q && $(BIN)/coverage json -q -o build/coverage/report.json && \
 	  $(BIN)/python -m tests.coverage_by_folder build/coverage/report.json; exit $$code
 
-SECURE := cli worker load results run programs references doctor health
 test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role
-	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto $(SECURE:%=tests/test_%.py)
+	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto -m commands
 
 package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty environment
 	rm -rf build dist .venv-package

@@ -26,6 +26,8 @@ from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.commands
+
 
 @pytest.fixture(params=[kind for kind in KINDS if "cluster" not in kind])
 def kind(request: pytest.FixtureRequest) -> str:

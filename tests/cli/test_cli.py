@@ -29,6 +29,7 @@ from tests.support.by_hand import HANDLER, Driver
 from tests.support.secure import as_role
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.commands
 _INSTALLED = Path(sys.executable).with_name("streamq")
 COMMAND = [str(_INSTALLED)] if _INSTALLED.exists() else [sys.executable, "-m", "streamq.cli"]
 NOBODY = "redis://127.0.0.1:1"

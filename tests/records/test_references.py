@@ -18,6 +18,7 @@ from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.web import Login, serve
 
+pytestmark = pytest.mark.commands
 DATA = b"".join(b"line %d\r\n" % n for n in range(20_000)) + b"last"
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
 

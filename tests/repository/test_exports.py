@@ -27,7 +27,7 @@ def test_everything_named_is_there_and_nothing_else() -> None:
 
 
 def test_version_is_that_of_the_project_and_of_the_changelog() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     releases = re.findall(
         r"^## (\d\S*) - \d{4}-\d\d-\d\d$", (root / "CHANGELOG.md").read_text(), re.M

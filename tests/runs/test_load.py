@@ -26,6 +26,7 @@ from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.waiting import kill_on_the_way, wait_until
 
+pytestmark = pytest.mark.commands
 SAMPLES = Path(__file__).parents[2] / "samples"
 Load = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -22,6 +22,7 @@ from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.waiting import kill_on_the_way, wait_until
 
+pytestmark = pytest.mark.commands
 Streamq = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 

@@ -31,6 +31,7 @@ from tests.conftest import KINDS
 from tests.support.secure import as_role
 from tests.support.waiting import is_alive, wait_until
 
+pytestmark = pytest.mark.commands
 EMBEDDED = pytest.mark.skipif(KINDS[0].startswith("secure"), reason="is about the embedded server")
 STOPS = pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]

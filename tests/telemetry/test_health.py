@@ -26,6 +26,7 @@ from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.commands
 HERE = "127.0.0.1:0"
 _LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="[^"]*",?)*)\})? (\S+)')
 

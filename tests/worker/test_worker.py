@@ -22,6 +22,7 @@ from tests.conftest import ANY_KIND, KINDS, ONE_KIND
 from tests.support.fleet import APPS, Fleet, most_at_once
 from tests.support.waiting import is_alive, wait_until
 
+pytestmark = pytest.mark.commands
 #: Where the server matters little; but routing to nodes must do what one server does.
 TWO_KINDS = pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind != "redis"], indirect=True
