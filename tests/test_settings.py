@@ -8,7 +8,7 @@ import pytest
 
 from streamq import Settings, SettingsError
 from streamq.settings import FIELDS, gather, variable_of, with_login
-from tests.cli.test_cli import run
+from tests.support.command import run
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from streamq.admin.cluster import arrange
 from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
 from streamq.servers.local import LocalServer, command_line, find_server
 from streamq.servers.topology import Peer, own, view
-from tests.cli.test_cli import COMMAND, environment, run
+from tests.support.command import COMMAND, environment, run
 from tests.support.waiting import wait_until
 
 has_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server")

@@ -18,7 +18,7 @@ from streamq.driver.url import ServerURL
 from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys
 from streamq.servers.local import LocalServer
-from tests.cli.test_cli import environment, run
+from tests.support.command import environment, run
 from tests.support.fleet import APPS, Fleet
 from tests.support.secure import (
     MISSING,

@@ -17,7 +17,7 @@ from streamq.runs.folder import RunFolder
 from streamq.runs.plan import Plan
 from streamq.servers import launcher, local
 from streamq.servers.local import LocalServer
-from tests.cli.test_cli import environment, run
+from tests.support.command import environment, run
 from tests.support.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "streamq.cli"]

@@ -13,7 +13,7 @@ from streamq import Client, Connection
 from streamq.servers.launcher import LOOPBACK, ask
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
-from tests.cli.test_cli import COMMAND, NOBODY, environment, run
+from tests.support.command import COMMAND, NOBODY, environment, run
 from tests.support.waiting import wait_until
 
 

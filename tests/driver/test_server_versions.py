@@ -11,7 +11,7 @@ from streamq.driver.server_versions import version_of
 from streamq.errors import ServerError, ServerFull
 from streamq.protocol.keys import QueueKeys
 from streamq.servers.local import LocalServer
-from tests.cli.test_cli import run
+from tests.support.command import run
 from tests.support.simulated import Worker
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from cli.app import COMMANDS, GROUPS
 from streamq import units
-from tests.cli.test_cli import COMMAND, environment, run
+from tests.support.command import COMMAND, environment, run
 from tests.support.fleet import APPS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
