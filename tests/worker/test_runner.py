@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from streamq import Abandon, App, Context, Retry, Snooze
+from streamq import Abandon, Context, Retry, Snooze
 from streamq.app import describe
-from streamq.errors import InvalidValue
 from streamq.model import Part, Spec
 from streamq.records.encoding import decode_item, decode_result
 from streamq.worker.runner import Done, Runner, Trouble
@@ -154,33 +153,6 @@ def test_redrive_runs_only_what_failed_and_yields_only_that() -> None:
 
     assert isinstance(again, Done)
     assert (values(again), again.records) == ([None, "B", None], 1)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda: None,
-        lambda *, key: key,
-        lambda one, two: (one, two),
-    ],
-)
-def test_function_that_cannot_be_called_with_a_record_is_refused(function: Any) -> None:
-    with pytest.raises(InvalidValue):
-        describe(function, is_map=True, name="f")
-
-
-def test_context_before_the_record_is_refused() -> None:
-    def wrong(context: Context, line: str) -> None: ...
-
-    with pytest.raises(InvalidValue, match="record"):
-        describe(wrong, is_map=True)
-
-
-def test_annotation_that_cannot_be_decoded_is_refused_at_once() -> None:
-    def wrong(value: int | bytes | str) -> None: ...
-
-    with pytest.raises(InvalidValue, match="cannot be decoded"):
-        App().map(wrong)
 
 
 @pytest.mark.parametrize(
