@@ -13,7 +13,7 @@ import pytest
 from streamq import Client, Protocol
 from streamq.model import State
 from tests.conftest import ONE_KIND
-from tests.runs.test_load import lines_of
+from tests.runs.loads import lines_of
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.web import Login, serve
