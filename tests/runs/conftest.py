@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import KINDS
 from tests.runs.loads import Load
+from tests.runs.running import COMMAND, Begin, Streamq
 from tests.support.secure import as_role
 
 
@@ -29,3 +33,101 @@ def load(command: tuple[list[str], dict[str, str]]) -> Load:
         return subprocess.CompletedProcess(line, done.returncode, *texts)
 
     return load
+
+
+CODE = """
+import pathlib
+import time
+def same(line: bytes) -> bytes:
+    return line
+def slow(line: bytes) -> bytes:
+    time.sleep(0.001)
+    return line
+def talks(line: bytes) -> bytes:
+    if line == b"line 0":
+        print("hello from a handler", flush=True)
+    return line
+def swollen(line: bytes) -> bytes:
+    while int(line) == 0 and not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    return line * 4
+def stuck_thrice(line: bytes) -> bytes:
+    if line == b"line 0":
+        times = len(list(pathlib.Path().glob("stuck*"))) + 1
+        if times <= 3:
+            pathlib.Path(f"stuck{times}").touch()
+            time.sleep(1000)
+    return line
+def rowed(row):
+    return row
+def broken(line: bytes) -> bytes:
+    return line[:-1] + b"\\xff" if line.endswith(b"7") else line
+def endless(line: str) -> float:
+    return {"value": float(line)}
+def typed(record: dict) -> dict:
+    return record
+def picky(line: str) -> str:
+    if line.endswith("7"):
+        raise ValueError("seven")
+    return line.upper()
+"""
+
+
+@pytest.fixture
+def environment(urls: Callable[[str], str]) -> dict[str, str]:
+    """Without a server, so that one is embedded; with one where that is asked to be secure."""
+    own = {k: v for k, v in os.environ.items() if not k.endswith(("_URL", "URL_FILE"))}
+    if KINDS[0].startswith("secure"):
+        own |= {"STREAMQ_URL": as_role(urls(KINDS[0]), "run")}
+    return own
+
+
+@pytest.fixture
+def streamq(tmp_path: Path, environment: dict[str, str]) -> Streamq:
+    (tmp_path / "code.py").unlink(missing_ok=True)
+    (tmp_path / "job.py").write_text(CODE)
+
+    def streamq(*words: Any, stdout: Any = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            [*COMMAND, *map(str, words)],
+            env=environment,
+            cwd=tmp_path,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            timeout=100,
+        )
+        texts = [text.decode() if text is not None else "" for text in (done.stdout, done.stderr)]
+        return subprocess.CompletedProcess(done.args, done.returncode, *texts)
+
+    return streamq
+
+
+@pytest.fixture
+def begin(environment: dict[str, str], streamq: Streamq, tmp_path: Path) -> Iterator[Begin]:
+    """Starts ``streamq run``, and goes on while it runs."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(*words: Any) -> "subprocess.Popen[str]":
+        begun.append(
+            subprocess.Popen(
+                [*COMMAND, "run", *map(str, words)],
+                env=environment,
+                cwd=tmp_path,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.kill()
+        if each.stderr and not each.stderr.closed:
+            each.communicate()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"".join(b"line %d\r\n" % n for n in range(3_000)) + b"last")
+    return path
