@@ -1,5 +1,8 @@
 """A request of five parts, and a worker in the test's own thread."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 
 from streamq import (
@@ -7,6 +10,7 @@ from streamq import (
     Protocol,
     Request,
 )
+from tests.queue.submitting import Submit
 from tests.support.simulated import Worker
 
 
@@ -27,3 +31,14 @@ def done(request_: Request, worker: Worker) -> Request:
     """The same, after its end, and closed by the janitor."""
     worker.drain()
     return request_
+
+
+@pytest.fixture
+def submit(client: Client, queue: str, request_id: str) -> Submit:
+    """Submit payloads under the test's id to the test's queue."""
+
+    def submit(payloads: Iterable[Any], **options: Any) -> Any:
+        given = {"handler": "h", "queue": queue, "id": request_id, **options}
+        return client.submit(payloads, **given)
+
+    return submit
