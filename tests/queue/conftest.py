@@ -1,17 +1,18 @@
-"""A request of five parts, and a worker in the test's own thread."""
+"""A request of five parts, a worker in the test's own thread, a janitor, and a submission."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from streamq import (
     Client,
+    Janitor,
     Protocol,
     Request,
 )
 from tests.queue.submitting import Submit
-from tests.support.simulated import Worker
+from tests.support.simulated import Worker, make_due
 
 
 @pytest.fixture
@@ -42,3 +43,19 @@ def submit(client: Client, queue: str, request_id: str) -> Submit:
         return client.submit(payloads, **given)
 
     return submit
+
+
+@pytest.fixture
+def janitor(protocol: Protocol, queue: str) -> Janitor:
+    return Janitor(protocol, queue)
+
+
+@pytest.fixture
+def sweep(protocol: Protocol, queue: str, janitor: Janitor) -> Callable[[], int]:
+    """A sweep that finds every open request due."""
+
+    def sweep() -> int:
+        make_due(protocol, queue)
+        return janitor.sweep()
+
+    return sweep
