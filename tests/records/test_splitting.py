@@ -1,17 +1,12 @@
 """Parts out of files: put together again they are the file, and no record is cut."""
 
-import bz2
 import csv
 import gzip
-import importlib
 import io
-import lzma
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -21,42 +16,10 @@ from streamq.records.about import Place
 from streamq.records.boundaries import blank_lines, fields_of, records_of
 from streamq.records.decoding import is_skipped
 from streamq.records.inputs import BadInput, open_input
-from streamq.records.splitting import Cursor, PartSize, split
+from streamq.records.splitting import PartSize, split
+from tests.records.pieces import START, after, pieces
 
 ANY = settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
-
-
-SIZE, START, COMMON = PartSize(), Cursor(), Spec()
-
-
-class Piece(NamedTuple):
-    payload: bytes
-    records: int
-    #: Of its first record.
-    record: int
-
-
-def pieces(
-    path: Path,
-    form: str = "lines",
-    size: PartSize = SIZE,
-    start: Cursor = START,
-    spec: Spec = COMMON,
-) -> list[Piece]:
-    spec = msgspec.structs.replace(spec, format=form)
-    found = []
-    with closing(open_input(str(path))) as source:
-        source.seek(start.offset)
-        for chunk in split(source, spec, size, start):
-            for payload, about in zip(chunk.payloads, chunk.abouts, strict=True):
-                records, _, record, *_ = map(int, about.split())
-                found.append(Piece(payload, records, record))
-    return found
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "in.txt"
 
 
 @ANY
@@ -142,12 +105,6 @@ def test_quote_inside_a_field_is_a_character(file: Path) -> None:
     ]
 
 
-def after(found: list[Piece], index: int) -> Cursor:
-    """Where a load stands after a piece."""
-    offset = sum(len(piece.payload) for piece in found[: index + 1])
-    return Cursor(0, offset, found[index].record + found[index].records)
-
-
 @ANY
 @given(
     lines=st.lists(
@@ -164,60 +121,6 @@ def test_load_goes_on_at_any_cursor(file: Path, lines: list[bytes], n: int) -> N
     for index, piece in enumerate(whole):
         assert pieces(file, size=size, start=after(whole, index)) == whole[index + 1 :]
         assert piece.records <= n
-
-
-def zstd_compress(data: bytes) -> bytes:
-    try:
-        zstd: Any = importlib.import_module("compression.zstd")
-    except ImportError:
-        zstd = pytest.importorskip("backports.zstd")
-    return bytes(zstd.compress(data))
-
-
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, zstd_compress])
-def test_compressed_files_are_read_as_what_they_hold(file: Path, compress: object) -> None:
-    data = b"".join(b"line %d\n" % n for n in range(5_000))
-    file.write_bytes(compress(data))  # type: ignore[operator]
-
-    found = pieces(file, size=PartSize(bytes=4_000))
-
-    assert b"".join(piece.payload for piece in found) == data
-    assert pieces(file, size=PartSize(bytes=4_000), start=after(found, 3)) == found[4:]
-
-
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, zstd_compress])
-class TestBehindTheCompressedData:
-    DATA = b"".join(b"line %d\n" % number for number in range(20_000))
-
-    def read(self, file: Path) -> bytes:
-        with closing(open_input(str(file))) as source:
-            return b"".join(iter(lambda: source.read(10_000), b""))
-
-    def test_more_of_it_is_read(self, file: Path, compress: Callable[[bytes], bytes]) -> None:
-        file.write_bytes(compress(self.DATA) + compress(b"") + compress(b"more"))
-
-        assert self.read(file) == self.DATA + b"more"
-
-    def test_zeros_are_padding(self, file: Path, compress: Callable[[bytes], bytes]) -> None:
-        file.write_bytes(compress(self.DATA) + bytes(2**18))
-
-        assert self.read(file) == self.DATA
-
-    @pytest.mark.parametrize("garbage", [b"x", b"\0\0\0\0x", b"garbage\n" * 2**16])
-    def test_anything_else_is_an_error(
-        self, file: Path, compress: Callable[[bytes], bytes], garbage: bytes
-    ) -> None:
-        file.write_bytes(compress(self.DATA) + garbage)
-
-        with pytest.raises(BadInput, match="after record"):
-            self.read(file)
-
-    def test_nothing_may_be_missing(self, file: Path, compress: Callable[[bytes], bytes]) -> None:
-        whole = compress(self.DATA)
-        for size in (len(whole) - 1, len(whole) // 2, 20):
-            file.write_bytes(whole[:size])
-            with pytest.raises(BadInput, match="end"):
-                self.read(file)
 
 
 @ANY
@@ -244,12 +147,6 @@ def test_lines_are_counted_beside_records_where_some_are_blank(file: Path) -> No
     assert places == [Place("in", 1, 3, 2), Place("in", 4, 5, 2)]
 
 
-def test_gzip_of_several_members(file: Path) -> None:
-    file.write_bytes(gzip.compress(b"a\n") + gzip.compress(b"b\n"))
-
-    assert b"".join(piece.payload for piece in pieces(file)) == b"a\nb\n"
-
-
 def test_empty_file_has_no_piece(file: Path) -> None:
     file.write_bytes(b"")
 
@@ -273,17 +170,3 @@ def test_bad_input_is_named(file: Path, data: bytes, form: str, says: str) -> No
         pieces(file, form, PartSize(bytes=50, most=100))
 
     assert str(file) in str(raised.value)
-
-
-@pytest.mark.parametrize("name", ["missing", "."])
-def test_what_is_no_file_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInput, match=r"No such file|Is a directory"):
-        pieces(tmp_path / name)
-
-
-@pytest.mark.slow
-def test_a_bomb_is_refused(file: Path) -> None:
-    file.write_bytes(gzip.compress(b"\n" * 120_000_000))
-
-    with pytest.raises(BadInput, match="1000 times"):
-        pieces(file)
