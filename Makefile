@@ -40,11 +40,10 @@ test: .venv/ready ## Run the tests on every server found: embedded Valkey, a clu
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
 
 # Files in which most tests need no server: values, records, the runner, the slot table, headers of the scripts.
-UNIT := $(wildcard tests/telemetry/test_logs.py tests/worker/test_runner.py tests/test_settings.py tests/records/test_splitting.py \
-  tests/worker/test_turns.py tests/test_units.py tests/scripts/test_headers.py tests/records tests/worker/test_counters.py \
-  tests/worker/test_slot_table.py)
+UNIT := $(wildcard $(addprefix tests/test_,app.py cpus.py settings.py units.py) tests/records tests/protocol/test_snapshot.py \
+  tests/scripts/test_headers.py tests/telemetry/test_logs.py $(addprefix tests/worker/test_,counters.py runner.py slot_table.py turns.py))
 test-unit: .venv/ready ## Run the tests that need no server: the quick loop, under 15 seconds
-	$(BIN)/pytest -n 2 -m "not server and not slow" $(UNIT)
+	$(BIN)/pytest -n 2 -m "not server and not commands and not slow" $(UNIT)
 
 COVERAGE_SERVERS ?= valkey
 coverage: export PYTHONPATH := $(CURDIR)
