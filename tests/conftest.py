@@ -19,7 +19,7 @@ from streamq import Client, Connection, Protocol
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.secure import SecureCluster, SecureServer, as_role
 
@@ -145,6 +145,6 @@ def fleet(url: str, queue: str, tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def driver(protocol: Protocol, queue: str, request_id: str) -> Driver:
+def driver(protocol: Protocol, queue: str, request_id: str) -> RequestByHand:
     """Moves one request through the protocol, and looks at its keys."""
-    return Driver(protocol, queue, request_id)
+    return RequestByHand(protocol, queue, request_id)

@@ -21,7 +21,7 @@ from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.conftest import KINDS
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.waiting import wait_until
@@ -96,7 +96,7 @@ def test_no_append_only_file(server: LocalServer, binary: str | None, tmp_path: 
 
 
 @pytest.fixture
-def submitted(client: Client, driver: Driver, fleet: Fleet) -> Driver:
+def submitted(client: Client, driver: RequestByHand, fleet: Fleet) -> RequestByHand:
     """A request of three parts; a worker has their handler and takes nothing."""
     fleet.ready("--levels", "99")
     client.submit([b"1", b"2", b"3"], handler="shout", id=driver.id, queue=driver.queue)
@@ -104,7 +104,7 @@ def submitted(client: Client, driver: Driver, fleet: Fleet) -> Driver:
     return driver
 
 
-def test_lost_token(url: str, submitted: Driver) -> None:
+def test_lost_token(url: str, submitted: RequestByHand) -> None:
     redis = submitted.redis
     tokens = QueueKeys(submitted.queue, to=list_of("shout", 50)).tokens
     # The pool's janitor would push it again within a moment: it is kept from looking.
@@ -125,7 +125,7 @@ def test_lost_token(url: str, submitted: Driver) -> None:
 
 def test_orphaned_lease(url: str, client: Client, protocol: Any, queue: str) -> None:
     request = client.submit([1, 2], handler=HANDLER, queue=queue, limit=1)
-    driver = Driver(protocol, queue, request.id)
+    driver = RequestByHand(protocol, queue, request.id)
     holder, _ = driver.claim()
     protocol.connection.redis.zadd(RequestKeys(request.id).leases, {holder: 1})
 
@@ -138,7 +138,7 @@ def test_orphaned_lease(url: str, client: Client, protocol: Any, queue: str) -> 
 
 
 def test_request_without_a_worker_for_its_handler(
-    url: str, submitted: Driver, client: Client
+    url: str, submitted: RequestByHand, client: Client
 ) -> None:
     other = client.submit([1], handler="unheard_of", queue=submitted.queue)
 
@@ -269,7 +269,7 @@ def test_request_that_does_not_say_its_queue(server: LocalServer) -> None:
         assert request.id in found(findings, "damage")[1]
 
 
-def test_books_that_do_not_add_up(url: str, submitted: Driver) -> None:
+def test_books_that_do_not_add_up(url: str, submitted: RequestByHand) -> None:
     submitted.redis.set(RequestKeys(submitted.id).left, 7)
 
     code, findings = doctor(url, "--queue", submitted.queue)

@@ -8,7 +8,7 @@ import pytest
 
 from streamq import Client
 from tests.conftest import KINDS
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.command import COMMAND, Ran, Streamq, environment, run
 from tests.support.secure import as_role
 
@@ -48,14 +48,14 @@ def running(url: str, queue: str) -> Iterator[Callable[..., subprocess.Popen[str
 
 
 @pytest.fixture
-def submitted(client: Client, driver: Driver) -> Driver:
+def submitted(client: Client, driver: RequestByHand) -> RequestByHand:
     """A request of three parts that nobody has touched yet."""
     client.submit([b"1", b"2", b"3"], handler=HANDLER, id=driver.id, queue=driver.queue)
     return driver
 
 
 @pytest.fixture
-def done(submitted: Driver) -> Driver:
+def done(submitted: RequestByHand) -> RequestByHand:
     """The same, all finished."""
     holder, _ = submitted.claim(3)
     submitted.finish(holder, [1, 2, 3])
@@ -63,7 +63,7 @@ def done(submitted: Driver) -> Driver:
 
 
 @pytest.fixture
-def failed(submitted: Driver) -> Driver:
+def failed(submitted: RequestByHand) -> RequestByHand:
     """The same, with two parts given up."""
     submitted.give_up(1, 2)
     holder, _ = submitted.claim()

@@ -6,13 +6,13 @@ import pytest
 
 from streamq.model import Failure
 from tests.cli.common import rows
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.command import Streamq
 
 pytestmark = pytest.mark.commands
 
 
-def test_errors_by_part(streamq: Streamq, failed: Driver) -> None:
+def test_errors_by_part(streamq: Streamq, failed: RequestByHand) -> None:
     by_part = streamq("errors", failed.id)
     first = streamq("errors", failed.id, "--limit", "1", "--json")
 
@@ -25,7 +25,7 @@ def test_errors_by_part(streamq: Streamq, failed: Driver) -> None:
     assert first.stderr == "1 of 2 are shown; --limit 0 shows every one\n"
 
 
-def test_errors_by_kind(streamq: Streamq, failed: Driver) -> None:
+def test_errors_by_kind(streamq: Streamq, failed: RequestByHand) -> None:
     text = streamq("errors", failed.id, "--group").stdout
     groups = json.loads(streamq("errors", failed.id, "--group", "--json").stdout)
 
@@ -34,7 +34,7 @@ def test_errors_by_kind(streamq: Streamq, failed: Driver) -> None:
     assert groups[0]["example"]["part"] == 1
 
 
-def test_errors_with_their_tracebacks(streamq: Streamq, submitted: Driver) -> None:
+def test_errors_with_their_tracebacks(streamq: Streamq, submitted: RequestByHand) -> None:
     holder, _ = submitted.claim()
     failure = Failure(error="ValueError", message="no", traceback="Traceback:\n  x = \x1b[2J\n")
     submitted.protocol.fail(submitted.id, holder, 1, 1, [failure], kind="abandon")

@@ -11,14 +11,14 @@ import pytest
 from streamq.protocol.replies import Token
 from streamq.servers.local import LocalServer
 from tests.cli.common import ALL_KINDS
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.command import COMMAND, Streamq, environment
 
 pytestmark = pytest.mark.commands
 
 
 @ALL_KINDS
-def test_the_janitor_puts_back_a_lost_token(streamq: Streamq, submitted: Driver) -> None:
+def test_the_janitor_puts_back_a_lost_token(streamq: Streamq, submitted: RequestByHand) -> None:
     for _ in range(3):
         assert submitted.protocol.take(submitted.queue, ("h",), 1.0) == Token(submitted.id, "h", 50)
     assert submitted.tokens() == []
@@ -29,7 +29,7 @@ def test_the_janitor_puts_back_a_lost_token(streamq: Streamq, submitted: Driver)
     assert len(submitted.tokens()) == 3
 
 
-def test_the_janitor_says_what_it_took_back(streamq: Streamq, submitted: Driver) -> None:
+def test_the_janitor_says_what_it_took_back(streamq: Streamq, submitted: RequestByHand) -> None:
     holder, _ = submitted.claim()
     submitted.expire(holder)
 

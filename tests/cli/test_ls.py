@@ -9,7 +9,7 @@ from streamq import Client, Protocol
 from streamq.protocol.keys import QueueKeys
 from streamq.protocol.replies import Tokens
 from tests.cli.common import ALL_KINDS, STATUS, rows
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.command import Streamq
 
 pytestmark = pytest.mark.commands
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.commands
 
 @ALL_KINDS
 def test_ls_shows_what_is_open_newest_first(
-    streamq: Streamq, client: Client, failed: Driver
+    streamq: Streamq, client: Client, failed: RequestByHand
 ) -> None:
     for name in ("1-old", "2-new"):  # by name where both are of the same millisecond
         client.submit([b"1"], handler=HANDLER, id=f"{failed.id}-{name}", queue=failed.queue)
@@ -36,7 +36,7 @@ def test_requests_of_one_millisecond_are_listed_by_id(
 ) -> None:
     ids = [f"{request_id}-{name}" for name in "abc"]
     for each in ids:
-        driver = Driver(protocol, queue, each)
+        driver = RequestByHand(protocol, queue, each)
         driver.open()
         driver.set_meta(created_ms=1_000)
     order = {ids[1]: 1, ids[2]: 2, ids[0]: 3}
@@ -49,7 +49,7 @@ def test_requests_of_one_millisecond_are_listed_by_id(
 
 
 def test_ls_shows_ended_requests_when_asked(
-    streamq: Streamq, client: Client, failed: Driver, protocol: Protocol
+    streamq: Streamq, client: Client, failed: RequestByHand, protocol: Protocol
 ) -> None:
     open_id = f"{failed.id}-open"
     client.submit([b"1"], handler=HANDLER, id=open_id, queue=failed.queue)
@@ -69,7 +69,7 @@ def test_ls_shows_ended_requests_when_asked(
 
 
 def test_ls_shows_what_was_just_closed_before_what_is_kept_longest(
-    client: Client, failed: Driver, protocol: Protocol
+    client: Client, failed: RequestByHand, protocol: Protocol
 ) -> None:
     now_ms = round(time.time() * 1e3)
     old = f"{failed.id}-old"
@@ -93,7 +93,7 @@ def test_ls_costs_what_it_shows(
     ids = [f"{request_id}-{number:02d}" for number in range(30)]
     for each in ids:
         protocol.mint(queue, each, Tokens(), register="yes")
-        Driver(protocol, queue, each).open()
+        RequestByHand(protocol, queue, each).open()
     redis = protocol.connection.redis
 
     def calls() -> int:

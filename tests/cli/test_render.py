@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from cli import render
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.command import COMMAND, Terminal, environment
 
 pytestmark = pytest.mark.commands
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.commands
 
 @pytest.mark.parametrize(("variables", "has_colour"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colour_only_for_those_who_want_it(
-    variables: dict[str, str], has_colour: bool, url: str, submitted: Driver
+    variables: dict[str, str], has_colour: bool, url: str, submitted: RequestByHand
 ) -> None:
     with Terminal() as terminal:
         shown = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 from streamq import Client, Protocol
 from streamq.protocol.keys import QueueKeys
 from tests.cli.common import ALL_KINDS, STATUS, beat
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.command import Streamq, Terminal
 
 pytestmark = pytest.mark.commands
@@ -22,7 +22,7 @@ def fact(text: str, name: str) -> str:
 
 
 @ALL_KINDS
-def test_status_of_a_request_as_json(streamq: Streamq, failed: Driver) -> None:
+def test_status_of_a_request_as_json(streamq: Streamq, failed: RequestByHand) -> None:
     ran = streamq("status", failed.id, "--json")
 
     status = json.loads(ran.stdout)
@@ -41,7 +41,7 @@ def test_status_of_a_request_as_json(streamq: Streamq, failed: Driver) -> None:
 
 
 def test_status_says_when_no_live_worker_has_the_handler(
-    streamq: Streamq, submitted: Driver, protocol: Protocol
+    streamq: Streamq, submitted: RequestByHand, protocol: Protocol
 ) -> None:
     beat(protocol, submitted.queue, handlers=["other"])
     lonely = streamq("status", submitted.id)
@@ -54,7 +54,7 @@ def test_status_says_when_no_live_worker_has_the_handler(
 
 
 def test_status_tells_a_persons_whole_story(
-    streamq: Streamq, client: Client, driver: Driver
+    streamq: Streamq, client: Client, driver: RequestByHand
 ) -> None:
     client.submit(
         [b"1"],
@@ -78,7 +78,7 @@ def test_status_tells_a_persons_whole_story(
 
 @ALL_KINDS
 def test_parts_that_were_handed_back_wait_and_are_not_in_retry(
-    streamq: Streamq, client: Client, submitted: Driver
+    streamq: Streamq, client: Client, submitted: RequestByHand
 ) -> None:
     holder, _ = submitted.claim(2)
     other, grant = submitted.claim()
@@ -93,7 +93,9 @@ def test_parts_that_were_handed_back_wait_and_are_not_in_retry(
 
 
 @ALL_KINDS
-def test_status_of_the_queue(streamq: Streamq, submitted: Driver, protocol: Protocol) -> None:
+def test_status_of_the_queue(
+    streamq: Streamq, submitted: RequestByHand, protocol: Protocol
+) -> None:
     submitted.claim()
     beat(protocol, submitted.queue)
 

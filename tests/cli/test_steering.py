@@ -7,14 +7,14 @@ import pytest
 
 from streamq import Client
 from tests.cli.common import ALL_KINDS, rows
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.command import Streamq, Terminal
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.commands
 
 
-def test_set_pause_and_resume(streamq: Streamq, submitted: Driver) -> None:
+def test_set_pause_and_resume(streamq: Streamq, submitted: RequestByHand) -> None:
     ran = streamq("set", submitted.id, "--priority", "10", "--limit", "2", "--rate", "5/s")
     assert (ran.returncode, ran.stdout) == (0, "")
     assert ran.stderr == f"{submitted.id}: level 10, limit 2, rate 5/s\n"
@@ -28,21 +28,23 @@ def test_set_pause_and_resume(streamq: Streamq, submitted: Driver) -> None:
     assert [submitted.meta(f) for f in ("paused", "rate_ms")] == ["0", "0"]
 
 
-def test_what_has_ended_cannot_be_steered(streamq: Streamq, done: Driver) -> None:
+def test_what_has_ended_cannot_be_steered(streamq: Streamq, done: RequestByHand) -> None:
     ran = streamq("set", done.id, "--level", "10")
 
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == f"streamq: {done.id}: the request is done\n"
 
 
-def test_one_that_refuses_does_not_stop_the_others(streamq: Streamq, submitted: Driver) -> None:
+def test_one_that_refuses_does_not_stop_the_others(
+    streamq: Streamq, submitted: RequestByHand
+) -> None:
     ran = streamq("pause", "nobody-knows-it", submitted.id)
 
     assert ran.returncode == 5
     assert submitted.meta("paused") == "1"
 
 
-def test_cancel(streamq: Streamq, submitted: Driver) -> None:
+def test_cancel(streamq: Streamq, submitted: RequestByHand) -> None:
     ran = streamq("cancel", submitted.id)
 
     assert (ran.returncode, ran.stdout) == (0, "")
@@ -51,7 +53,7 @@ def test_cancel(streamq: Streamq, submitted: Driver) -> None:
 
 
 def test_cancel_asks_on_a_terminal_when_there_are_several(
-    running: Callable[..., subprocess.Popen[str]], client: Client, submitted: Driver
+    running: Callable[..., subprocess.Popen[str]], client: Client, submitted: RequestByHand
 ) -> None:
     other = client.submit([b"1"], handler=HANDLER, queue=submitted.queue)
 
@@ -70,7 +72,7 @@ def test_cancel_asks_on_a_terminal_when_there_are_several(
 
 
 @ALL_KINDS
-def test_retry_runs_again_what_failed(streamq: Streamq, failed: Driver) -> None:
+def test_retry_runs_again_what_failed(streamq: Streamq, failed: RequestByHand) -> None:
     ran = streamq("retry", failed.id)
 
     assert (ran.returncode, ran.stdout) == (0, "2 parts run again\n")

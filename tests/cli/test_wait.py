@@ -8,14 +8,14 @@ import pytest
 
 from streamq import Client, Protocol
 from tests.cli.common import ALL_KINDS
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.command import Streamq, Terminal
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.commands
 
 
-def test_wait_for_what_is_done(streamq: Streamq, done: Driver) -> None:
+def test_wait_for_what_is_done(streamq: Streamq, done: RequestByHand) -> None:
     ran = streamq("wait", done.id)
     assert (ran.returncode, ran.stdout) == (0, "")
     assert f"{done.id}: done, 3 records, 0 failed" in ran.stderr
@@ -23,7 +23,7 @@ def test_wait_for_what_is_done(streamq: Streamq, done: Driver) -> None:
 
 @ALL_KINDS
 def test_wait_until_it_is_done(
-    running: Callable[..., subprocess.Popen[str]], submitted: Driver, protocol: Protocol
+    running: Callable[..., subprocess.Popen[str]], submitted: RequestByHand, protocol: Protocol
 ) -> None:
     waiting = running("wait", submitted.id, "--quiet")
     holder, _ = submitted.claim(3)
@@ -34,7 +34,7 @@ def test_wait_until_it_is_done(
 
 
 def test_wait_tells_failures_from_cancelled(
-    streamq: Streamq, client: Client, failed: Driver
+    streamq: Streamq, client: Client, failed: RequestByHand
 ) -> None:
     cancelled = client.submit([b"1"], handler=HANDLER, queue=failed.queue)
     cancelled.cancel()
@@ -43,7 +43,7 @@ def test_wait_tells_failures_from_cancelled(
     assert streamq("wait", failed.id, cancelled.id).returncode == 5
 
 
-def test_wait_no_longer_than_asked(streamq: Streamq, submitted: Driver) -> None:
+def test_wait_no_longer_than_asked(streamq: Streamq, submitted: RequestByHand) -> None:
     ran = streamq("wait", submitted.id, "--timeout", "200ms")
 
     assert (ran.returncode, ran.stdout) == (124, "")
@@ -54,7 +54,7 @@ def test_wait_no_longer_than_asked(streamq: Streamq, submitted: Driver) -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_wait_shows_progress_on_a_terminal_and_can_be_stopped(
-    running: Callable[..., subprocess.Popen[str]], submitted: Driver, number: int, code: int
+    running: Callable[..., subprocess.Popen[str]], submitted: RequestByHand, number: int, code: int
 ) -> None:
     with Terminal() as terminal:
         files = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.file)

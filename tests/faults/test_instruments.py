@@ -11,7 +11,7 @@ from tests.faults.gauges import Gauges, Rule
 from tests.faults.program import report
 from tests.faults.proxy import Proxy
 from tests.faults.verdict import Figures
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 PAGE = """words
 <!-- figures: single -->
@@ -30,7 +30,7 @@ kept
 def test_door_counts_each_result_once_and_sees_what_is_refused() -> None:
     with LocalServer.start(port=0) as server:
         door = Proxy(int(server.url.rpartition(":")[2]))
-        driver = Driver(Protocol(Connection(f"redis://127.0.0.1:{door.port}")), "q", "r")
+        driver = RequestByHand(Protocol(Connection(f"redis://127.0.0.1:{door.port}")), "q", "r")
         driver.load(3)
         holder, _ = driver.claim(2)
         driver.finish(holder, [1, 2], most=1, call=1)

@@ -15,7 +15,7 @@ from streamq import Client, Janitor, Protocol, Request, State
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Tokens
 from streamq.queue.fleet import WorkerDetails
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.simulated import Worker, indexes, make_due
 from tests.support.waiting import wait_until
@@ -48,7 +48,7 @@ def queue_keys(queue: str) -> list[str]:
 
 
 @pytest.fixture
-def request_keys(driver: Driver) -> list[str]:
+def request_keys(driver: RequestByHand) -> list[str]:
     return [key for name, key in driver.keys.all().items() if name != "events"]
 
 
@@ -66,7 +66,7 @@ class TestQueueSlot:
     @pytest.fixture
     def lost(
         self,
-        driver: Driver,
+        driver: RequestByHand,
         queue_keys: list[str],
         submit: Callable[[], Request],
         protocol: Protocol,
@@ -99,7 +99,7 @@ class TestQueueSlot:
 
     def test_who_waits_for_it_registers_it(
         self,
-        driver: Driver,
+        driver: RequestByHand,
         queue_keys: list[str],
         submit: Callable[[], Request],
         protocol: Protocol,
@@ -142,7 +142,7 @@ class TestRequestSlot:
     @pytest.fixture
     def revived(
         self,
-        driver: Driver,
+        driver: RequestByHand,
         request_keys: list[str],
         submit: Callable[[], Request],
         protocol: Protocol,
@@ -161,7 +161,7 @@ class TestRequestSlot:
         return request
 
     def test_is_looked_at_within_minutes_and_runs(
-        self, driver: Driver, revived: Request, protocol: Protocol, queue: str
+        self, driver: RequestByHand, revived: Request, protocol: Protocol, queue: str
     ) -> None:
         closed = QueueKeys(queue).closed
         in_ms = driver.redis.zscore(closed, revived.id) - driver.now_ms()
@@ -190,7 +190,7 @@ class TestForgottenEndOfALease:
     """
 
     def test_is_charged_to_nobody_while_the_pool_lives(
-        self, driver: Driver, request_keys: list[str], client: Client, fleet: Fleet
+        self, driver: RequestByHand, request_keys: list[str], client: Client, fleet: Fleet
     ) -> None:
         pool = fleet.ready("-p", "1", "-c", "1", "--lease", "4s")
         request = client.submit([1.5], handler="nap", queue=fleet.queue, id=driver.id, poison=1)
@@ -217,7 +217,7 @@ class TestForgottenEndOfALease:
         ids=["lives", "silent since before the deadline", "started again", "former version"],
     )
     def test_who_was_heard_after_the_deadline_lives(
-        self, driver: Driver, queue: str, pool: str, silent_ms: int, tries: dict[int, str]
+        self, driver: RequestByHand, queue: str, pool: str, silent_ms: int, tries: dict[int, str]
     ) -> None:
         """A worker that is started again may have the name that it had before."""
         driver.load(1)

@@ -11,7 +11,7 @@ from redis import RedisCluster, ResponseError
 
 from streamq import Client, Janitor, Protocol, RequestUnknown, State
 from streamq.protocol.replies import Token, Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, make_due, tokens
 
 INSERT = """
@@ -84,7 +84,7 @@ class TestAPartTakenOverIsCountedOnce:
         assert content == "b"
         assert seed.is_complete()
 
-    def test_here_the_one_who_lost_it_changes_nothing(self, driver: Driver) -> None:
+    def test_here_the_one_who_lost_it_changes_nothing(self, driver: RequestByHand) -> None:
         driver.load(3)
         first, _ = driver.claim()
         driver.expire(first)
@@ -139,7 +139,9 @@ class TestCFinishingAgainLeavesNoKey:
         assert seed.redis.get(seed.counter) == b"-1"
         assert seed.redis.ttl(seed.counter) == -1
 
-    def test_here_nothing_changes_after_the_end_and_after_the_purge(self, driver: Driver) -> None:
+    def test_here_nothing_changes_after_the_end_and_after_the_purge(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(1)
         holder, _ = driver.claim()
         assert driver.finish(holder, [1]).word == "done"
@@ -164,7 +166,7 @@ class TestDFinishedPartsAreFreed:
 
         assert seed.redis.xlen(seed.stream) == 100
 
-    def test_here_only_those_not_finished_take_memory(self, driver: Driver) -> None:
+    def test_here_only_those_not_finished_take_memory(self, driver: RequestByHand) -> None:
         driver.load(100)
 
         holder, grant = driver.claim(50)
@@ -190,7 +192,7 @@ class TestETokensLeftOrLostDoNoHarm:
         assert other.take() is None  # of two that may run, one runs, for ever
 
     def test_here_a_token_left_is_answered_and_one_lost_is_replaced(
-        self, client: Client, driver: Driver, protocol: Protocol, queue: str, request_id: str
+        self, client: Client, driver: RequestByHand, protocol: Protocol, queue: str, request_id: str
     ) -> None:
         client.submit([b"a", b"b", b"c"], handler="h", queue=queue, id=request_id, limit=2)
         protocol.take(queue, ("h",), 1)  # the claim fails on the way, and the token is lost
@@ -261,7 +263,7 @@ class TestAlsoByReading:
         assert not seed.is_complete()
 
     def test_here_the_sweep_makes_up_for_the_second_step(
-        self, driver: Driver, protocol: Protocol, queue: str, request_id: str
+        self, driver: RequestByHand, protocol: Protocol, queue: str, request_id: str
     ) -> None:
         protocol.mint(queue, request_id, Tokens(), register="yes")
         driver.load(1)  # its tokens were never pushed

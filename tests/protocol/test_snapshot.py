@@ -6,7 +6,7 @@ from streamq import Protocol
 from streamq.errors import Damaged
 from streamq.model import State
 from streamq.protocol.snapshot import Snapshot
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 FIELDS = {
     "now_ms": "5000",
@@ -99,7 +99,7 @@ def test_held(changes: dict[str, str], is_held: bool) -> None:
     assert snapshot(**changes).is_held is is_held
 
 
-def test_of_a_request_on_a_server(driver: Driver, protocol: Protocol) -> None:
+def test_of_a_request_on_a_server(driver: RequestByHand, protocol: Protocol) -> None:
     driver.open(level=7)
     driver.append(3, records=10)
     driver.claim(2)

@@ -14,7 +14,7 @@ from streamq.protocol.replies import Tokens
 from streamq.queue.janitor import log as janitor_log
 from tests.admin.test_doctor import doctor, found
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 
@@ -28,7 +28,7 @@ def age(protocol: Protocol, request_id: str, version: int = FUTURE) -> None:
 
 
 def test_open_and_submit_write_the_version(
-    client: Client, protocol: Protocol, driver: Driver, queue: str
+    client: Client, protocol: Protocol, driver: RequestByHand, queue: str
 ) -> None:
     driver.open()
     small = client.submit([b"x"], handler="h", queue=queue)
@@ -38,7 +38,7 @@ def test_open_and_submit_write_the_version(
     assert protocol.connection.redis.hget(meta, "protocol") == b"1"
 
 
-def test_request_without_a_version_is_of_the_first_and_runs(driver: Driver) -> None:
+def test_request_without_a_version_is_of_the_first_and_runs(driver: RequestByHand) -> None:
     driver.load(1)
     driver.redis.hdel(driver.keys.meta, "protocol")
 
@@ -48,7 +48,7 @@ def test_request_without_a_version_is_of_the_first_and_runs(driver: Driver) -> N
     assert driver.meta("state") == State.DONE
 
 
-CALLS: dict[str, Callable[[Driver], Any]] = {
+CALLS: dict[str, Callable[[RequestByHand], Any]] = {
     "append": lambda d: d.append(1, first=3),
     "audit": lambda d: d.protocol.audit(d.id),
     "cancel": lambda d: d.protocol.cancel(d.id),
@@ -74,7 +74,7 @@ CALLS: dict[str, Callable[[Driver], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("ended", [False, True], ids=["live", "ended"])
 def test_script_refuses_a_newer_request_and_changes_nothing(
-    driver: Driver, name: str, ended: bool
+    driver: RequestByHand, name: str, ended: bool
 ) -> None:
     driver.load(2)
     driver.claim(holder="w")

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from streamq.model import Part
 from streamq.protocol.replies import Terms
 from streamq.records.encoding import encode_result
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import refuse
 
 
-def finish(driver: Driver, holder: str, *numbers: int, most: int = 0) -> None:
+def finish(driver: RequestByHand, holder: str, *numbers: int, most: int = 0) -> None:
     results = [value for n in numbers for value in (n, encode_result([b"r%d" % n]))]
     call = driver.call(holder)
     driver.protocol.finish(driver.id, holder, call, results, len(numbers), Terms(most))

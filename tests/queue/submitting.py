@@ -7,7 +7,7 @@ from streamq import (
     Connection,
     Protocol,
 )
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import indexes
 
 Submit = Callable[..., Any]
@@ -17,7 +17,7 @@ def numbered(count: int) -> list[bytes]:
     return [b"payload %d" % n for n in range(1, count + 1)]
 
 
-def parts_in(driver: Driver) -> list[tuple[bytes, bytes]]:
+def parts_in(driver: RequestByHand) -> list[tuple[bytes, bytes]]:
     """Entry ids and payloads of the parts that are in the server."""
     found = driver.redis.xrange(driver.keys.parts)
     return [(id_, payload) for id_, fields in found for payload in fields.values()]
@@ -27,7 +27,7 @@ def entries(payloads: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
     return [(b"%d-0" % n, payload) for n, payload in enumerate(payloads, 1)]
 
 
-def assert_is_gone(driver: Driver) -> None:
+def assert_is_gone(driver: RequestByHand) -> None:
     assert driver.existing_keys() == set()
     assert indexes(driver.protocol, driver.queue, driver.id) == set()
 

@@ -11,7 +11,7 @@ import pytest
 from streamq import Client, Connection, Janitor, Protocol, ServerBusy, ServerUnreachable, State
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Audit, Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, indexes, make_due, refuse, tokens
 from tests.support.waiting import wait_until
 
@@ -47,7 +47,7 @@ def test_a_sweep_pushes_no_token_that_is_out(
 
 
 def test_what_a_dead_worker_held_runs_again(
-    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+    driver: RequestByHand, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([b"a", b"b", b"c"], handler="h", queue=queue, id=driver.id, limit=1)
     protocol.take(queue, ("h",), 1)
@@ -62,7 +62,9 @@ def test_what_a_dead_worker_held_runs_again(
     assert sorted(Worker(protocol, queue).drain()) == [(driver.id, n) for n in (1, 2, 3)]
 
 
-def test_more_leases_than_one_call_reaps(driver: Driver, protocol: Protocol, queue: str) -> None:
+def test_more_leases_than_one_call_reaps(
+    driver: RequestByHand, protocol: Protocol, queue: str
+) -> None:
     protocol.mint(queue, driver.id, Tokens(), register="yes")
     driver.load(150, limit=150)
     for _ in range(150):
@@ -78,7 +80,7 @@ class TestSilence:
     """A holder whose lease has expired may only have been cut off."""
 
     @pytest.fixture
-    def silent(self, driver: Driver, protocol: Protocol, queue: str) -> str:
+    def silent(self, driver: RequestByHand, protocol: Protocol, queue: str) -> str:
         """The holder of a lease that has expired."""
         protocol.mint(queue, driver.id, Tokens(), register="yes")
         driver.load(3)
@@ -87,14 +89,14 @@ class TestSilence:
         return holder
 
     def test_is_looked_at_again_within_a_second_and_not_reaped(
-        self, driver: Driver, silent: str, sweep: Callable[[], int]
+        self, driver: RequestByHand, silent: str, sweep: Callable[[], int]
     ) -> None:
         assert sweep() <= 1_100
 
         assert (set(driver.leases()), driver.tries()) == ({silent}, {})
 
     def test_is_forgotten_when_the_holder_is_heard(
-        self, driver: Driver, silent: str, sweep: Callable[[], int]
+        self, driver: RequestByHand, silent: str, sweep: Callable[[], int]
     ) -> None:
         sweep()
         driver.protocol.renew(driver.id, 20_000, {silent: None})
@@ -105,7 +107,7 @@ class TestSilence:
         assert driver.meta("suspected_ms") == ""
 
     def test_that_lasts_is_death(
-        self, driver: Driver, silent: str, janitor: Janitor, sweep: Callable[[], int]
+        self, driver: RequestByHand, silent: str, janitor: Janitor, sweep: Callable[[], int]
     ) -> None:
         sweep()
         driver.suspect(60_000, looked_ms=1_000)
@@ -116,7 +118,7 @@ class TestSilence:
         assert janitor.reaped == 1
 
     def test_is_watched_also_when_other_looks_are_due_before(
-        self, driver: Driver, silent: str, janitor: Janitor, sweep: Callable[[], int]
+        self, driver: RequestByHand, silent: str, janitor: Janitor, sweep: Callable[[], int]
     ) -> None:
         sweep()
         looked = driver.meta("looked_ms")
@@ -130,7 +132,7 @@ class TestSilence:
 
     def test_is_watched_in_the_middle_of_a_long_sweep(
         self,
-        driver: Driver,
+        driver: RequestByHand,
         silent: str,
         client: Client,
         protocol: Protocol,
@@ -150,7 +152,7 @@ class TestSilence:
         assert looks.count(driver.id) > 1
 
     def test_is_made_sure_of_by_who_sweeps_only_once(
-        self, driver: Driver, protocol: Protocol, queue: str
+        self, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         protocol.mint(queue, driver.id, Tokens(), register="yes")
         driver.load(3)
@@ -161,7 +163,7 @@ class TestSilence:
         assert driver.leases() == {}
 
     def test_of_a_request_that_failed_is_not_forgotten_with_it(
-        self, driver: Driver, protocol: Protocol, queue: str, sweep: Callable[[], int]
+        self, driver: RequestByHand, protocol: Protocol, queue: str, sweep: Callable[[], int]
     ) -> None:
         protocol.mint(queue, driver.id, Tokens(), register="yes")
         driver.load(3, max_failures=0)
@@ -191,7 +193,7 @@ class Slow(Protocol):
 
 
 def test_ended_request_is_looked_at_once_more_and_then_kept_for_its_time(
-    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+    driver: RequestByHand, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([], handler="h", queue=queue, id=driver.id, keep="1h")
     closed = QueueKeys(queue).closed
@@ -205,7 +207,7 @@ def test_ended_request_is_looked_at_once_more_and_then_kept_for_its_time(
 
 
 def test_the_next_look_comes_when_a_lease_would_expire(
-    driver: Driver, protocol: Protocol, queue: str, sweep: Callable[[], int]
+    driver: RequestByHand, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     protocol.mint(queue, driver.id, Tokens(), register="yes")
     driver.load(1)
@@ -218,7 +220,7 @@ def test_the_next_look_comes_when_a_lease_would_expire(
 
 
 def test_request_that_has_ended_is_closed_and_after_its_retention_forgotten(
-    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+    driver: RequestByHand, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     request = client.submit([b"a"], handler="h", queue=queue, id=driver.id, keep="1h")
     Worker(protocol, queue).step()
@@ -237,7 +239,7 @@ def test_request_that_has_ended_is_closed_and_after_its_retention_forgotten(
 
 
 def test_request_is_not_forgotten_before_its_retention_whatever_the_index_says(
-    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+    driver: RequestByHand, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([], handler="h", queue=queue, id=driver.id, keep="1h")
     sweep()
@@ -251,7 +253,7 @@ def test_request_is_not_forgotten_before_its_retention_whatever_the_index_says(
 
 
 def test_live_request_among_the_closed_goes_back_to_the_open(
-    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+    driver: RequestByHand, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([b"a"], handler="h", queue=queue, id=driver.id)
     keys = QueueKeys(queue)
@@ -434,7 +436,7 @@ def test_one_who_is_redriven_is_not_closed_by_a_slow_janitor(
 
 
 def test_a_delayed_start_and_a_retry_come_in_their_time(
-    driver: Driver, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
+    driver: RequestByHand, client: Client, protocol: Protocol, queue: str, sweep: Callable[[], int]
 ) -> None:
     client.submit([b"a"], handler="h", queue=queue, id=driver.id, delay="1h")
     sweep()
@@ -447,7 +449,7 @@ def test_a_delayed_start_and_a_retry_come_in_their_time(
 
 
 def test_two_at_once_do_no_more_than_one(
-    client: Client, protocol: Protocol, queue: str, driver: Driver
+    client: Client, protocol: Protocol, queue: str, driver: RequestByHand
 ) -> None:
     ids = [client.submit([b"x"] * 9, handler="h", queue=queue, limit=3).id for _ in range(8)]
     ended = [client.submit([], handler="h", queue=queue, keep=0).id for _ in range(8)]

@@ -14,7 +14,7 @@ from streamq.protocol.replies import Audit, Tick, Tokens
 from streamq.queue import janitor as module
 from streamq.queue.janitor import totals
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, indexes, make_due, tokens
 from tests.support.waiting import wait_until
 
@@ -48,7 +48,7 @@ def test_says_when_to_come_again(client: Client, queue: str, janitor: Janitor) -
     assert 0 <= janitor.sweep() <= 500
 
 
-def test_counts_what_it_took_back(driver: Driver, protocol: Protocol, queue: str) -> None:
+def test_counts_what_it_took_back(driver: RequestByHand, protocol: Protocol, queue: str) -> None:
     janitor = Janitor(protocol, queue)
     assert numbers(janitor, "streamq_janitor_reaped_parts_total") == [0]
     driver.load(5)
@@ -188,8 +188,8 @@ def test_suspect_that_is_looked_at_again_and_again_is_given_back_once(
     """What a sweep tells the next tick is bounded by what the last one lent."""
     ids = [client.submit([b"x"], handler="h", queue=queue).id for _ in range(5)]
     for id_ in ids:
-        holder, _ = Driver(protocol, queue, id_).claim()
-        Driver(protocol, queue, id_).pass_deadline(holder, 1)
+        holder, _ = RequestByHand(protocol, queue, id_).claim()
+        RequestByHand(protocol, queue, id_).pass_deadline(holder, 1)
     make_due(protocol, queue)
     janitor = Eager(protocol, queue)
 

@@ -7,7 +7,7 @@ import pytest
 from streamq import Client, Janitor, Protocol, State
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, make_due, tokens
 
 #: Tokens of others in the list: so few that they are counted at each look, and so many that not.
@@ -21,14 +21,14 @@ def bury(protocol: Protocol, queue: str, others: int) -> None:
         protocol.connection.redis.lpush(tokens, *["other"] * min(others, 10_000))
 
 
-def own(protocol: Protocol, driver: Driver) -> int:
+def own(protocol: Protocol, driver: RequestByHand) -> int:
     """Tokens of the request."""
     return tokens(protocol, driver.queue).count(driver.id)
 
 
 @LONG
 def test_delayed_request_has_its_tokens_when_it_may_start(
-    protocol: Protocol, queue: str, driver: Driver, others: int
+    protocol: Protocol, queue: str, driver: RequestByHand, others: int
 ) -> None:
     bury(protocol, queue, others)
     protocol.mint(queue, driver.id, Tokens(), register="yes")
@@ -45,7 +45,7 @@ def test_delayed_request_has_its_tokens_when_it_may_start(
 
 @LONG
 def test_request_with_a_rate_has_its_tokens_when_the_rate_allows(
-    protocol: Protocol, queue: str, driver: Driver, others: int
+    protocol: Protocol, queue: str, driver: RequestByHand, others: int
 ) -> None:
     bury(protocol, queue, others)
     protocol.mint(queue, driver.id, Tokens(), register="yes")
@@ -67,7 +67,7 @@ def test_request_with_a_rate_has_its_tokens_when_the_rate_allows(
 
 @LONG
 def test_request_whose_worker_died_has_a_token_for_what_it_held(
-    protocol: Protocol, queue: str, driver: Driver, others: int
+    protocol: Protocol, queue: str, driver: RequestByHand, others: int
 ) -> None:
     bury(protocol, queue, others)
     protocol.mint(queue, driver.id, Tokens(), register="yes")

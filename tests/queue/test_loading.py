@@ -7,28 +7,28 @@ import pytest
 from streamq import Protocol
 from streamq.errors import LoadGap, RequestExists, RequestUnknown
 from streamq.queue.loading import Loading
-from tests.support.by_hand import Driver, policy
+from tests.support.by_hand import RequestByHand, policy
 
 #: Two parts of one record each.
 TWO = [b"a", b"1", b"b", b"1"]
 
 
 @pytest.fixture
-def loading(protocol: Protocol, driver: Driver) -> Loading:
+def loading(protocol: Protocol, driver: RequestByHand) -> Loading:
     return Loading(protocol, driver.id, policy(driver.queue))
 
 
-def is_registered(driver: Driver) -> bool:
+def is_registered(driver: RequestByHand) -> bool:
     return driver.protocol.registered(driver.queue, driver.id) is not None
 
 
 class TestOpen:
-    def test_registers_the_request(self, loading: Loading, driver: Driver) -> None:
+    def test_registers_the_request(self, loading: Loading, driver: RequestByHand) -> None:
         assert loading.open("d").is_new
         assert is_registered(driver)
 
     def test_goes_on_behind_the_parts_that_are_there(
-        self, protocol: Protocol, loading: Loading, driver: Driver
+        self, protocol: Protocol, loading: Loading, driver: RequestByHand
     ) -> None:
         loading.open("d")
         loading.append(TWO, "c2", 2)
@@ -40,7 +40,7 @@ class TestOpen:
         assert again.append(TWO, "c4", 2) == (4, "c4")
 
     def test_one_refused_leaves_no_trace_in_its_own_queue(
-        self, protocol: Protocol, loading: Loading, driver: Driver
+        self, protocol: Protocol, loading: Loading, driver: RequestByHand
     ) -> None:
         loading.open("d")
         other = Loading(protocol, driver.id, policy(f"{driver.queue}-other"))
@@ -53,7 +53,7 @@ class TestOpen:
 
 
 class TestAppend:
-    def test_pushes_the_tokens(self, loading: Loading, driver: Driver) -> None:
+    def test_pushes_the_tokens(self, loading: Loading, driver: RequestByHand) -> None:
         loading.open("d")
         assert driver.tokens() == []
 
@@ -62,7 +62,7 @@ class TestAppend:
         assert driver.tokens() != []
 
     def test_ahead_pushes_the_tokens_when_the_parts_are_there(
-        self, loading: Loading, driver: Driver
+        self, loading: Loading, driver: RequestByHand
     ) -> None:
         loading.open("d")
         with closing(loading):
@@ -74,7 +74,7 @@ class TestAppend:
         assert driver.protocol.inspect(driver.id).count("total") == loading.parts == 4
 
     def test_parts_of_another_process_are_passed_over(
-        self, protocol: Protocol, loading: Loading, driver: Driver
+        self, protocol: Protocol, loading: Loading, driver: RequestByHand
     ) -> None:
         loading.open("d")
         rival = Loading(protocol, driver.id, policy(driver.queue))
@@ -96,7 +96,7 @@ class TestAppend:
             loading.pass_over(4)
 
 
-def test_seal_pushes_the_tokens(loading: Loading, driver: Driver) -> None:
+def test_seal_pushes_the_tokens(loading: Loading, driver: RequestByHand) -> None:
     loading.open("d")
     loading.append(TWO, "c2", 2)
 
@@ -107,7 +107,7 @@ def test_seal_pushes_the_tokens(loading: Loading, driver: Driver) -> None:
 
 
 class TestTakeBack:
-    def test_leaves_nothing(self, loading: Loading, driver: Driver) -> None:
+    def test_leaves_nothing(self, loading: Loading, driver: RequestByHand) -> None:
         loading.open("d")
         loading.append(TWO, "c2", 2)
 
@@ -118,7 +118,7 @@ class TestTakeBack:
             driver.protocol.inspect(driver.id)
 
     def test_leaves_no_registration_of_one_that_was_not_opened(
-        self, protocol: Protocol, loading: Loading, driver: Driver
+        self, protocol: Protocol, loading: Loading, driver: RequestByHand
     ) -> None:
         loading.open("d")
         protocol.cancel(driver.id)

@@ -12,7 +12,7 @@ from streamq import (
     RequestUnknown,
     State,
 )
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, indexes, make_due, tokens, wait_for_keys_to_go
 from tests.support.waiting import wait_until
 
@@ -43,7 +43,7 @@ class TestPurge:
         assert again.status().parts.total == 1
 
     def test_of_a_live_request_is_refused_and_changes_nothing(
-        self, request_: Request, driver: Driver, protocol: Protocol, queue: str
+        self, request_: Request, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         before = driver.snapshot()
 

@@ -16,13 +16,15 @@ from streamq import (
 )
 from streamq.model import Failure
 from tests.queue.common import finish, refusing
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker
 from tests.support.waiting import wait_until
 
 
 class TestResults:
-    def test_come_in_input_order_while_it_runs(self, request_: Request, driver: Driver) -> None:
+    def test_come_in_input_order_while_it_runs(
+        self, request_: Request, driver: RequestByHand
+    ) -> None:
         results = request_.results(timeout=5)
         holders = [driver.claim()[0] for _ in range(5)]
 
@@ -38,7 +40,7 @@ class TestResults:
         assert list(results) == [(4, b"r4"), (5, b"r5")]
 
     def test_come_while_it_loads(
-        self, client: Client, queue: str, driver: Driver, worker: Worker
+        self, client: Client, queue: str, driver: RequestByHand, worker: Worker
     ) -> None:
         seen: list[tuple[int, Any]] = []
 
@@ -53,7 +55,7 @@ class TestResults:
         assert seen == [(1, b"A")]
 
     def test_parts_that_failed_have_none(
-        self, request_: Request, protocol: Protocol, queue: str, driver: Driver
+        self, request_: Request, protocol: Protocol, queue: str, driver: RequestByHand
     ) -> None:
         results = request_.results(timeout=5)
         driver.give_up(1)
@@ -65,7 +67,9 @@ class TestResults:
 
         assert list(results) == [(3, b"C"), (5, b"E")]
 
-    def test_end_with_a_request_that_was_cancelled(self, request_: Request, driver: Driver) -> None:
+    def test_end_with_a_request_that_was_cancelled(
+        self, request_: Request, driver: RequestByHand
+    ) -> None:
         holder, _ = driver.claim(2)
         finish(driver, holder, 2)
         request_.cancel()
@@ -101,7 +105,7 @@ class TestResults:
         assert list(request_.results()) == [*first, (4, b"D"), (2, b"B"), (1, b"A")]
 
     def test_also_of_a_retry_while_it_runs(
-        self, request_: Request, driver: Driver, worker: Worker
+        self, request_: Request, driver: RequestByHand, worker: Worker
     ) -> None:
         driver.give_up(1)
 
@@ -111,7 +115,7 @@ class TestResults:
         assert list(request_.results()) == [(n, b"ABCDE"[n - 1 : n]) for n in (2, 3, 4, 5, 1)]
 
     def test_errors_are_sorted_by_part(
-        self, request_: Request, protocol: Protocol, queue: str, driver: Driver
+        self, request_: Request, protocol: Protocol, queue: str, driver: RequestByHand
     ) -> None:
         for number in (5, 4, 3, 2, 1):
             driver.redis.hset(

@@ -9,7 +9,7 @@ import pytest
 
 from streamq import Client, Janitor, Protocol, Request
 from streamq.protocol.keys import QueueKeys
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, make_due, tokens
 from tests.support.waiting import wait_until
 
@@ -37,7 +37,7 @@ def one_by_one(protocol: Protocol, queue: str) -> Callable[[int], list[str]]:
         for _ in range(count):
             token = protocol.take(queue, ("h",), 0.01)
             assert token
-            driver = Driver(protocol, queue, token.request_id)
+            driver = RequestByHand(protocol, queue, token.request_id)
             holder, grant = driver.claim(level=token.level)
             protocol.push(queue, driver.id, grant.tokens)
             ended = driver.finish(holder, [part.number for part in grant.parts])
@@ -123,7 +123,7 @@ class TestTurns:
         assert small.id in one_by_one(9)
 
     def test_at_most_eight_tokens_are_out(
-        self, submit: Submit, protocol: Protocol, queue: str, driver: Driver
+        self, submit: Submit, protocol: Protocol, queue: str, driver: RequestByHand
     ) -> None:
         request = submit(500, limit=500, id=driver.id)
         for _ in range(50):
@@ -140,7 +140,7 @@ class TestTurns:
 
     @pytest.mark.parametrize("limit", [1, 3, 100])
     def test_tokens_end_when_there_is_nothing_to_start(
-        self, submit: Submit, protocol: Protocol, queue: str, driver: Driver, limit: int
+        self, submit: Submit, protocol: Protocol, queue: str, driver: RequestByHand, limit: int
     ) -> None:
         request = submit(5, limit=limit, id=driver.id)
         holders: list[str] = []
@@ -176,14 +176,16 @@ class TestTurns:
 
 
 class TestLimit:
-    def test_holds_however_many_ask(self, submit: Submit, driver: Driver) -> None:
+    def test_holds_however_many_ask(self, submit: Submit, driver: RequestByHand) -> None:
         submit(50, limit=3, id=driver.id)
 
         words = Counter(driver.claim()[1].word for _ in range(10))
 
         assert words == {"ok": 3, "limit": 7}
 
-    def test_lowered_it_counts_for_the_next_batch(self, submit: Submit, driver: Driver) -> None:
+    def test_lowered_it_counts_for_the_next_batch(
+        self, submit: Submit, driver: RequestByHand
+    ) -> None:
         request = submit(50, limit=3, id=driver.id)
         holders = [driver.claim(2)[0] for _ in range(3)]
 
@@ -195,7 +197,7 @@ class TestLimit:
         assert driver.claim()[1].word == "limit"
 
     def test_raised_the_tokens_come_at_once(
-        self, submit: Submit, driver: Driver, protocol: Protocol, queue: str
+        self, submit: Submit, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         request = submit(50, limit=1, id=driver.id)
         protocol.take(queue, ("h",), 1)
@@ -210,7 +212,7 @@ class TestLimit:
 class TestDelay:
     @pytest.mark.parametrize("how", ["delay", "start_at"])
     def test_nothing_starts_before_its_time(
-        self, submit: Submit, driver: Driver, protocol: Protocol, queue: str, how: str
+        self, submit: Submit, driver: RequestByHand, protocol: Protocol, queue: str, how: str
     ) -> None:
         options = {"delay": "1h"} if how == "delay" else {"start_at": time.time() + 3_600}
 
@@ -224,7 +226,7 @@ class TestDelay:
         assert hold == pytest.approx(3_600_000, abs=2_000)
 
     def test_it_starts_when_the_time_has_come(
-        self, submit: Submit, driver: Driver, protocol: Protocol, queue: str
+        self, submit: Submit, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         request = submit(3, id=driver.id, delay="100ms")
         janitor, worker = Janitor(protocol, queue), Worker(protocol, queue)
@@ -241,7 +243,7 @@ class TestDelay:
 
     @pytest.mark.parametrize("option", [{"delay": 0}, {"start_at": 1.0}], ids=str)
     def test_a_time_that_has_passed_is_now(
-        self, submit: Submit, driver: Driver, option: dict[str, float]
+        self, submit: Submit, driver: RequestByHand, option: dict[str, float]
     ) -> None:
         submit(1, id=driver.id, **option)
 
@@ -250,7 +252,7 @@ class TestDelay:
 
 class TestRate:
     def test_never_more_than_it_allows_and_nearly_so_many(
-        self, submit: Submit, driver: Driver
+        self, submit: Submit, driver: RequestByHand
     ) -> None:
         per_s, seconds = 100, 0.6
         submit(1_000, rate="100/s", limit=1_000, id=driver.id)
@@ -287,7 +289,9 @@ class TestRate:
         # 30 parts, of which 5 may run ahead and the first waits for none.
         assert status.finished_ms - status.started_ms >= 230
 
-    def test_a_finished_batch_is_no_way_around_it(self, submit: Submit, driver: Driver) -> None:
+    def test_a_finished_batch_is_no_way_around_it(
+        self, submit: Submit, driver: RequestByHand
+    ) -> None:
         submit(10, rate="1/h", limit=10, id=driver.id)
         holder, grant = driver.claim(10)
         assert len(grant.parts) == 1
@@ -298,7 +302,7 @@ class TestRate:
 
 
 @on_one_kind
-def test_options_reach_the_request(submit: Submit, driver: Driver) -> None:
+def test_options_reach_the_request(submit: Submit, driver: RequestByHand) -> None:
     submit(1, id=driver.id, level=3, limit=4, rate="10/s", keep="1h", poison=5, max_failures="5%")
 
     found = [driver.meta(f) for f in ("level", "limit", "rate_ms", "keep_ms", "poison")]

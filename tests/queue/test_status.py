@@ -19,7 +19,7 @@ from streamq import (
 )
 from streamq.servers.local import LocalServer
 from tests.queue.common import finish
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker
 
 on_one_kind = pytest.mark.parametrize("kind", ["valkey"])
@@ -46,7 +46,7 @@ class TestStatus:
         assert abs(status.created_ms / 1e3 - time.time()) < 60
         assert (status.started_ms, status.finished_ms, status.eta_s) == (None, None, None)
 
-    def test_of_one_that_runs(self, request_: Request, driver: Driver) -> None:
+    def test_of_one_that_runs(self, request_: Request, driver: RequestByHand) -> None:
         first, _ = driver.claim(3)
         finish(driver, first, 1)
         holder, _ = driver.claim(1)
@@ -62,7 +62,9 @@ class TestStatus:
         assert msgspec.structs.astuple(status.records) == (5, 1, 1)
         assert status.started_ms is not None
 
-    def test_parts_in_a_batch_run_one_at_a_time(self, request_: Request, driver: Driver) -> None:
+    def test_parts_in_a_batch_run_one_at_a_time(
+        self, request_: Request, driver: RequestByHand
+    ) -> None:
         driver.claim(4)
 
         assert msgspec.structs.astuple(request_.status().parts) == (5, 4, 1, 0, 0, 0)
@@ -75,7 +77,7 @@ class TestStatus:
         assert status.finished_ms is not None
         assert status.eta_s is None
 
-    def test_rate_and_time_left(self, request_: Request, driver: Driver) -> None:
+    def test_rate_and_time_left(self, request_: Request, driver: RequestByHand) -> None:
         holder, _ = driver.claim(2)
         finish(driver, holder, 1, 2)
         driver.set_meta(started_ms=driver.now_ms() - 1_000)
@@ -120,7 +122,7 @@ class TestGetAndList:
             client.list(name)
 
     def test_list_has_those_that_run_oldest_first(
-        self, client: Client, queue: str, driver: Driver
+        self, client: Client, queue: str, driver: RequestByHand
     ) -> None:
         ids = [client.submit([b"x"], handler="h", queue=queue).id for _ in range(3)]
         for n, request_id in enumerate(ids):

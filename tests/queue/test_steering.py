@@ -14,7 +14,7 @@ from streamq import (
 )
 from streamq.protocol.replies import Token
 from tests.queue.common import finish, refusing
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, indexes, refuse, tokens
 
 on_one_kind = pytest.mark.parametrize("kind", ["valkey"])
@@ -22,7 +22,12 @@ on_one_kind = pytest.mark.parametrize("kind", ["valkey"])
 
 class TestSteering:
     def test_pause_and_resume(
-        self, request_: Request, driver: Driver, protocol: Protocol, queue: str, worker: Worker
+        self,
+        request_: Request,
+        driver: RequestByHand,
+        protocol: Protocol,
+        queue: str,
+        worker: Worker,
     ) -> None:
         request_.pause()
 
@@ -46,7 +51,7 @@ class TestSteering:
         assert taken == [Token(request_.id, "h", 7)] * 5
 
     def test_set_of_the_limit_counts_at_once(
-        self, request_: Request, driver: Driver, protocol: Protocol, queue: str
+        self, request_: Request, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         request_.set(limit=1)
         driver.claim()
@@ -59,7 +64,7 @@ class TestSteering:
         assert len(tokens(protocol, queue)) == 2
         assert [driver.claim()[1].word for _ in range(3)] == ["ok", "ok", "limit"]
 
-    def test_set_of_the_rate(self, request_: Request, driver: Driver) -> None:
+    def test_set_of_the_rate(self, request_: Request, driver: RequestByHand) -> None:
         request_.set(rate="1/h")
         assert [driver.claim()[1].word for _ in range(2)] == ["ok", "held"]
 
@@ -74,7 +79,7 @@ class TestSteering:
     )
     @on_one_kind
     def test_set_of_what_cannot_be(
-        self, request_: Request, driver: Driver, option: dict[str, Any]
+        self, request_: Request, driver: RequestByHand, option: dict[str, Any]
     ) -> None:
         before = driver.snapshot()
 
@@ -83,7 +88,7 @@ class TestSteering:
 
         assert driver.snapshot() == before
 
-    def test_cancel(self, request_: Request, driver: Driver, worker: Worker) -> None:
+    def test_cancel(self, request_: Request, driver: RequestByHand, worker: Worker) -> None:
         holder, _ = driver.claim(3)
         finish(driver, holder, 1, 2, most=1)
 
@@ -94,7 +99,7 @@ class TestSteering:
         assert (status.state, status.parts.running, status.parts.done) == ("cancelled", 0, 2)
         assert worker.drain() == []
 
-    def test_what_has_ended_cannot_be_steered(self, done: Request, driver: Driver) -> None:
+    def test_what_has_ended_cannot_be_steered(self, done: Request, driver: RequestByHand) -> None:
         before = driver.snapshot()
 
         for do in (done.pause, done.resume, done.cancel, lambda: done.set(level=1)):
@@ -129,7 +134,7 @@ class TestSteering:
         assert request.status().state is State.DONE
 
     def test_retry_of_a_request_that_failed_early_runs_the_rest_too(
-        self, client: Client, protocol: Protocol, queue: str, driver: Driver
+        self, client: Client, protocol: Protocol, queue: str, driver: RequestByHand
     ) -> None:
         request = client.submit(
             [b"a", b"b", b"c"], handler="h", queue=queue, id=driver.id, max_failures=0

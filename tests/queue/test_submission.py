@@ -29,14 +29,14 @@ from tests.queue.submitting import (
     numbered,
     parts_in,
 )
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, indexes, tokens, working
 from tests.support.waiting import wait_until
 
 on_one_kind = pytest.mark.parametrize("kind", ["valkey"])
 
 
-def state_of(driver: Driver) -> dict[str, Any]:
+def state_of(driver: RequestByHand) -> dict[str, Any]:
     """Everything the server has of the request, to see that nothing changed."""
     redis, keys = driver.redis, QueueKeys(driver.queue)
     indexed = {key: redis.zscore(key, driver.id) for key in (keys.open, keys.due, keys.closed)}
@@ -45,7 +45,7 @@ def state_of(driver: Driver) -> dict[str, Any]:
 
 class TestStreaming:
     def test_first_part_is_finished_before_the_second_is_made(
-        self, submit: Submit, protocol: Protocol, queue: str, driver: Driver
+        self, submit: Submit, protocol: Protocol, queue: str, driver: RequestByHand
     ) -> None:
         seen: list[Any] = []
 
@@ -64,7 +64,7 @@ class TestStreaming:
         assert list(request.results()) == [(1, b"A"), (2, b"B")]
 
     def test_parts_run_while_thousands_follow(
-        self, submit: Submit, protocol: Protocol, queue: str, driver: Driver
+        self, submit: Submit, protocol: Protocol, queue: str, driver: RequestByHand
     ) -> None:
         def payloads() -> Iterator[bytes]:
             yield from numbered(3_000)[:2_000]
@@ -77,7 +77,7 @@ class TestStreaming:
         assert (status.state, status.parts.done, status.records.done) == (State.DONE, 3_000, 3_000)
 
     def test_request_does_not_end_while_more_may_come(
-        self, submit: Submit, protocol: Protocol, queue: str, driver: Driver
+        self, submit: Submit, protocol: Protocol, queue: str, driver: RequestByHand
     ) -> None:
         def payloads() -> Iterator[bytes]:
             for n in range(1, 4):
@@ -93,7 +93,7 @@ class TestStreaming:
 
     @pytest.mark.parametrize("payloads", [[], iter(())], ids=["list", "iterator"])
     def test_empty_request_ends_when_it_is_sealed(
-        self, submit: Submit, driver: Driver, payloads: Iterable[bytes]
+        self, submit: Submit, driver: RequestByHand, payloads: Iterable[bytes]
     ) -> None:
         with driver.published() as published:
             status = submit(payloads).status()
@@ -102,7 +102,7 @@ class TestStreaming:
         assert published == ["done"]
 
     def test_payloads_are_bytes_as_they_are_and_else_json(
-        self, submit: Submit, driver: Driver
+        self, submit: Submit, driver: RequestByHand
     ) -> None:
         submit([b"\xff\0", "text", {"a": [1, None]}, 7, b""])
 
@@ -111,7 +111,7 @@ class TestStreaming:
 
     @on_one_kind
     def test_calls_stay_small_whatever_the_parts(
-        self, client: Client, submit: Submit, driver: Driver
+        self, client: Client, submit: Submit, driver: RequestByHand
     ) -> None:
         calls: list[tuple[int, int]] = []
 
@@ -132,7 +132,7 @@ class TestStreaming:
 class TestAgain:
     @pytest.mark.parametrize("count", [0, 3, 1_200])
     def test_same_submission_makes_no_second_request(
-        self, submit: Submit, driver: Driver, count: int
+        self, submit: Submit, driver: RequestByHand, count: int
     ) -> None:
         submit(numbered(count))
         before = state_of(driver)
@@ -143,7 +143,7 @@ class TestAgain:
         assert state_of(driver) == before
 
     def test_nor_does_it_after_the_end(
-        self, submit: Submit, driver: Driver, protocol: Protocol, queue: str
+        self, submit: Submit, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         submit(numbered(3))
         Worker(protocol, queue).drain()
@@ -165,7 +165,7 @@ class TestAgain:
     def test_other_payloads_are_refused_and_nothing_changes(
         self,
         submit: Submit,
-        driver: Driver,
+        driver: RequestByHand,
         protocol: Protocol,
         queue: str,
         payloads: list[bytes],
@@ -200,7 +200,7 @@ class TestAgain:
     )
     @on_one_kind
     def test_other_options_are_refused_and_nothing_changes(
-        self, submit: Submit, driver: Driver, protocol: Protocol, option: dict[str, Any]
+        self, submit: Submit, driver: RequestByHand, protocol: Protocol, option: dict[str, Any]
     ) -> None:
         submit([b"a"])
         before = state_of(driver)
@@ -212,7 +212,7 @@ class TestAgain:
         assert indexes(protocol, "other", driver.id) == set()
 
     def test_one_that_was_cancelled_is_not_begun_anew(
-        self, submit: Submit, driver: Driver, protocol: Protocol
+        self, submit: Submit, driver: RequestByHand, protocol: Protocol
     ) -> None:
         submit([b"a"]).cancel()
 
@@ -223,7 +223,7 @@ class TestAgain:
 
 class TestAtTheSameTime:
     def test_twice_the_same_makes_one(
-        self, submit: Submit, driver: Driver, protocol: Protocol, queue: str
+        self, submit: Submit, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         payloads = numbered(2_000)
         shapes: list[Callable[[list[bytes]], Iterable[bytes]]] = [list, iter, iter, list]
@@ -240,7 +240,7 @@ class TestAtTheSameTime:
     def test_of_two_with_other_payloads_one_wins_whole(
         self, client: Client, protocol: Protocol, queue: str, request_id: str
     ) -> None:
-        def attempt(driver: Driver, payloads: list[bytes], go: threading.Barrier) -> bool:
+        def attempt(driver: RequestByHand, payloads: list[bytes], go: threading.Barrier) -> bool:
             go.wait()
             try:
                 client.submit(iter(payloads), handler="h", queue=queue, id=driver.id)
@@ -250,7 +250,7 @@ class TestAtTheSameTime:
 
         with ThreadPoolExecutor(2) as pool:
             for n in range(10):
-                driver = Driver(protocol, queue, f"{request_id}-{n}")
+                driver = RequestByHand(protocol, queue, f"{request_id}-{n}")
                 rivals = [numbered(700), [b"other", *numbered(700 + 100 * (n - 5))]]
                 go = threading.Barrier(2)
                 won = list(pool.map(lambda p, d=driver, g=go: attempt(d, p, g), rivals))
@@ -288,7 +288,7 @@ class TestPayloadsThatFail:
 
     @pytest.mark.parametrize("after", [0, 1, 1_200])
     def test_error_of_a_generator_passes_and_nothing_is_left(
-        self, submit: Submit, driver: Driver, after: int
+        self, submit: Submit, driver: RequestByHand, after: int
     ) -> None:
         with pytest.raises(ZeroDivisionError):
             submit(self.failing(ZeroDivisionError(), after))
@@ -297,7 +297,7 @@ class TestPayloadsThatFail:
 
     @pytest.mark.parametrize("error", [RequestUnknown("x"), ServerUnreachable("x")])
     def test_also_when_it_looks_like_one_of_ours(
-        self, submit: Submit, driver: Driver, error: Exception
+        self, submit: Submit, driver: RequestByHand, error: Exception
     ) -> None:
         with pytest.raises(type(error), match=r"^x$"):
             submit(self.failing(error, 600))
@@ -305,7 +305,7 @@ class TestPayloadsThatFail:
         assert_is_gone(driver)
 
     def test_part_too_large_is_named_and_nothing_is_left(
-        self, url: str, submit: Submit, driver: Driver, queue: str
+        self, url: str, submit: Submit, driver: RequestByHand, queue: str
     ) -> None:
         with pytest.raises(PartTooLarge, match="part 601 has 1048577 bytes, more than the 1048576"):
             submit([*numbered(600), b"x" * (2**20 + 1), b"more"])
@@ -322,7 +322,7 @@ class TestPayloadsThatFail:
         "value", [object(), {1, object()}, "\ud800"], ids=["object", "set", "str"]
     )
     def test_part_that_is_no_json_is_named_and_nothing_is_left(
-        self, submit: Submit, driver: Driver, value: object
+        self, submit: Submit, driver: RequestByHand, value: object
     ) -> None:
         cyclic: list[Any] = []
         cyclic.append(cyclic)
@@ -332,7 +332,7 @@ class TestPayloadsThatFail:
             assert_is_gone(driver)
 
     def test_workers_may_have_begun(
-        self, submit: Submit, driver: Driver, protocol: Protocol, queue: str
+        self, submit: Submit, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         def payloads() -> Iterator[bytes]:
             yield b"a"
@@ -346,7 +346,7 @@ class TestPayloadsThatFail:
         assert Worker(protocol, queue).drain() == []
 
     def test_request_of_an_earlier_run_stays_and_can_still_be_completed(
-        self, client: Client, submit: Submit, driver: Driver
+        self, client: Client, submit: Submit, driver: RequestByHand
     ) -> None:
         whole = client._protocol
         # It looked, registered, opened, and appended once.
@@ -363,7 +363,9 @@ class TestPayloadsThatFail:
         submit(numbered(900))
         assert parts_in(driver) == entries(numbered(900))
 
-    def test_one_cancelled_meanwhile_stays_cancelled(self, submit: Submit, driver: Driver) -> None:
+    def test_one_cancelled_meanwhile_stays_cancelled(
+        self, submit: Submit, driver: RequestByHand
+    ) -> None:
         def payloads() -> Iterator[bytes]:
             yield b"a"
             driver.protocol.cancel(driver.id)
@@ -375,7 +377,7 @@ class TestPayloadsThatFail:
         assert driver.meta("state") == "cancelled"
 
     def test_interrupt_leaves_what_can_be_gone_on_with(
-        self, client: Client, submit: Submit, driver: Driver, queue: str
+        self, client: Client, submit: Submit, driver: RequestByHand, queue: str
     ) -> None:
         def payloads() -> Iterator[bytes]:
             yield from numbered(100)
@@ -418,7 +420,7 @@ class TestBadInput:
     )
     @on_one_kind
     def test_is_refused_by_name_and_changes_nothing(
-        self, submit: Submit, driver: Driver, option: str, value: Any
+        self, submit: Submit, driver: RequestByHand, option: str, value: Any
     ) -> None:
         named = {"id": "request id"}.get(option, option)
 
@@ -431,7 +433,7 @@ class TestBadInput:
     @pytest.mark.parametrize("payloads", [b"abc", "abc", 7, None], ids=repr)
     @on_one_kind
     def test_payloads_that_are_not_many(
-        self, submit: Submit, driver: Driver, payloads: Any
+        self, submit: Submit, driver: RequestByHand, payloads: Any
     ) -> None:
         with pytest.raises(InvalidValue, match="payloads are one"):
             submit(payloads)
@@ -439,7 +441,7 @@ class TestBadInput:
         assert_is_gone(driver)
 
     @on_one_kind
-    def test_two_times_to_start(self, submit: Submit, driver: Driver) -> None:
+    def test_two_times_to_start(self, submit: Submit, driver: RequestByHand) -> None:
         with pytest.raises(InvalidValue, match="either delay or start_at"):
             submit([b"a"], delay="1s", start_at=1.0)
 

@@ -32,7 +32,7 @@ from tests.queue.submitting import (
     numbered,
     parts_in,
 )
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, indexes
 from tests.support.waiting import wait_until
 
@@ -58,7 +58,7 @@ class TestKilled:
         payloads = numbered(600)
         whole = client._protocol
         for calls in range(1, 100):
-            driver = Driver(protocol, queue, f"{request_id}-{calls}")
+            driver = RequestByHand(protocol, queue, f"{request_id}-{calls}")
             options: dict[str, Any] = {"handler": "h", "queue": queue, "id": driver.id}
             client._protocol = Mortal(whole.connection, calls, is_done=is_done)
             try:
@@ -80,7 +80,7 @@ class TestKilled:
 
     @on_one_kind
     def test_with_signal_9_and_run_again_makes_the_same_parts(
-        self, url: str, driver: Driver, protocol: Protocol, queue: str
+        self, url: str, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         draw = random.Random(driver.id)
         for kill_after in [*sorted(draw.sample(range(3_000), 4)), None]:
@@ -109,7 +109,7 @@ print("submitted", flush=True)
 """
 
 
-def run_loader(url: str, driver: Driver, kill_after: int | None) -> None:
+def run_loader(url: str, driver: RequestByHand, kill_after: int | None) -> None:
     """Load in another process; kill it a moment after it has made so many payloads."""
     argv = [sys.executable, "-c", LOADER, url, driver.id, driver.queue]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
@@ -125,7 +125,7 @@ def run_loader(url: str, driver: Driver, kill_after: int | None) -> None:
 
 class TestServerThatFails:
     def test_parts_lost_in_a_failover_are_submitted_again(
-        self, submit: Submit, driver: Driver
+        self, submit: Submit, driver: RequestByHand
     ) -> None:
         payloads = numbered(50)
 
@@ -206,7 +206,7 @@ class TestFullServer:
 
     @pytest.mark.parametrize("options", [{}, {"id": None}])
     def test_nothing_is_opened(
-        self, client: Client, driver: Driver, submit: Submit, options: dict[str, Any]
+        self, client: Client, driver: RequestByHand, submit: Submit, options: dict[str, Any]
     ) -> None:
         with driver.full_server(), pytest.raises(ServerFull):
             submit([b"a"], **options)
@@ -218,7 +218,7 @@ class TestFullServer:
 class TestDurable:
     @pytest.mark.parametrize("kind", ["cluster"])
     def test_returns_when_the_replicas_have_it(
-        self, submit: Submit, driver: Driver, queue: str
+        self, submit: Submit, driver: RequestByHand, queue: str
     ) -> None:
         submit(numbered(1_000), durable=1)
 
@@ -230,7 +230,7 @@ class TestDurable:
     @pytest.mark.parametrize("kind", ["cluster"])
     @pytest.mark.parametrize("slot", ["request", "queue"])
     def test_waits_for_the_replicas_of_both_slots(
-        self, submit: Submit, driver: Driver, queue: str, slot: str
+        self, submit: Submit, driver: RequestByHand, queue: str, slot: str
     ) -> None:
         key = driver.keys.meta if slot == "request" else QueueKeys(queue).open
         replica = int(on_replica(driver.redis, key, "INFO", "server")["process_id"])
@@ -250,7 +250,7 @@ class TestDurable:
 
     @on_one_kind
     def test_one_whose_seal_was_lost_meanwhile_is_sealed_again(
-        self, client: Client, submit: Submit, driver: Driver
+        self, client: Client, submit: Submit, driver: RequestByHand
     ) -> None:
         class FailingOver(Protocol):
             def replicas(self, *_: Any) -> int:
@@ -267,7 +267,7 @@ class TestDurable:
 
     @pytest.mark.parametrize(("kind", "wanted"), [("cluster", 2), ("valkey", 1), ("redis", 1)])
     def test_too_few_replicas_are_an_error_and_the_request_is_there(
-        self, submit: Submit, driver: Driver, wanted: int, monkeypatch: pytest.MonkeyPatch
+        self, submit: Submit, driver: RequestByHand, wanted: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("streamq.queue.submission.REPLICAS_S", 0.2)
 
@@ -279,7 +279,7 @@ class TestDurable:
         assert parts_in(driver) == entries(numbered(10))
         assert driver.meta("state") == "open"
 
-    def test_is_not_asked_for_unless_it_is(self, submit: Submit, driver: Driver) -> None:
+    def test_is_not_asked_for_unless_it_is(self, submit: Submit, driver: RequestByHand) -> None:
         assert submit(numbered(3)).status().parts.total == 3
 
 

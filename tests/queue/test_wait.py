@@ -18,7 +18,7 @@ from streamq import (
 )
 from streamq.servers.local import LocalServer
 from tests.queue.common import finish
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker
 from tests.support.waiting import wait_until
 
@@ -36,7 +36,7 @@ class TestWait:
         assert done.wait(timeout=0).state is State.DONE
 
     def test_is_told_of_the_end(
-        self, request_: Request, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, request_: Request, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("streamq.queue.request.LOOK_EVERY_S", 60)
         holder, _ = driver.claim(5)
@@ -52,7 +52,7 @@ class TestWait:
 
     @pytest.mark.parametrize("end", ["cancel", "fail"])
     def test_is_told_of_every_kind_of_end(
-        self, client: Client, queue: str, driver: Driver, end: str
+        self, client: Client, queue: str, driver: RequestByHand, end: str
     ) -> None:
         request = client.submit([b"a"], handler="h", queue=queue, id=driver.id, max_failures=0)
 
@@ -66,7 +66,9 @@ class TestWait:
 
         assert status.state == {"cancel": State.CANCELLED, "fail": State.FAILED}[end]
 
-    def test_finds_an_end_of_which_it_was_not_told(self, request_: Request, driver: Driver) -> None:
+    def test_finds_an_end_of_which_it_was_not_told(
+        self, request_: Request, driver: RequestByHand
+    ) -> None:
         with in_thread(lambda: request_.wait(timeout=20)) as waiting:
             wait_until(lambda: is_heard(driver))
             driver.set_meta(state="done", finished_ms=driver.now_ms())
@@ -76,7 +78,7 @@ class TestWait:
         assert time.monotonic() - begin < 5
 
     def test_survives_the_loss_of_its_subscription(
-        self, request_: Request, driver: Driver, worker: Worker
+        self, request_: Request, driver: RequestByHand, worker: Worker
     ) -> None:
         at = {"target_nodes": "primaries"} if hasattr(driver.redis, "get_primaries") else {}
         with in_thread(lambda: request_.wait(timeout=20)) as waiting:
@@ -112,7 +114,7 @@ class TestWait:
             try:
                 client = Client(server.url)
                 request = client.submit([b"a", b"b"], handler="h")
-                driver = Driver(client._protocol, "default", request.id)
+                driver = RequestByHand(client._protocol, "default", request.id)
                 finish(driver, driver.claim()[0], 1)
                 read: list[tuple[int, Any]] = []
                 with ThreadPoolExecutor(3) as pool:
@@ -135,7 +137,7 @@ class TestWait:
                 server.stop()
 
 
-def is_heard(driver: Driver, by: int = 1) -> bool:
+def is_heard(driver: RequestByHand, by: int = 1) -> bool:
     """Whether so many have subscribed to the request's end."""
     channel = driver.keys.events
     at: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, refuse
 from tests.support.waiting import wait_until
 
@@ -62,7 +62,7 @@ def lines(*numbers: int) -> list[bytes]:
     return [b"%d" % number for number in numbers]
 
 
-def finish(driver: Driver, holder: str, *numbers: int, most: int = 0) -> None:
+def finish(driver: RequestByHand, holder: str, *numbers: int, most: int = 0) -> None:
     results = [value for n in numbers for value in (n, encode_result([b"%d" % n]))]
     call = driver.call(holder)
     driver.protocol.finish(driver.id, holder, call, results, len(numbers), Terms(most))
@@ -75,7 +75,7 @@ class TestAfterARetry:
         client: Client,
         protocol: Protocol,
         queue: str,
-        driver: Driver,
+        driver: RequestByHand,
         collect: Collect,
         target: Path,
         is_ordered: bool,
@@ -193,7 +193,7 @@ class TestRetriedWhileRead:
         request_: Request,
         protocol: Protocol,
         queue: str,
-        driver: Driver,
+        driver: RequestByHand,
         collect: Collect,
         target: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -219,7 +219,7 @@ class TestFailedWhilePartsRun:
     """What runs when a request fails still counts, so readers wait for it."""
 
     @pytest.fixture
-    def failed(self, client: Client, queue: str, driver: Driver) -> str:
+    def failed(self, client: Client, queue: str, driver: RequestByHand) -> str:
         """A request that has failed while its first part runs. Returns who runs it."""
         submit(client, queue, driver.id, 4, max_failures=0, limit=4)
         holder, _ = driver.claim()
@@ -227,7 +227,7 @@ class TestFailedWhilePartsRun:
         assert driver.meta("state") == "failed"
         return holder
 
-    def test_the_client_waits(self, client: Client, driver: Driver, failed: str) -> None:
+    def test_the_client_waits(self, client: Client, driver: RequestByHand, failed: str) -> None:
         request = client.get(driver.id)
         with pytest.raises(WaitTimeout):
             list(request.results(timeout=0.1))
@@ -242,7 +242,7 @@ class TestFailedWhilePartsRun:
 
     @pytest.mark.parametrize("is_ordered", [True, False])
     def test_the_collector_waits(
-        self, driver: Driver, failed: str, collect: Collect, target: Path, is_ordered: bool
+        self, driver: RequestByHand, failed: str, collect: Collect, target: Path, is_ordered: bool
     ) -> None:
         assert not collect(is_ordered=is_ordered)
         said: list[bool] = []
@@ -257,7 +257,7 @@ class TestFailedWhilePartsRun:
 
     @pytest.mark.parametrize(("ago_ms", "is_all"), [(12_000, False), (14_000, True)])
     def test_nobody_waits_for_the_dead(
-        self, driver: Driver, failed: str, collect: Collect, ago_ms: int, is_all: bool
+        self, driver: RequestByHand, failed: str, collect: Collect, ago_ms: int, is_all: bool
     ) -> None:
         """There is no janitor. The longest grace of a lease is 13 s."""
         driver.pass_deadline(failed, ago_ms)
@@ -267,7 +267,7 @@ class TestFailedWhilePartsRun:
     @pytest.mark.parametrize("is_ordered", [True, False])
     def test_who_follows_waits_for_holders_that_an_outage_kept_silent(
         self,
-        driver: Driver,
+        driver: RequestByHand,
         failed: str,
         collect: Collect,
         target: Path,
@@ -297,7 +297,7 @@ class TestFailedWhilePartsRun:
         assert (said, target.read_bytes()) == ([True], b"1\n")
 
     def test_who_follows_does_not_wait_for_the_dead_for_ever(
-        self, driver: Driver, failed: str, collect: Collect, monkeypatch: pytest.MonkeyPatch
+        self, driver: RequestByHand, failed: str, collect: Collect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("streamq.queue.results.GRACE_S", 0.5)
         driver.pass_deadline(failed)
@@ -308,7 +308,7 @@ class TestFailedWhilePartsRun:
         assert time.monotonic() - began >= 0.5
 
     def test_who_follows_waits_and_who_looks_does_not(
-        self, protocol: Protocol, driver: Driver, failed: str
+        self, protocol: Protocol, driver: RequestByHand, failed: str
     ) -> None:
         assert b"".join(show(protocol, driver.id, "raw", follow=False)) == b""
         shown: list[bytes] = []
@@ -324,7 +324,7 @@ class TestFailedWhilePartsRun:
     def test_what_ends_between_two_looks_is_not_passed_over(
         self,
         protocol: Protocol,
-        driver: Driver,
+        driver: RequestByHand,
         failed: str,
         collect: Collect,
         target: Path,
@@ -357,7 +357,7 @@ class TestTwoCollectors:
         protocol: Protocol,
         client: Client,
         queue: str,
-        driver: Driver,
+        driver: RequestByHand,
         collect: Collect,
         target: Path,
         has_begun: bool,
@@ -390,7 +390,12 @@ class TestTwoCollectors:
 
     @pytest.mark.parametrize("is_ordered", [True, False])
     def test_who_writes_what_another_has_committed_is_told(
-        self, protocol: Protocol, client: Client, queue: str, driver: Driver, is_ordered: bool
+        self,
+        protocol: Protocol,
+        client: Client,
+        queue: str,
+        driver: RequestByHand,
+        is_ordered: bool,
     ) -> None:
         """Both write to a stream, and the same number of bytes."""
         submit(client, queue, driver.id, 2)
@@ -446,7 +451,7 @@ class Stream:
 
 @ONE_KIND
 def test_what_collectors_of_other_versions_committed_can_be_read(
-    driver: Driver, client: Client, queue: str, collect: Collect, target: Path
+    driver: RequestByHand, client: Client, queue: str, collect: Collect, target: Path
 ) -> None:
     """One that names no collector, and one with a field that is not known yet."""
     submit(client, queue, driver.id, 2, limit=2)
@@ -466,7 +471,7 @@ def test_what_collectors_of_other_versions_committed_can_be_read(
 class TestInNoOrder:
     """A hash that shrinks while it is scanned gives fields again."""
 
-    def put(self, driver: Driver, count: int, scale: int, suffix: str = "") -> None:
+    def put(self, driver: RequestByHand, count: int, scale: int, suffix: str = "") -> None:
         """An ended request with so many results of 0.4 to 1.6 MB, each smaller by the scale."""
         driver.load(count)
         for first in range(1, count + 1, 20):
@@ -497,7 +502,7 @@ class TestInNoOrder:
         """
         monkeypatch.setattr("streamq.runs.collect.BATCH_BYTES", 2**22 // 100)
         for trial in range(4):
-            driver = Driver(protocol, queue, f"r{secrets.token_hex(6)}")
+            driver = RequestByHand(protocol, queue, f"r{secrets.token_hex(6)}")
             self.put(driver, 700, 100, suffix)
             target = tmp_path / f"{trial}.txt"
             collector = Collector(protocol, driver.id, FileOutput(target, driver.id), "raw")
@@ -507,7 +512,9 @@ class TestInNoOrder:
             assert self.written(target) == [*range(1, 701)]
 
     @ONE_KIND
-    def test_so_are_really_large_ones(self, driver: Driver, collect: Collect, target: Path) -> None:
+    def test_so_are_really_large_ones(
+        self, driver: RequestByHand, collect: Collect, target: Path
+    ) -> None:
         self.put(driver, 700, 1)
 
         assert collect(is_ordered=False)

@@ -16,7 +16,7 @@ from streamq.records.outputs import FileOutput, OutputError, OutputExists, Stopp
 from streamq.records.writer import Writer
 from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
 
 
@@ -89,36 +89,36 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "out.txt"
 
 
-def collector(driver: Driver, path: Path, form: str = "raw", **options: Any) -> Collector:
+def collector(driver: RequestByHand, path: Path, form: str = "raw", **options: Any) -> Collector:
     return Collector(driver.protocol, driver.id, FileOutput(path, driver.id), form, **options)
 
 
-def run(driver: Driver, path: Path, form: str = "raw", **options: Any) -> bool:
+def run(driver: RequestByHand, path: Path, form: str = "raw", **options: Any) -> bool:
     wishes = {"is_ordered": True, "follow": False, "force": False} | options
     return collector(driver, path, form).run(**wishes)
 
 
-def begin(driver: Driver, count: int, **options: Any) -> list[str]:
+def begin(driver: RequestByHand, count: int, **options: Any) -> list[str]:
     """A request whose parts are all at work. Returns the holder of each."""
     driver.load(count, limit=max(count, 1), **options)
     return [driver.claim()[0] for _ in range(count)]
 
 
-def finish(driver: Driver, holders: list[str], number: int, value: bytes = b"") -> None:
+def finish(driver: RequestByHand, holders: list[str], number: int, value: bytes = b"") -> None:
     """Record the result of a part: its number, if no other is given."""
     holder = holders[number - 1]
     results: list[bytes | int] = [number, value or result(b"%d" % number)]
     driver.protocol.finish(driver.id, holder, driver.call(holder), results, 1, Terms(0))
 
 
-def left(driver: Driver) -> list[str]:
+def left(driver: RequestByHand) -> list[str]:
     """Results that the server still has."""
     return sorted(field for field, _ in driver.protocol.leftovers(driver.id))
 
 
 @ONE_KIND
 class TestFile:
-    def test_is_ours_before_the_first_result(self, driver: Driver, target: Path) -> None:
+    def test_is_ours_before_the_first_result(self, driver: RequestByHand, target: Path) -> None:
         holders = begin(driver, 2)
 
         assert run(driver, target) is False
@@ -130,7 +130,7 @@ class TestFile:
 
     @pytest.mark.parametrize("is_ordered", [True, False])
     def test_what_is_written_is_forgotten(
-        self, driver: Driver, target: Path, is_ordered: bool
+        self, driver: RequestByHand, target: Path, is_ordered: bool
     ) -> None:
         holders = begin(driver, 3)
         finish(driver, holders, 1)
@@ -140,7 +140,7 @@ class TestFile:
         written = sorted(target.read_bytes().split())
         assert (written, left(driver)) == (([b"1"], ["3"]) if is_ordered else ([b"1", b"3"], []))
 
-    def test_is_cut_to_what_was_committed(self, driver: Driver, target: Path) -> None:
+    def test_is_cut_to_what_was_committed(self, driver: RequestByHand, target: Path) -> None:
         holders = begin(driver, 2)
         finish(driver, holders, 1)
         run(driver, target)
@@ -151,7 +151,7 @@ class TestFile:
         assert run(driver, target) is True
         assert target.read_bytes() == b"1\n2\n"
 
-    def test_of_another_name_or_form_is_refused(self, driver: Driver, target: Path) -> None:
+    def test_of_another_name_or_form_is_refused(self, driver: RequestByHand, target: Path) -> None:
         driver.load(0)
         run(driver, target)
 
@@ -164,7 +164,7 @@ class TestFile:
         target.rename(target.with_name("other.txt"))
         assert run(driver, target.with_name("other.txt"), force=True) is True
 
-    def test_csv_goes_on_with_its_columns(self, driver: Driver, target: Path) -> None:
+    def test_csv_goes_on_with_its_columns(self, driver: RequestByHand, target: Path) -> None:
         holders = begin(driver, 2)
         for number in (1, 2):
             finish(driver, holders, number, result({"a": number}))
@@ -173,7 +173,7 @@ class TestFile:
         assert target.read_bytes() == b"a\n1\n2\n"
 
     def test_last_line_without_its_end_is_known_to_the_next_run(
-        self, driver: Driver, target: Path
+        self, driver: RequestByHand, target: Path
     ) -> None:
         holders = begin(driver, 2)
         for number in (1, 2):
@@ -183,7 +183,7 @@ class TestFile:
         assert target.read_bytes() == b"1\n2"
 
     def test_one_collector_fences_off_another(
-        self, driver: Driver, target: Path, tmp_path: Path
+        self, driver: RequestByHand, target: Path, tmp_path: Path
     ) -> None:
         driver.load(1)
         slow = collector(driver, target)
@@ -200,7 +200,7 @@ class TestFile:
             slow.run(is_ordered=True, follow=False, force=False)
 
     def test_that_is_moved_away_while_nothing_comes_is_missed(
-        self, driver: Driver, target: Path
+        self, driver: RequestByHand, target: Path
     ) -> None:
         driver.load(1)
         failed: list[Exception] = []
@@ -223,7 +223,9 @@ class TestFile:
 @ONE_KIND
 class TestFollowing:
     @pytest.mark.parametrize("is_ordered", [True, False])
-    def test_goes_on_until_the_end(self, driver: Driver, target: Path, is_ordered: bool) -> None:
+    def test_goes_on_until_the_end(
+        self, driver: RequestByHand, target: Path, is_ordered: bool
+    ) -> None:
         holders = begin(driver, 3)
         ended: list[bool] = []
 
@@ -240,7 +242,7 @@ class TestFollowing:
         assert ended == [True]
         assert target.read_bytes() == b"1\n2\n3\n"
 
-    def test_stops_when_it_is_told(self, driver: Driver, target: Path) -> None:
+    def test_stops_when_it_is_told(self, driver: RequestByHand, target: Path) -> None:
         driver.load(1)
         told = threading.Event()
         told.set()
@@ -248,7 +250,7 @@ class TestFollowing:
 
         assert followed.run(is_ordered=True, follow=True, force=False) is False
 
-    def test_stops_when_its_output_does(self, driver: Driver, target: Path) -> None:
+    def test_stops_when_its_output_does(self, driver: RequestByHand, target: Path) -> None:
         holders = begin(driver, 1)
         finish(driver, holders, 1)
         stopped = collector(driver, target)
@@ -263,7 +265,7 @@ class TestFollowing:
 
     @pytest.mark.parametrize("is_ordered", [True, False])
     def test_what_a_retry_yields_comes_after_the_rest(
-        self, driver: Driver, target: Path, is_ordered: bool
+        self, driver: RequestByHand, target: Path, is_ordered: bool
     ) -> None:
         holders = begin(driver, 2)
         driver.fail(holders[0], 1, kind="abandon")
@@ -278,7 +280,7 @@ class TestFollowing:
         assert left(driver) == []
 
     def test_what_still_runs_when_a_request_fails_is_waited_for(
-        self, driver: Driver, target: Path
+        self, driver: RequestByHand, target: Path
     ) -> None:
         driver.load(3, max_failures=0, limit=2)
         slow, _ = driver.claim()
@@ -293,7 +295,7 @@ class TestFollowing:
         assert target.read_bytes() == b"1\n"
 
     def test_rests_while_nothing_comes(
-        self, driver: Driver, target: Path, monkeypatch: pytest.MonkeyPatch
+        self, driver: RequestByHand, target: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         driver.load(1)
         pauses: list[float] = []
@@ -312,7 +314,7 @@ class TestBatches:
     @pytest.mark.parametrize("is_ordered", [True, False])
     @pytest.mark.parametrize("size", [10, 20_000])
     def test_every_result_is_written_once(
-        self, driver: Driver, target: Path, is_ordered: bool, size: int
+        self, driver: RequestByHand, target: Path, is_ordered: bool, size: int
     ) -> None:
         count = 1_200 if size < 100 else 500
         driver.load(count)
@@ -332,7 +334,7 @@ class TestBatches:
         assert (numbers if is_ordered else sorted(numbers)) == list(range(1, count + 1))
         assert left(driver) == []
 
-    def test_are_committed_one_by_one(self, driver: Driver, target: Path) -> None:
+    def test_are_committed_one_by_one(self, driver: RequestByHand, target: Path) -> None:
         driver.load(501)
         holder, grant = driver.claim(500)
         while grant.parts:
@@ -352,7 +354,9 @@ class TestBatches:
 
 @ONE_KIND
 class TestShow:
-    def test_who_only_looks_takes_nothing_away(self, driver: Driver, protocol: Protocol) -> None:
+    def test_who_only_looks_takes_nothing_away(
+        self, driver: RequestByHand, protocol: Protocol
+    ) -> None:
         holders = begin(driver, 3)
         for number in (1, 2):
             finish(driver, holders, number)
@@ -362,7 +366,9 @@ class TestShow:
         finish(driver, holders, 3)
         assert b"".join(show(protocol, driver.id, "jsonl", follow=True)) == b'"1"\n"2"\n"3"\n'
 
-    def test_who_follows_sees_what_comes_later(self, driver: Driver, protocol: Protocol) -> None:
+    def test_who_follows_sees_what_comes_later(
+        self, driver: RequestByHand, protocol: Protocol
+    ) -> None:
         holders = begin(driver, 2)
         finish(driver, holders, 1)
         seen: list[bytes] = []

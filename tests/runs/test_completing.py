@@ -17,7 +17,7 @@ from streamq.records.outputs import (
 )
 from streamq.runs.collect import Collector, Committed
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 
 pytestmark = ONE_KIND
 
@@ -27,23 +27,23 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "out.txt"
 
 
-def collect(driver: Driver, path: Path, *, force: bool = False) -> bool:
+def collect(driver: RequestByHand, path: Path, *, force: bool = False) -> bool:
     collector = Collector(driver.protocol, driver.id, FileOutput(path, driver.id), "raw")
     return collector.run(is_ordered=True, follow=False, force=force)
 
 
-def committed(driver: Driver) -> Committed:
+def committed(driver: RequestByHand) -> Committed:
     return msgspec.json.decode(driver.meta("committed"), type=Committed)
 
 
-def end_without_a_result(driver: Driver, header: str) -> None:
+def end_without_a_result(driver: RequestByHand, header: str) -> None:
     """A request of no parts whose input had a header."""
     policy = Policy(handler=HANDLER, queue=driver.queue, spec=Spec(header=header))
     driver.protocol.open(driver.id, "d", policy)
     driver.protocol.seal(driver.id, 0, "")
 
 
-def test_header_is_written_without_a_result_too(driver: Driver, target: Path) -> None:
+def test_header_is_written_without_a_result_too(driver: RequestByHand, target: Path) -> None:
     end_without_a_result(driver, "a,b\n")
 
     assert collect(driver, target)
@@ -54,7 +54,7 @@ def test_header_is_written_without_a_result_too(driver: Driver, target: Path) ->
 
 
 def test_failures_beside_are_ours_as_long_as_they_are_what_we_wrote(
-    driver: Driver, target: Path
+    driver: RequestByHand, target: Path
 ) -> None:
     driver.load(1)
     driver.give_up(1)
@@ -74,7 +74,7 @@ def test_failures_beside_are_ours_as_long_as_they_are_what_we_wrote(
         collect(driver, target)
 
 
-def test_failures_of_somebody_else_are_refused_before(driver: Driver, target: Path) -> None:
+def test_failures_of_somebody_else_are_refused_before(driver: RequestByHand, target: Path) -> None:
     end_without_a_result(driver, "")
     errors_beside(target).write_bytes(b"somebody's\n")
 
@@ -85,7 +85,7 @@ def test_failures_of_somebody_else_are_refused_before(driver: Driver, target: Pa
 
 
 def test_failures_of_somebody_else_that_came_meanwhile_are_refused_at_the_end(
-    driver: Driver, target: Path, monkeypatch: pytest.MonkeyPatch
+    driver: RequestByHand, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end_without_a_result(driver, "")
     collecting = Collector._collect

@@ -6,12 +6,12 @@ import pytest
 
 from streamq.queue.results import ResultReader, part_of
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 pytestmark = ONE_KIND
 
 
-def end(driver: Driver, parts: int) -> None:
+def end(driver: RequestByHand, parts: int) -> None:
     """A request of so many parts that is done."""
     driver.load(parts)
     holder, _ = driver.claim(parts)
@@ -31,7 +31,7 @@ def batches(reader: ResultReader) -> list[list[str]]:
     return found
 
 
-def test_so_many_are_read_at_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_are_read_at_once(driver: RequestByHand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamq.queue.results.BATCH", 3)
     end(driver, 7)
     reader = ResultReader(driver.protocol, driver.id)
@@ -40,14 +40,16 @@ def test_so_many_are_read_at_once(driver: Driver, monkeypatch: pytest.MonkeyPatc
     assert reader.next == 8
 
 
-def test_so_many_bytes_are_read_at_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_bytes_are_read_at_once(
+    driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("streamq.queue.results.BATCH_BYTES", 4)
     end(driver, 5)
 
     assert batches(ResultReader(driver.protocol, driver.id)) == [["1", "2"], ["3", "4"], ["5"]]
 
 
-def test_what_failed_parts_yielded_comes_run_after_run(driver: Driver) -> None:
+def test_what_failed_parts_yielded_comes_run_after_run(driver: RequestByHand) -> None:
     end(driver, 3)
     late = {"3.1": b"c", "1.2": b"d", "2.1": b"b", "10.1": b"e", "garbage": b"x"}
     driver.redis.hset(driver.keys.results, mapping=late)
@@ -60,7 +62,7 @@ def test_what_failed_parts_yielded_comes_run_after_run(driver: Driver) -> None:
 
 @pytest.mark.parametrize(("limit", "value"), [("BATCH", 2), ("BATCH_BYTES", 4)])
 def test_of_those_as_many_are_read_at_once(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+    driver: RequestByHand, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     end(driver, 1)
     late = {f"{number}.1": b"yy" for number in range(1, 6)}
@@ -72,7 +74,7 @@ def test_of_those_as_many_are_read_at_once(
 
 
 def test_of_those_one_that_is_gone_meanwhile_is_passed_over(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
+    driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end(driver, 1)
     driver.redis.hset(driver.keys.results, mapping={"1.1": b"a", "2.1": b"b"})
@@ -88,7 +90,7 @@ def test_of_those_one_that_is_gone_meanwhile_is_passed_over(
     assert reader.is_over
 
 
-def test_who_begins_later_is_given_what_is_left_of_before(driver: Driver) -> None:
+def test_who_begins_later_is_given_what_is_left_of_before(driver: RequestByHand) -> None:
     end(driver, 5)
 
     found = batches(ResultReader(driver.protocol, driver.id, first=4))
@@ -97,7 +99,7 @@ def test_who_begins_later_is_given_what_is_left_of_before(driver: Driver) -> Non
 
 
 def test_who_begins_at_the_first_part_reads_nothing_twice(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
+    driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end(driver, 2)
     calls: list[dict[str, Any]] = []
@@ -113,7 +115,7 @@ def test_who_begins_at_the_first_part_reads_nothing_twice(
     assert [call["next_number"] for call in calls] == [1, 1, 3], "settled, read, and over"
 
 
-def test_live_request_is_read_as_far_as_it_is_and_goes_on(driver: Driver) -> None:
+def test_live_request_is_read_as_far_as_it_is_and_goes_on(driver: RequestByHand) -> None:
     driver.load(4)
     holder, _ = driver.claim(3)
     reader = ResultReader(driver.protocol, driver.id)
@@ -129,7 +131,7 @@ def test_live_request_is_read_as_far_as_it_is_and_goes_on(driver: Driver) -> Non
 
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_parts_that_run_when_a_request_has_failed_are_waited_for_by_who_is_patient(
-    driver: Driver, is_patient: bool
+    driver: RequestByHand, is_patient: bool
 ) -> None:
     driver.load(3, max_failures=0, limit=3)
     first, second = driver.claim()[0], driver.claim()[0]
@@ -146,7 +148,7 @@ def test_parts_that_run_when_a_request_has_failed_are_waited_for_by_who_is_patie
     assert batches(reader) == [["2"]]
 
 
-def test_who_forgets_what_it_was_given_ends_when_nothing_is_left(driver: Driver) -> None:
+def test_who_forgets_what_it_was_given_ends_when_nothing_is_left(driver: RequestByHand) -> None:
     end(driver, 3)
     reader = ResultReader(driver.protocol, driver.id, is_forgetting=True)
     assert reader.read() == []
@@ -157,14 +159,14 @@ def test_who_forgets_what_it_was_given_ends_when_nothing_is_left(driver: Driver)
     assert reader.is_over
 
 
-def give_up_the_first(driver: Driver, parts: int) -> None:
+def give_up_the_first(driver: RequestByHand, parts: int) -> None:
     """A request that has failed with its first part; the others have not run."""
     driver.load(parts, max_failures=0)
     driver.give_up(1)
     assert driver.meta("state") == "failed"
 
 
-def test_request_that_lives_again_is_not_over(driver: Driver) -> None:
+def test_request_that_lives_again_is_not_over(driver: RequestByHand) -> None:
     give_up_the_first(driver, 1)
     reader = ResultReader(driver.protocol, driver.id)
     assert reader.read() == [], "nobody runs anything"
@@ -177,14 +179,18 @@ def test_request_that_lives_again_is_not_over(driver: Driver) -> None:
     assert batches(reader) == [["1.1"]]
 
 
-def test_parts_that_have_not_run_are_looked_for_once_more_and_no_oftener(driver: Driver) -> None:
+def test_parts_that_have_not_run_are_looked_for_once_more_and_no_oftener(
+    driver: RequestByHand,
+) -> None:
     give_up_the_first(driver, 4)
     driver.redis.hset(driver.keys.results, mapping={"1.1": b"late"})
 
     assert batches(ResultReader(driver.protocol, driver.id)) == [["1.1"]]
 
 
-def test_who_reads_on_waits_for_a_grace_where_only_the_dead_have_leases(driver: Driver) -> None:
+def test_who_reads_on_waits_for_a_grace_where_only_the_dead_have_leases(
+    driver: RequestByHand,
+) -> None:
     driver.load(2, max_failures=0, limit=2)
     dead, _ = driver.claim()
     driver.give_up(2)

@@ -17,7 +17,7 @@ from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.waiting import kill_on_the_way, wait_until
@@ -355,7 +355,7 @@ def test_failures_never_replace_what_is_not_theirs(
     assert (forced.returncode, target.read_bytes(), beside.exists()) == (0, b"1\n2\n", False)
 
 
-def finish(driver: Driver, holder: str, number: int, text: str, most: int = 0) -> None:
+def finish(driver: RequestByHand, holder: str, number: int, text: str, most: int = 0) -> None:
     """Finish a part whose handler returned a text."""
     results: list[bytes | int] = [number, encode_result([text])]
     driver.protocol.finish(driver.id, holder, driver.call(holder), results, 1, Terms(most))
@@ -363,7 +363,7 @@ def finish(driver: Driver, holder: str, number: int, text: str, most: int = 0) -
 
 @ONE_KIND
 def test_stdout_tells_what_is_not_among_it(
-    client: Client, driver: Driver, streamq: Streamq, tmp_path: Path
+    client: Client, driver: RequestByHand, streamq: Streamq, tmp_path: Path
 ) -> None:
     driver.load(3, retries=0)
     holder, _ = driver.claim(2)
@@ -382,7 +382,7 @@ def test_stdout_tells_what_is_not_among_it(
 @ONE_KIND
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_request_that_was_cancelled_is_not_taken_for_complete(
-    client: Client, driver: Driver, streamq: Streamq, tmp_path: Path, is_shown: bool
+    client: Client, driver: RequestByHand, streamq: Streamq, tmp_path: Path, is_shown: bool
 ) -> None:
     driver.load(3)
     holder, _ = driver.claim()
@@ -447,7 +447,7 @@ def test_failures_of_before_are_replaced_also_after_a_kill(
 
 @ONE_KIND
 def test_file_that_is_gone_is_missed_and_begun_anew_by_force(
-    streamq: Streamq, driver: Driver, tmp_path: Path
+    streamq: Streamq, driver: RequestByHand, tmp_path: Path
 ) -> None:
     target = tmp_path / "out.txt"
     driver.load(4, limit=4)
@@ -475,7 +475,7 @@ def test_file_that_is_gone_is_missed_and_begun_anew_by_force(
 
 @ONE_KIND
 def test_file_that_is_gone_before_a_result_was_in_it_is_no_loss(
-    streamq: Streamq, driver: Driver, tmp_path: Path
+    streamq: Streamq, driver: RequestByHand, tmp_path: Path
 ) -> None:
     target = tmp_path / "out.txt"
     driver.load(1)

@@ -23,7 +23,7 @@ def policy(queue: str, **changes: Any) -> Policy:
     return Policy(handler=HANDLER, queue=queue, spec=spec, **changes)
 
 
-class Driver:
+class RequestByHand:
     """One request. ``holder`` names are fresh unless given; calls are numbered unless given."""
 
     def __init__(self, protocol: Protocol, queue: str, request_id: str) -> None:
@@ -253,17 +253,17 @@ class Driver:
 # How a request of one part, which bears no failure, comes to an end; by the state it is in then.
 
 
-def done(driver: Driver) -> None:
+def done(driver: RequestByHand) -> None:
     """Its part is finished."""
     holder, _ = driver.claim()
     driver.finish(holder, [1])
 
 
-def failed(driver: Driver) -> None:
+def failed(driver: RequestByHand) -> None:
     """Its part is given up."""
     driver.give_up(1)
 
 
-def cancelled(driver: Driver) -> None:
+def cancelled(driver: RequestByHand) -> None:
     """Somebody cancels it."""
     driver.protocol.cancel(driver.id)

@@ -19,7 +19,7 @@ from streamq.worker.lease_keeper import Keeper, Rounds
 from streamq.worker.renewals import Renewals, Word, _batches
 from streamq.worker.slot_table import Held
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
 from tests.worker.test_pool import config_of, holding
 
@@ -29,7 +29,7 @@ NOTHING = Outcome("ok", Tokens())
 
 
 @pytest.fixture
-def keeper(driver: Driver, url: str) -> Iterator[Keeper]:
+def keeper(driver: RequestByHand, url: str) -> Iterator[Keeper]:
     """Nobody has started it: the test does the rounds."""
     config = config_of(url, driver.queue, slots=3, levels=(50,))
     keeper = Keeper(driver.protocol, config, 2, beat_ms=60_000, audit_ms=60_000, levels="50")
@@ -38,7 +38,7 @@ def keeper(driver: Driver, url: str) -> Iterator[Keeper]:
         keeper._hasty_protocol.connection.close()
 
 
-def claimed(driver: Driver, parts: int = 3, **changes: Any) -> Held:
+def claimed(driver: RequestByHand, parts: int = 3, **changes: Any) -> Held:
     """What a slot holds that has claimed parts and runs the first of them."""
     driver.load(parts, **changes)
     holder, grant = driver.claim(parts)
@@ -47,7 +47,7 @@ def claimed(driver: Driver, parts: int = 3, **changes: Any) -> Held:
     return msgspec.structs.replace(held, numbers=tuple(part.number for part in grant.parts))
 
 
-def details(driver: Driver, keeper: Keeper) -> WorkerDetails:
+def details(driver: RequestByHand, keeper: Keeper) -> WorkerDetails:
     """What the worker says of itself."""
     text = driver.protocol.workers(driver.queue)[keeper.name]
     return msgspec.json.decode(text, type=WorkerDetails)
@@ -56,7 +56,7 @@ def details(driver: Driver, keeper: Keeper) -> WorkerDetails:
 @ONE_KIND
 class TestErrands:
     def test_dead_holder_is_released_charged_counted_and_others_are_invited(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
 
@@ -71,7 +71,7 @@ class TestErrands:
         assert driver.tokens() != []
 
     def test_holder_that_ran_nothing_is_released_without_a_charge(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         keeper.release(claimed(driver), 7, None)
         keeper._do_errands()
@@ -80,7 +80,7 @@ class TestErrands:
         assert +keeper.counts == {}
 
     def test_parts_that_wait_are_handed_back_and_others_are_invited(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
 
@@ -91,7 +91,7 @@ class TestErrands:
         assert driver.tokens() != []
 
     def test_part_over_its_time_is_failed_with_what_is_known_of_it(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver, retries=0, max_failures=10)
 
@@ -105,7 +105,7 @@ class TestErrands:
         assert driver.meta("records_failed") == "1"
 
     def test_part_over_its_time_that_is_to_run_again_waits_as_long_as_is_said(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
 
@@ -116,7 +116,7 @@ class TestErrands:
         assert 50_000 < at_ms - driver.now_ms() <= 60_000
 
     def test_moment_to_look_again_is_not_slept_over(
-        self, keeper: Keeper, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, keeper: Keeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         expected: list[int] = []
         monkeypatch.setattr(keeper, "expect", expected.append)
@@ -129,7 +129,7 @@ class TestErrands:
         assert 50_000 < at_ms - driver.now_ms() <= 60_000
 
     def test_those_of_a_node_that_is_away_are_kept_in_their_order(
-        self, keeper: Keeper, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, keeper: Keeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(driver.protocol, "node_of", lambda request_id: request_id[:1])
         said: list[str] = []
@@ -159,7 +159,7 @@ class TestErrands:
         assert said == ["1", "3", "4"]
 
     def test_those_of_a_request_keep_their_order_though_it_moves_to_another_node(
-        self, keeper: Keeper, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, keeper: Keeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         nodes = iter("ab")
         monkeypatch.setattr(driver.protocol, "node_of", lambda _: next(nodes))
@@ -182,7 +182,9 @@ class TestErrands:
 
         assert said == [1]
 
-    def test_one_that_comes_meanwhile_is_said_at_once(self, keeper: Keeper, driver: Driver) -> None:
+    def test_one_that_comes_meanwhile_is_said_at_once(
+        self, keeper: Keeper, driver: RequestByHand
+    ) -> None:
         held = holding(driver.id, "h")[1]
 
         def first() -> Outcome:
@@ -194,14 +196,16 @@ class TestErrands:
         assert keeper._do_errands() == 0.0
         assert keeper._do_errands() is None
 
-    def test_one_that_the_server_refuses_is_dropped(self, keeper: Keeper, driver: Driver) -> None:
+    def test_one_that_the_server_refuses_is_dropped(
+        self, keeper: Keeper, driver: RequestByHand
+    ) -> None:
         keeper.release(holding("nobody", "h")[1], 1, None)
 
         assert keeper._do_errands() is None
         assert not keeper._errands
 
     def test_whether_the_server_is_there_is_asked_after_one_that_found_nobody(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         def refuse() -> Outcome:
             raise ServerUnreachable("it is away")
@@ -218,7 +222,9 @@ class TestErrands:
         keeper._beat()
         assert keeper.is_server_up
 
-    def test_last_ones_are_said_before_it_leaves(self, keeper: Keeper, driver: Driver) -> None:
+    def test_last_ones_are_said_before_it_leaves(
+        self, keeper: Keeper, driver: RequestByHand
+    ) -> None:
         held = claimed(driver)
         keeper.announce(["h"])
         keeper.start()
@@ -236,7 +242,7 @@ class TestErrands:
 @ONE_KIND
 class TestBeat:
     def test_it_tells_what_the_worker_is_and_what_runs(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         driver.load(2)
         running = msgspec.structs.replace(
@@ -260,7 +266,7 @@ class TestBeat:
         assert abs(told.beat_ms - 5_000 - part.since_ms) < 1_000
 
     def test_it_counts_for_three_beats_and_measures_the_way(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         keeper._beat()
 
@@ -271,7 +277,7 @@ class TestBeat:
         assert 0 < spread.total < 10
 
     def test_requests_that_it_holds_are_due_when_the_lease_would_be_over(
-        self, keeper: Keeper, driver: Driver
+        self, keeper: Keeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
         key = f"sq:{{q:{driver.queue}}}:due"
@@ -297,7 +303,7 @@ class TestBeat:
 @ONE_KIND
 @pytest.mark.parametrize(("host", "told"), [("h" * 70, "h" * 64), ("", "node")])
 def test_host_is_told_as_far_as_there_is_room(
-    driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch, host: str, told: str
+    driver: RequestByHand, url: str, monkeypatch: pytest.MonkeyPatch, host: str, told: str
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: host)
     monkeypatch.setattr("platform.node", lambda: "node")
@@ -323,7 +329,7 @@ class TestLooking:
         ],
     )
     def test_only_a_request_that_it_could_run_is_left_to_do(
-        self, keeper: Keeper, driver: Driver, change: dict[str, Any], is_left: bool
+        self, keeper: Keeper, driver: RequestByHand, change: dict[str, Any], is_left: bool
     ) -> None:
         keeper.handlers = ["h"]
         assert keeper._look_for_work(), "there is no request"
@@ -352,7 +358,7 @@ class TestLooking:
         assert keeper.is_server_up
 
     def test_nothing_is_swept_while_the_server_was_away_just_now(
-        self, keeper: Keeper, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, keeper: Keeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail() -> int:
             raise ServerUnreachable("it is away")
@@ -365,7 +371,7 @@ class TestLooking:
         left_s = keeper._sweep()
         assert 1 < left_s <= 5
 
-    def test_what_falls_due_is_swept_then(self, keeper: Keeper, driver: Driver) -> None:
+    def test_what_falls_due_is_swept_then(self, keeper: Keeper, driver: RequestByHand) -> None:
         keeper._sweep()
         driver.load(1)
         due = keeper._sweeping._due
@@ -391,7 +397,7 @@ class TestLooking:
     @pytest.mark.parametrize(("lease_ms", "reply_s"), [(400, 0.25), (4_000, 1.0), (60_000, 3.0)])
     def test_answers_are_waited_for_for_a_quarter_of_a_lease(
         self,
-        driver: Driver,
+        driver: RequestByHand,
         url: str,
         lease_ms: int,
         reply_s: float,
@@ -591,12 +597,12 @@ class TestWord:
 @ONE_KIND
 class TestRenewals:
     @pytest.fixture
-    def renewals(self, driver: Driver) -> Iterator[Renewals]:
+    def renewals(self, driver: RequestByHand) -> Iterator[Renewals]:
         renewals = Renewals(driver.protocol, lambda: driver.protocol, LEASE_MS, Outages(), Word())
         yield renewals
         renewals.stop()
 
-    def test_leases_are_renewed_often_enough(self, driver: Driver) -> None:
+    def test_leases_are_renewed_often_enough(self, driver: RequestByHand) -> None:
         paces = [
             Renewals(driver.protocol, lambda: driver.protocol, ms, Outages(), Word())._every_s
             for ms in (400, 2_000, 60_000)
@@ -604,7 +610,7 @@ class TestRenewals:
         assert paces == [0.1, 0.5, 1.0]
 
     def test_what_is_held_is_told_by_request(
-        self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(driver.protocol, "node_of", lambda _: "")
         ended = msgspec.structs.replace(holding("r1", "h2")[1], is_ended=True)
@@ -614,7 +620,7 @@ class TestRenewals:
         assert renewals._share("another node") == {}
 
     def test_lost_lease_is_unwanted_until_it_is_seen_to_stand(
-        self, renewals: Renewals, driver: Driver
+        self, renewals: Renewals, driver: RequestByHand
     ) -> None:
         driver.load(2)
         holder, _ = driver.claim()
@@ -630,7 +636,7 @@ class TestRenewals:
 
     @pytest.mark.parametrize("is_purged", [False, True])
     def test_every_lease_of_a_request_that_is_over_is_unwanted(
-        self, renewals: Renewals, driver: Driver, is_purged: bool
+        self, renewals: Renewals, driver: RequestByHand, is_purged: bool
     ) -> None:
         driver.load(2)
         holder, _ = driver.claim()
@@ -645,7 +651,7 @@ class TestRenewals:
         assert renewals._unwanted == {"": {holder, "other"}}
 
     def test_those_that_failed_come_last_and_an_outage_ends_the_round(
-        self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[str] = []
         trouble: dict[str, Exception] = {"a": ServerBusy("no"), "c": ServerUnreachable("no")}
@@ -675,7 +681,7 @@ class TestRenewals:
         assert renewals._word.is_server_up
 
     def test_error_of_a_whole_round_trip_is_that_of_each_request_and_counted_once(
-        self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def renew_all(*_: Any) -> Any:
             raise ServerBusy("not now")
@@ -712,7 +718,7 @@ class TestRenewals:
         assert list(_batches({}, [])) == []
 
     def test_thread_goes_on_after_an_error_and_ends_when_told(
-        self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         renewals._every_s = 0.01
         driver.load(1)
@@ -736,7 +742,7 @@ class TestRenewals:
         assert not thread.is_alive()
 
     def test_thread_without_a_lease_stays_for_a_while(
-        self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(driver.protocol, "node_of", lambda _: "")
         monkeypatch.setattr("streamq.worker.renewals.LINGER_ROUNDS", 3)
@@ -772,7 +778,7 @@ class TestRenewals:
         assert (renewals._threads, renewals._unwanted) == ({}, {})
 
     def test_node_has_one_thread_however_often_it_is_told(
-        self, renewals: Renewals, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(driver.protocol, "node_of", lambda _: "")
         for _ in range(3):

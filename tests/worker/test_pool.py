@@ -33,7 +33,7 @@ from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Newborn
 from tests.conftest import ANY_KIND, ONE_KIND
 from tests.faults.proxy import Proxy
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.fleet import APPS, Fleet
 from tests.support.waiting import wait_until
 
@@ -254,7 +254,7 @@ class TestRenewals:
     def test_request_that_cannot_be_renewed_does_not_cost_the_others(
         self, protocol: Protocol, queue: str, request_id: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        drivers = [Driver(protocol, queue, f"{request_id}{n}") for n in range(3)]
+        drivers = [RequestByHand(protocol, queue, f"{request_id}{n}") for n in range(3)]
         holders = []
         for driver in drivers:
             driver.load(1)
@@ -279,7 +279,7 @@ class TestRenewals:
         assert [ms > 10_000 for ms in left] == [False, True, True]
 
     @ONE_KIND
-    def test_script_that_fails_is_no_lost_lease(self, driver: Driver) -> None:
+    def test_script_that_fails_is_no_lost_lease(self, driver: RequestByHand) -> None:
         driver.load(1)
         holder, _ = driver.claim()
         driver.redis.unlink(driver.keys.leases)
@@ -291,7 +291,7 @@ class TestRenewals:
         assert not renewals.is_unwanted(holder)
 
     @ONE_KIND
-    def test_ten_thousand_holders_of_a_request(self, driver: Driver) -> None:
+    def test_ten_thousand_holders_of_a_request(self, driver: RequestByHand) -> None:
         driver.load(1)
         holder, _ = driver.claim(lease_ms=1_000)
         running = {f"h{n}": 1 for n in range(10_000)} | {holder: 1}
@@ -307,7 +307,7 @@ class TestRenewals:
         share: dict[str, dict[str, int | None]] = {}
         wanted, unwanted = [], set()
         for number in range(MOST_CALLS + 20):
-            driver = Driver(protocol, queue, f"{queue}-{number}")
+            driver = RequestByHand(protocol, queue, f"{queue}-{number}")
             driver.load(1)
             holder, _ = driver.claim(lease_ms=1_000)
             share[driver.id] = {holder: 1}
@@ -331,7 +331,9 @@ class TestRenewals:
             assert driver.leases()[holder] - driver.now_ms() > 10_000
 
     @ONE_KIND
-    def test_server_that_has_forgotten_the_script_gets_it_again(self, driver: Driver) -> None:
+    def test_server_that_has_forgotten_the_script_gets_it_again(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(1)
         holder, _ = driver.claim(lease_ms=1_000)
         driver.redis.script_flush()
@@ -346,7 +348,7 @@ class TestRenewals:
         proxy, protocol = far
         share: dict[str, dict[str, int | None]] = {}
         for number in range(800):
-            driver = Driver(protocol, queue, f"{queue}-{number}")
+            driver = RequestByHand(protocol, queue, f"{queue}-{number}")
             driver.load(1)
             share[driver.id] = {driver.claim(lease_ms=1_000)[0]: 1}
         renewals = self.renewals(protocol)
@@ -358,7 +360,7 @@ class TestRenewals:
         assert time.monotonic() - begun < 5, "one by one they would take 40 s"
         proxy.delay_s = 0.0
         for request_id, running in share.items():
-            driver = Driver(protocol, queue, request_id)
+            driver = RequestByHand(protocol, queue, request_id)
             assert driver.leases().keys() == running.keys()
             assert min(driver.leases().values()) - driver.now_ms() > 10_000
 
@@ -385,7 +387,7 @@ class TestRenewals:
 
     @ONE_KIND
     def test_thread_comes_with_a_lease_and_goes_without(
-        self, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("streamq.worker.renewals.LINGER_ROUNDS", 1)
         monkeypatch.setattr("streamq.worker.renewals.RENEW_EVERY_S", 0.01)
@@ -405,7 +407,7 @@ class TestRenewals:
 class TestKeeper:
     @ANY_KIND
     def test_errand_that_finds_nobody_is_tried_again_after_a_rest(
-        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+        self, driver: RequestByHand, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         config = config_of(url, driver.queue)
         keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
@@ -424,7 +426,7 @@ class TestKeeper:
 
     @ANY_KIND
     def test_errands_of_a_request_keep_their_order_whichever_node_it_is_on(
-        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+        self, driver: RequestByHand, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first finds nobody. When it is the second's turn the slot has moved."""
         config = config_of(url, driver.queue)
@@ -458,7 +460,7 @@ class TestKeeper:
     @ANY_KIND
     def test_part_over_its_time_is_counted_unless_its_lease_was_lost(
         self,
-        driver: Driver,
+        driver: RequestByHand,
         url: str,
         retries: int,
         is_lost: bool,
@@ -481,7 +483,7 @@ class TestKeeper:
 
     @ANY_KIND
     def test_part_whose_process_died_is_counted_once_though_its_tokens_find_nobody(
-        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+        self, driver: RequestByHand, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         driver.load(1)
         holder, _ = driver.claim(level=50)
@@ -512,7 +514,7 @@ class TestKeeper:
 
     @ANY_KIND
     def test_neither_a_sweep_nor_an_errand_that_takes_long_delays_renewals(
-        self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
+        self, driver: RequestByHand, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         driver.load(1)
         holder, _ = driver.claim(lease_ms=2_000)

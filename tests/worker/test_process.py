@@ -19,7 +19,7 @@ from streamq.worker.channel import Line
 from streamq.worker.process import Known, Lease, Pace, Process
 from streamq.worker.slot_table import MOST_PARTS, Table
 from tests.conftest import ANY_KIND, ONE_KIND
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.waiting import wait_until
 from tests.worker.test_pool import config_of
@@ -37,7 +37,7 @@ class Bench:
         self._line = Line(ours)
         self.process = Process(config_of(url, queue), self.app, self.table, self._line)
 
-    def lease(self, driver: Driver, holder: str, grant: Grant) -> Lease:
+    def lease(self, driver: RequestByHand, holder: str, grant: Grant) -> Lease:
         known = Known(
             grant.created_ms, 0, self.process._make_runner(HANDLER, grant.spec), Pace(0.05)
         )
@@ -61,7 +61,7 @@ def bench(url: str, queue: str) -> Iterator[Bench]:
 
 @ANY_KIND
 def test_claim_without_an_answer_leaves_no_lease(
-    bench: Bench, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.load(3)
     protocol = bench.process._protocol
@@ -82,7 +82,7 @@ def test_claim_without_an_answer_leaves_no_lease(
 
 @ANY_KIND
 def test_request_that_is_purged_while_its_parts_are_refused_ends_nothing(
-    bench: Bench, driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, driver: RequestByHand, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = client.submit(["a", "b"], handler=HANDLER, queue=driver.queue)
 
@@ -99,7 +99,7 @@ def test_request_that_is_purged_while_its_parts_are_refused_ends_nothing(
 
 @ANY_KIND
 def test_more_parts_than_a_slot_holds_are_cut_and_the_rest_goes_back(
-    bench: Bench, driver: Driver
+    bench: Bench, driver: RequestByHand
 ) -> None:
     """After a rollback and a lost reply ``finish`` tells of all that is pending, up to 1,000."""
     driver.load(1_200)
@@ -122,12 +122,12 @@ def test_more_parts_than_a_slot_holds_are_cut_and_the_rest_goes_back(
     assert (driver.leases(), len(driver.retry())) == ({}, 1_000)
 
 
-def make_suspect(driver: Driver, client: Client) -> str:
+def make_suspect(driver: RequestByHand, client: Client) -> str:
     """A request whose only part was there when a worker died."""
     # Nobody is told of it before it is ready.
     request = client.submit([0.0], handler="nap", queue=driver.queue, delay="1h")
     keys = RequestKeys(request.id)
-    mine = Driver(driver.protocol, driver.queue, request.id)
+    mine = RequestByHand(driver.protocol, driver.queue, request.id)
     mine.set_meta(hold_ms=1)
     holder, _ = mine.claim(handlers=["parts nap"])
     released = mine.release(holder)
@@ -139,7 +139,7 @@ def make_suspect(driver: Driver, client: Client) -> str:
 class TestSuspect:
     @ANY_KIND
     def test_part_that_is_to_run_alone_keeps_no_slot_from_working(
-        self, fleet: Fleet, driver: Driver, client: Client
+        self, fleet: Fleet, driver: RequestByHand, client: Client
     ) -> None:
         fleet.ready("-c", "8")
         long = client.submit([6.0], handler="nap", queue=fleet.queue)
@@ -162,7 +162,7 @@ class TestSuspect:
 
     @ANY_KIND
     def test_part_that_another_process_ran_lets_no_later_one_wait_for_longer(
-        self, bench: Bench, driver: Driver
+        self, bench: Bench, driver: RequestByHand
     ) -> None:
         driver.load(5, limit=2)
         holder, grant = driver.claim()
@@ -177,7 +177,7 @@ class TestSuspect:
 
     @ONE_KIND
     def test_part_that_is_to_run_alone_runs_though_slots_are_never_free_by_themselves(
-        self, fleet: Fleet, driver: Driver, client: Client
+        self, fleet: Fleet, driver: RequestByHand, client: Client
     ) -> None:
         fleet.ready("-c", "6")
         naps = [0.15 + 0.013 * (number * 7 % 17) for number in range(700)]
@@ -192,7 +192,7 @@ class TestSuspect:
 
     @ONE_KIND
     def test_part_that_is_to_run_alone_is_left_to_a_process_that_is_free(
-        self, fleet: Fleet, driver: Driver, client: Client
+        self, fleet: Fleet, driver: RequestByHand, client: Client
     ) -> None:
         fleet.ready("-c", "4")
         long = client.submit([15.0], handler="nap", queue=fleet.queue)
@@ -206,7 +206,7 @@ class TestSuspect:
 
 @ANY_KIND
 def test_rest_of_a_batch_is_not_begun_after_one_failure_too_many(
-    bench: Bench, driver: Driver
+    bench: Bench, driver: RequestByHand
 ) -> None:
     called: list[bytes] = []
 

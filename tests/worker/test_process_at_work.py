@@ -16,7 +16,7 @@ from streamq.worker.channel import Config, Idle, Line, Look, Order
 from streamq.worker.process import Pace, Process
 from streamq.worker.slot_table import MOST_PARTS, Table
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
 
 #: A process whose line is cut ends at once, and here it would be the test's: nobody cuts it.
@@ -318,7 +318,7 @@ class TestSuspect:
         wait_until(lambda: ledger.ran)
         # Nobody is told of it before its part is one that is to run alone.
         suspect = submit("note", ["0"], delay="1h")
-        driver = Driver(protocol, queue, suspect.id)
+        driver = RequestByHand(protocol, queue, suspect.id)
         driver.set_meta(hold_ms=1)
         holder, _ = driver.claim(handlers=["map note"])
         driver.redis.hset(driver.keys.tries, "1", "0 1 1 0 0")

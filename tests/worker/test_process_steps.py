@@ -24,7 +24,7 @@ from streamq.worker.runner import Done, Trouble
 from streamq.worker.slot_table import Held, Table
 from streamq.worker.spawning import Nursery
 from tests.conftest import ONE_KIND
-from tests.support.by_hand import HANDLER, Driver
+from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.waiting import wait_until
 from tests.worker.test_pool import config_of
 
@@ -64,7 +64,7 @@ class Desk:
         return [word for word in self._heard if isinstance(word, kind)]
 
     def lease(
-        self, driver: Driver, holder: str, grant: Grant, slot: int = 0, name: str = HANDLER
+        self, driver: RequestByHand, holder: str, grant: Grant, slot: int = 0, name: str = HANDLER
     ) -> Lease:
         """A lease of which a batch has just come."""
         number = list(self.app.handlers).index(name)
@@ -113,7 +113,7 @@ def desk(desks: Callable[..., Desk]) -> Desk:
 
 
 @pytest.fixture
-def claimed(desk: Desk, driver: Driver) -> Callable[..., tuple[Lease, Grant]]:
+def claimed(desk: Desk, driver: RequestByHand) -> Callable[..., tuple[Lease, Grant]]:
     """A lease of so many parts of a request, more of which wait."""
 
     def claim(most: int = 3, of: int = 10, **changes: Any) -> tuple[Lease, Grant]:
@@ -280,7 +280,7 @@ class TestNextMost:
 
 class TestBatch:
     def test_all_are_run_finished_and_the_next_are_dealt(
-        self, desk: Desk, driver: Driver, claimed: Any
+        self, desk: Desk, driver: RequestByHand, claimed: Any
     ) -> None:
         lease, grant = claimed()
         lease.late_at = lease.stop_at = time.monotonic() + 60
@@ -315,7 +315,7 @@ class TestBatch:
         assert (context.request, context.part, context.attempt) == (lease.request_id, 1, 1)
 
     def test_one_that_fails_is_told_and_the_next_is_run(
-        self, desk: Desk, driver: Driver, claimed: Any
+        self, desk: Desk, driver: RequestByHand, claimed: Any
     ) -> None:
         lease, grant = claimed()
         desk.run = lambda payload: fails(payload) if payload == b"2" else payload
@@ -329,7 +329,7 @@ class TestBatch:
         assert lease.results[::2] == [1, 3]
 
     def test_last_one_of_a_request_ends_it_here(
-        self, desk: Desk, driver: Driver, claimed: Any
+        self, desk: Desk, driver: RequestByHand, claimed: Any
     ) -> None:
         lease, grant = claimed(3, of=3)
         desk.process._run_batch(lease, grant.parts)
@@ -386,7 +386,7 @@ class TestBatch:
         assert desk.row(1)[counters.RECORDS_DONE] == 2
 
     def test_late_answer_ends_the_lease(
-        self, desk: Desk, driver: Driver, claimed: Any, monkeypatch: pytest.MonkeyPatch
+        self, desk: Desk, driver: RequestByHand, claimed: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease, grant = claimed()
         desk.process._run_batch(lease, grant.parts)
@@ -400,7 +400,7 @@ class TestBatch:
 
     @pytest.mark.parametrize("is_alone", [True, False])
     def test_part_that_is_to_run_alone_goes_back_from_a_slot_that_has_neighbours(
-        self, desk: Desk, driver: Driver, claimed: Any, is_alone: bool
+        self, desk: Desk, driver: RequestByHand, claimed: Any, is_alone: bool
     ) -> None:
         lease, grant = claimed(1)
         other, _ = driver.claim()
@@ -428,7 +428,7 @@ class TestBatch:
 
 
 class TestServing:
-    def test_until_nothing_is_left(self, desk: Desk, driver: Driver, claimed: Any) -> None:
+    def test_until_nothing_is_left(self, desk: Desk, driver: RequestByHand, claimed: Any) -> None:
         lease, grant = claimed()
         lease.late_at = lease.stop_at = time.monotonic() + 60
 
@@ -439,7 +439,7 @@ class TestServing:
         assert sorted(desk.process._free) == [0, 1]
 
     def test_lease_of_a_request_that_is_gone_is_let_go(
-        self, desk: Desk, driver: Driver, claimed: Any
+        self, desk: Desk, driver: RequestByHand, claimed: Any
     ) -> None:
         lease, grant = claimed()
         desk.run = lambda payload: driver.redis.unlink(*driver.keys.all().values()) and payload
@@ -450,7 +450,7 @@ class TestServing:
         assert sorted(desk.process._free) == [0, 1]
 
     def test_what_it_stumbles_over_is_tried_again_later(
-        self, desk: Desk, driver: Driver, claimed: Any, monkeypatch: pytest.MonkeyPatch
+        self, desk: Desk, driver: RequestByHand, claimed: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease, grant = claimed()
 
@@ -468,7 +468,7 @@ class TestServing:
         assert sorted(desk.process._free) == [0, 1]
 
     def test_lost_lease_leaves_the_request_alone(
-        self, desk: Desk, driver: Driver, claimed: Any
+        self, desk: Desk, driver: RequestByHand, claimed: Any
     ) -> None:
         lease, grant = claimed()
 
@@ -486,7 +486,7 @@ class TestServing:
 
     @pytest.mark.parametrize("slots", [1, 2])
     def test_single_slot_serves_by_itself_and_others_in_threads(
-        self, desks: Any, driver: Driver, slots: int
+        self, desks: Any, driver: RequestByHand, slots: int
     ) -> None:
         desk = desks(slots)
         threads: list[str] = []
@@ -506,7 +506,7 @@ class TestServing:
 
 
 class TestCoroutines:
-    def begin(self, desk: Desk, driver: Driver, **spec: Any) -> Lease:
+    def begin(self, desk: Desk, driver: RequestByHand, **spec: Any) -> Lease:
         driver.load(2)
         holder, grant = driver.claim(2)
         lease = desk.lease(driver, holder, grant, name="later")
@@ -515,7 +515,7 @@ class TestCoroutines:
         desk.process._begin(lease, grant)
         return lease
 
-    def test_all_are_run(self, desk: Desk, driver: Driver) -> None:
+    def test_all_are_run(self, desk: Desk, driver: RequestByHand) -> None:
         desk.run_later = lambda _: asyncio.sleep(0)
         self.begin(desk, driver)
         wait_until(lambda: sorted(desk.process._free) == [0, 1])
@@ -525,7 +525,7 @@ class TestCoroutines:
         assert sum(counters.times(desk.row(1), counters.RAN)[0]) == 2
         assert desk.process._event_loop() is desk.process._event_loop()
 
-    def test_one_that_has_ended_does_not_run(self, desk: Desk, driver: Driver) -> None:
+    def test_one_that_has_ended_does_not_run(self, desk: Desk, driver: RequestByHand) -> None:
         driver.load(2)
         holder, grant = driver.claim(2)
         lease = desk.lease(driver, holder, grant, name="later")
@@ -537,7 +537,7 @@ class TestCoroutines:
         assert counters.times(desk.row(1), counters.RAN)[1] < 20
 
     def test_one_over_its_time_is_stopped_and_the_next_is_run(
-        self, desk: Desk, driver: Driver
+        self, desk: Desk, driver: RequestByHand
     ) -> None:
         desk.run_later = lambda payload: asyncio.sleep(60 if payload == b"1" else 0)
         lease = self.begin(desk, driver, timeout_ms=300)
@@ -546,7 +546,7 @@ class TestCoroutines:
         assert (set(driver.results()), set(driver.tries())) == ({"2"}, {1})
         assert lease.task is None
 
-    def test_one_that_is_not_wanted_is_stopped(self, desk: Desk, driver: Driver) -> None:
+    def test_one_that_is_not_wanted_is_stopped(self, desk: Desk, driver: RequestByHand) -> None:
         desk.run_later = lambda _: asyncio.sleep(60)
         lease = self.begin(desk, driver)
         wait_until(lambda: lease.task)
@@ -556,7 +556,7 @@ class TestCoroutines:
         assert (driver.results(), driver.tries(), driver.leases()) == ({}, {}, {})
         assert lease.stop_reason == "told"
 
-    def test_one_that_cancels_itself_has_failed(self, desk: Desk, driver: Driver) -> None:
+    def test_one_that_cancels_itself_has_failed(self, desk: Desk, driver: RequestByHand) -> None:
         async def cancel() -> None:
             task = asyncio.current_task()
             assert task is not None
@@ -570,7 +570,7 @@ class TestCoroutines:
         assert (set(driver.results()), set(driver.tries())) == ({"2"}, {1})
 
     def test_what_it_stumbles_over_is_tried_again_later(
-        self, desk: Desk, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, desk: Desk, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def run_async(*_: Any) -> Any:
             raise KeyError("something is wrong with us")
@@ -633,7 +633,7 @@ class TestSlots:
         assert desk.process._ended == {}
 
     def test_part_that_finds_no_room_goes_back_and_is_left_to_others(
-        self, desk: Desk, driver: Driver, claimed: Any
+        self, desk: Desk, driver: RequestByHand, claimed: Any
     ) -> None:
         lease, grant = claimed()
         desk.process._free = []
@@ -653,7 +653,7 @@ class TestSlots:
         assert desk.contexts == []
 
     def test_longer_it_has_waited_the_longer_room_is_waited_for(
-        self, desk: Desk, driver: Driver, claimed: Any, monkeypatch: pytest.MonkeyPatch
+        self, desk: Desk, driver: RequestByHand, claimed: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease, _ = claimed()
         waits: list[float] = []
@@ -685,11 +685,11 @@ class TestSlots:
 
 
 class TestClaiming:
-    def claim(self, desk: Desk, driver: Driver, first: int = 2) -> Grant | None:
+    def claim(self, desk: Desk, driver: RequestByHand, first: int = 2) -> Grant | None:
         return desk.process._claim(0, driver.id, "holder", 50, first)
 
     def test_of_a_new_request_so_many_are_claimed_as_are_said(
-        self, desk: Desk, driver: Driver
+        self, desk: Desk, driver: RequestByHand
     ) -> None:
         driver.load(10)
         grant = self.claim(desk, driver)
@@ -700,7 +700,9 @@ class TestClaiming:
         left_ms = driver.leases()["holder"] - driver.now_ms()
         assert 10_000 < left_ms <= 20_000
 
-    def test_of_a_known_one_so_many_as_take_a_quantum(self, desk: Desk, driver: Driver) -> None:
+    def test_of_a_known_one_so_many_as_take_a_quantum(
+        self, desk: Desk, driver: RequestByHand
+    ) -> None:
         driver.load(10)
         grant = self.claim(desk, driver)
         assert grant is not None
@@ -715,7 +717,7 @@ class TestClaiming:
         assert again.spec == b"", "it is known"
 
     def test_another_request_of_the_same_id_is_learnt_anew(
-        self, desk: Desk, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, desk: Desk, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(process, "_KNOWN_REQUESTS", 2)
         driver.load(10)
@@ -732,7 +734,7 @@ class TestClaiming:
 
     @pytest.mark.parametrize("error", [Damaged("broken"), ServerUnreachable("the answer is lost")])
     def test_claim_that_may_have_been_granted_is_released(
-        self, desk: Desk, driver: Driver, monkeypatch: pytest.MonkeyPatch, error: Exception
+        self, desk: Desk, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         driver.load(10)
         claim = desk.process._protocol.claim
@@ -747,7 +749,7 @@ class TestClaiming:
         assert driver.leases() == {}
 
     def test_request_that_is_not_there_yet_is_claimed_a_moment_later(
-        self, desk: Desk, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, desk: Desk, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         protocol = desk.process._protocol
         claim = protocol.claim
@@ -769,7 +771,7 @@ class TestClaiming:
     def test_request_that_never_comes_is_given_up(
         self,
         desk: Desk,
-        driver: Driver,
+        driver: RequestByHand,
         monkeypatch: pytest.MonkeyPatch,
         is_registered: bool,
         times: int,
@@ -799,7 +801,7 @@ class TestClaiming:
         assert desk.process._first_most() == 10
 
     def test_parts_that_cannot_be_begun_are_failed_and_others_are_invited(
-        self, desk: Desk, driver: Driver
+        self, desk: Desk, driver: RequestByHand
     ) -> None:
         driver.load(10, max_failures=100)
         driver.set_meta(out=0)
@@ -815,7 +817,9 @@ class TestClaiming:
         assert (driver.leases(), desk.table.read(0)) == ({}, None)
         assert driver.tokens() != []
 
-    def test_rest_of_a_request_that_has_failed_is_left(self, desk: Desk, driver: Driver) -> None:
+    def test_rest_of_a_request_that_has_failed_is_left(
+        self, desk: Desk, driver: RequestByHand
+    ) -> None:
         driver.load(10, max_failures=0)
         grant = self.claim(desk, driver)
         assert grant is not None
@@ -849,7 +853,7 @@ class TestTaking:
         assert 0 <= lease.waited_s < 10
 
     def test_token_of_a_request_that_is_left_alone_is_dropped(
-        self, desk: Desk, client: Client, queue: str, driver: Driver
+        self, desk: Desk, client: Client, queue: str, driver: RequestByHand
     ) -> None:
         request = client.submit([b"a"], handler=HANDLER, queue=queue)
         desk.process._leave_alone(request.id, 60)
@@ -924,7 +928,7 @@ class TestRun:
         assert len(desk.said(Idle)) == 1
 
     def test_it_begins_what_it_took_and_waits_for_it_at_the_end(
-        self, desk: Desk, rests: list[int], driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, desk: Desk, rests: list[int], driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         driver.load(1)
         holder, grant = driver.claim()
@@ -970,7 +974,7 @@ class TestTelling:
         with pytest.raises(Gone):
             desk.process._insist(call)
 
-    def test_tokens_are_pushed_and_moments_told(self, desk: Desk, driver: Driver) -> None:
+    def test_tokens_are_pushed_and_moments_told(self, desk: Desk, driver: RequestByHand) -> None:
         driver.load(1)
         desk.process._push(driver.id, Tokens())
         assert driver.tokens() == []
@@ -983,7 +987,7 @@ class TestTelling:
         assert len(desk.said(Look)) == 1
 
     def test_tokens_that_cannot_be_pushed_are_left_to_the_audit(
-        self, desk: Desk, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, desk: Desk, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def push(*_: Any) -> None:
             raise ServerBusy("not now")
@@ -995,7 +999,7 @@ class TestTelling:
         assert desk.said(Look) == [Look(5)]
 
     def test_token_of_a_request_that_is_left_alone_for_a_while_is_kept_for_then(
-        self, desk: Desk, driver: Driver
+        self, desk: Desk, driver: RequestByHand
     ) -> None:
         driver.load(1)
         token = Token(driver.id, HANDLER, 50)

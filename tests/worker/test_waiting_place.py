@@ -15,7 +15,7 @@ from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Token, Tokens
 from streamq.worker import waiting_place
 from streamq.worker.waiting_place import WaitingPlace
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 from tests.support.simulated import make_due
 from tests.support.waiting import wait_until
 
@@ -78,7 +78,7 @@ def wait_there(
 
 
 class TestLists:
-    def test_only_those_in_use_are_named(self, places: Any, driver: Driver) -> None:
+    def test_only_those_in_use_are_named(self, places: Any, driver: RequestByHand) -> None:
         for to in ("h:07", "g:50", "other:50"):
             driver.protocol.mint(driver.queue, driver.id, Tokens(1, to))
         place = places()
@@ -89,7 +89,7 @@ class TestLists:
         assert set(place.waits[0]) == {"news:h", "news:g", "tokens:h:07", "tokens:g:50"}
 
     def test_best_level_comes_first_and_then_the_first_handler(
-        self, places: Any, driver: Driver
+        self, places: Any, driver: RequestByHand
     ) -> None:
         for to in ("h:50", "g:50", "h:99", "g:00"):
             driver.protocol.mint(driver.queue, driver.id, Tokens(1, to))
@@ -100,7 +100,9 @@ class TestLists:
         order = [list_of(token.handler, token.level) for token in taken if token]
         assert order == ["g:00", "h:50", "g:50", "h:99"]
 
-    def test_a_level_that_is_not_served_is_not_named(self, places: Any, driver: Driver) -> None:
+    def test_a_level_that_is_not_served_is_not_named(
+        self, places: Any, driver: RequestByHand
+    ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
         place = places()
         place._levels = (50,)
@@ -109,7 +111,7 @@ class TestLists:
         assert "tokens:h:07" not in place.waits[-1]
 
     def test_garbage_among_them_is_passed_over(
-        self, places: Any, driver: Driver, queue_keys: QueueKeys
+        self, places: Any, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.redis.zadd(queue_keys.used, {b"h:\xff\xfe": 1, b"": 1, b"h:1": 1, b"h:050": 1})
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
@@ -118,7 +120,7 @@ class TestLists:
         assert places().take(HANDLERS, 1) == Token(driver.id, "h", 7)
 
     def test_one_of_another_type_is_put_aside(
-        self, places: Any, driver: Driver, queue_keys: QueueKeys
+        self, places: Any, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.redis.set(queue_keys.used, "not ours")
         place = places()
@@ -133,7 +135,7 @@ class TestLists:
 
 class TestFirstUse:
     def test_while_all_wait_one_is_woken_at_once(
-        self, places: Any, threads: ThreadPoolExecutor, driver: Driver
+        self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
     ) -> None:
         driver.protocol.mint(driver.queue, "former", Tokens(1, "h:50"))
         assert places().take(HANDLERS, 1)
@@ -151,7 +153,7 @@ class TestFirstUse:
         assert sorted(again) == [0, 0, 0, 0, 0, 1], "nobody else is disturbed"
 
     def test_eight_tokens_wake_eight(
-        self, places: Any, threads: ThreadPoolExecutor, driver: Driver
+        self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
     ) -> None:
         crowd = [wait_there(places(), threads) for _ in range(8)]
 
@@ -159,7 +161,9 @@ class TestFirstUse:
 
         assert [each.result(2) for each in crowd] == [Token(driver.id, "h", 7)] * 8
 
-    def test_who_is_busy_takes_it_before_what_it_knew(self, places: Any, driver: Driver) -> None:
+    def test_who_is_busy_takes_it_before_what_it_knew(
+        self, places: Any, driver: RequestByHand
+    ) -> None:
         place = places()
         driver.protocol.mint(driver.queue, "former", Tokens(4, "h:50"))
         assert place.take(HANDLERS, 1) == Token("former", "h", 50)
@@ -169,7 +173,7 @@ class TestFirstUse:
         assert place.take(HANDLERS, 1) == Token(driver.id, "h", 7)
 
     def test_between_reading_and_waiting_is_not_missed(
-        self, places: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, places: Any, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         place = places()
         used_lists = place._protocol.used_lists
@@ -187,7 +191,7 @@ class TestFirstUse:
         assert time.monotonic() - begun < 2
 
     def test_who_was_told_and_takes_another_token_tells_others(
-        self, places: Any, threads: ThreadPoolExecutor, driver: Driver
+        self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
     ) -> None:
         """Else they would sleep beside a token."""
         protocol, queue = driver.protocol, driver.queue
@@ -209,7 +213,7 @@ class TestFirstUse:
         assert threads.submit(other.take, HANDLERS, 5).result(2) == Token(driver.id, "h", 99)
 
     def test_news_of_a_token_that_is_gone_end_with_who_took_them(
-        self, places: Any, driver: Driver
+        self, places: Any, driver: RequestByHand
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(8, "h:07"))
         driver.redis.unlink(QueueKeys(driver.queue, to="h:07").tokens)
@@ -224,7 +228,7 @@ class TestLost:
         self,
         places: Any,
         threads: ThreadPoolExecutor,
-        driver: Driver,
+        driver: RequestByHand,
         client: Client,
         queue_keys: QueueKeys,
     ) -> None:
@@ -241,7 +245,7 @@ class TestLost:
         assert driver.protocol.used_lists(driver.queue, HANDLERS) == {"h:07"}
 
     def test_tokens_of_earlier_versions_are_found_by_the_audit(
-        self, places: Any, threads: ThreadPoolExecutor, driver: Driver, client: Client
+        self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand, client: Client
     ) -> None:
         """Their ``mint`` pushes and tells nobody."""
         request = client.submit([b"x"], handler="h", queue=driver.queue, level=7, delay="1h")
@@ -255,7 +259,9 @@ class TestLost:
 
         assert waiting.result(2) == Token(request.id, "h", 7)
 
-    def test_and_by_who_waits_at_all_lists_now_and_then(self, places: Any, driver: Driver) -> None:
+    def test_and_by_who_waits_at_all_lists_now_and_then(
+        self, places: Any, driver: RequestByHand
+    ) -> None:
         driver.redis.lpush(QueueKeys(driver.queue, to="h:07").tokens, driver.id)
         place = places()
         assert place.take(HANDLERS, 0.01) is None
@@ -273,7 +279,9 @@ class TestLost:
         assert len(place.waits[0]) == 200
         place.connection.close()
 
-    def test_who_waits_reads_again_when_the_wait_is_over(self, places: Any, driver: Driver) -> None:
+    def test_who_waits_reads_again_when_the_wait_is_over(
+        self, places: Any, driver: RequestByHand
+    ) -> None:
         place = places()
         assert place.take(HANDLERS, 0.01) is None
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
@@ -286,7 +294,7 @@ class TestLost:
 
 
 def test_stop_ends_a_wait_that_news_began_anew(
-    places: Any, threads: ThreadPoolExecutor, driver: Driver
+    places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
 ) -> None:
     place = places()
     waiting = wait_there(place, threads, block_s=20)
@@ -306,7 +314,7 @@ def test_stop_ends_a_wait_that_news_began_anew(
     assert ended.wait(5)
 
 
-def test_news_are_no_token(driver: Driver) -> None:
+def test_news_are_no_token(driver: RequestByHand) -> None:
     protocol, queue = driver.protocol, driver.queue
     protocol.mint(queue, driver.id, Tokens(1, "news:07"))
 

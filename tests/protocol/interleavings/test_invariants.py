@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from streamq import Janitor, Protocol, Request, State
 from streamq.protocol.replies import Tokens
 from tests.protocol.interleavings.machine import Machine
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 TIMES = int(os.environ.get("STREAMQ_TEST_EXAMPLES", "1"))
 EXAMPLES = {"valkey": 80, "redis": 30, "cluster": 25}
@@ -69,7 +69,7 @@ class DisturbedRetry(Protocol):
         return super().redrive(request_id, numbers)
 
 
-def test_request_closed_while_it_is_redriven_is_registered_again(driver: Driver) -> None:
+def test_request_closed_while_it_is_redriven_is_registered_again(driver: RequestByHand) -> None:
     driver.protocol.mint(driver.queue, driver.id, Tokens(), register="yes")
     driver.load(1)
     driver.give_up(1)

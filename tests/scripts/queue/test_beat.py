@@ -2,17 +2,17 @@
 
 from streamq.protocol.keys import QueueKeys
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 DAY_MS = 86_400_000
 
 
-def worker_keys(driver: Driver, worker: str) -> QueueKeys:
+def worker_keys(driver: RequestByHand, worker: str) -> QueueKeys:
     return QueueKeys(driver.queue, worker=worker)
 
 
 class TestWorker:
-    def test_lives_and_says_so(self, driver: Driver) -> None:
+    def test_lives_and_says_so(self, driver: RequestByHand) -> None:
         driver.protocol.beat(driver.queue, "w1", 60_000, b"says this")
 
         keys = worker_keys(driver, "w1")
@@ -20,7 +20,7 @@ class TestWorker:
         assert 0 < driver.redis.pttl(keys.worker) <= 60_000
         assert driver.redis.zscore(keys.workers, "w1") > 0
 
-    def test_says_the_latest(self, driver: Driver) -> None:
+    def test_says_the_latest(self, driver: RequestByHand) -> None:
         driver.protocol.beat(driver.queue, "w1", 60_000, b"this")
         keys = worker_keys(driver, "w1")
         driver.redis.zadd(keys.workers, {"w1": driver.protocol.tick(driver.queue).now_ms - 9_000})
@@ -30,7 +30,7 @@ class TestWorker:
         assert driver.protocol.workers(driver.queue) == {"w1": b"that"}
         assert 60_000 < driver.redis.pttl(keys.worker) <= 90_000
 
-    def test_that_goes_leaves_nothing(self, driver: Driver) -> None:
+    def test_that_goes_leaves_nothing(self, driver: RequestByHand) -> None:
         driver.protocol.beat(driver.queue, "w1", 60_000, b"this")
 
         driver.protocol.beat(driver.queue, "w1", 0)
@@ -39,7 +39,7 @@ class TestWorker:
         assert driver.redis.exists(keys.worker) == 0
         assert driver.redis.zscore(keys.workers, "w1") is None
 
-    def test_that_is_silent_for_a_day_is_forgotten(self, driver: Driver) -> None:
+    def test_that_is_silent_for_a_day_is_forgotten(self, driver: RequestByHand) -> None:
         now_ms = driver.protocol.tick(driver.queue).now_ms
         keys = worker_keys(driver, "w1")
         scores = {"gone": now_ms - DAY_MS, "longer": 1, "silent": now_ms - DAY_MS + 60_000}
@@ -51,7 +51,7 @@ class TestWorker:
 
 
 class TestIndex:
-    def test_that_was_lost_is_mended(self, driver: Driver, queue_keys: QueueKeys) -> None:
+    def test_that_was_lost_is_mended(self, driver: RequestByHand, queue_keys: QueueKeys) -> None:
         driver.protocol.beat(driver.queue, "w1", 60_000, lease_ms=9_000, requests=["a", "b"])
 
         now_ms = driver.protocol.tick(driver.queue).now_ms
@@ -61,7 +61,9 @@ class TestIndex:
         ]
         assert 0 < driver.redis.zscore(queue_keys.due, "a") - now_ms <= 9_000
 
-    def test_that_is_there_keeps_its_score(self, driver: Driver, queue_keys: QueueKeys) -> None:
+    def test_that_is_there_keeps_its_score(
+        self, driver: RequestByHand, queue_keys: QueueKeys
+    ) -> None:
         driver.redis.zadd(queue_keys.open, {"a": 17})
 
         driver.protocol.beat(driver.queue, "w1", 60_000, requests=["a"])
@@ -69,7 +71,7 @@ class TestIndex:
         assert driver.redis.zscore(queue_keys.open, "a") == 17
 
     def test_look_after_a_death_comes_no_later_than_the_lease_ends(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.protocol.push(driver.queue, "late", Tokens(look_ms=10**14))
 
@@ -78,7 +80,7 @@ class TestIndex:
         now_ms = driver.protocol.tick(driver.queue).now_ms
         assert 0 < driver.redis.zscore(queue_keys.due, "late") - now_ms <= 9_000
 
-    def test_sooner_look_stays(self, driver: Driver, queue_keys: QueueKeys) -> None:
+    def test_sooner_look_stays(self, driver: RequestByHand, queue_keys: QueueKeys) -> None:
         driver.protocol.push(driver.queue, "soon", Tokens(look_ms=17))
 
         driver.protocol.beat(driver.queue, "w1", 60_000, requests=["soon"])
@@ -86,7 +88,7 @@ class TestIndex:
         assert driver.redis.zscore(queue_keys.due, "soon") == 17
 
     def test_of_a_worker_that_holds_nothing_is_left_alone(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.protocol.beat(driver.queue, "w1", 60_000)
 
@@ -94,14 +96,14 @@ class TestIndex:
         assert driver.redis.exists(queue_keys.due) == 0
 
 
-def test_full_server_still_takes_it(driver: Driver) -> None:
+def test_full_server_still_takes_it(driver: RequestByHand) -> None:
     with driver.full_server():
         driver.protocol.beat(driver.queue, "w1", 60_000, b"this", requests=["a"])
 
     assert driver.protocol.ids(driver.queue) == ["a"]
 
 
-def test_any_number_of_requests(driver: Driver, queue_keys: QueueKeys) -> None:
+def test_any_number_of_requests(driver: RequestByHand, queue_keys: QueueKeys) -> None:
     requests = [f"r{number}" for number in range(10_000)]
 
     driver.protocol.beat(driver.queue, "w1", 60_000, b"", 20_000, requests)

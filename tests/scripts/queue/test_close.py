@@ -5,17 +5,17 @@ import pytest
 from streamq.protocol.keys import QueueKeys
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 @pytest.fixture
-def score(driver: Driver, queue_keys: QueueKeys) -> float:
+def score(driver: RequestByHand, queue_keys: QueueKeys) -> float:
     """The score of a request that is open and due."""
     driver.protocol.mint(driver.queue, driver.id, Tokens(), register="yes")
     return float(driver.redis.zscore(queue_keys.open, driver.id))
 
 
-def places(driver: Driver, queue_keys: QueueKeys) -> dict[str, float]:
+def places(driver: RequestByHand, queue_keys: QueueKeys) -> dict[str, float]:
     """The indexes the request is in, and its scores."""
     names = ("open", "due", "closed")
     found = {name: driver.redis.zscore(getattr(queue_keys, name), driver.id) for name in names}
@@ -23,7 +23,7 @@ def places(driver: Driver, queue_keys: QueueKeys) -> dict[str, float]:
 
 
 def test_ended_request_is_open_and_due_no_more(
-    driver: Driver, queue_keys: QueueKeys, score: float
+    driver: RequestByHand, queue_keys: QueueKeys, score: float
 ) -> None:
     assert driver.protocol.close(driver.queue, driver.id, score, 5_000)
 
@@ -31,7 +31,7 @@ def test_ended_request_is_open_and_due_no_more(
 
 
 def test_request_that_was_registered_anew_stays_open(
-    driver: Driver, queue_keys: QueueKeys, score: float
+    driver: RequestByHand, queue_keys: QueueKeys, score: float
 ) -> None:
     driver.protocol.mint(driver.queue, driver.id, Tokens(), register="again")
     before = places(driver, queue_keys)
@@ -43,7 +43,7 @@ def test_request_that_was_registered_anew_stays_open(
 
 
 def test_redrive_is_not_closed_by_who_saw_the_end_before_it(
-    driver: Driver, queue_keys: QueueKeys, score: float
+    driver: RequestByHand, queue_keys: QueueKeys, score: float
 ) -> None:
     driver.load(1)
     driver.give_up(1)
@@ -57,7 +57,7 @@ def test_redrive_is_not_closed_by_who_saw_the_end_before_it(
 
 
 def test_twice_moves_the_moment_of_the_purge(
-    driver: Driver, queue_keys: QueueKeys, score: float
+    driver: RequestByHand, queue_keys: QueueKeys, score: float
 ) -> None:
     driver.protocol.close(driver.queue, driver.id, score, 5_000)
 
@@ -66,7 +66,9 @@ def test_twice_moves_the_moment_of_the_purge(
     assert places(driver, queue_keys) == {"closed": 6_000}
 
 
-def test_purged_request_is_nowhere(driver: Driver, queue_keys: QueueKeys, score: float) -> None:
+def test_purged_request_is_nowhere(
+    driver: RequestByHand, queue_keys: QueueKeys, score: float
+) -> None:
     driver.protocol.close(driver.queue, driver.id, score, 5_000)
 
     driver.protocol.close(driver.queue, driver.id, -1, 0)
@@ -75,7 +77,7 @@ def test_purged_request_is_nowhere(driver: Driver, queue_keys: QueueKeys, score:
 
 
 def test_purge_does_not_forget_a_request_that_is_open_again(
-    driver: Driver, queue_keys: QueueKeys, score: float
+    driver: RequestByHand, queue_keys: QueueKeys, score: float
 ) -> None:
     assert not driver.protocol.close(driver.queue, driver.id, -1, 0)
 
@@ -86,6 +88,6 @@ def test_request_nobody_registered_is_no_error(protocol: Protocol, queue: str) -
     assert not protocol.close(queue, "nobody", 1, 0)
 
 
-def test_full_server_still_takes_it(driver: Driver, score: float) -> None:
+def test_full_server_still_takes_it(driver: RequestByHand, score: float) -> None:
     with driver.full_server():
         assert driver.protocol.close(driver.queue, driver.id, score, 5_000)

@@ -7,11 +7,11 @@ from streamq.model import State
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Audit, MintMode, Register, Token, Tokens
 from streamq.worker.process import LEFT_OVER_S
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 class TestTokens:
-    def test_so_many_more_are_pushed(self, driver: Driver) -> None:
+    def test_so_many_more_are_pushed(self, driver: RequestByHand) -> None:
         pushed = [
             driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07")) for _ in range(2)
         ]
@@ -19,7 +19,7 @@ class TestTokens:
         assert pushed == [2, 2]
         assert driver.tokens(7) == [driver.id] * 4
 
-    def test_requests_of_one_level_take_turns(self, driver: Driver) -> None:
+    def test_requests_of_one_level_take_turns(self, driver: RequestByHand) -> None:
         for request_id in ("a", "b", "a"):
             driver.protocol.mint(driver.queue, request_id, Tokens(1, "h:07"))
 
@@ -27,13 +27,13 @@ class TestTokens:
 
         assert taken == [Token(name, "h", 7) for name in ("a", "b", "a")]
 
-    def test_only_who_has_the_handler_is_given_one(self, driver: Driver) -> None:
+    def test_only_who_has_the_handler_is_given_one(self, driver: RequestByHand) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
 
         assert driver.protocol.take(driver.queue, ("g", "h0"), 0.01) is None
         assert driver.protocol.take(driver.queue, ("g", "h"), 1) == Token(driver.id, "h", 7)
 
-    def test_best_level_is_taken_first(self, driver: Driver) -> None:
+    def test_best_level_is_taken_first(self, driver: RequestByHand) -> None:
         for level in (50, 99, 0):
             driver.protocol.mint(driver.queue, f"r{level}", Tokens(1, list_of("h", level)))
 
@@ -41,7 +41,7 @@ class TestTokens:
 
         assert taken == [Token(f"r{level}", "h", level) for level in (0, 50, 99)]
 
-    def test_ensured_twice_are_pushed_once(self, driver: Driver) -> None:
+    def test_ensured_twice_are_pushed_once(self, driver: RequestByHand) -> None:
         pushed = [
             driver.protocol.mint(driver.queue, driver.id, Tokens(3, "h:07"), mode="ensure")
             for _ in range(2)
@@ -50,7 +50,7 @@ class TestTokens:
         assert pushed == [3, 0]
         assert driver.tokens(7) == [driver.id] * 3
 
-    def test_ensured_are_those_missing_among_others(self, driver: Driver) -> None:
+    def test_ensured_are_those_missing_among_others(self, driver: RequestByHand) -> None:
         for request_id in ("other", driver.id, "other"):
             driver.protocol.mint(driver.queue, request_id, Tokens(2, "h:07"))
 
@@ -60,7 +60,7 @@ class TestTokens:
         assert driver.tokens(7).count(driver.id) == 5
 
     def test_long_list_is_read_through_now_and_then(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.redis.lpush(queue_keys.tokens, *["other"] * 40_000)
         driver.load(3)
@@ -73,20 +73,20 @@ class TestTokens:
 
         assert 0 < times < 150
 
-    def test_more_than_ensured_are_left(self, driver: Driver) -> None:
+    def test_more_than_ensured_are_left(self, driver: RequestByHand) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(4, "h:07"))
 
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07"), mode="ensure") == 0
         assert len(driver.tokens(7)) == 4
 
     @pytest.mark.parametrize("mode", ["push", "ensure"])
-    def test_none_are_none(self, driver: Driver, mode: MintMode) -> None:
+    def test_none_are_none(self, driver: RequestByHand, mode: MintMode) -> None:
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode=mode) == 0
 
         assert driver.tokens(7) == []
 
     def test_nothing_else_is_registered_with_them(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(1))
 
@@ -95,14 +95,14 @@ class TestTokens:
 
 
 class TestLook:
-    def test_moment_is_registered(self, driver: Driver, queue_keys: QueueKeys) -> None:
+    def test_moment_is_registered(self, driver: RequestByHand, queue_keys: QueueKeys) -> None:
         driver.protocol.push(driver.queue, driver.id, Tokens(look_ms=5_000))
 
         assert driver.redis.zscore(queue_keys.due, driver.id) == 5_000
 
     @pytest.mark.parametrize(("look_ms", "due"), [(4_000, 4_000), (6_000, 5_000)])
     def test_sooner_moment_counts(
-        self, driver: Driver, queue_keys: QueueKeys, look_ms: int, due: int
+        self, driver: RequestByHand, queue_keys: QueueKeys, look_ms: int, due: int
     ) -> None:
         driver.protocol.push(driver.queue, driver.id, Tokens(look_ms=5_000))
 
@@ -114,7 +114,7 @@ class TestLook:
 class TestRegister:
     @pytest.mark.parametrize("register", ["yes", "again"])
     def test_request_is_open_and_due_at_once(
-        self, driver: Driver, queue_keys: QueueKeys, register: Register
+        self, driver: RequestByHand, queue_keys: QueueKeys, register: Register
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(), register=register)
 
@@ -122,7 +122,9 @@ class TestRegister:
         assert score == driver.redis.zscore(queue_keys.due, driver.id)
         assert driver.protocol.tick(driver.queue).due == [(driver.id, score)]
 
-    def test_score_is_the_first_submission(self, driver: Driver, queue_keys: QueueKeys) -> None:
+    def test_score_is_the_first_submission(
+        self, driver: RequestByHand, queue_keys: QueueKeys
+    ) -> None:
         driver.redis.zadd(queue_keys.open, {driver.id: 17})
         driver.redis.zadd(queue_keys.due, {driver.id: 18})
 
@@ -132,7 +134,7 @@ class TestRegister:
         assert driver.redis.zscore(queue_keys.due, driver.id) == 18
 
     def test_redriven_request_gets_another_score(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         future = 10**14
         driver.redis.zadd(queue_keys.open, {driver.id: future})
@@ -142,7 +144,7 @@ class TestRegister:
         assert driver.redis.zscore(queue_keys.open, driver.id) == future + 1
 
     def test_redriven_request_gets_the_time_as_its_score(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.redis.zadd(queue_keys.open, {driver.id: 17})
 
@@ -151,7 +153,7 @@ class TestRegister:
         assert driver.redis.zscore(queue_keys.open, driver.id) > 10**12
 
     def test_redriven_request_is_looked_at_when_its_tokens_are_dropped_no_more(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.redis.zadd(queue_keys.due, {driver.id: 10**14})
 
@@ -162,7 +164,7 @@ class TestRegister:
 
     @pytest.mark.parametrize("register", ["yes", "again"])
     def test_request_is_closed_no_more(
-        self, driver: Driver, queue_keys: QueueKeys, register: Register
+        self, driver: RequestByHand, queue_keys: QueueKeys, register: Register
     ) -> None:
         driver.redis.zadd(queue_keys.closed, {driver.id: 17})
 
@@ -172,15 +174,15 @@ class TestRegister:
 
 
 class TestDropped:
-    def drop(self, driver: Driver) -> int:
+    def drop(self, driver: RequestByHand) -> int:
         return driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode="drop")
 
-    def push(self, driver: Driver, queue: str, *ids: str) -> None:
+    def push(self, driver: RequestByHand, queue: str, *ids: str) -> None:
         """Push tokens, the first to be taken first."""
         driver.redis.lpush(QueueKeys(queue, to="h:07").tokens, *ids)
 
     def test_are_those_of_all_requests_that_are_open_no_more(
-        self, driver: Driver, queue: str, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue: str, queue_keys: QueueKeys
     ) -> None:
         driver.redis.zadd(queue_keys.open, {"a": 1, "b": 2})
         self.push(driver, queue, "gone", "a", driver.id, "b", "a", "gone", "b", driver.id)
@@ -191,7 +193,7 @@ class TestDropped:
         assert self.drop(driver) == 0
         assert driver.tokens(7) == ["b", "a", "b", "a"]
 
-    def test_are_all_of_a_short_list(self, driver: Driver, queue: str) -> None:
+    def test_are_all_of_a_short_list(self, driver: RequestByHand, queue: str) -> None:
         self.push(driver, queue, *[driver.id] * 4_096)
 
         assert self.drop(driver) == 4_096
@@ -199,7 +201,7 @@ class TestDropped:
         assert driver.tokens(7) == []
 
     def test_of_a_long_list_are_those_that_are_taken_next(
-        self, driver: Driver, queue: str, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue: str, queue_keys: QueueKeys
     ) -> None:
         driver.redis.zadd(queue_keys.open, {"a": 1})
         self.push(driver, queue, *[driver.id, "a"] * 5_000)
@@ -213,7 +215,7 @@ class TestDropped:
         assert left[-3_584:] == ["a"] * 3_584
 
     def test_none_are_dropped_where_the_index_is_spoilt(
-        self, driver: Driver, queue: str, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue: str, queue_keys: QueueKeys
     ) -> None:
         driver.redis.set(queue_keys.open, "no index")
         self.push(driver, queue, "a")
@@ -224,7 +226,7 @@ class TestDropped:
         assert driver.tokens(7) == ["a"]
 
 
-def test_to_ensure_takes_away_what_is_more_than_eight(driver: Driver) -> None:
+def test_to_ensure_takes_away_what_is_more_than_eight(driver: RequestByHand) -> None:
     for _ in range(2):
         driver.protocol.mint(driver.queue, driver.id, Tokens(6, "h:50"))
 
@@ -233,7 +235,7 @@ def test_to_ensure_takes_away_what_is_more_than_eight(driver: Driver) -> None:
     assert driver.tokens() == [driver.id] * 8
 
 
-def test_count_that_was_spoilt_pushes_no_more_than_eight(driver: Driver) -> None:
+def test_count_that_was_spoilt_pushes_no_more_than_eight(driver: RequestByHand) -> None:
     driver.load(9, limit=9)
     driver.set_meta(out=-(10**6))
 
@@ -243,25 +245,25 @@ def test_count_that_was_spoilt_pushes_no_more_than_eight(driver: Driver) -> None
     assert driver.tokens() == [driver.id] * 8
 
 
-def test_full_server_still_takes_it(driver: Driver) -> None:
+def test_full_server_still_takes_it(driver: RequestByHand) -> None:
     with driver.full_server():
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(2), register="again") == 2
 
 
 class TestUse:
-    def news(self, driver: Driver, handler: str = "h") -> list[bytes]:
+    def news(self, driver: RequestByHand, handler: str = "h") -> list[bytes]:
         found: list[bytes] = driver.redis.lrange(
             QueueKeys(driver.queue, to=f"{handler}:00").news, 0, -1
         )
         return found
 
-    def age(self, driver: Driver, queue_keys: QueueKeys, to: str, ms: int) -> None:
+    def age(self, driver: RequestByHand, queue_keys: QueueKeys, to: str, ms: int) -> None:
         """Let the list be in use for so long, and nobody be told any more."""
         driver.redis.zincrby(queue_keys.used, -ms, to)
         driver.redis.unlink(QueueKeys(driver.queue, to=to).news)
 
     def test_first_tokens_are_news_of_their_handler(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(3, "h:07"))
 
@@ -272,7 +274,7 @@ class TestUse:
 
     @pytest.mark.parametrize(("ms", "told"), [(25_000, 2), (31_000, 0)])
     def test_and_the_next_until_everybody_knows(
-        self, driver: Driver, queue_keys: QueueKeys, ms: int, told: int
+        self, driver: RequestByHand, queue_keys: QueueKeys, ms: int, told: int
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
         self.age(driver, queue_keys, "h:07", ms)
@@ -281,7 +283,7 @@ class TestUse:
 
         assert len(self.news(driver)) == told
 
-    def test_news_that_nobody_wants_are_few(self, driver: Driver) -> None:
+    def test_news_that_nobody_wants_are_few(self, driver: RequestByHand) -> None:
         for number in range(20):
             driver.protocol.mint(driver.queue, f"r{number}", Tokens(8, "h:07"))
 
@@ -289,7 +291,7 @@ class TestUse:
 
     @pytest.mark.parametrize("count", [0, 2])
     def test_to_ensure_tells_again_of_what_is_there(
-        self, driver: Driver, queue_keys: QueueKeys, count: int
+        self, driver: RequestByHand, queue_keys: QueueKeys, count: int
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07"))
         driver.redis.unlink(queue_keys.used)
@@ -303,7 +305,7 @@ class TestUse:
 
     @pytest.mark.parametrize("mode", ["push", "ensure", "drop"])
     def test_no_token_is_no_news(
-        self, driver: Driver, queue_keys: QueueKeys, mode: MintMode
+        self, driver: RequestByHand, queue_keys: QueueKeys, mode: MintMode
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode=mode)
 
@@ -311,7 +313,7 @@ class TestUse:
         assert self.news(driver) == []
 
     def test_old_and_empty_is_forgotten_and_news_when_it_comes_again(
-        self, driver: Driver, queue_keys: QueueKeys
+        self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         for to in ("h:07", "h:50", "g:50"):
             driver.protocol.mint(driver.queue, driver.id, Tokens(1, to))
@@ -327,7 +329,9 @@ class TestUse:
         assert self.news(driver) == [b"h:07"]
 
     @pytest.mark.parametrize("name", ["used", "news"])
-    def test_key_of_another_type_keeps_no_token_back(self, driver: Driver, name: str) -> None:
+    def test_key_of_another_type_keeps_no_token_back(
+        self, driver: RequestByHand, name: str
+    ) -> None:
         driver.redis.set(getattr(QueueKeys(driver.queue, to="h:07"), name), "not ours")
 
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07")) == 2

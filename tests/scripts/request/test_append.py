@@ -6,10 +6,10 @@ import pytest
 
 from streamq.errors import LoadGap, RequestEnded, RequestUnknown, ServerFull
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver, cancelled, failed
+from tests.support.by_hand import RequestByHand, cancelled, failed
 
 
-def test_number_of_a_part_is_the_id_of_its_entry(driver: Driver) -> None:
+def test_number_of_a_part_is_the_id_of_its_entry(driver: RequestByHand) -> None:
     driver.open()
 
     driver.append(2)
@@ -19,7 +19,7 @@ def test_number_of_a_part_is_the_id_of_its_entry(driver: Driver) -> None:
     assert [id_ for id_, _ in entries] == [b"1-0", b"2-0", b"3-0"]
 
 
-def test_large_numbers_are_ids_too(driver: Driver) -> None:
+def test_large_numbers_are_ids_too(driver: RequestByHand) -> None:
     driver.open()
     driver.set_meta(total=12_345_678_901)
 
@@ -28,7 +28,7 @@ def test_large_numbers_are_ids_too(driver: Driver) -> None:
     assert driver.entries() == [12_345_678_902, 12_345_678_903]
 
 
-def test_parts_counts_and_cursor_move_in_one_step(driver: Driver) -> None:
+def test_parts_counts_and_cursor_move_in_one_step(driver: RequestByHand) -> None:
     driver.open()
 
     total, cursor, _ = driver.protocol.append(driver.id, 1, "at 90", 7, [b"abc", b"5", b"de", b"2"])
@@ -43,7 +43,7 @@ def test_parts_counts_and_cursor_move_in_one_step(driver: Driver) -> None:
     ]
 
 
-def test_counts_of_several_runs_add_up(driver: Driver) -> None:
+def test_counts_of_several_runs_add_up(driver: RequestByHand) -> None:
     driver.open()
 
     driver.append(2, records=3, size=10)
@@ -57,7 +57,7 @@ def test_counts_of_several_runs_add_up(driver: Driver) -> None:
     ]
 
 
-def test_payload_and_origin_reach_the_holder_as_they_were(driver: Driver) -> None:
+def test_payload_and_origin_reach_the_holder_as_they_were(driver: RequestByHand) -> None:
     driver.open()
     payload, about = bytes(range(256)), b"2 in.csv 17"
 
@@ -67,7 +67,7 @@ def test_payload_and_origin_reach_the_holder_as_they_were(driver: Driver) -> Non
     assert (part.payload, part.about, part.attempt, part.partial) == (payload, about, 1, b"")
 
 
-def test_run_of_parts_that_is_there_already_changes_nothing(driver: Driver) -> None:
+def test_run_of_parts_that_is_there_already_changes_nothing(driver: RequestByHand) -> None:
     driver.open()
     driver.append(3)
     driver.append(2, first=4)
@@ -80,7 +80,9 @@ def test_run_of_parts_that_is_there_already_changes_nothing(driver: Driver) -> N
 
 
 @pytest.mark.parametrize(("first", "count"), [(5, 1), (3, 2), (1, 4)], ids=str)
-def test_parts_that_do_not_follow_are_refused(driver: Driver, first: int, count: int) -> None:
+def test_parts_that_do_not_follow_are_refused(
+    driver: RequestByHand, first: int, count: int
+) -> None:
     driver.open()
     driver.append(3)
     before = driver.snapshot()
@@ -91,13 +93,13 @@ def test_parts_that_do_not_follow_are_refused(driver: Driver, first: int, count:
     assert driver.snapshot() == before
 
 
-def sealed(driver: Driver) -> None:
+def sealed(driver: RequestByHand) -> None:
     driver.protocol.seal(driver.id, 1, "c1")
 
 
 @pytest.mark.parametrize("become", [sealed, cancelled, failed])
 def test_request_that_loads_no_more_takes_no_part(
-    driver: Driver, become: Callable[[Driver], None]
+    driver: RequestByHand, become: Callable[[RequestByHand], None]
 ) -> None:
     driver.open(max_failures=0)
     driver.append(1)
@@ -110,7 +112,7 @@ def test_request_that_loads_no_more_takes_no_part(
     assert driver.snapshot() == before
 
 
-def test_parts_sent_again_after_the_seal_are_no_error(driver: Driver) -> None:
+def test_parts_sent_again_after_the_seal_are_no_error(driver: RequestByHand) -> None:
     driver.load(3)
     before = driver.snapshot()
 
@@ -119,14 +121,14 @@ def test_parts_sent_again_after_the_seal_are_no_error(driver: Driver) -> None:
     assert driver.snapshot() == before
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.append(1)
 
     assert driver.existing_keys() == set()
 
 
-def test_tokens_are_those_missing_from_what_could_start(driver: Driver) -> None:
+def test_tokens_are_those_missing_from_what_could_start(driver: RequestByHand) -> None:
     driver.open(limit=7, level=9)
 
     tokens = [driver.append(3, first=first) for first in (1, 4, 7, 10)]
@@ -135,21 +137,21 @@ def test_tokens_are_those_missing_from_what_could_start(driver: Driver) -> None:
     assert driver.meta("out") == "7"
 
 
-def test_at_most_eight_tokens_are_out(driver: Driver) -> None:
+def test_at_most_eight_tokens_are_out(driver: RequestByHand) -> None:
     driver.open(limit=1_000)
 
     assert driver.append(100).count == 8
     assert driver.append(100, first=101).count == 0
 
 
-def test_paused_request_gets_no_tokens(driver: Driver) -> None:
+def test_paused_request_gets_no_tokens(driver: RequestByHand) -> None:
     driver.open()
     driver.protocol.pause(driver.id)
 
     assert not driver.append(3)
 
 
-def test_delayed_request_gets_a_look_at_its_start_instead_of_tokens(driver: Driver) -> None:
+def test_delayed_request_gets_a_look_at_its_start_instead_of_tokens(driver: RequestByHand) -> None:
     driver.open(delay_ms=60_000)
 
     first, second = driver.append(3), driver.append(3, first=4)
@@ -158,7 +160,7 @@ def test_delayed_request_gets_a_look_at_its_start_instead_of_tokens(driver: Driv
     assert second == Tokens(0, "h:50", 0)
 
 
-def test_full_server_pushes_back_on_loaders(driver: Driver) -> None:
+def test_full_server_pushes_back_on_loaders(driver: RequestByHand) -> None:
     driver.open()
     before = driver.snapshot()
 
@@ -168,7 +170,7 @@ def test_full_server_pushes_back_on_loaders(driver: Driver) -> None:
     assert driver.snapshot() == before
 
 
-def test_any_number_of_parts(driver: Driver) -> None:
+def test_any_number_of_parts(driver: RequestByHand) -> None:
     driver.open()
 
     driver.append(10_000)

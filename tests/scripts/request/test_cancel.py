@@ -5,11 +5,11 @@ import pytest
 from streamq.errors import RequestEnded, RequestUnknown
 from streamq.model import State
 from streamq.protocol.lua import signature
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 @pytest.fixture
-def busy(driver: Driver) -> str:
+def busy(driver: RequestByHand) -> str:
     """Holds two of nine parts; one is done, one failed, one waits for its next attempt."""
     driver.load(9)
     holder, _ = driver.claim(5)
@@ -20,7 +20,7 @@ def busy(driver: Driver) -> str:
     return holder
 
 
-def writes_of_cancel(driver: Driver) -> dict[str, int]:
+def writes_of_cancel(driver: RequestByHand) -> dict[str, int]:
     """Commands that the server ran to cancel the request."""
     names = ("hset", "unlink", "del", "hdel", "xack", "xclaim", "xdel", "xtrim", "zrem")
     before = driver.commands(names)
@@ -29,7 +29,7 @@ def writes_of_cancel(driver: Driver) -> dict[str, int]:
     return {name: after[name] - before[name] for name in names if after[name] > before[name]}
 
 
-def test_ends_the_request_at_once(driver: Driver, busy: str) -> None:
+def test_ends_the_request_at_once(driver: RequestByHand, busy: str) -> None:
     with driver.published() as published:
         dropped = driver.protocol.cancel(driver.id)
 
@@ -38,15 +38,15 @@ def test_ends_the_request_at_once(driver: Driver, busy: str) -> None:
     assert 0 <= driver.now_ms() - int(driver.meta("finished_ms")) < 60_000
 
 
-def test_keeps_only_what_was_finished(driver: Driver, busy: str) -> None:
+def test_keeps_only_what_was_finished(driver: RequestByHand, busy: str) -> None:
     driver.protocol.cancel(driver.id)
 
     assert driver.existing_keys() == {"meta", "results", "failed"}
     assert driver.results() == {"1": b"r1"}
 
 
-def test_runs_as_many_commands_for_one_part_as_for_a_thousand(driver: Driver) -> None:
-    small, large = driver, Driver(driver.protocol, driver.queue, f"{driver.id}-large")
+def test_runs_as_many_commands_for_one_part_as_for_a_thousand(driver: RequestByHand) -> None:
+    small, large = driver, RequestByHand(driver.protocol, driver.queue, f"{driver.id}-large")
     small.load(1)
     large.load(1_000)
     large.claim(500)
@@ -57,7 +57,7 @@ def test_runs_as_many_commands_for_one_part_as_for_a_thousand(driver: Driver) ->
     assert large.existing_keys() == {"meta"}
 
 
-def test_twice_says_the_same(driver: Driver, busy: str) -> None:
+def test_twice_says_the_same(driver: RequestByHand, busy: str) -> None:
     driver.protocol.cancel(driver.id)
     before = driver.snapshot()
 
@@ -67,7 +67,7 @@ def test_twice_says_the_same(driver: Driver, busy: str) -> None:
     assert (driver.snapshot(), published) == (before, [])
 
 
-def test_load_ends_too(driver: Driver) -> None:
+def test_load_ends_too(driver: RequestByHand) -> None:
     driver.open()
     driver.append(2)
 
@@ -78,7 +78,7 @@ def test_load_ends_too(driver: Driver) -> None:
     assert driver.protocol.seal(driver.id, 2, "c2")[0] == State.CANCELLED
 
 
-def test_holders_are_told_and_can_change_nothing(driver: Driver, busy: str) -> None:
+def test_holders_are_told_and_can_change_nothing(driver: RequestByHand, busy: str) -> None:
     driver.protocol.cancel(driver.id)
     before = driver.snapshot()
 
@@ -96,7 +96,7 @@ def test_holders_are_told_and_can_change_nothing(driver: Driver, busy: str) -> N
     assert driver.snapshot() == before
 
 
-def test_paused_request_may_be_cancelled(driver: Driver) -> None:
+def test_paused_request_may_be_cancelled(driver: RequestByHand) -> None:
     driver.load(1)
     driver.protocol.pause(driver.id)
 
@@ -104,7 +104,7 @@ def test_paused_request_may_be_cancelled(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("state", ["done", "failed"])
-def test_request_that_is_over_stays_as_it_is(driver: Driver, state: str) -> None:
+def test_request_that_is_over_stays_as_it_is(driver: RequestByHand, state: str) -> None:
     driver.load(2, max_failures=0 if state == "failed" else -1)
     driver.give_up(1)
     if state == "done":
@@ -118,13 +118,13 @@ def test_request_that_is_over_stays_as_it_is(driver: Driver, state: str) -> None
     assert driver.snapshot() == before
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.protocol.cancel(driver.id)
 
     assert driver.existing_keys() == set()
 
 
-def test_full_server_still_takes_it(driver: Driver, busy: str) -> None:
+def test_full_server_still_takes_it(driver: RequestByHand, busy: str) -> None:
     with driver.full_server():
         assert driver.protocol.cancel(driver.id) == 7

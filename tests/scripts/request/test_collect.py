@@ -4,11 +4,11 @@ import pytest
 
 from streamq.errors import CollectorLost, RequestUnknown
 from streamq.model import State
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 @pytest.fixture
-def running(driver: Driver) -> Driver:
+def running(driver: RequestByHand) -> RequestByHand:
     """Of six parts 1, 2 and 4 are finished; 3, 5 and 6 run."""
     driver.load(6)
     holder, _ = driver.claim(6)
@@ -18,7 +18,7 @@ def running(driver: Driver) -> Driver:
 
 class TestOrder:
     def test_results_come_in_input_order_up_to_the_first_that_is_missing(
-        self, running: Driver
+        self, running: RequestByHand
     ) -> None:
         collected = running.protocol.collect(running.id, next_number=1)
 
@@ -26,17 +26,17 @@ class TestOrder:
         assert collected.results == [(1, b"r1"), (2, b"r2")]
         assert (collected.next, collected.left) == (3, 3)
 
-    def test_goes_on_where_it_is_told_to(self, running: Driver) -> None:
+    def test_goes_on_where_it_is_told_to(self, running: RequestByHand) -> None:
         collected = running.protocol.collect(running.id, next_number=2)
 
         assert collected.results == [(2, b"r2")]
 
-    def test_waits_at_a_missing_part(self, running: Driver) -> None:
+    def test_waits_at_a_missing_part(self, running: RequestByHand) -> None:
         collected = running.protocol.collect(running.id, next_number=3)
 
         assert (collected.results, collected.next) == ([], 3)
 
-    def test_part_that_was_given_up_is_passed_over(self, driver: Driver) -> None:
+    def test_part_that_was_given_up_is_passed_over(self, driver: RequestByHand) -> None:
         driver.load(3)
         driver.give_up(1)
         holder, _ = driver.claim()
@@ -46,7 +46,7 @@ class TestOrder:
 
         assert (collected.results, collected.next) == ([(2, b"r2")], 3)
 
-    def test_part_that_was_given_up_may_have_yielded_something(self, driver: Driver) -> None:
+    def test_part_that_was_given_up_may_have_yielded_something(self, driver: RequestByHand) -> None:
         driver.load(2)
         holder, _ = driver.claim()
         driver.fail(holder, 1, kind="abandon", records=(1, 1), result=b"good")
@@ -55,7 +55,9 @@ class TestOrder:
 
         assert collected.results == [(1, b"good")]
 
-    def test_part_that_was_redriven_and_finished_is_passed_over(self, driver: Driver) -> None:
+    def test_part_that_was_redriven_and_finished_is_passed_over(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(3)
         driver.give_up(1)
         driver.redrive(1)
@@ -71,7 +73,7 @@ class TestOrder:
         assert (collected.state, collected.results) == (State.OPEN, [(2, b"r2")])
         assert (collected.next, set(driver.results())) == (3, {"1.1", "2"})
 
-    def test_after_the_end_nothing_is_waited_for(self, running: Driver) -> None:
+    def test_after_the_end_nothing_is_waited_for(self, running: RequestByHand) -> None:
         running.protocol.cancel(running.id)
 
         collected = running.protocol.collect(running.id, next_number=1)
@@ -80,7 +82,7 @@ class TestOrder:
         assert collected.results == [(1, b"r1"), (2, b"r2"), (4, b"r4")]
         assert collected.next == 7
 
-    def test_does_not_go_beyond_what_is_loaded(self, driver: Driver) -> None:
+    def test_does_not_go_beyond_what_is_loaded(self, driver: RequestByHand) -> None:
         driver.open()
         driver.append(1)
         holder, _ = driver.claim()
@@ -90,7 +92,7 @@ class TestOrder:
 
         assert (collected.state, collected.next) == (State.LOADING, 2)
 
-    def test_empty_request_has_no_results(self, driver: Driver) -> None:
+    def test_empty_request_has_no_results(self, driver: RequestByHand) -> None:
         driver.load(0)
 
         collected = driver.protocol.collect(driver.id, next_number=1)
@@ -100,7 +102,7 @@ class TestOrder:
 
 class TestBounds:
     @pytest.fixture
-    def done(self, driver: Driver) -> Driver:
+    def done(self, driver: RequestByHand) -> RequestByHand:
         """Nine results of ten bytes each."""
         driver.load(9)
         holder, _ = driver.claim(9)
@@ -109,19 +111,19 @@ class TestBounds:
         driver.redis.hset(driver.keys.results, mapping=results)
         return driver
 
-    def test_looks_at_so_many_parts(self, done: Driver) -> None:
+    def test_looks_at_so_many_parts(self, done: RequestByHand) -> None:
         collected = done.protocol.collect(done.id, next_number=3, most=4)
 
         assert [number for number, _ in collected.results] == [3, 4, 5, 6]
         assert (collected.next, collected.left) == (7, 9)
 
-    def test_stops_after_the_result_that_reaches_the_bytes(self, done: Driver) -> None:
+    def test_stops_after_the_result_that_reaches_the_bytes(self, done: RequestByHand) -> None:
         collected = done.protocol.collect(done.id, next_number=1, max_bytes=25)
 
         assert [number for number, _ in collected.results] == [1, 2, 3]
         assert collected.next == 4
 
-    def test_counts_parts_without_a_result_too(self, done: Driver) -> None:
+    def test_counts_parts_without_a_result_too(self, done: RequestByHand) -> None:
         done.redis.hdel(done.keys.results, *map(str, range(1, 9)))
 
         collected = done.protocol.collect(done.id, next_number=1, most=5)
@@ -130,7 +132,7 @@ class TestBounds:
 
 
 class TestCommit:
-    def test_committed_results_are_forgotten(self, running: Driver) -> None:
+    def test_committed_results_are_forgotten(self, running: RequestByHand) -> None:
         collected = running.protocol.collect(
             running.id, next_number=3, commit=("", "at 20"), forget=[1, 2]
         )
@@ -138,21 +140,21 @@ class TestCommit:
         assert (collected.left, running.results()) == (1, {"4": b"r4"})
         assert running.meta("committed") == "at 20"
 
-    def test_next_commit_begins_where_the_last_ended(self, running: Driver) -> None:
+    def test_next_commit_begins_where_the_last_ended(self, running: RequestByHand) -> None:
         running.protocol.collect(running.id, next_number=3, commit=("", "at 20"), forget=[1])
 
         running.protocol.collect(running.id, next_number=3, commit=("at 20", "at 30"), forget=[2])
 
         assert (running.meta("committed"), set(running.results())) == ("at 30", {"4"})
 
-    def test_yield_of_a_redrive_is_forgotten_by_its_field(self, running: Driver) -> None:
+    def test_yield_of_a_redrive_is_forgotten_by_its_field(self, running: RequestByHand) -> None:
         running.redis.hset(running.keys.results, "1.1", b"again")
 
         running.protocol.collect(running.id, next_number=3, commit=("", "x"), forget=["1.1"])
 
         assert set(running.results()) == {"1", "2", "4"}
 
-    def test_another_collector_is_fenced_off(self, running: Driver) -> None:
+    def test_another_collector_is_fenced_off(self, running: RequestByHand) -> None:
         running.protocol.collect(running.id, next_number=3, commit=("", "at 20"), forget=[1])
         before = running.snapshot()
 
@@ -161,7 +163,9 @@ class TestCommit:
 
         assert running.snapshot() == before
 
-    def test_repeated_after_a_lost_reply_is_no_other_collector(self, running: Driver) -> None:
+    def test_repeated_after_a_lost_reply_is_no_other_collector(
+        self, running: RequestByHand
+    ) -> None:
         first, again = (
             running.protocol.collect(running.id, next_number=3, commit=("", "at 20"), forget=[1, 2])
             for _ in range(2)
@@ -170,7 +174,9 @@ class TestCommit:
         assert first == again
         assert running.meta("committed") == "at 20"
 
-    def test_reading_is_fenced_off_from_nothing_and_forgets_nothing(self, running: Driver) -> None:
+    def test_reading_is_fenced_off_from_nothing_and_forgets_nothing(
+        self, running: RequestByHand
+    ) -> None:
         running.protocol.collect(running.id, next_number=3, commit=("", "at 20"), forget=[1])
         before = running.snapshot()
 
@@ -182,14 +188,14 @@ class TestCommit:
         assert running.snapshot() == before
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.protocol.collect(driver.id, next_number=1, commit=("", "x"), forget=[1])
 
     assert driver.existing_keys() == set()
 
 
-def test_full_server_still_forgets(running: Driver) -> None:
+def test_full_server_still_forgets(running: RequestByHand) -> None:
     with running.full_server():
         running.protocol.collect(running.id, next_number=3, commit=("", "x"), forget=[1, 2])
 
@@ -197,7 +203,7 @@ def test_full_server_still_forgets(running: Driver) -> None:
 
 
 def test_last_part_that_was_handed_out_and_given_up_is_waited_for_by_nobody(
-    driver: Driver,
+    driver: RequestByHand,
 ) -> None:
     driver.load(3, max_failures=9)
     driver.give_up(1)

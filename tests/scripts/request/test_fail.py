@@ -6,11 +6,11 @@ import pytest
 from streamq.errors import RequestUnknown
 from streamq.model import Failure
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 @pytest.fixture
-def holder(driver: Driver) -> str:
+def holder(driver: RequestByHand) -> str:
     """Holds parts 1 and 2 of five, each of which may run three times."""
     driver.load(5, retries=2)
     holder, _ = driver.claim(2)
@@ -18,26 +18,28 @@ def holder(driver: Driver) -> str:
 
 
 class TestRetry:
-    def test_part_waits_for_its_time(self, driver: Driver, holder: str) -> None:
+    def test_part_waits_for_its_time(self, driver: RequestByHand, holder: str) -> None:
         outcome = driver.fail(holder, 1, delay_ms=60_000)
 
         assert outcome.word == "retry"
         assert 0 < driver.retry()[1] - driver.now_ms() <= 60_000
         assert outcome.tokens.look_ms == driver.retry()[1]
 
-    def test_without_a_delay_part_goes_to_the_front(self, driver: Driver, holder: str) -> None:
+    def test_without_a_delay_part_goes_to_the_front(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.fail(holder, 1)
 
         assert driver.retry() == {1: 1}
 
-    def test_lease_goes_on_with_the_other_parts(self, driver: Driver, holder: str) -> None:
+    def test_lease_goes_on_with_the_other_parts(self, driver: RequestByHand, holder: str) -> None:
         driver.fail(holder, 1)
 
         assert set(driver.leases()) == {holder}
         assert driver.held(holder) == [2]
         assert driver.finish(holder, [2], 1).word == "ok"
 
-    def test_error_is_counted_and_nothing_else(self, driver: Driver, holder: str) -> None:
+    def test_error_is_counted_and_nothing_else(self, driver: RequestByHand, holder: str) -> None:
         driver.fail(holder, 1, records=(3, 2), result=b"good")
 
         assert driver.tries() == {1: "1 0 0 0 0"}
@@ -45,7 +47,7 @@ class TestRetry:
         assert [driver.meta(f) for f in ("failed", "records_done", "records_failed")] == [""] * 3
 
     def test_outcomes_so_far_are_kept_for_the_next_attempt(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.fail(holder, 1, partial=b"some")
         part = driver.finish(holder, [2], 1).parts[0]
@@ -57,7 +59,7 @@ class TestRetry:
         assert (part.number, part.attempt, part.partial) == (1, 3, b"some")
 
     def test_number_of_the_call_is_stored_and_what_ran_is_forgotten(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.protocol.renew(driver.id, 20_000, {holder: 1})
 
@@ -68,7 +70,7 @@ class TestRetry:
 
 class TestGiveUp:
     def test_error_after_the_last_attempt_gives_the_part_up(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         words = []
         for _ in range(3):
@@ -79,19 +81,21 @@ class TestGiveUp:
         failure = msgspec.json.decode(driver.failed()[1], type=list[Failure])[0]
         assert (failure.error, failure.message) == ("ValueError", "no")
 
-    def test_without_retries_the_first_error_gives_the_part_up(self, driver: Driver) -> None:
+    def test_without_retries_the_first_error_gives_the_part_up(self, driver: RequestByHand) -> None:
         driver.load(2, retries=0)
         holder, _ = driver.claim()
 
         assert driver.fail(holder, 1).word == "failed"
 
-    def test_abandoned_part_has_no_more_attempts(self, driver: Driver, holder: str) -> None:
+    def test_abandoned_part_has_no_more_attempts(self, driver: RequestByHand, holder: str) -> None:
         outcome = driver.fail(holder, 1, kind="abandon", delay_ms=60_000)
 
         assert outcome.word == "failed"
         assert (set(driver.failed()), driver.retry()) == ({1}, {})
 
-    def test_part_is_acknowledged_and_its_entry_stays(self, driver: Driver, holder: str) -> None:
+    def test_part_is_acknowledged_and_its_entry_stays(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.fail(holder, 1, kind="abandon")
 
         assert driver.held(holder) == [2]
@@ -99,7 +103,7 @@ class TestGiveUp:
         assert (driver.left(), driver.meta("failed")) == (4, "1")
 
     def test_yield_of_its_good_records_is_recorded_with_it(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.fail(holder, 1, kind="abandon", records=(3, 2), result=b"good")
 
@@ -107,12 +111,14 @@ class TestGiveUp:
         assert (driver.meta("records_done"), driver.meta("records_failed")) == ("3", "2")
         assert driver.tries() == {1: "1 0 0 0 2"}
 
-    def test_part_that_yielded_nothing_has_no_result(self, driver: Driver, holder: str) -> None:
+    def test_part_that_yielded_nothing_has_no_result(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.fail(holder, 1, kind="abandon")
 
         assert driver.results() == {}
 
-    def test_last_part_ends_the_request(self, driver: Driver) -> None:
+    def test_last_part_ends_the_request(self, driver: RequestByHand) -> None:
         driver.load(1)
         holder, _ = driver.claim()
 
@@ -123,7 +129,7 @@ class TestGiveUp:
         assert (published, driver.meta("state"), driver.left()) == (["done"], "done", 0)
         assert driver.existing_keys() == {"meta", "left", "parts", "failed", "tries"}
 
-    def test_last_part_before_the_seal_does_not(self, driver: Driver) -> None:
+    def test_last_part_before_the_seal_does_not(self, driver: RequestByHand) -> None:
         driver.open()
         driver.append(1)
         holder, _ = driver.claim()
@@ -133,7 +139,7 @@ class TestGiveUp:
 
 
 class TestSnooze:
-    def test_spends_no_attempt(self, driver: Driver, holder: str) -> None:
+    def test_spends_no_attempt(self, driver: RequestByHand, holder: str) -> None:
         for _ in range(9):
             assert driver.fail(holder, 1, kind="snooze").word == "retry"
             part = driver.finish(holder, [], 1).parts[0]
@@ -141,7 +147,7 @@ class TestSnooze:
 
         assert driver.tries() == {1: "0 0 0 0 0"}
 
-    def test_spends_no_attempt_where_there_is_only_one(self, driver: Driver) -> None:
+    def test_spends_no_attempt_where_there_is_only_one(self, driver: RequestByHand) -> None:
         driver.load(2, retries=0)
         holder, _ = driver.claim(2)
 
@@ -149,7 +155,9 @@ class TestSnooze:
 
         assert words == ["retry", "retry"]
 
-    def test_part_is_told_from_one_that_was_never_run(self, driver: Driver, holder: str) -> None:
+    def test_part_is_told_from_one_that_was_never_run(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.fail(holder, 1, kind="snooze")
         driver.fail(holder, 2, kind="hold")
         driver.release(holder)
@@ -159,13 +167,13 @@ class TestSnooze:
         assert (len(grant.parts), grant.retried) == (5, 2)
         assert {part.attempt for part in grant.parts} == {1}
 
-    def test_puts_off_this_part_only(self, driver: Driver, holder: str) -> None:
+    def test_puts_off_this_part_only(self, driver: RequestByHand, holder: str) -> None:
         driver.fail(holder, 1, kind="snooze", delay_ms=60_000)
 
         assert 0 < driver.retry()[1] - driver.now_ms() <= 60_000
         assert [part.number for part in driver.claim(9)[1].parts] == [3, 4, 5]
 
-    def test_keeps_the_errors_before_it(self, driver: Driver, holder: str) -> None:
+    def test_keeps_the_errors_before_it(self, driver: RequestByHand, holder: str) -> None:
         driver.fail(holder, 1)
         driver.finish(holder, [], 1)
 
@@ -176,7 +184,7 @@ class TestSnooze:
 
 class TestHold:
     def test_puts_off_the_whole_request_and_spends_no_attempt(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         outcome = driver.fail(holder, 1, kind="hold", delay_ms=60_000)
 
@@ -186,7 +194,9 @@ class TestHold:
         assert driver.claim()[1].word == "held"
         assert driver.tries() == {1: "0 0 0 0 0"}
 
-    def test_shorter_one_does_not_cut_a_longer_one(self, driver: Driver, holder: str) -> None:
+    def test_shorter_one_does_not_cut_a_longer_one(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.fail(holder, 1, kind="hold", delay_ms=60_000)
         held = driver.meta("hold_ms")
 
@@ -196,7 +206,7 @@ class TestHold:
 
 
 class TestTolerance:
-    def test_one_more_than_tolerated_fails_the_request_at_once(self, driver: Driver) -> None:
+    def test_one_more_than_tolerated_fails_the_request_at_once(self, driver: RequestByHand) -> None:
         driver.load(5, max_failures=1)
         holder, _ = driver.claim(3)
 
@@ -208,14 +218,14 @@ class TestTolerance:
         assert (driver.meta("state"), bool(outcomes[1].tokens)) == ("failed", False)
         assert 0 <= driver.now_ms() - int(driver.meta("finished_ms")) < 60_000
 
-    def test_as_many_as_tolerated_do_not(self, driver: Driver) -> None:
+    def test_as_many_as_tolerated_do_not(self, driver: RequestByHand) -> None:
         driver.load(5, max_failures=2)
 
         driver.give_up(1, 2)
 
         assert driver.meta("state") == "open"
 
-    def test_fails_also_while_loading(self, driver: Driver) -> None:
+    def test_fails_also_while_loading(self, driver: RequestByHand) -> None:
         driver.open(max_failures=0)
         driver.append(2)
 
@@ -224,7 +234,7 @@ class TestTolerance:
         assert driver.meta("state") == "failed"
 
     def test_other_leases_of_a_failed_request_stand_until_they_come_back(
-        self, driver: Driver
+        self, driver: RequestByHand
     ) -> None:
         driver.load(5, max_failures=0)
         other, _ = driver.claim(2)
@@ -234,7 +244,7 @@ class TestTolerance:
         outcome = driver.fail(other, 1, kind="abandon")
         assert (outcome.word, driver.left(), set(driver.failed())) == ("ended", 3, {1, 3})
 
-    def test_percentage_is_judged_from_a_thousand_on(self, driver: Driver) -> None:
+    def test_percentage_is_judged_from_a_thousand_on(self, driver: RequestByHand) -> None:
         driver.load(1_200, max_percent=1.0)
         driver.set_meta(done=979)
 
@@ -245,7 +255,7 @@ class TestTolerance:
 
         assert driver.meta("state") == "failed"
 
-    def test_percentage_that_is_not_exceeded_is_tolerated(self, driver: Driver) -> None:
+    def test_percentage_that_is_not_exceeded_is_tolerated(self, driver: RequestByHand) -> None:
         driver.load(9, max_percent=1.0)
         driver.set_meta(done=2_000)
 
@@ -253,7 +263,9 @@ class TestTolerance:
 
         assert driver.meta("state") == "open"
 
-    def test_last_failure_is_judged_by_percentage_whatever_the_number(self, driver: Driver) -> None:
+    def test_last_failure_is_judged_by_percentage_whatever_the_number(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(2, max_percent=60.0)
 
         driver.give_up(1, 2)
@@ -261,7 +273,9 @@ class TestTolerance:
         assert driver.meta("state") == "failed"
 
     @pytest.mark.parametrize(("unit", "state"), [("records", "failed"), ("parts", "open")])
-    def test_counts_what_the_handler_takes(self, driver: Driver, unit: str, state: str) -> None:
+    def test_counts_what_the_handler_takes(
+        self, driver: RequestByHand, unit: str, state: str
+    ) -> None:
         driver.load(5, max_failures=2)
         holder, _ = driver.claim(handlers=(f"{unit} h",))
 
@@ -271,7 +285,7 @@ class TestTolerance:
 
     @pytest.mark.parametrize(("unit", "state"), [("records", "open"), ("parts", "failed")])
     def test_takes_the_percentage_of_what_the_handler_takes(
-        self, driver: Driver, unit: str, state: str
+        self, driver: RequestByHand, unit: str, state: str
     ) -> None:
         driver.load(5, max_percent=10.0)
         driver.set_meta(done=899, records_done=9_990, failed=100, records_failed=100)
@@ -283,7 +297,7 @@ class TestTolerance:
 
 
 class TestRefusal:
-    def test_without_a_lease_changes_nothing(self, driver: Driver, holder: str) -> None:
+    def test_without_a_lease_changes_nothing(self, driver: RequestByHand, holder: str) -> None:
         driver.expire(holder)
         driver.reap()
         before = driver.snapshot()
@@ -295,7 +309,7 @@ class TestRefusal:
 
     @pytest.mark.parametrize("call", [3, 4])
     def test_lower_or_equal_call_changes_nothing(
-        self, driver: Driver, holder: str, call: int
+        self, driver: RequestByHand, holder: str, call: int
     ) -> None:
         driver.handback(holder, [], call=4)
         before = driver.snapshot()
@@ -306,14 +320,16 @@ class TestRefusal:
         assert driver.snapshot() == before
 
     def test_repeated_after_a_lost_reply_spends_one_attempt(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.fail(holder, 1, call=1)
 
         assert driver.fail(holder, 1, call=1).word == "late"
         assert driver.tries() == {1: "1 0 0 0 0"}
 
-    def test_part_of_another_holder_is_not_touched(self, driver: Driver, holder: str) -> None:
+    def test_part_of_another_holder_is_not_touched(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         other, _ = driver.claim()
         before = driver.snapshot()
 
@@ -324,7 +340,9 @@ class TestRefusal:
         assert driver.held(other) == [3]
 
     @pytest.mark.parametrize("state", ["done", "cancelled"])
-    def test_ended_request_answers_its_state(self, driver: Driver, holder: str, state: str) -> None:
+    def test_ended_request_answers_its_state(
+        self, driver: RequestByHand, holder: str, state: str
+    ) -> None:
         if state == "cancelled":
             driver.protocol.cancel(driver.id)
         else:
@@ -337,7 +355,7 @@ class TestRefusal:
         assert (outcome.word, bool(outcome.tokens)) == (state, False)
         assert driver.snapshot() == before
 
-    def test_of_a_request_nobody_opened_leaves_no_key(self, driver: Driver) -> None:
+    def test_of_a_request_nobody_opened_leaves_no_key(self, driver: RequestByHand) -> None:
         with pytest.raises(RequestUnknown):
             driver.fail("nobody", 1)
 
@@ -346,17 +364,17 @@ class TestRefusal:
 
 class TestTokens:
     @pytest.fixture
-    def alone(self, driver: Driver) -> str:
+    def alone(self, driver: RequestByHand) -> str:
         """Holds the only part of a request, with room for more leases and no token out."""
         driver.load(1)
         holder, _ = driver.claim(level=50)
         assert driver.meta("out") == "0"
         return holder
 
-    def test_part_that_may_run_at_once_invites(self, driver: Driver, alone: str) -> None:
+    def test_part_that_may_run_at_once_invites(self, driver: RequestByHand, alone: str) -> None:
         assert driver.fail(alone, 1).tokens == Tokens(1, "h:50")
 
-    def test_part_that_waits_asks_for_a_look(self, driver: Driver, alone: str) -> None:
+    def test_part_that_waits_asks_for_a_look(self, driver: RequestByHand, alone: str) -> None:
         tokens = driver.fail(alone, 1, delay_ms=60_000).tokens
 
         assert tokens == Tokens(0, "h:50", int(driver.retry()[1]))
@@ -366,7 +384,7 @@ class TestTokens:
         ("delay_ms", "is_sooner"), [(900_000, False), (5_000, True)], ids=["later", "sooner"]
     )
     def test_look_is_asked_for_only_when_none_comes_sooner(
-        self, driver: Driver, holder: str, delay_ms: int, is_sooner: bool
+        self, driver: RequestByHand, holder: str, delay_ms: int, is_sooner: bool
     ) -> None:
         driver.fail(holder, 1, delay_ms=60_000)
 
@@ -375,7 +393,7 @@ class TestTokens:
         assert bool(tokens.look_ms) == is_sooner
 
 
-def test_full_server_still_takes_it(driver: Driver, holder: str) -> None:
+def test_full_server_still_takes_it(driver: RequestByHand, holder: str) -> None:
     with driver.full_server():
         words = [driver.fail(holder, 1).word, driver.fail(holder, 2, kind="abandon").word]
 

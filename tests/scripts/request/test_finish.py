@@ -4,7 +4,7 @@ import pytest
 
 from streamq.errors import RequestUnknown
 from streamq.protocol.replies import Grant, Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 def numbers(grant: Grant) -> list[int]:
@@ -12,7 +12,7 @@ def numbers(grant: Grant) -> list[int]:
 
 
 @pytest.fixture
-def holder(driver: Driver) -> str:
+def holder(driver: RequestByHand) -> str:
     """Holds parts 1 to 3 of nine."""
     driver.load(9)
     holder, _ = driver.claim(3)
@@ -20,7 +20,7 @@ def holder(driver: Driver) -> str:
 
 
 @pytest.fixture
-def lost(driver: Driver, holder: str) -> str:
+def lost(driver: RequestByHand, holder: str) -> str:
     """Held parts 1 to 3 of nine until its lease was over and its parts were taken back."""
     driver.expire(holder)
     assert driver.reap().parts == 3
@@ -28,7 +28,9 @@ def lost(driver: Driver, holder: str) -> str:
 
 
 class TestRecord:
-    def test_result_count_and_entry_change_in_one_step(self, driver: Driver, holder: str) -> None:
+    def test_result_count_and_entry_change_in_one_step(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         grant = driver.finish(holder, [1, 3], 2)
 
         assert (grant.word, grant.counted) == ("ok", 2)
@@ -37,12 +39,14 @@ class TestRecord:
         assert (driver.meta("done"), driver.meta("records_done")) == ("2", "2")
         assert driver.entries() == [2, 4, 5, 6, 7, 8, 9]
 
-    def test_records_are_counted_as_the_caller_says(self, driver: Driver, holder: str) -> None:
+    def test_records_are_counted_as_the_caller_says(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.finish(holder, [1, 2], 1, records=25)
 
         assert (driver.meta("done"), driver.meta("records_done")) == ("2", "25")
 
-    def test_trouble_of_a_part_is_forgotten_with_it(self, driver: Driver) -> None:
+    def test_trouble_of_a_part_is_forgotten_with_it(self, driver: RequestByHand) -> None:
         driver.load(2)
         holder, _ = driver.claim()
         driver.fail(holder, 1, partial=b"some")
@@ -54,7 +58,7 @@ class TestRecord:
         assert (driver.tries(), driver.partial(), driver.retry()) == ({}, {}, {})
 
     def test_nothing_is_finished_by_a_call_without_results(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         grant = driver.finish(holder, [], 1)
 
@@ -63,7 +67,9 @@ class TestRecord:
 
 
 class TestNext:
-    def test_next_batch_comes_under_the_same_lease(self, driver: Driver, holder: str) -> None:
+    def test_next_batch_comes_under_the_same_lease(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.expire(holder)
 
         grant = driver.finish(holder, [1, 2, 3], 4)
@@ -72,7 +78,7 @@ class TestNext:
         assert driver.held(holder) == [4, 5, 6, 7]
         assert 0 < driver.leases()[holder] - driver.now_ms() <= 20_000
 
-    def test_due_retries_come_first(self, driver: Driver, holder: str) -> None:
+    def test_due_retries_come_first(self, driver: RequestByHand, holder: str) -> None:
         other, _ = driver.claim(2)
         driver.release(other)
 
@@ -80,7 +86,7 @@ class TestNext:
 
         assert numbers(grant) == [4, 5, 6]
 
-    def test_reaped_part_comes_alone(self, driver: Driver, holder: str) -> None:
+    def test_reaped_part_comes_alone(self, driver: RequestByHand, holder: str) -> None:
         dead, _ = driver.claim()
         driver.expire(dead)
         driver.reap()
@@ -90,7 +96,7 @@ class TestNext:
         assert numbers(grant) == [4]
 
     def test_asking_for_nothing_hands_everything_back_and_ends_the_lease(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.protocol.renew(driver.id, 20_000, {holder: 1})
 
@@ -100,13 +106,15 @@ class TestNext:
         assert driver.retry() == {2: 2, 3: 3}
         assert (driver.leases(), driver.holders(), driver.consumers()) == ({}, {}, set())
 
-    def test_parts_handed_back_may_run_beside_others(self, driver: Driver, holder: str) -> None:
+    def test_parts_handed_back_may_run_beside_others(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.finish(holder, [1])
 
         assert driver.tries() == {}
         assert numbers(driver.claim(3)[1]) == [2, 3, 4]
 
-    def test_nothing_to_hand_out_leaves_no_lease(self, driver: Driver) -> None:
+    def test_nothing_to_hand_out_leaves_no_lease(self, driver: RequestByHand) -> None:
         driver.load(3)
         driver.claim()
         holder, _ = driver.claim(2)
@@ -117,7 +125,9 @@ class TestNext:
         assert holder not in driver.leases()
         assert holder not in driver.consumers()
 
-    def test_pause_ends_the_lease_and_what_ran_counts(self, driver: Driver, holder: str) -> None:
+    def test_pause_ends_the_lease_and_what_ran_counts(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.protocol.pause(driver.id)
 
         grant = driver.finish(holder, [1, 2], 5)
@@ -125,7 +135,7 @@ class TestNext:
         assert (grant.word, grant.counted, bool(grant.tokens)) == ("over", 2, False)
         assert (driver.leases(), driver.retry()) == ({}, {3: 3})
 
-    def test_hold_ends_the_lease(self, driver: Driver, holder: str) -> None:
+    def test_hold_ends_the_lease(self, driver: RequestByHand, holder: str) -> None:
         driver.set_meta(hold_ms=driver.now_ms() + 60_000)
 
         grant = driver.finish(holder, [1, 2, 3], 5)
@@ -133,7 +143,7 @@ class TestNext:
         assert grant.word == "over"
         assert grant.tokens == Tokens(0, "h:50", int(driver.meta("hold_ms")))
 
-    def test_rate_ends_the_lease(self, driver: Driver) -> None:
+    def test_rate_ends_the_lease(self, driver: RequestByHand) -> None:
         driver.load(9, rate_ms=60_000.0)
         holder, _ = driver.claim()
 
@@ -141,7 +151,7 @@ class TestNext:
 
         assert (grant.word, grant.tokens.count, driver.leases()) == ("over", 0, {})
 
-    def test_rate_bounds_the_next_batch(self, driver: Driver, holder: str) -> None:
+    def test_rate_bounds_the_next_batch(self, driver: RequestByHand, holder: str) -> None:
         driver.protocol.set(driver.id, rate_ms=60_000)
 
         grant = driver.finish(holder, [1, 2, 3], 5)
@@ -149,7 +159,7 @@ class TestNext:
         assert (grant.word, numbers(grant)) == ("ok", [4])
 
     def test_leases_beyond_a_lowered_limit_end_one_by_one(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         other, _ = driver.claim()
         driver.protocol.set(driver.id, limit=1)
@@ -162,7 +172,7 @@ class TestNext:
         assert words == ["over", "ok"]
         assert set(driver.leases()) == {other}
 
-    def test_waits_for_the_load_when_it_is_behind(self, driver: Driver) -> None:
+    def test_waits_for_the_load_when_it_is_behind(self, driver: RequestByHand) -> None:
         driver.open()
         driver.append(1)
         holder, _ = driver.claim()
@@ -173,7 +183,7 @@ class TestNext:
 
 
 class TestEnd:
-    def test_last_part_ends_the_request(self, driver: Driver) -> None:
+    def test_last_part_ends_the_request(self, driver: RequestByHand) -> None:
         driver.load(2)
         holder, _ = driver.claim(2)
         driver.finish(holder, [1], 1)
@@ -186,7 +196,7 @@ class TestEnd:
         assert (driver.meta("state"), driver.left()) == ("done", 0)
         assert 0 <= driver.now_ms() - int(driver.meta("finished_ms")) < 60_000
 
-    def test_end_keeps_only_what_is_still_asked_for(self, driver: Driver) -> None:
+    def test_end_keeps_only_what_is_still_asked_for(self, driver: RequestByHand) -> None:
         driver.load(2)
         idle, _ = driver.claim()
         driver.fail(idle, 1, partial=b"some")
@@ -196,7 +206,7 @@ class TestEnd:
 
         assert driver.existing_keys() == {"meta", "left", "results"}
 
-    def test_end_keeps_the_parts_that_were_given_up(self, driver: Driver) -> None:
+    def test_end_keeps_the_parts_that_were_given_up(self, driver: RequestByHand) -> None:
         driver.load(2)
         driver.give_up(1)
         holder, _ = driver.claim()
@@ -208,7 +218,7 @@ class TestEnd:
 
     @pytest.mark.parametrize(("percent", "state"), [(50.0, "done"), (49.9, "failed")])
     def test_percentage_of_failures_is_judged_at_the_end(
-        self, driver: Driver, percent: float, state: str
+        self, driver: RequestByHand, percent: float, state: str
     ) -> None:
         driver.load(2, max_percent=percent)
         driver.give_up(1)
@@ -221,7 +231,7 @@ class TestEnd:
         assert (grant.word, grant.counted) == (state, 1)
         assert (driver.meta("state"), published) == (state, [state])
 
-    def test_repeated_after_the_end_counts_nothing(self, driver: Driver) -> None:
+    def test_repeated_after_the_end_counts_nothing(self, driver: RequestByHand) -> None:
         driver.load(1)
         holder, _ = driver.claim()
         driver.finish(holder, [1], call=1)
@@ -232,7 +242,7 @@ class TestEnd:
         assert (grant.word, grant.counted, grant.parts) == ("done", 0, [])
         assert driver.snapshot() == before
 
-    def test_after_a_cancel_changes_nothing(self, driver: Driver, holder: str) -> None:
+    def test_after_a_cancel_changes_nothing(self, driver: RequestByHand, holder: str) -> None:
         driver.protocol.cancel(driver.id)
         before = driver.snapshot()
 
@@ -242,7 +252,7 @@ class TestEnd:
         assert driver.snapshot() == before
 
     def test_after_the_purge_is_refused_and_leaves_no_key(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.protocol.cancel(driver.id)
         driver.protocol.purge(driver.id, force=True)
@@ -252,7 +262,7 @@ class TestEnd:
 
         assert driver.existing_keys() == set()
 
-    def test_what_ran_when_the_request_failed_still_counts(self, driver: Driver) -> None:
+    def test_what_ran_when_the_request_failed_still_counts(self, driver: RequestByHand) -> None:
         driver.load(4, max_failures=0)
         holder, _ = driver.claim(2)
         driver.give_up(3)
@@ -264,7 +274,9 @@ class TestEnd:
         assert (driver.results(), driver.left()) == ({"1": b"r1"}, 2)
         assert (driver.leases(), driver.retry()) == ({}, {2: 2})
 
-    def test_last_part_of_a_failed_request_does_not_end_it_again(self, driver: Driver) -> None:
+    def test_last_part_of_a_failed_request_does_not_end_it_again(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(2, max_failures=0)
         holder, _ = driver.claim()
         driver.give_up(2)
@@ -278,7 +290,7 @@ class TestEnd:
 
 
 class TestCallNumber:
-    def test_equal_after_the_deadline_moves_it(self, driver: Driver) -> None:
+    def test_equal_after_the_deadline_moves_it(self, driver: RequestByHand) -> None:
         driver.load(5)
         holder, _ = driver.claim(2)
         driver.finish(holder, [1, 2], 2, call=1)
@@ -289,7 +301,7 @@ class TestCallNumber:
         assert driver.protocol.reap(driver.id).leases == 0, "it was told to go on"
 
     def test_equal_is_a_repeat_and_returns_what_is_pending(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         first = driver.finish(holder, [1, 2, 3], 2, call=1)
 
@@ -299,7 +311,7 @@ class TestCallNumber:
         assert (again.word, again.counted) == ("ok", 0)
         assert (driver.left(), driver.meta("done"), driver.held(holder)) == (6, "3", [4, 5])
 
-    def test_equal_does_not_end_the_lease(self, driver: Driver, holder: str) -> None:
+    def test_equal_does_not_end_the_lease(self, driver: RequestByHand, holder: str) -> None:
         driver.finish(holder, [1, 2, 3], 2, call=1)
 
         again = driver.finish(holder, [1, 2, 3], 0, call=1)
@@ -307,7 +319,7 @@ class TestCallNumber:
         assert (again.word, numbers(again)) == ("ok", [4, 5])
         assert set(driver.leases()) == {holder}
 
-    def test_equal_tells_the_trouble_again(self, driver: Driver, holder: str) -> None:
+    def test_equal_tells_the_trouble_again(self, driver: RequestByHand, holder: str) -> None:
         other, _ = driver.claim()
         driver.fail(other, 4, partial=b"some")
         driver.finish(holder, [1, 2, 3], 1, call=1)
@@ -316,7 +328,7 @@ class TestCallNumber:
 
         assert [(p.number, p.attempt, p.partial) for p in again.parts] == [(4, 2, b"some")]
 
-    def test_lower_is_acknowledged_only(self, driver: Driver, holder: str) -> None:
+    def test_lower_is_acknowledged_only(self, driver: RequestByHand, holder: str) -> None:
         driver.handback(holder, [3], call=2)
 
         grant = driver.finish(holder, [1], 5, call=1)
@@ -325,21 +337,23 @@ class TestCallNumber:
         assert driver.results() == {"1": b"r1"}
         assert (driver.held(holder), driver.holders()[holder]) == ([2], "2")
 
-    def test_lower_does_not_end_the_lease(self, driver: Driver, holder: str) -> None:
+    def test_lower_does_not_end_the_lease(self, driver: RequestByHand, holder: str) -> None:
         driver.handback(holder, [3], call=2)
 
         driver.finish(holder, [1], 0, call=1)
 
         assert set(driver.leases()) == {holder}
 
-    def test_lower_can_bring_the_last_part(self, driver: Driver) -> None:
+    def test_lower_can_bring_the_last_part(self, driver: RequestByHand) -> None:
         driver.load(1)
         holder, _ = driver.claim()
         driver.handback(holder, [], call=2)
 
         assert driver.finish(holder, [1], 5, call=1).word == "done"
 
-    def test_higher_is_stored_and_what_ran_is_forgotten(self, driver: Driver, holder: str) -> None:
+    def test_higher_is_stored_and_what_ran_is_forgotten(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.protocol.renew(driver.id, 20_000, {holder: 1})
 
         driver.finish(holder, [1], 1, call=7)
@@ -347,7 +361,7 @@ class TestCallNumber:
         assert driver.holders() == {holder: "7"}
 
     def test_repeat_of_the_call_that_ended_the_lease_is_lost_and_counts_nothing(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.finish(holder, [1, 2], 0, call=1)
         before = driver.snapshot()
@@ -359,7 +373,9 @@ class TestCallNumber:
 
 
 class TestLost:
-    def test_result_of_a_part_nobody_took_since_is_kept(self, driver: Driver, lost: str) -> None:
+    def test_result_of_a_part_nobody_took_since_is_kept(
+        self, driver: RequestByHand, lost: str
+    ) -> None:
         grant = driver.finish(lost, [1, 2], 5)
 
         assert (grant.word, grant.counted, grant.parts) == ("lost", 2, [])
@@ -367,7 +383,9 @@ class TestLost:
         assert (driver.left(), set(driver.retry()), driver.tries()) == (7, {3}, {3: "0 0 1 0 0"})
         assert driver.entries() == [3, 4, 5, 6, 7, 8, 9]
 
-    def test_result_of_a_part_another_has_is_dropped(self, driver: Driver, lost: str) -> None:
+    def test_result_of_a_part_another_has_is_dropped(
+        self, driver: RequestByHand, lost: str
+    ) -> None:
         other, grant = driver.claim()
         assert numbers(grant) == [1]
 
@@ -377,7 +395,9 @@ class TestLost:
         assert driver.finish(other, [1], 1).counted == 1
         assert (driver.left(), driver.meta("done")) == (7, "2")
 
-    def test_result_of_a_part_another_finished_is_dropped(self, driver: Driver, lost: str) -> None:
+    def test_result_of_a_part_another_finished_is_dropped(
+        self, driver: RequestByHand, lost: str
+    ) -> None:
         other, _ = driver.claim()
         driver.finish(other, [1])
         before = driver.snapshot()
@@ -387,7 +407,7 @@ class TestLost:
         assert (late.word, late.counted) == ("lost", 0)
         assert driver.snapshot() == before
 
-    def test_result_of_a_part_that_was_given_up_is_dropped(self, driver: Driver) -> None:
+    def test_result_of_a_part_that_was_given_up_is_dropped(self, driver: RequestByHand) -> None:
         driver.load(2, poison=1)
         holder, _ = driver.claim()
         driver.expire(holder)
@@ -398,12 +418,12 @@ class TestLost:
 
         assert (late.word, late.counted, driver.results()) == ("lost", 0, {})
 
-    def test_claims_nothing_and_leaves_no_lease(self, driver: Driver, lost: str) -> None:
+    def test_claims_nothing_and_leaves_no_lease(self, driver: RequestByHand, lost: str) -> None:
         driver.finish(lost, [1, 2, 3], 5)
 
         assert (driver.leases(), driver.holders(), driver.consumers()) == ({}, {}, set())
 
-    def test_records_of_kept_parts_are_their_own(self, driver: Driver) -> None:
+    def test_records_of_kept_parts_are_their_own(self, driver: RequestByHand) -> None:
         driver.open()
         driver.append(3, records=10)
         holder, _ = driver.claim(3)
@@ -415,7 +435,7 @@ class TestLost:
 
         assert (driver.meta("done"), driver.meta("records_done")) == ("2", "20")
 
-    def test_last_part_ends_the_request_also_then(self, driver: Driver) -> None:
+    def test_last_part_ends_the_request_also_then(self, driver: RequestByHand) -> None:
         driver.load(1)
         holder, _ = driver.claim()
         driver.expire(holder)
@@ -426,7 +446,7 @@ class TestLost:
         assert (grant.word, grant.counted, driver.meta("state")) == ("done", 1, "done")
 
     def test_holder_that_never_had_a_lease_counts_nothing(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         before = driver.snapshot()
 
@@ -435,7 +455,9 @@ class TestLost:
         assert (grant.word, grant.counted) == ("lost", 0)
         assert driver.snapshot() == before
 
-    def test_result_of_an_earlier_request_of_the_same_id_is_dropped(self, driver: Driver) -> None:
+    def test_result_of_an_earlier_request_of_the_same_id_is_dropped(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(3)
         old, grant = driver.claim(3)
         driver.set_meta(created_ms=grant.created_ms - 1)  # it was not made in the same moment
@@ -451,11 +473,11 @@ class TestLost:
         assert (driver.results(), driver.retry()) == ({}, {2: 2, 3: 3})
 
     def test_who_does_not_say_of_which_request_counts_nothing(
-        self, driver: Driver, lost: str
+        self, driver: RequestByHand, lost: str
     ) -> None:
         assert driver.finish(lost, [1, 2], created_ms=0).counted == 0
 
-    def test_repeated_counts_nothing_twice(self, driver: Driver, lost: str) -> None:
+    def test_repeated_counts_nothing_twice(self, driver: RequestByHand, lost: str) -> None:
         driver.finish(lost, [1, 2], call=1)
         before = driver.snapshot()
 
@@ -469,7 +491,7 @@ class TestRollback:
     """The server lost its last moments, and knows some parts of a batch and not others."""
 
     def test_part_that_is_not_delivered_any_more_is_not_counted(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.redis.xack(driver.keys.parts, "w", 2, 3)
         driver.redis.xgroup_setid(driver.keys.parts, "w", "1-0")
@@ -481,7 +503,9 @@ class TestRollback:
         assert (driver.results(), driver.left()) == ({"1": b"r1"}, 8)
         assert driver.finish(holder, [2, 3], 1).counted == 2
 
-    def test_part_that_is_done_is_not_counted_again(self, driver: Driver, holder: str) -> None:
+    def test_part_that_is_done_is_not_counted_again(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.finish(holder, [2], 1)
         driver.redis.hset(driver.keys.results, "2", b"older")
 
@@ -490,7 +514,9 @@ class TestRollback:
         assert (grant.counted, driver.meta("done"), driver.left()) == (2, "3", 6)
         assert driver.results() == {"1": b"r1", "2": b"older", "3": b"r3"}
 
-    def test_part_that_was_given_up_stays_given_up(self, driver: Driver, holder: str) -> None:
+    def test_part_that_was_given_up_stays_given_up(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
         driver.fail(holder, 2, kind="abandon")
 
         grant = driver.finish(holder, [1, 2, 3], 1)
@@ -498,7 +524,7 @@ class TestRollback:
         assert (grant.counted, driver.left()) == (2, 6)
         assert (set(driver.failed()), set(driver.results())) == ({2}, {"1", "3"})
 
-    def test_records_are_those_of_the_parts_counted(self, driver: Driver) -> None:
+    def test_records_are_those_of_the_parts_counted(self, driver: RequestByHand) -> None:
         driver.open()
         driver.append(3, records=10)
         holder, _ = driver.claim(3)
@@ -509,7 +535,7 @@ class TestRollback:
         assert driver.meta("records_done") == "30"
 
     def test_batch_that_is_not_delivered_at_all_is_not_counted(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         driver.redis.xack(driver.keys.parts, "w", 1, 2, 3)
         driver.redis.xgroup_setid(driver.keys.parts, "w", "0-0")
@@ -522,7 +548,7 @@ class TestRollback:
 
 
 class TestTokens:
-    def test_end_of_a_lease_invites_another(self, driver: Driver) -> None:
+    def test_end_of_a_lease_invites_another(self, driver: RequestByHand) -> None:
         driver.load(5, limit=1)
         holder, _ = driver.claim(level=50)
 
@@ -530,7 +556,7 @@ class TestTokens:
 
         assert (grant.tokens, driver.meta("out")) == (Tokens(1, "h:50"), "1")
 
-    def test_lease_that_goes_on_invites_nobody_in_its_place(self, driver: Driver) -> None:
+    def test_lease_that_goes_on_invites_nobody_in_its_place(self, driver: RequestByHand) -> None:
         driver.load(5, limit=1)
         holder, _ = driver.claim(level=50)
 
@@ -538,20 +564,20 @@ class TestTokens:
 
         assert (bool(grant.tokens), driver.meta("out")) == (False, "0")
 
-    def test_uses_no_token_up(self, driver: Driver, holder: str) -> None:
+    def test_uses_no_token_up(self, driver: RequestByHand, holder: str) -> None:
         driver.set_meta(out=7)
 
         driver.finish(holder, [1, 2, 3])
 
         assert driver.meta("out") == "7"
 
-    def test_lost_lease_invites_to_what_it_left(self, driver: Driver, lost: str) -> None:
+    def test_lost_lease_invites_to_what_it_left(self, driver: RequestByHand, lost: str) -> None:
         driver.set_meta(out=0)
 
         assert driver.finish(lost, [1]).tokens == Tokens(8, "h:50")
 
 
-def test_full_server_still_drains(driver: Driver) -> None:
+def test_full_server_still_drains(driver: RequestByHand) -> None:
     driver.load(2)
     holder, _ = driver.claim()
 
@@ -561,7 +587,7 @@ def test_full_server_still_drains(driver: Driver) -> None:
     assert words == ["ok", "done"]
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.finish("nobody", [1])
 

@@ -4,18 +4,18 @@ import pytest
 
 from streamq.errors import RequestUnknown
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 @pytest.fixture
-def holder(driver: Driver) -> str:
+def holder(driver: RequestByHand) -> str:
     """Holds parts 1 to 4 of six."""
     driver.load(6)
     holder, _ = driver.claim(4)
     return holder
 
 
-def test_parts_go_to_the_front_and_the_lease_goes_on(driver: Driver, holder: str) -> None:
+def test_parts_go_to_the_front_and_the_lease_goes_on(driver: RequestByHand, holder: str) -> None:
     outcome = driver.handback(holder, [3, 4])
 
     assert outcome.word == "ok"
@@ -23,14 +23,16 @@ def test_parts_go_to_the_front_and_the_lease_goes_on(driver: Driver, holder: str
     assert (set(driver.leases()), driver.held(holder)) == ({holder}, [1, 2])
 
 
-def test_parts_may_run_beside_others_and_no_attempt_is_spent(driver: Driver, holder: str) -> None:
+def test_parts_may_run_beside_others_and_no_attempt_is_spent(
+    driver: RequestByHand, holder: str
+) -> None:
     driver.handback(holder, [3, 4])
 
     _, grant = driver.claim(9)
     assert [(part.number, part.attempt) for part in grant.parts] == [(3, 1), (4, 1), (5, 1), (6, 1)]
 
 
-def test_only_parts_it_holds_are_taken(driver: Driver, holder: str) -> None:
+def test_only_parts_it_holds_are_taken(driver: RequestByHand, holder: str) -> None:
     other, _ = driver.claim()
     driver.finish(holder, [1], 0, call=0)
 
@@ -40,14 +42,14 @@ def test_only_parts_it_holds_are_taken(driver: Driver, holder: str) -> None:
     assert (driver.held(holder), driver.held(other)) == ([3, 4], [5])
 
 
-def test_holder_may_be_left_with_nothing(driver: Driver, holder: str) -> None:
+def test_holder_may_be_left_with_nothing(driver: RequestByHand, holder: str) -> None:
     driver.handback(holder, [1, 2, 3, 4])
 
     assert (set(driver.leases()), driver.held(holder)) == ({holder}, [])
     assert [part.number for part in driver.finish(holder, [], 1).parts] == [1]
 
 
-def test_call_is_stored_and_what_runs_is_still_known(driver: Driver, holder: str) -> None:
+def test_call_is_stored_and_what_runs_is_still_known(driver: RequestByHand, holder: str) -> None:
     driver.protocol.renew(driver.id, 20_000, {holder: 1})
 
     driver.handback(holder, [2], call=5)
@@ -55,7 +57,7 @@ def test_call_is_stored_and_what_runs_is_still_known(driver: Driver, holder: str
     assert driver.holders() == {holder: "5", f"{holder}#": "1"}
 
 
-def test_deadline_stays(driver: Driver, holder: str) -> None:
+def test_deadline_stays(driver: RequestByHand, holder: str) -> None:
     deadline = driver.leases()[holder]
 
     driver.handback(holder, [2])
@@ -64,7 +66,7 @@ def test_deadline_stays(driver: Driver, holder: str) -> None:
 
 
 @pytest.mark.parametrize("call", [3, 4])
-def test_lower_or_equal_call_changes_nothing(driver: Driver, holder: str, call: int) -> None:
+def test_lower_or_equal_call_changes_nothing(driver: RequestByHand, holder: str, call: int) -> None:
     driver.handback(holder, [4], call=4)
     before = driver.snapshot()
 
@@ -74,7 +76,7 @@ def test_lower_or_equal_call_changes_nothing(driver: Driver, holder: str, call: 
     assert driver.snapshot() == before
 
 
-def test_without_a_lease_changes_nothing(driver: Driver, holder: str) -> None:
+def test_without_a_lease_changes_nothing(driver: RequestByHand, holder: str) -> None:
     driver.expire(holder)
     driver.reap()
     before = driver.snapshot()
@@ -86,7 +88,7 @@ def test_without_a_lease_changes_nothing(driver: Driver, holder: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["done", "cancelled"])
-def test_ended_request_answers_its_state(driver: Driver, holder: str, state: str) -> None:
+def test_ended_request_answers_its_state(driver: RequestByHand, holder: str, state: str) -> None:
     if state == "cancelled":
         driver.protocol.cancel(driver.id)
     else:
@@ -100,7 +102,7 @@ def test_ended_request_answers_its_state(driver: Driver, holder: str, state: str
     assert driver.snapshot() == before
 
 
-def test_request_that_failed_takes_it_and_invites_nobody(driver: Driver) -> None:
+def test_request_that_failed_takes_it_and_invites_nobody(driver: RequestByHand) -> None:
     driver.load(5, max_failures=0)
     holder, _ = driver.claim(2)
     driver.give_up(3)
@@ -111,14 +113,14 @@ def test_request_that_failed_takes_it_and_invites_nobody(driver: Driver) -> None
     assert (driver.retry(), driver.held(holder)) == ({2: 2}, [1])
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.handback("nobody", [1])
 
     assert driver.existing_keys() == set()
 
 
-def test_invites_idle_workers_to_what_was_hidden_from_them(driver: Driver) -> None:
+def test_invites_idle_workers_to_what_was_hidden_from_them(driver: RequestByHand) -> None:
     driver.load(4)
     holder, _ = driver.claim(4)
     driver.set_meta(out=0)
@@ -126,12 +128,12 @@ def test_invites_idle_workers_to_what_was_hidden_from_them(driver: Driver) -> No
     assert driver.handback(holder, [2, 3, 4]).tokens == Tokens(3, "h:50")
 
 
-def test_full_server_still_takes_it(driver: Driver, holder: str) -> None:
+def test_full_server_still_takes_it(driver: RequestByHand, holder: str) -> None:
     with driver.full_server():
         assert driver.handback(holder, [4]).word == "ok"
 
 
-def test_any_number_of_parts_may_be_named(driver: Driver, holder: str) -> None:
+def test_any_number_of_parts_may_be_named(driver: RequestByHand, holder: str) -> None:
     held = set(driver.held(holder))
 
     driver.handback(holder, range(1, 10_001))

@@ -3,10 +3,10 @@
 import pytest
 
 from streamq.errors import RequestUnknown
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
-def test_counts_are_of_one_moment(driver: Driver) -> None:
+def test_counts_are_of_one_moment(driver: RequestByHand) -> None:
     driver.open(level=7)
     driver.append(9, records=10)
     holder, _ = driver.claim(4)
@@ -22,7 +22,7 @@ def test_counts_are_of_one_moment(driver: Driver) -> None:
     assert int(found["created_ms"]) <= int(found["now_ms"])
 
 
-def test_changes_nothing(driver: Driver) -> None:
+def test_changes_nothing(driver: RequestByHand) -> None:
     driver.load(3)
     driver.claim()
     before = driver.snapshot()
@@ -32,7 +32,7 @@ def test_changes_nothing(driver: Driver) -> None:
     assert driver.snapshot() == before
 
 
-def test_cancelled_request_has_nothing_left(driver: Driver) -> None:
+def test_cancelled_request_has_nothing_left(driver: RequestByHand) -> None:
     driver.load(3)
     driver.claim()
     driver.protocol.cancel(driver.id)
@@ -43,14 +43,14 @@ def test_cancelled_request_has_nothing_left(driver: Driver) -> None:
     assert [found[name] for name in names] == ["cancelled", "0", "0", "0", "0"]
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.protocol.inspect(driver.id)
 
     assert driver.existing_keys() == set()
 
 
-def test_full_server_still_tells(driver: Driver) -> None:
+def test_full_server_still_tells(driver: RequestByHand) -> None:
     driver.load(3)
 
     with driver.full_server():

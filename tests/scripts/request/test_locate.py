@@ -1,9 +1,9 @@
 """locate.lua: where parts came from."""
 
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
-def test_tells_of_parts_that_are_there(driver: Driver) -> None:
+def test_tells_of_parts_that_are_there(driver: RequestByHand) -> None:
     driver.open()
     driver.append(3, records=7)
     holder, _ = driver.claim()
@@ -17,6 +17,6 @@ def test_tells_of_parts_that_are_there(driver: Driver) -> None:
     assert driver.snapshot() == before
 
 
-def test_of_a_request_that_is_gone_nothing_is_known(driver: Driver) -> None:
+def test_of_a_request_that_is_gone_nothing_is_known(driver: RequestByHand) -> None:
     assert driver.protocol.locate(driver.id, [1]) == [b""]
     assert driver.protocol.locate(driver.id, []) == []

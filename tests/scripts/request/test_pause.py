@@ -4,10 +4,10 @@ import pytest
 
 from streamq.errors import RequestEnded, RequestUnknown
 from streamq.model import State
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
-def test_no_more_parts_start(driver: Driver) -> None:
+def test_no_more_parts_start(driver: RequestByHand) -> None:
     driver.load(3)
 
     assert driver.protocol.pause(driver.id) == State.OPEN
@@ -16,7 +16,7 @@ def test_no_more_parts_start(driver: Driver) -> None:
     assert driver.claim()[1].word == "paused"
 
 
-def test_what_runs_goes_on_to_its_end(driver: Driver) -> None:
+def test_what_runs_goes_on_to_its_end(driver: RequestByHand) -> None:
     driver.load(2)
     holder, _ = driver.claim(2)
 
@@ -26,7 +26,7 @@ def test_what_runs_goes_on_to_its_end(driver: Driver) -> None:
     assert driver.finish(holder, [1, 2]).word == "done"
 
 
-def test_twice_is_once(driver: Driver) -> None:
+def test_twice_is_once(driver: RequestByHand) -> None:
     driver.load(3)
     driver.protocol.pause(driver.id)
     before = driver.snapshot()
@@ -36,7 +36,7 @@ def test_twice_is_once(driver: Driver) -> None:
     assert driver.snapshot() == before
 
 
-def test_request_may_be_loaded_meanwhile(driver: Driver) -> None:
+def test_request_may_be_loaded_meanwhile(driver: RequestByHand) -> None:
     driver.open()
 
     assert driver.protocol.pause(driver.id) == State.LOADING
@@ -46,7 +46,7 @@ def test_request_may_be_loaded_meanwhile(driver: Driver) -> None:
     assert (state, bool(tokens)) == (State.OPEN, False)
 
 
-def test_nothing_that_changes_meanwhile_invites(driver: Driver) -> None:
+def test_nothing_that_changes_meanwhile_invites(driver: RequestByHand) -> None:
     driver.load(9, limit=3)
     one, _ = driver.claim(3)
     other, _ = driver.claim()
@@ -67,7 +67,7 @@ def test_nothing_that_changes_meanwhile_invites(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("state", ["done", "failed", "cancelled"])
-def test_ended_request_cannot_be_paused(driver: Driver, state: str) -> None:
+def test_ended_request_cannot_be_paused(driver: RequestByHand, state: str) -> None:
     driver.load(1)
     driver.set_meta(state=state)
     before = driver.snapshot()
@@ -78,14 +78,14 @@ def test_ended_request_cannot_be_paused(driver: Driver, state: str) -> None:
     assert driver.snapshot() == before
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.protocol.pause(driver.id)
 
     assert driver.existing_keys() == set()
 
 
-def test_full_server_still_takes_it(driver: Driver) -> None:
+def test_full_server_still_takes_it(driver: RequestByHand) -> None:
     driver.load(1)
 
     with driver.full_server():

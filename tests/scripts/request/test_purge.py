@@ -4,11 +4,11 @@ import pytest
 
 from streamq.errors import RequestOpen
 from streamq.protocol.lua import signature
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 @pytest.fixture
-def ended(driver: Driver) -> Driver:
+def ended(driver: RequestByHand) -> RequestByHand:
     """Failed before its end, with something under each of its keys; kept for a minute."""
     driver.load(9, max_failures=1, keep_ms=60_000)
     holder, _ = driver.claim(5)
@@ -22,13 +22,13 @@ def ended(driver: Driver) -> Driver:
     return driver
 
 
-def test_not_one_key_remains(ended: Driver) -> None:
+def test_not_one_key_remains(ended: RequestByHand) -> None:
     assert ended.protocol.purge(ended.id, force=True) == 0
 
     assert ended.existing_keys() == set()
 
 
-def test_waits_for_the_end_of_the_retention(ended: Driver) -> None:
+def test_waits_for_the_end_of_the_retention(ended: RequestByHand) -> None:
     before = ended.snapshot()
 
     purge_at = ended.protocol.purge(ended.id)
@@ -37,7 +37,7 @@ def test_waits_for_the_end_of_the_retention(ended: Driver) -> None:
     assert ended.snapshot() == before
 
 
-def test_retention_that_is_over_is_not_waited_for(ended: Driver) -> None:
+def test_retention_that_is_over_is_not_waited_for(ended: RequestByHand) -> None:
     ended.set_meta(finished_ms=ended.now_ms() - 60_001)
 
     assert ended.protocol.purge(ended.id) == 0
@@ -45,7 +45,7 @@ def test_retention_that_is_over_is_not_waited_for(ended: Driver) -> None:
     assert ended.existing_keys() == set()
 
 
-def test_request_that_is_not_kept_goes_at_once(driver: Driver) -> None:
+def test_request_that_is_not_kept_goes_at_once(driver: RequestByHand) -> None:
     driver.load(0, keep_ms=0)
 
     assert driver.protocol.purge(driver.id) == 0
@@ -53,7 +53,7 @@ def test_request_that_is_not_kept_goes_at_once(driver: Driver) -> None:
     assert driver.existing_keys() == set()
 
 
-def test_cancelled_request_goes_too(driver: Driver) -> None:
+def test_cancelled_request_goes_too(driver: RequestByHand) -> None:
     driver.load(3)
     driver.protocol.cancel(driver.id)
 
@@ -64,7 +64,7 @@ def test_cancelled_request_goes_too(driver: Driver) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("state", ["loading", "open"])
-def test_request_that_still_runs_is_refused(driver: Driver, state: str, force: bool) -> None:
+def test_request_that_still_runs_is_refused(driver: RequestByHand, state: str, force: bool) -> None:
     driver.load(3)
     driver.set_meta(state=state)
     before = driver.snapshot()
@@ -75,13 +75,13 @@ def test_request_that_still_runs_is_refused(driver: Driver, state: str, force: b
     assert driver.snapshot() == before
 
 
-def test_twice_is_no_error(ended: Driver) -> None:
+def test_twice_is_no_error(ended: RequestByHand) -> None:
     ended.protocol.purge(ended.id, force=True)
 
     assert ended.protocol.purge(ended.id) == 0
 
 
-def test_full_server_still_forgets(ended: Driver) -> None:
+def test_full_server_still_forgets(ended: RequestByHand) -> None:
     with ended.full_server():
         ended.protocol.purge(ended.id, force=True)
 

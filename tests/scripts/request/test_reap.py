@@ -6,11 +6,11 @@ import pytest
 from streamq.errors import RequestUnknown
 from streamq.model import Failure, State
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import HOUR_MS, Driver
+from tests.support.by_hand import HOUR_MS, RequestByHand
 
 
 @pytest.fixture
-def dead(driver: Driver) -> str:
+def dead(driver: RequestByHand) -> str:
     """Held parts 1 to 3 of six, and its lease has expired."""
     driver.load(6)
     holder, _ = driver.claim(3)
@@ -19,7 +19,9 @@ def dead(driver: Driver) -> str:
 
 
 class TestLeases:
-    def test_parts_go_to_the_front_and_the_lease_ends(self, driver: Driver, dead: str) -> None:
+    def test_parts_go_to_the_front_and_the_lease_ends(
+        self, driver: RequestByHand, dead: str
+    ) -> None:
         reaped = driver.reap()
 
         assert (reaped.leases, reaped.parts, reaped.state) == (1, 3, State.OPEN)
@@ -27,14 +29,16 @@ class TestLeases:
         assert (driver.leases(), driver.holders(), driver.consumers()) == ({}, {}, set())
         assert driver.left() == 6
 
-    def test_lease_that_stands_is_not_touched(self, driver: Driver, dead: str) -> None:
+    def test_lease_that_stands_is_not_touched(self, driver: RequestByHand, dead: str) -> None:
         alive, _ = driver.claim()
 
         driver.reap()
 
         assert (set(driver.leases()), driver.held(alive)) == ({alive}, [4])
 
-    def test_deadline_is_checked_when_the_parts_are_moved(self, driver: Driver, dead: str) -> None:
+    def test_deadline_is_checked_when_the_parts_are_moved(
+        self, driver: RequestByHand, dead: str
+    ) -> None:
         driver.protocol.renew(driver.id, 20_000, {dead: None})
         before = driver.redis.dump(driver.keys.parts)
 
@@ -43,7 +47,7 @@ class TestLeases:
         assert (reaped.leases, reaped.parts) == (0, 0)
         assert driver.redis.dump(driver.keys.parts) == before
 
-    def test_twice_takes_nothing_more(self, driver: Driver, dead: str) -> None:
+    def test_twice_takes_nothing_more(self, driver: RequestByHand, dead: str) -> None:
         driver.reap()
         before = driver.snapshot()
 
@@ -52,7 +56,7 @@ class TestLeases:
         assert (reaped.leases, reaped.parts, bool(reaped.tokens)) == (0, 0, False)
         assert driver.snapshot() == before
 
-    def test_takes_as_many_leases_as_asked_for(self, driver: Driver) -> None:
+    def test_takes_as_many_leases_as_asked_for(self, driver: RequestByHand) -> None:
         driver.load(6)
         for holder in [driver.claim()[0] for _ in range(3)]:
             driver.expire(holder)
@@ -61,7 +65,7 @@ class TestLeases:
 
         assert counts == [2, 1, 0]
 
-    def test_lease_with_nothing_pending_ends(self, driver: Driver, dead: str) -> None:
+    def test_lease_with_nothing_pending_ends(self, driver: RequestByHand, dead: str) -> None:
         driver.handback(dead, [1, 2, 3])
 
         reaped = driver.reap()
@@ -69,7 +73,7 @@ class TestLeases:
         assert (reaped.leases, reaped.parts, driver.leases()) == (1, 0, {})
         assert driver.tries() == {}
 
-    def test_very_many_parts_are_taken_back_to_the_last(self, driver: Driver) -> None:
+    def test_very_many_parts_are_taken_back_to_the_last(self, driver: RequestByHand) -> None:
         driver.load(1_100)
         holder, _ = driver.claim(1_000)
         driver.finish(holder, [], 100)
@@ -79,7 +83,7 @@ class TestLeases:
         assert list(driver.retry()) == list(range(1, 1_101))
         assert len(driver.tries()) == 1_100
 
-    def test_returns_tokens_for_what_was_taken_back(self, driver: Driver, dead: str) -> None:
+    def test_returns_tokens_for_what_was_taken_back(self, driver: RequestByHand, dead: str) -> None:
         driver.set_meta(out=0)
 
         assert driver.reap().tokens == Tokens(6, "h:50")
@@ -91,7 +95,7 @@ class TestGrace:
     #: With a lease of 20 s: a renewal's patience, the longest rest, and the next renewal.
     GRACE_MS = 8_000
 
-    def test_lease_that_just_expired_is_not_reaped(self, driver: Driver) -> None:
+    def test_lease_that_just_expired_is_not_reaped(self, driver: RequestByHand) -> None:
         driver.load(6)
         driver.pass_deadline(driver.claim()[0])
 
@@ -101,7 +105,7 @@ class TestGrace:
 
     @pytest.mark.parametrize(("since_ms", "reaped"), [(GRACE_MS - 500, 0), (GRACE_MS, 1)])
     def test_is_as_long_as_one_who_lives_may_be_silent(
-        self, driver: Driver, since_ms: int, reaped: int
+        self, driver: RequestByHand, since_ms: int, reaped: int
     ) -> None:
         driver.load(6)
         driver.pass_deadline(driver.claim()[0])
@@ -111,7 +115,7 @@ class TestGrace:
 
     @pytest.mark.parametrize(("lease_ms", "grace_ms"), [(2_000, 4_000), (8_000, 5_000)])
     def test_is_shorter_with_shorter_leases(
-        self, driver: Driver, lease_ms: int, grace_ms: int
+        self, driver: RequestByHand, lease_ms: int, grace_ms: int
     ) -> None:
         driver.load(6)
         driver.pass_deadline(driver.claim(lease_ms=lease_ms)[0])
@@ -121,7 +125,7 @@ class TestGrace:
         driver.suspect(grace_ms)
         assert driver.reap().leases == 1
 
-    def test_of_one_is_not_spent_by_another(self, driver: Driver) -> None:
+    def test_of_one_is_not_spent_by_another(self, driver: RequestByHand) -> None:
         driver.load(6)
         dead, slow = (driver.claim()[0] for _ in range(2))
         driver.pass_deadline(dead)
@@ -132,7 +136,7 @@ class TestGrace:
         assert driver.reap().leases == 1
         assert set(driver.leases()) == {slow}
 
-    def test_begins_anew_when_nobody_looked_for_a_while(self, driver: Driver) -> None:
+    def test_begins_anew_when_nobody_looked_for_a_while(self, driver: RequestByHand) -> None:
         driver.load(6)
         driver.pass_deadline(driver.claim()[0])
         driver.suspect(HOUR_MS, looked_ms=2_500)
@@ -141,7 +145,7 @@ class TestGrace:
         assert driver.protocol.audit(driver.id).expired == 0
         assert driver.now_ms() - int(driver.meta("suspected_ms")) < 1_000
 
-    def test_begins_anew_when_the_clock_went_back(self, driver: Driver) -> None:
+    def test_begins_anew_when_the_clock_went_back(self, driver: RequestByHand) -> None:
         driver.load(6)
         driver.pass_deadline(driver.claim()[0])
         driver.suspect(HOUR_MS, looked_ms=-HOUR_MS)
@@ -149,7 +153,7 @@ class TestGrace:
         assert driver.reap().leases == 0
         assert driver.protocol.audit(driver.id).expired == 0
 
-    def test_outages_charge_nobody_who_renews_after_them(self, driver: Driver) -> None:
+    def test_outages_charge_nobody_who_renews_after_them(self, driver: RequestByHand) -> None:
         driver.load(5, poison=3)
         holders = [driver.claim()[0] for _ in range(5)]
 
@@ -168,7 +172,7 @@ class TestGrace:
 
 
 class TestBounds:
-    def test_parts_of_a_call_are_bounded_not_only_leases(self, driver: Driver) -> None:
+    def test_parts_of_a_call_are_bounded_not_only_leases(self, driver: RequestByHand) -> None:
         driver.load(3_000, limit=30)
         for _ in range(30):
             driver.expire(driver.claim(100)[0])
@@ -178,7 +182,7 @@ class TestBounds:
         assert [(each.leases, each.parts) for each in counts] == [(5, 500)] * 4
         assert set(driver.tries().values()) == {"0 0 1 0 0"}
 
-    def test_commands_do_not_grow_with_the_parts(self, driver: Driver) -> None:
+    def test_commands_do_not_grow_with_the_parts(self, driver: RequestByHand) -> None:
         driver.load(600)
         driver.expire(driver.claim(500)[0])
         names = ("hget", "hset", "hmget", "zadd", "xclaim")
@@ -191,7 +195,7 @@ class TestBounds:
 
 
 class TestCharge:
-    def test_only_part_is_the_one_that_ran(self, driver: Driver) -> None:
+    def test_only_part_is_the_one_that_ran(self, driver: RequestByHand) -> None:
         driver.load(6)
         holder, _ = driver.claim()
         driver.expire(holder)
@@ -200,7 +204,9 @@ class TestCharge:
 
         assert driver.tries() == {1: "0 1 1 0 0"}
 
-    def test_part_that_the_holder_said_it_runs_is_charged(self, driver: Driver, dead: str) -> None:
+    def test_part_that_the_holder_said_it_runs_is_charged(
+        self, driver: RequestByHand, dead: str
+    ) -> None:
         driver.protocol.renew(driver.id, 20_000, {dead: 2})
         driver.expire(dead)
 
@@ -208,12 +214,14 @@ class TestCharge:
 
         assert driver.tries() == {1: "0 0 1 0 0", 2: "0 1 1 0 0", 3: "0 0 1 0 0"}
 
-    def test_nobody_is_charged_where_nothing_was_said(self, driver: Driver, dead: str) -> None:
+    def test_nobody_is_charged_where_nothing_was_said(
+        self, driver: RequestByHand, dead: str
+    ) -> None:
         driver.reap()
 
         assert driver.tries() == dict.fromkeys((1, 2, 3), "0 0 1 0 0")
 
-    def test_nobody_is_charged_when_what_was_said_is_finished(self, driver: Driver) -> None:
+    def test_nobody_is_charged_when_what_was_said_is_finished(self, driver: RequestByHand) -> None:
         driver.load(6)
         holder, _ = driver.claim(3)
         driver.finish(holder, [1], 1)
@@ -224,7 +232,7 @@ class TestCharge:
 
         assert driver.tries() == dict.fromkeys((2, 3, 4), "0 0 1 0 0")
 
-    def test_spends_no_attempt(self, driver: Driver) -> None:
+    def test_spends_no_attempt(self, driver: RequestByHand) -> None:
         driver.load(1)
         holder, _ = driver.claim()
         driver.fail(holder, 1)
@@ -243,7 +251,7 @@ class TestPoolThatLives:
     POOL = "0123456789abcdef"
 
     @pytest.fixture
-    def holder(self, driver: Driver) -> str:
+    def holder(self, driver: RequestByHand) -> str:
         """Said that it runs part 2 of its three; its lease was over a minute ago."""
         driver.load(6)
         holder, _ = driver.claim(3, holder=f"{self.POOL}.fedcba9876543210-0-1")
@@ -253,7 +261,7 @@ class TestPoolThatLives:
         return holder
 
     def test_heard_after_the_deadline_no_part_is_charged_or_set_apart(
-        self, driver: Driver, holder: str
+        self, driver: RequestByHand, holder: str
     ) -> None:
         reaped = driver.protocol.reap(driver.id, heard={"another": 70_000, self.POOL: 55_000})
 
@@ -265,13 +273,13 @@ class TestPoolThatLives:
         "heard", [{}, {POOL: 65_000}, {"another": 0}, {f"{POOL}0": 0}, {POOL[:-1]: 0}]
     )
     def test_not_heard_since_the_deadline_it_is_charged(
-        self, driver: Driver, holder: str, heard: dict[str, int]
+        self, driver: RequestByHand, holder: str, heard: dict[str, int]
     ) -> None:
         driver.protocol.reap(driver.id, heard=heard)
 
         assert driver.tries() == {1: "0 0 1 0 0", 2: "0 1 1 0 0", 3: "0 0 1 0 0"}
 
-    def test_each_lease_is_judged_by_its_own_pool(self, driver: Driver, holder: str) -> None:
+    def test_each_lease_is_judged_by_its_own_pool(self, driver: RequestByHand, holder: str) -> None:
         dead, _ = driver.claim(holder="fedcba9876543210.0123456789abcdef-0-1")
         driver.expire(dead)
 
@@ -281,12 +289,12 @@ class TestPoolThatLives:
 
 
 class TestPoison:
-    def crash(self, driver: Driver) -> None:
+    def crash(self, driver: RequestByHand) -> None:
         holder, _ = driver.claim()
         driver.expire(holder)
         assert driver.reap().leases == 1
 
-    def test_part_that_killed_three_workers_is_given_up(self, driver: Driver) -> None:
+    def test_part_that_killed_three_workers_is_given_up(self, driver: RequestByHand) -> None:
         driver.open()
         driver.append(2, records=7)
 
@@ -298,7 +306,7 @@ class TestPoison:
         assert (driver.retry(), driver.entries(), driver.left()) == ({}, [1, 2], 2)
         assert (driver.meta("failed"), driver.meta("records_failed")) == ("1", "7")
 
-    def test_is_counted_apart_from_errors(self, driver: Driver) -> None:
+    def test_is_counted_apart_from_errors(self, driver: RequestByHand) -> None:
         driver.load(1, retries=2, poison=3)
 
         for _ in range(2):
@@ -309,7 +317,7 @@ class TestPoison:
 
         assert (driver.tries(), driver.failed()) == ({1: "2 2 1 0 0"}, {})
 
-    def test_last_part_given_up_ends_the_request(self, driver: Driver) -> None:
+    def test_last_part_given_up_ends_the_request(self, driver: RequestByHand) -> None:
         driver.load(1, poison=1)
 
         with driver.published() as published:
@@ -318,7 +326,9 @@ class TestPoison:
         assert (driver.meta("state"), published) == ("done", ["done"])
         assert driver.existing_keys() == {"meta", "left", "parts", "failed", "tries"}
 
-    def test_failure_beyond_tolerance_does_not_stop_the_reaping(self, driver: Driver) -> None:
+    def test_failure_beyond_tolerance_does_not_stop_the_reaping(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(6, poison=1, max_failures=0)
         for holder in [driver.claim()[0], driver.claim(2)[0]]:
             driver.expire(holder)
@@ -331,7 +341,7 @@ class TestPoison:
 
 
 @pytest.mark.parametrize("state", ["done", "cancelled"])
-def test_of_an_ended_request_changes_nothing(driver: Driver, dead: str, state: str) -> None:
+def test_of_an_ended_request_changes_nothing(driver: RequestByHand, dead: str, state: str) -> None:
     if state == "cancelled":
         driver.protocol.cancel(driver.id)
     else:
@@ -345,13 +355,13 @@ def test_of_an_ended_request_changes_nothing(driver: Driver, dead: str, state: s
     assert driver.snapshot() == before
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.reap()
 
     assert driver.existing_keys() == set()
 
 
-def test_full_server_still_takes_back(driver: Driver, dead: str) -> None:
+def test_full_server_still_takes_back(driver: RequestByHand, dead: str) -> None:
     with driver.full_server():
         assert driver.reap().parts == 3

@@ -5,11 +5,11 @@ import pytest
 from streamq.errors import RequestEnded, RequestUnknown
 from streamq.model import State
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 @pytest.fixture
-def ended(driver: Driver) -> Driver:
+def ended(driver: RequestByHand) -> RequestByHand:
     """Done: parts 1 and 3 were given up with three bad records of ten, part 2 is fine."""
     driver.open()
     driver.append(3, records=10)
@@ -22,14 +22,14 @@ def ended(driver: Driver) -> Driver:
 
 
 class TestFromDone:
-    def test_request_is_open_again(self, ended: Driver) -> None:
+    def test_request_is_open_again(self, ended: RequestByHand) -> None:
         redriven, state, tokens = ended.redrive(1, 3)
 
         assert (redriven, state, tokens) == (2, State.OPEN, Tokens(2, "h:50"))
         assert (ended.meta("state"), ended.left()) == ("open", 2)
         assert (ended.meta("finished_ms"), ended.meta("redrives")) == ("0", "1")
 
-    def test_parts_wait_at_the_front_under_their_numbers(self, ended: Driver) -> None:
+    def test_parts_wait_at_the_front_under_their_numbers(self, ended: RequestByHand) -> None:
         ended.redrive(3, 1)
 
         assert (ended.retry(), ended.failed()) == ({1: 1, 3: 3}, {})
@@ -39,7 +39,7 @@ class TestFromDone:
             (3, b"3", b"some"),
         ]
 
-    def test_counts_are_as_if_the_parts_had_not_failed(self, ended: Driver) -> None:
+    def test_counts_are_as_if_the_parts_had_not_failed(self, ended: RequestByHand) -> None:
         assert [ended.meta(f) for f in ("failed", "records_done", "records_failed")] == [
             "2",
             "24",
@@ -54,19 +54,19 @@ class TestFromDone:
             "3",
         ]
 
-    def test_tokens_believed_out_are_forgotten(self, ended: Driver) -> None:
+    def test_tokens_believed_out_are_forgotten(self, ended: RequestByHand) -> None:
         ended.set_meta(out=8, due_ms=ended.now_ms() + 60_000)
 
         _, _, tokens = ended.redrive(1)
 
         assert (tokens.count, ended.meta("out"), ended.meta("due_ms")) == (1, "1", "0")
 
-    def test_other_failed_parts_stay_failed(self, ended: Driver) -> None:
+    def test_other_failed_parts_stay_failed(self, ended: RequestByHand) -> None:
         ended.redrive(1)
 
         assert (set(ended.failed()), set(ended.retry()), ended.left()) == ({3}, {1}, 1)
 
-    def test_new_yield_stands_beside_the_old(self, ended: Driver) -> None:
+    def test_new_yield_stands_beside_the_old(self, ended: RequestByHand) -> None:
         ended.redrive(1, 3)
         holder, _ = ended.claim(2)
 
@@ -87,7 +87,7 @@ class TestFromDone:
         ]
         assert ended.existing_keys() == {"meta", "left", "results"}
 
-    def test_end_is_published_once_for_each_run(self, ended: Driver) -> None:
+    def test_end_is_published_once_for_each_run(self, ended: RequestByHand) -> None:
         with ended.published() as published:
             for _ in range(2):
                 ended.redrive(1)
@@ -96,7 +96,7 @@ class TestFromDone:
         assert published == ["done", "done"]
         assert (ended.meta("redrives"), ended.left()) == ("2", 0)
 
-    def test_part_that_fails_again_can_be_redriven_again(self, ended: Driver) -> None:
+    def test_part_that_fails_again_can_be_redriven_again(self, ended: RequestByHand) -> None:
         ended.redrive(1)
         holder, _ = ended.claim()
         ended.fail(holder, 1, kind="abandon", records=(1, 2), result=b"better")
@@ -109,7 +109,7 @@ class TestFromDone:
         assert (ended.results()["1.1"], ended.results()["1.2"]) == (b"better", b"r1")
         assert (ended.meta("records_done"), ended.meta("records_failed")) == ("27", "3")
 
-    def test_twice_redrives_once(self, ended: Driver) -> None:
+    def test_twice_redrives_once(self, ended: RequestByHand) -> None:
         ended.redrive(1)
 
         redriven, state, tokens = ended.redrive(1)
@@ -119,7 +119,7 @@ class TestFromDone:
 
     @pytest.mark.parametrize("numbers", [(), (2,), (99,)], ids=["none", "done", "absent"])
     def test_request_with_nothing_to_run_again_stays_ended(
-        self, ended: Driver, numbers: tuple[int, ...]
+        self, ended: RequestByHand, numbers: tuple[int, ...]
     ) -> None:
         before = ended.snapshot()
 
@@ -129,7 +129,7 @@ class TestFromDone:
         assert ended.snapshot() == before
 
     def test_late_result_of_the_run_before_counts_while_nobody_has_the_part(
-        self, driver: Driver
+        self, driver: RequestByHand
     ) -> None:
         driver.load(1, poison=1)
         late, _ = driver.claim()
@@ -142,7 +142,7 @@ class TestFromDone:
         assert (grant.word, grant.counted, driver.results()) == ("done", 1, {"1.1": b"r1"})
         assert (driver.meta("records_done"), driver.meta("records_failed")) == ("1", "0")
 
-    def test_late_result_counts_the_records_that_had_failed(self, ended: Driver) -> None:
+    def test_late_result_counts_the_records_that_had_failed(self, ended: RequestByHand) -> None:
         ended.redrive(1)
         holder, _ = ended.claim()
         ended.expire(holder)
@@ -152,7 +152,7 @@ class TestFromDone:
 
         assert (ended.meta("records_done"), ended.meta("records_failed")) == ("27", "3")
 
-    def test_poison_fails_only_the_records_that_had_failed(self, ended: Driver) -> None:
+    def test_poison_fails_only_the_records_that_had_failed(self, ended: RequestByHand) -> None:
         ended.redrive(1)
         for _ in range(3):
             holder, _ = ended.claim()
@@ -163,7 +163,7 @@ class TestFromDone:
 
 
 class TestFromFailed:
-    def test_request_that_failed_at_its_end_is_open_again(self, driver: Driver) -> None:
+    def test_request_that_failed_at_its_end_is_open_again(self, driver: RequestByHand) -> None:
         driver.load(2, max_percent=10.0)
         driver.give_up(1)
         holder, _ = driver.claim()
@@ -175,7 +175,9 @@ class TestFromFailed:
         holder, _ = driver.claim()
         assert driver.finish(holder, [1]).word == "done"
 
-    def test_request_that_failed_before_its_end_goes_on_with_the_rest(self, driver: Driver) -> None:
+    def test_request_that_failed_before_its_end_goes_on_with_the_rest(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(5, max_failures=0)
         driver.give_up(1)
         assert driver.meta("state") == "failed"
@@ -187,7 +189,7 @@ class TestFromFailed:
         assert [part.number for part in grant.parts] == [1, 2, 3, 4, 5]
         assert driver.finish(holder, [1, 2, 3, 4, 5]).word == "done"
 
-    def test_goes_on_with_the_rest_also_without_a_failed_part(self, driver: Driver) -> None:
+    def test_goes_on_with_the_rest_also_without_a_failed_part(self, driver: RequestByHand) -> None:
         driver.load(5, max_failures=0)
         driver.give_up(1)
 
@@ -196,7 +198,7 @@ class TestFromFailed:
         assert (redriven, state, tokens.count) == (0, State.OPEN, 4)
         assert set(driver.failed()) == {1}
 
-    def test_load_that_was_cut_off_goes_on(self, driver: Driver) -> None:
+    def test_load_that_was_cut_off_goes_on(self, driver: RequestByHand) -> None:
         driver.open(max_failures=0)
         driver.append(1)
         driver.give_up(1)
@@ -208,7 +210,7 @@ class TestFromFailed:
         holder, _ = driver.claim(2)
         assert driver.finish(holder, [1, 2]).word == "done"
 
-    def test_leases_that_stood_still_count(self, driver: Driver) -> None:
+    def test_leases_that_stood_still_count(self, driver: RequestByHand) -> None:
         driver.load(5, max_failures=0, limit=2)
         other, _ = driver.claim()
         driver.give_up(2)
@@ -219,7 +221,7 @@ class TestFromFailed:
 
 
 class TestWhileOpen:
-    def test_part_runs_again_beside_the_others(self, driver: Driver) -> None:
+    def test_part_runs_again_beside_the_others(self, driver: RequestByHand) -> None:
         driver.load(5)
         driver.give_up(1)
         driver.set_meta(out=2)
@@ -229,7 +231,7 @@ class TestWhileOpen:
         assert (redriven, state, tokens) == (1, State.OPEN, Tokens(3, "h:50"))
         assert (driver.left(), driver.meta("redrives")) == (5, "")
 
-    def test_attempts_and_crashes_begin_anew(self, driver: Driver) -> None:
+    def test_attempts_and_crashes_begin_anew(self, driver: RequestByHand) -> None:
         driver.load(2, retries=0, poison=2)
         for _ in range(2):
             holder, _ = driver.claim()
@@ -243,7 +245,7 @@ class TestWhileOpen:
         assert [(part.number, part.attempt) for part in grant.parts] == [(1, 1)]
 
 
-def test_cancelled_request_is_refused(driver: Driver) -> None:
+def test_cancelled_request_is_refused(driver: RequestByHand) -> None:
     driver.load(2)
     driver.give_up(1)
     driver.protocol.cancel(driver.id)
@@ -255,14 +257,14 @@ def test_cancelled_request_is_refused(driver: Driver) -> None:
     assert driver.snapshot() == before
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.redrive(1)
 
     assert driver.existing_keys() == set()
 
 
-def test_any_number_of_parts_may_be_named(driver: Driver) -> None:
+def test_any_number_of_parts_may_be_named(driver: RequestByHand) -> None:
     driver.load(2)
     driver.give_up(1, 2)
 

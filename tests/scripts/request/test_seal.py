@@ -4,24 +4,24 @@ import pytest
 
 from streamq.errors import LoadGap, RequestExists, RequestUnknown
 from streamq.model import State
-from tests.support.by_hand import Driver
+from tests.support.by_hand import RequestByHand
 
 
 @pytest.fixture
-def loading(driver: Driver) -> Driver:
+def loading(driver: RequestByHand) -> RequestByHand:
     """A request of three parts, all appended."""
     driver.open()
     driver.append(3)
     return driver
 
 
-def test_drops_the_extra_one_of_the_counter(loading: Driver) -> None:
+def test_drops_the_extra_one_of_the_counter(loading: RequestByHand) -> None:
     state, _ = loading.protocol.seal(loading.id, 3, "c3")
 
     assert (state, loading.meta("state"), loading.left()) == (State.OPEN, "open", 3)
 
 
-def test_twice_changes_nothing(loading: Driver) -> None:
+def test_twice_changes_nothing(loading: RequestByHand) -> None:
     loading.protocol.seal(loading.id, 3, "c3")
     before = loading.snapshot()
 
@@ -31,7 +31,7 @@ def test_twice_changes_nothing(loading: Driver) -> None:
     assert loading.snapshot() == before
 
 
-def test_request_without_parts_is_done(driver: Driver) -> None:
+def test_request_without_parts_is_done(driver: RequestByHand) -> None:
     driver.open()
 
     with driver.published() as published:
@@ -43,7 +43,7 @@ def test_request_without_parts_is_done(driver: Driver) -> None:
     assert driver.existing_keys() == {"meta", "left"}
 
 
-def test_request_whose_parts_were_faster_than_its_load_is_done(loading: Driver) -> None:
+def test_request_whose_parts_were_faster_than_its_load_is_done(loading: RequestByHand) -> None:
     holder, _ = loading.claim(3)
     assert loading.finish(holder, [1, 2, 3]).word == "over"
     assert loading.meta("state") == "loading"
@@ -54,7 +54,7 @@ def test_request_whose_parts_were_faster_than_its_load_is_done(loading: Driver) 
     assert loading.existing_keys() == {"meta", "left", "results"}
 
 
-def test_too_many_failures_are_judged_at_the_end_of_the_load(driver: Driver) -> None:
+def test_too_many_failures_are_judged_at_the_end_of_the_load(driver: RequestByHand) -> None:
     driver.open(max_percent=10.0)
     driver.append(1)
     driver.give_up(1)
@@ -65,7 +65,9 @@ def test_too_many_failures_are_judged_at_the_end_of_the_load(driver: Driver) -> 
     assert state == State.FAILED
 
 
-def test_request_that_failed_while_loading_stays_failed_and_is_sealed_once(driver: Driver) -> None:
+def test_request_that_failed_while_loading_stays_failed_and_is_sealed_once(
+    driver: RequestByHand,
+) -> None:
     driver.open(max_failures=0)
     driver.append(3)
     driver.give_up(1)
@@ -78,7 +80,7 @@ def test_request_that_failed_while_loading_stays_failed_and_is_sealed_once(drive
 
 
 @pytest.mark.parametrize("total", [2, 4])
-def test_another_number_of_parts_is_refused(loading: Driver, total: int) -> None:
+def test_another_number_of_parts_is_refused(loading: RequestByHand, total: int) -> None:
     before = loading.snapshot()
 
     with pytest.raises(LoadGap, match=f"the server has 3 parts, not {total}"):
@@ -87,7 +89,7 @@ def test_another_number_of_parts_is_refused(loading: Driver, total: int) -> None
     assert loading.snapshot() == before
 
 
-def test_other_content_is_refused(loading: Driver) -> None:
+def test_other_content_is_refused(loading: RequestByHand) -> None:
     before = loading.snapshot()
 
     with pytest.raises(RequestExists, match="other content"):
@@ -96,7 +98,7 @@ def test_other_content_is_refused(loading: Driver) -> None:
     assert loading.snapshot() == before
 
 
-def test_other_content_is_refused_also_after_the_end(driver: Driver) -> None:
+def test_other_content_is_refused_also_after_the_end(driver: RequestByHand) -> None:
     driver.load(1)
     holder, _ = driver.claim()
     driver.finish(holder, [1])
@@ -105,7 +107,7 @@ def test_other_content_is_refused_also_after_the_end(driver: Driver) -> None:
         driver.protocol.seal(driver.id, 1, "another cursor")
 
 
-def test_cancelled_request_says_so_whatever_was_loaded(loading: Driver) -> None:
+def test_cancelled_request_says_so_whatever_was_loaded(loading: RequestByHand) -> None:
     loading.protocol.cancel(loading.id)
     before = loading.snapshot()
 
@@ -115,14 +117,14 @@ def test_cancelled_request_says_so_whatever_was_loaded(loading: Driver) -> None:
     assert loading.snapshot() == before
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.protocol.seal(driver.id, 0, "")
 
     assert driver.existing_keys() == set()
 
 
-def test_returns_tokens_that_are_missing(loading: Driver) -> None:
+def test_returns_tokens_that_are_missing(loading: RequestByHand) -> None:
     loading.set_meta(out=1)
 
     _, tokens = loading.protocol.seal(loading.id, 3, "c3")

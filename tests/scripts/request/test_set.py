@@ -7,10 +7,10 @@ import pytest
 from streamq.errors import RequestEnded, RequestUnknown
 from streamq.model import State
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver, cancelled, done, failed
+from tests.support.by_hand import RequestByHand, cancelled, done, failed
 
 
-def test_what_is_not_given_stays(driver: Driver) -> None:
+def test_what_is_not_given_stays(driver: RequestByHand) -> None:
     driver.load(9, level=7, limit=3, rate_ms=5.0)
     before = driver.snapshot()
 
@@ -20,7 +20,7 @@ def test_what_is_not_given_stays(driver: Driver) -> None:
     assert driver.snapshot() == before
 
 
-def test_may_change_while_loading(driver: Driver) -> None:
+def test_may_change_while_loading(driver: RequestByHand) -> None:
     driver.open()
 
     state, _ = driver.protocol.set(driver.id, level=3, limit=2, rate_ms=0.5)
@@ -30,7 +30,7 @@ def test_may_change_while_loading(driver: Driver) -> None:
 
 
 class TestLevel:
-    def test_tokens_of_the_old_one_are_written_off(self, driver: Driver) -> None:
+    def test_tokens_of_the_old_one_are_written_off(self, driver: RequestByHand) -> None:
         driver.load(5)
         assert driver.meta("out") == "5"
 
@@ -39,14 +39,16 @@ class TestLevel:
         assert tokens == Tokens(5, "h:03")
         assert (driver.meta("level"), driver.meta("out")) == ("3", "5")
 
-    def test_same_one_writes_nothing_off(self, driver: Driver) -> None:
+    def test_same_one_writes_nothing_off(self, driver: RequestByHand) -> None:
         driver.load(5)
 
         _, tokens = driver.protocol.set(driver.id, level=50)
 
         assert (tokens, driver.meta("out")) == (Tokens(0, "h:50"), "5")
 
-    def test_of_a_request_with_nothing_to_start_needs_no_tokens(self, driver: Driver) -> None:
+    def test_of_a_request_with_nothing_to_start_needs_no_tokens(
+        self, driver: RequestByHand
+    ) -> None:
         driver.load(1)
         driver.claim()
 
@@ -56,14 +58,14 @@ class TestLevel:
 
 
 class TestLimit:
-    def test_raised_invites_more(self, driver: Driver) -> None:
+    def test_raised_invites_more(self, driver: RequestByHand) -> None:
         driver.load(9, limit=1)
 
         _, tokens = driver.protocol.set(driver.id, limit=4)
 
         assert (tokens, driver.meta("out")) == (Tokens(3, "h:50"), "4")
 
-    def test_lowered_takes_no_lease_away(self, driver: Driver) -> None:
+    def test_lowered_takes_no_lease_away(self, driver: RequestByHand) -> None:
         driver.load(9, limit=4)
         holders = {driver.claim()[0] for _ in range(3)}
 
@@ -73,14 +75,14 @@ class TestLimit:
 
 
 class TestRate:
-    def test_holds_from_now_on(self, driver: Driver) -> None:
+    def test_holds_from_now_on(self, driver: RequestByHand) -> None:
         driver.load(9)
 
         driver.protocol.set(driver.id, rate_ms=60_000)
 
         assert [driver.claim(9)[1].word for _ in range(2)] == ["ok", "held"]
 
-    def test_faster_one_does_not_wait_for_the_slower(self, driver: Driver) -> None:
+    def test_faster_one_does_not_wait_for_the_slower(self, driver: RequestByHand) -> None:
         driver.load(9, rate_ms=60_000.0)
         driver.claim(level=50)
         assert driver.claim(level=50)[1].word == "held"
@@ -90,7 +92,7 @@ class TestRate:
         assert tokens.count > 0
         assert driver.claim()[1].word == "ok"
 
-    def test_zero_lifts_it(self, driver: Driver) -> None:
+    def test_zero_lifts_it(self, driver: RequestByHand) -> None:
         driver.load(9, rate_ms=60_000.0)
         driver.claim()
 
@@ -100,7 +102,9 @@ class TestRate:
 
 
 @pytest.mark.parametrize("become", [done, failed, cancelled])
-def test_ended_request_is_not_changed(driver: Driver, become: Callable[[Driver], None]) -> None:
+def test_ended_request_is_not_changed(
+    driver: RequestByHand, become: Callable[[RequestByHand], None]
+) -> None:
     driver.load(1, max_failures=0)
     become(driver)
     before = driver.snapshot()
@@ -111,14 +115,14 @@ def test_ended_request_is_not_changed(driver: Driver, become: Callable[[Driver],
     assert driver.snapshot() == before
 
 
-def test_of_a_request_nobody_opened_leaves_no_key(driver: Driver) -> None:
+def test_of_a_request_nobody_opened_leaves_no_key(driver: RequestByHand) -> None:
     with pytest.raises(RequestUnknown):
         driver.protocol.set(driver.id, limit=3)
 
     assert driver.existing_keys() == set()
 
 
-def test_full_server_still_takes_it(driver: Driver) -> None:
+def test_full_server_still_takes_it(driver: RequestByHand) -> None:
     driver.load(9, limit=1)
 
     with driver.full_server():

@@ -7,27 +7,27 @@ import pytest
 from streamq.errors import RequestExists, ServerFull
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Tokens
-from tests.support.by_hand import Driver, policy
+from tests.support.by_hand import RequestByHand, policy
 
 ENTRIES = [b"1", b"1", b"2", b"1", b"3", b"1"]
 #: What depends on the moment, on who asks for tokens, and what only a load has.
 DIFFERS = {"created_ms", "now_ms", "out", "digest", "source"}
 
 
-def submit(driver: Driver, cursor: str = "c3", **changes: Any) -> Tokens:
+def submit(driver: RequestByHand, cursor: str = "c3", **changes: Any) -> Tokens:
     options = policy(driver.queue, **changes)
     return driver.protocol.submit(driver.id, options, lambda: (cursor, ENTRIES), is_soon=True)
 
 
-def tokens(driver: Driver, level: int = 50) -> list[bytes]:
+def tokens(driver: RequestByHand, level: int = 50) -> list[bytes]:
     found: list[bytes] = driver.redis.lrange(
         QueueKeys(driver.queue, to=list_of("h", level)).tokens, 0, -1
     )
     return found
 
 
-def test_makes_what_open_append_and_seal_make(driver: Driver) -> None:
-    other = Driver(driver.protocol, driver.queue, driver.id + "o")
+def test_makes_what_open_append_and_seal_make(driver: RequestByHand) -> None:
+    other = RequestByHand(driver.protocol, driver.queue, driver.id + "o")
     submit(driver, level=7, limit=3, max_failures=2)
     other.load(3, level=7, limit=3, max_failures=2)
 
@@ -46,9 +46,9 @@ def test_makes_what_open_append_and_seal_make(driver: Driver) -> None:
     assert grant.parts == wanted.parts
 
 
-def test_one_token_is_pushed_and_its_claim_asks_for_more(driver: Driver) -> None:
+def test_one_token_is_pushed_and_its_claim_asks_for_more(driver: RequestByHand) -> None:
     # The first one may find that the server does not have the script, and push again.
-    submit(Driver(driver.protocol, driver.queue, driver.id + "o"), level=8)
+    submit(RequestByHand(driver.protocol, driver.queue, driver.id + "o"), level=8)
 
     pushed = submit(driver, level=7, limit=2)
 
@@ -58,7 +58,7 @@ def test_one_token_is_pushed_and_its_claim_asks_for_more(driver: Driver) -> None
     assert grant.tokens.count == 1
 
 
-def test_twice_changes_nothing(driver: Driver) -> None:
+def test_twice_changes_nothing(driver: RequestByHand) -> None:
     submit(driver)
     before = driver.snapshot()
 
@@ -69,7 +69,7 @@ def test_twice_changes_nothing(driver: Driver) -> None:
 
 @pytest.mark.parametrize("changes", [{"limit": 3}, {"cursor": "other"}])
 def test_another_submission_is_refused_and_changes_nothing(
-    driver: Driver, changes: dict[str, Any]
+    driver: RequestByHand, changes: dict[str, Any]
 ) -> None:
     submit(driver)
     before = driver.snapshot()
@@ -80,7 +80,7 @@ def test_another_submission_is_refused_and_changes_nothing(
     assert driver.snapshot() == before
 
 
-def test_with_a_delay_it_is_looked_at_when_that_is_over(driver: Driver) -> None:
+def test_with_a_delay_it_is_looked_at_when_that_is_over(driver: RequestByHand) -> None:
     pushed = submit(driver, delay_ms=60_000)
 
     hold_ms = int(driver.meta("hold_ms"))
@@ -91,14 +91,14 @@ def test_with_a_delay_it_is_looked_at_when_that_is_over(driver: Driver) -> None:
     assert driver.protocol.audit(driver.id).tokens.look_ms == hold_ms
 
 
-def test_full_server_refuses_and_nothing_is_there(driver: Driver) -> None:
+def test_full_server_refuses_and_nothing_is_there(driver: RequestByHand) -> None:
     with driver.full_server(), pytest.raises(ServerFull):
         submit(driver)
 
     assert driver.existing_keys() == set()
 
 
-def test_any_number_of_parts(driver: Driver) -> None:
+def test_any_number_of_parts(driver: RequestByHand) -> None:
     entries = [value for number in range(10_000) for value in (b"%d" % number, b"1")]
 
     driver.protocol.submit(driver.id, policy(driver.queue), lambda: ("c", entries))
