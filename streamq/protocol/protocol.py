@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from streamq.driver.connection import Connection
 from streamq.errors import (
     ProtocolError,
     RequestUnknown,
@@ -15,7 +16,7 @@ from streamq.errors import (
     ServerUnreachable,
     StreamqError,
 )
-from streamq.model import Failure, Policy, State
+from streamq.model import PREFIX, Failure, Policy, State
 from streamq.protocol import part_calls, queue_calls, request_calls
 from streamq.protocol.call import Call
 from streamq.protocol.pipeline import AppendPipeline
@@ -48,6 +49,10 @@ class Protocol(QueueProtocol):
     Example:
         Protocol(Connection("redis://localhost")).inspect("nightly").state
     """
+
+    def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
+        super().__init__(connection, prefix)
+        self._do_in_order, self._do_apart = self._scripts.do_in_order, self._scripts.do_apart
 
     def hasty(self, reply_s: float) -> "Protocol":
         """Return the same over a connection of its own, which waits so long and repeats no call.

@@ -20,9 +20,8 @@ class QueueProtocol(Reads):
 
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         super().__init__(connection, prefix)
-        scripts = Scripts(connection)
-        self._do, self._do_in_order = scripts.do, scripts.do_in_order
-        self._do_apart = scripts.do_apart
+        self._scripts = Scripts(connection)
+        self._do = self._scripts.do
 
     def mint(
         self,
