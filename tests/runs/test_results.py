@@ -370,7 +370,7 @@ def test_stdout_tells_what_is_not_among_it(
     finish(driver, holder, 1, "one", most=1)
     driver.fail(holder, 2)
     assert streamq("results", driver.id, "-o", tmp_path / "out.txt").returncode == 0
-    finish(driver, driver.claim()[0], 3, "three")
+    finish(driver, holder, 3, "three")
 
     shown = streamq("results", driver.id)
 
@@ -456,7 +456,7 @@ def test_file_that_is_gone_is_missed_and_begun_anew_by_force(
     assert streamq("results", driver.id, "-o", target).returncode == 0
     assert target.read_bytes() == b"one\ntwo\n"
     target.unlink()
-    finish(driver, driver.claim()[0], 3, "three")
+    finish(driver, holder, 3, "three")
 
     missed = streamq("results", driver.id, "-o", target)
 
