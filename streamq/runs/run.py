@@ -29,10 +29,10 @@ from streamq.runs.folder import RunFolder
 from streamq.runs.load import Load
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.progress import Meter, Progress
-from streamq.worker.channel import Config, PoolOptions
-from streamq.worker.lease_keeper import Keeper
+from streamq.worker.channel import PoolOptions, ProcessConfig
+from streamq.worker.lease_keeper import LeaseKeeper
 from streamq.worker.pool import LAST_CALL, Pool
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import Spawner
 
 _LEASE_MS = 8_000
 _BEAT_MS = 2_000
@@ -52,10 +52,10 @@ class Job:
         *,
         log_level: str,
         is_alone: bool = False,
-        nursery: Nursery | None = None,
+        spawner: Spawner | None = None,
     ) -> None:
         """With ``is_alone`` nobody else works on the server."""
-        self._nursery = nursery
+        self._spawner = spawner
         self._plan = plan
         self._url = url
         self._prefix = prefix
@@ -213,7 +213,7 @@ class Job:
 
     def _make_pool(self, protocol: Protocol) -> Pool:
         plan = self._plan
-        config = Config(
+        config = ProcessConfig(
             url=self._url,
             prefix=self._prefix,
             queue=plan.policy.queue,
@@ -230,11 +230,11 @@ class Job:
             log_level=self._log_level,
             log_format="text",
         )
-        keeper = Keeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
+        keeper = LeaseKeeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
         options = PoolOptions(
             processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S, stops_on_hup=True
         )
-        return Pool(config, options, keeper, nursery=self._nursery)
+        return Pool(config, options, keeper, spawner=self._spawner)
 
 
 def carry_out(

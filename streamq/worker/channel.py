@@ -5,7 +5,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,7 +44,7 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     stops_on_hup: bool = False
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a process is told at its start. The URL may hold a password, so no argument has it."""
 
     url: str
@@ -71,7 +71,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+# The tags of messages are older than the names of their classes. They stay: a pool that runs while
+# its package is upgraded in place starts processes of the new version.
+
+
+class Ready(msgspec.Struct, frozen=True, tag="Hello"):
     """A process is ready: its handlers as ``claim`` is told, and the files they came from."""
 
     handlers: list[str]
@@ -83,36 +87,40 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
         return [offer.split()[1] for offer in self.handlers]
 
 
-class Unfit(msgspec.Struct, frozen=True, tag=True):
+class LoadFailed(msgspec.Struct, frozen=True, tag="Unfit"):
     """A process cannot load what it was told to: in one line, and the user's own traceback."""
 
     message: str
     trace: str
 
 
-class Idle(msgspec.Struct, frozen=True, tag=True):
+class IdleFor(msgspec.Struct, frozen=True, tag="Idle"):
     """Seconds since a process's last part ended, 0 while one runs."""
 
     idle_s: float
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
+class VisitAt(msgspec.Struct, frozen=True, tag="Look"):
     """Something falls due then, by the server's clock (ms): the janitor is to look."""
 
     at_ms: int
 
 
-class Order(msgspec.Struct, frozen=True, tag=True):
+#: ``stop``: end after what runs. ``quiet``: take nothing more. ``go``: take again.
+CommandWord = Literal["stop", "quiet", "go"]
+
+
+class Command(msgspec.Struct, frozen=True, tag="Order"):
     """What a pool wants of a process: ``stop`` after what runs, ``quiet``: take nothing more."""
 
-    word: str
+    word: CommandWord
 
 
-Word = Hello | Unfit | Idle | Look | Order
-_decode = msgspec.json.Decoder(Word).decode
+Message = Ready | LoadFailed | IdleFor | VisitAt | Command
+_decode = msgspec.json.Decoder(Message).decode
 
 
-def _said(line: bytes) -> list[Word]:
+def _read(line: bytes) -> list[Message]:
     """The word, if it is one: whoever has the socket's number can write to it."""
     try:
         return [_decode(line)]
@@ -121,7 +129,7 @@ def _said(line: bytes) -> list[Word]:
         return []
 
 
-class Line:
+class Channel:
     """One end of the line."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -129,26 +137,26 @@ class Line:
         self._buffer = b""
         self._lock = Lock()
 
-    def send(self, word: Any) -> bool:
+    def send(self, message: Any) -> bool:
         """Say a word. False when nobody is at the other end."""
         with self._lock:
             try:
-                self.socket.sendall(msgspec.json.encode(word) + b"\n")
+                self.socket.sendall(msgspec.json.encode(message) + b"\n")
             except OSError:
                 return False
         return True
 
-    def read_config(self) -> Config | None:
+    def read_config(self) -> ProcessConfig | None:
         """The first line a process gets; None when its parent has no use for it."""
         line = next(self._lines(), None)
-        return msgspec.json.decode(line, type=Config) if line else None
+        return msgspec.json.decode(line, type=ProcessConfig) if line else None
 
-    def words(self) -> Iterator[Word]:
+    def messages(self) -> Iterator[Message]:
         """Every word until the other end is gone."""
         for line in self._lines():
-            yield from _said(line)
+            yield from _read(line)
 
-    def ready_words(self) -> tuple[list[Word], bool]:
+    def ready_messages(self) -> tuple[list[Message], bool]:
         """The words that have come, and whether the other end is gone; does not wait."""
         is_gone = False
         try:
@@ -160,7 +168,7 @@ class Line:
         except OSError:
             is_gone = True
         *lines, self._buffer = self._buffer.split(b"\n")
-        return [word for line in lines for word in _said(line)], is_gone
+        return [message for line in lines for message in _read(line)], is_gone
 
     def _lines(self) -> Iterator[bytes]:
         while True:

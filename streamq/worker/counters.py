@@ -50,7 +50,7 @@ _HISTOGRAMS = {
 }
 
 
-class Tally:
+class SlotCounters:
     """The counts of one process's slots, in the words it is given."""
 
     def __init__(self, words: memoryview, slots: int) -> None:
@@ -61,7 +61,7 @@ class Tally:
         """Add to one of a handler's counts."""
         self._words[self._row(slot, handler) + what] += number
 
-    def saw(
+    def observe(
         self, slot: int, handler: int, what: Times, took: Sequence[float], times: int = 1
     ) -> None:
         """Sort times of parts, in seconds; each is that of so many parts."""

@@ -27,9 +27,9 @@ from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.janitor import Janitor, totals
 from streamq.queue.outages import Outage, Outages
 from streamq.telemetry.metrics import Samples
-from streamq.worker.channel import Config
+from streamq.worker.channel import ProcessConfig
 from streamq.worker.renewals import Holding, Renewals, Word
-from streamq.worker.slot_table import Held
+from streamq.worker.slot_table import SlotState
 
 log = logging.getLogger(__name__)
 
@@ -141,13 +141,13 @@ class Errand(msgspec.Struct):
     say: Callable[[], None]
 
 
-class Keeper:
+class LeaseKeeper:
     """Speaks to the server for a pool."""
 
     def __init__(
         self,
         protocol: Protocol,
-        config: Config,
+        config: ProcessConfig,
         processes: int,
         *,
         beat_ms: int,
@@ -252,7 +252,7 @@ class Keeper:
 
     # Errands for processes
 
-    def release(self, held: Held, call: int, crashed: int | None) -> None:
+    def release(self, held: SlotState, call: int, crashed: int | None) -> None:
         """End a dead holder's lease, and charge the part that was running."""
 
         def count(_: str) -> None:
@@ -264,14 +264,14 @@ class Keeper:
             count,
         )
 
-    def hand_back(self, held: Held, call: int, numbers: Sequence[int]) -> None:
+    def hand_back(self, held: SlotState, call: int, numbers: Sequence[int]) -> None:
         """Give back parts that wait behind a slow one."""
 
         self._send(
             held, lambda: self._hasty().handback(held.request_id, held.holder, call, numbers)
         )
 
-    def time_out(self, held: Held, call: int) -> None:
+    def time_out(self, held: SlotState, call: int) -> None:
         """Fail the part that a process was stopped for."""
         number = held.running
         assert number is not None
@@ -299,7 +299,7 @@ class Keeper:
 
     def _send(
         self,
-        held: Held,
+        held: SlotState,
         call: Callable[[], Outcome],
         count: Callable[[str], None] = lambda _: None,
     ) -> None:

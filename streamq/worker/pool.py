@@ -24,12 +24,12 @@ from streamq import backoff
 from streamq.errors import AppLoadError
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
-from streamq.worker import counters as tally
-from streamq.worker.channel import Config, Hello, Idle, Look, PoolOptions, Unfit
-from streamq.worker.lease_keeper import Keeper
-from streamq.worker.process_handle import Member
-from streamq.worker.slot_table import CALL_STEP, Held
-from streamq.worker.spawning import MOST_STARTING, Nursery
+from streamq.worker import counters
+from streamq.worker.channel import IdleFor, LoadFailed, PoolOptions, ProcessConfig, Ready, VisitAt
+from streamq.worker.lease_keeper import LeaseKeeper
+from streamq.worker.process_handle import ProcessHandle
+from streamq.worker.slot_table import CALL_STEP, SlotState
+from streamq.worker.spawning import MOST_STARTING, Spawner
 
 log = logging.getLogger(__name__)
 
@@ -60,24 +60,24 @@ class Pool:
 
     def __init__(
         self,
-        config: Config,
+        config: ProcessConfig,
         options: PoolOptions,
-        keeper: Keeper,
+        keeper: LeaseKeeper,
         notifier: Notifier | None = None,
-        nursery: Nursery | None = None,
+        spawner: Spawner | None = None,
     ) -> None:
         self._config = config
-        self._nursery = nursery or Nursery(config.slots)
+        self._spawner = spawner or Spawner(config.slots)
         self._options = options
         self._keeper = keeper
         self._notifier = notifier or Notifier({})
         #: When the pool last looked after its processes, by the clock that never jumps.
         self.ticked_at = time.monotonic()
         #: What processes have done that are gone, and how many died against our will.
-        self._past: dict[str, tally.Row] = {}
+        self._past: dict[str, counters.Row] = {}
         self._counting = threading.Lock()
         self._deaths = 0
-        self._members: list[Member] = []
+        self._handles: list[ProcessHandle] = []
         self._selector = selectors.DefaultSelector()
         self._bell, self._button = socket.socketpair()
         self._button.setblocking(False)
@@ -107,21 +107,21 @@ class Pool:
         previous = self._install_signals()
         self._keeper.start()
         try:
-            while not self._is_stopping or self._members:
+            while not self._is_stopping or self._handles:
                 self._obey_signals()
                 self._fill()
-                self._hear(self._pause_s())
-                self._bury()
+                self._read_messages(self._pause_s())
+                self._replace_dead()
                 self._keeper.hold(self._look_after_all())
                 self._look_around()
                 self.ticked_at = time.monotonic()
                 self._notifier.alive()
         finally:
-            for member in list(self._members):
-                member.kill("the pool ends")
-                member.popen.wait()
-                self._forget(member)
-                self._take_back(member)
+            for handle in list(self._handles):
+                handle.kill("the pool ends")
+                handle.popen.wait()
+                self._forget(handle)
+                self._take_back(handle)
             self._keeper.stop()
             self._bell.close()
             self._button.close()
@@ -131,7 +131,7 @@ class Pool:
 
     def processes(self) -> list[int]:
         """Ids of its processes."""
-        return [member.pid for member in self._members]
+        return [handle.pid for handle in self._handles]
 
     @property
     def busy(self) -> int:
@@ -142,7 +142,7 @@ class Pool:
     def retried(self) -> int:
         """Parts that are to run again, counted each time."""
         told = sum(n for (_, state), n in self._keeper.counts.copy().items() if state == "retried")
-        return sum(row[tally.RETRIED] for row in self._rows().values()) + told
+        return sum(row[counters.RETRIED] for row in self._rows().values()) + told
 
     def end(self) -> None:
         """End now, from another thread: what its processes would still do is not wanted."""
@@ -165,46 +165,48 @@ class Pool:
             return "stopping"
         if self._quiet:
             return "quiet: it takes nothing more"
-        if not any(member.hello for member in self._members):
+        if not any(handle.ready for handle in self._handles):
             return "no process is ready"
         return "" if self._keeper.is_server_up else "the server does not answer"
 
     def samples(self) -> Samples:
         """What the pool has done, and how it is."""
         return {
-            **tally.work_done(self._rows(), self._keeper.counts.copy()),
+            **counters.work_done(self._rows(), self._keeper.counts.copy()),
             **self._keeper.samples(),
             "streamq_worker_slots_busy": [({}, self.busy)],
-            "streamq_worker_processes": [({}, sum(m.hello is not None for m in self._members))],
+            "streamq_worker_processes": [
+                ({}, sum(handle.ready is not None for handle in self._handles))
+            ],
             "streamq_process_deaths_total": [({}, self._deaths)],
         }
 
-    def _rows(self) -> dict[str, tally.Row]:
+    def _rows(self) -> dict[str, counters.Row]:
         """What all processes have done, also those that are gone, by handler."""
         with self._counting:
             rows = dict(self._past)
-            for member in self._members:
-                tally.add_all(rows, member.rows())
+            for handle in self._handles:
+                counters.add_all(rows, handle.rows())
         return rows
 
     # Processes
 
     def _fill(self) -> None:
-        staying = sum(not member.is_leaving for member in self._members)
+        staying = sum(not handle.is_leaving for handle in self._handles)
         if self._is_stopping or time.monotonic() < self._start_at:
             return
-        starting = sum(member.hello is None for member in self._members)
+        starting = sum(handle.ready is None for handle in self._handles)
         for _ in range(min(self._options.processes - staying, MOST_STARTING - starting)):
             try:
-                member = Member(self._config, self._nursery.take())
+                handle = ProcessHandle(self._config, self._spawner.take())
             except OSError as error:
                 log.error("no process can be started: %s", error)
                 self._start_later()
                 return
             if self._quiet:
-                member.order("quiet")
-            self._members.append(member)
-            self._selector.register(member.line.socket, selectors.EVENT_READ, member)
+                handle.order("quiet")
+            self._handles.append(handle)
+            self._selector.register(handle.channel.socket, selectors.EVENT_READ, handle)
 
     def _start_later(self) -> None:
         self._pauses += 1
@@ -213,189 +215,189 @@ class Pool:
 
     def _pause_s(self) -> float:
         """How long nothing need be looked at."""
-        if any(member.is_ending for member in self._members):
+        if any(handle.is_ending for handle in self._handles):
             return END_TICK_S
         return self._tick_s if self._keeper.holdings else IDLE_TICK_S
 
-    def _hear(self, timeout_s: float) -> None:
+    def _read_messages(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._bell:
                 self._bell.recv(1)
                 continue
-            member: Member = key.data
-            words, is_gone = member.line.ready_words()
-            for word in words:
-                self._heard(member, word)
+            handle: ProcessHandle = key.data
+            messages, is_gone = handle.channel.ready_messages()
+            for message in messages:
+                self._on_message(handle, message)
             if is_gone:
-                member.is_ending = True
+                handle.is_ending = True
                 self._selector.unregister(key.fileobj)
-                member.line.socket.close()
+                handle.channel.socket.close()
 
-    def _heard(self, member: Member, word: object) -> None:
-        if isinstance(word, Hello):
-            member.hello = word
-            self._keeper.announce(word.names)
-            self._files |= {file: _mtime(file) for file in word.files}
+    def _on_message(self, handle: ProcessHandle, message: object) -> None:
+        if isinstance(message, Ready):
+            handle.ready = message
+            self._keeper.announce(message.names)
+            self._files |= {file: _mtime(file) for file in message.files}
             if not self._was_ready:
                 self._was_ready = True
                 slots = self._options.processes * self._config.slots
                 names = ", ".join(self._keeper.handlers)
                 log.info("worker %s ready: %d slots, handlers %s", self._keeper.name, slots, names)
                 self._notifier.ready(f"{slots} slots")
-        elif isinstance(word, Unfit):
+        elif isinstance(message, LoadFailed):
             if not self._was_ready:
-                raise AppLoadError(word.message, word.trace)
-            log.error("%s\n%s", word.message, word.trace)
-        elif isinstance(word, Look):
-            self._keeper.expect(word.at_ms)
-        elif isinstance(word, Idle):
-            member.idle_s = word.idle_s
+                raise AppLoadError(message.message, message.trace)
+            log.error("%s\n%s", message.message, message.trace)
+        elif isinstance(message, VisitAt):
+            self._keeper.expect(message.at_ms)
+        elif isinstance(message, IdleFor):
+            handle.idle_s = message.idle_s
 
-    def _bury(self) -> None:
+    def _replace_dead(self) -> None:
         """Replace processes that are gone, and take back at once what they held."""
-        for member in [m for m in self._members if m.has_ended()]:
-            code = member.popen.returncode
-            done = member.parts
-            self._forget(member)
-            was_busy = self._take_back(member)
-            self._deaths += not member.is_leaving and not self._is_unwanted
+        for handle in [each for each in self._handles if each.has_ended()]:
+            code = handle.popen.returncode
+            done = handle.parts
+            self._forget(handle)
+            was_busy = self._take_back(handle)
+            self._deaths += not handle.is_leaving and not self._is_unwanted
             if self._is_unwanted:
-                log.debug("process %d ended", member.pid)
-            elif member.why_killed:
-                log.warning("process %d was stopped: %s", member.pid, member.why_killed)
-            elif not member.is_leaving or code:
-                log.warning("process %d %s; it is replaced", member.pid, member.how_it_ended())
-            is_young = time.monotonic() - member.began < SETTLED_S
+                log.debug("process %d ended", handle.pid)
+            elif handle.why_killed:
+                log.warning("process %d was stopped: %s", handle.pid, handle.why_killed)
+            elif not handle.is_leaving or code:
+                log.warning("process %d %s; it is replaced", handle.pid, handle.how_it_ended())
+            is_young = time.monotonic() - handle.began < SETTLED_S
             # A part that kills its process is charged for it; only a process that cannot even
             # live without one is given a pause.
-            if is_young and not (was_busy or member.why_killed or member.is_leaving):
+            if is_young and not (was_busy or handle.why_killed or handle.is_leaving):
                 self._start_later()
                 self._stillborn += code >= 0 or -code in OWN_SIGNALS
                 if not self._was_ready and self._stillborn >= MOST_STILLBORN:
-                    how = member.how_it_ended()
+                    how = handle.how_it_ended()
                     raise AppLoadError(
                         f"{self._config.target}: its process {how} when loading it", ""
                     )
             elif done or was_busy:
                 self._pauses = 0
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, handle: ProcessHandle) -> None:
         """A process is gone; what it has done stays counted."""
         with self._counting:
-            self._members.remove(member)
-            tally.add_all(self._past, member.rows())
+            self._handles.remove(handle)
+            counters.add_all(self._past, handle.rows())
 
-    def _take_back(self, member: Member) -> bool:
+    def _take_back(self, handle: ProcessHandle) -> bool:
         """Hand back what a dead process held. Returns whether a part was running.
 
         Only what was running when it died is charged, and not if it was ended on purpose.
         """
-        for word in member.line.ready_words()[0]:
-            self._heard(member, word)
+        for message in handle.channel.ready_messages()[0]:
+            self._on_message(handle, message)
         was_busy = False
-        for slot, held in member.held(is_dead=True):
+        for slot, held in handle.held(is_dead=True):
             was_busy = was_busy or held.running is not None
             # The slot may have gone on to its next part before the process was gone.
-            is_overdue = member.overdue.get(slot) == (held.version, held.running)
+            is_overdue = handle.overdue.get(slot) == (held.version, held.running)
             if is_overdue and held.running is not None:
                 self._keeper.time_out(held, LAST_CALL - 1)
-            crashed = None if member.why_killed else held.running
+            crashed = None if handle.why_killed else held.running
             self._keeper.release(held, LAST_CALL, crashed)
         with suppress(KeyError, ValueError):
-            self._selector.unregister(member.line.socket)
-        member.line.close()
-        member.table.close()
+            self._selector.unregister(handle.channel.socket)
+        handle.channel.close()
+        handle.table.close()
         return was_busy
 
     # Looking after what runs
 
-    def _look_after_all(self) -> list[tuple[int, Held]]:
+    def _look_after_all(self) -> list[tuple[int, SlotState]]:
         """Look after every process. Returns what they hold."""
         holdings = []
-        for member in self._members:
-            held = member.held()
-            holdings += [(member.pid, each) for _, each in held if each.numbers]
-            self._look_after(member, held)
+        for handle in self._handles:
+            held = handle.held()
+            holdings += [(handle.pid, each) for _, each in held if each.numbers]
+            self._look_after(handle, held)
         return holdings
 
-    def _look_after(self, member: Member, holdings: list[tuple[int, Held]]) -> None:
+    def _look_after(self, handle: ProcessHandle, holdings: list[tuple[int, SlotState]]) -> None:
         now_ms = time.monotonic() * 1e3
         for slot, held in holdings:
             if held.running is None:
                 continue
             ran_ms = now_ms - held.since_ms
             if ran_ms > self._config.quantum_ms or self._is_stopping:
-                self._hand_back(member, slot, held)
+                self._hand_back(handle, slot, held)
             limit_ms = held.timeout_ms + (ASYNC_GRACE_MS if held.is_async else 0)
             if held.timeout_ms and ran_ms > limit_ms:
-                member.overdue[slot] = (held.version, held.running)
+                handle.overdue[slot] = (held.version, held.running)
                 seconds = held.timeout_ms / 1e3
                 part = f"part {held.running} of {held.request_id}"
-                member.kill(f"{part} took longer than {seconds:g} s")
-            self._check_told(member, slot, held)
+                handle.kill(f"{part} took longer than {seconds:g} s")
+            self._check_wanted(handle, slot, held)
 
-    def _hand_back(self, member: Member, slot: int, held: Held) -> None:
+    def _hand_back(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
         """Give the rest of a batch to others, once."""
         is_last = len(held.numbers) <= held.current + 1
-        if is_last or member.struck.get(slot) == held.version:
+        if is_last or handle.struck.get(slot) == held.version:
             return
-        numbers = member.table.strike(slot, held)
+        numbers = handle.table.strike(slot, held)
         if numbers:
-            member.struck[slot] = held.version
+            handle.struck[slot] = held.version
             self._keeper.hand_back(held, held.calls * CALL_STEP + 1, numbers)
 
-    def _check_told(self, member: Member, slot: int, held: Held) -> None:
+    def _check_wanted(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
         """A lease is lost or its request cancelled: tell the slot, and stop it after a while."""
         if not self._keeper.is_unwanted(held.holder):
-            member.told.pop(slot, None)
+            handle.asked_to_stop.pop(slot, None)
             return
-        member.table.tell(slot, held)
-        version, since = member.told.setdefault(slot, (held.version, time.monotonic()))
+        handle.table.ask_to_stop(slot, held)
+        version, since = handle.asked_to_stop.setdefault(slot, (held.version, time.monotonic()))
         if version == held.version and time.monotonic() - since > self._options.cancel_grace_s:
-            member.kill(f"it would not stop part {held.running} of {held.request_id}")
+            handle.kill(f"it would not stop part {held.running} of {held.request_id}")
 
     # Time
 
     def _look_around(self) -> None:
         now = time.monotonic()
         if self._is_stopping:
-            self._urge(now)
+            self._enforce_stop(now)
         if now - self._looked < RELOAD_EVERY_S:
             return
         self._looked = now
         if self._options.is_reloading:
             self._reload()
-        for member in self._members:
-            self._retire(member)
+        for handle in self._handles:
+            self._retire(handle)
         if not self._is_stopping and self._is_finished():
             self._stop("nothing is left to do")
 
-    def _urge(self, now: float) -> None:
+    def _enforce_stop(self, now: float) -> None:
         """See to it that every process ends, also one that was just being started."""
-        for member in self._members:
+        for handle in self._handles:
             if self._is_unwanted:
-                member.kill("its work is not wanted any more")
-            if not member.is_leaving:
-                member.order("stop")
-            if member.hello is None:
-                member.kill("it was not ready yet")
+                handle.kill("its work is not wanted any more")
+            if not handle.is_leaving:
+                handle.order("stop")
+            if handle.ready is None:
+                handle.kill("it was not ready yet")
             if now > self._stop_at:
-                member.kill("it did not end within the grace time")
+                handle.kill("it did not end within the grace time")
 
-    def _retire(self, member: Member) -> None:
+    def _retire(self, handle: ProcessHandle) -> None:
         options = self._options
-        is_worn = options.max_parts and member.parts >= options.max_parts
-        is_fat = options.max_memory and member.parts and member.rss_bytes() > options.max_memory
-        if (is_worn or is_fat) and not member.is_leaving:
-            log.info("process %d is replaced after %d parts", member.pid, member.parts)
-            member.order("stop")
+        is_worn = options.max_parts and handle.parts >= options.max_parts
+        is_fat = options.max_memory and handle.parts and handle.rss_bytes() > options.max_memory
+        if (is_worn or is_fat) and not handle.is_leaving:
+            log.info("process %d is replaced after %d parts", handle.pid, handle.parts)
+            handle.order("stop")
 
     def _is_finished(self) -> bool:
         options = self._options
-        if not self._members or not all(member.hello for member in self._members):
+        if not self._handles or not all(handle.ready for handle in self._handles):
             return False
-        idle_s = min(member.idle_s for member in self._members)
-        if any(member.held() for member in self._members):
+        idle_s = min(handle.idle_s for handle in self._handles)
+        if any(handle.held() for handle in self._handles):
             return False
         if options.max_idle_s and idle_s >= options.max_idle_s:
             return True
@@ -409,8 +411,8 @@ class Pool:
             self._replace_all()
 
     def _replace_all(self) -> None:
-        for member in self._members:
-            member.order("stop")
+        for handle in self._handles:
+            handle.order("stop")
 
     # Signals
 
@@ -468,19 +470,19 @@ class Pool:
         self.stopped_by = number
         self._is_stopping = True
         self._stop_at = time.monotonic() + self._options.grace_s
-        busy = sum(len(member.held()) for member in self._members)
+        busy = sum(len(handle.held()) for handle in self._handles)
         log.info("%s: finishing %d parts, up to %g s", why, busy, self._options.grace_s)
         self._notifier.stopping(why)
-        for member in self._members:
-            member.order("stop")
+        for handle in self._handles:
+            handle.order("stop")
 
     def _stop_now(self, number: int) -> None:
         self._is_stopping = True
         self._cold = number
         self.stopped_by = self.stopped_by or number
         self._notifier.stopping("stopped now")
-        for member in self._members:
-            member.kill("stopped now")
+        for handle in self._handles:
+            handle.kill("stopped now")
 
     def _on_int(self) -> None:
         self._interrupts += 1
@@ -492,16 +494,16 @@ class Pool:
     def _be_quiet(self) -> None:
         self._quiet = True
         log.info("quiet: taking nothing more")
-        for member in self._members:
-            member.order("quiet")
+        for handle in self._handles:
+            handle.order("quiet")
 
     def _dump(self) -> None:
-        for member in self._members:
-            for slot, held in member.held():
+        for handle in self._handles:
+            for slot, held in handle.held():
                 ran_s = time.monotonic() - held.since_ms / 1e3
                 log.info(
                     "process %d slot %d: part %s of %s in %s for %.1f s, %d in hand",
-                    member.pid,
+                    handle.pid,
                     slot,
                     held.running,
                     held.request_id,
@@ -509,8 +511,8 @@ class Pool:
                     ran_s,
                     len(held.numbers),
                 )
-            if member.hello:
-                os.kill(member.pid, signal.SIGUSR2)
+            if handle.ready:
+                os.kill(handle.pid, signal.SIGUSR2)
 
 
 def _mtime(file: str) -> float:

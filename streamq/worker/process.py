@@ -16,12 +16,12 @@ import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from threading import Condition, Thread
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -42,12 +42,19 @@ from streamq.protocol.replies import Grant, Terms, Token, Tokens
 from streamq.queue.outages import Outage
 from streamq.records.references import Reader
 from streamq.telemetry import logs
-from streamq.worker import counters as tally
-from streamq.worker import program
-from streamq.worker.channel import Config, Hello, Idle, Line, Look, Order, Unfit
+from streamq.worker import counters, program
+from streamq.worker.channel import (
+    Channel,
+    Command,
+    IdleFor,
+    LoadFailed,
+    ProcessConfig,
+    Ready,
+    VisitAt,
+)
 from streamq.worker.load_app import load_app, own_files
-from streamq.worker.runner import Done, Runner, Trouble
-from streamq.worker.slot_table import MOST_PARTS, Table
+from streamq.worker.runner import PartDone, PartNotDone, Runner
+from streamq.worker.slot_table import MOST_PARTS, SlotTable
 from streamq.worker.tracebacks import users_traceback
 from streamq.worker.turns import Turns
 from streamq.worker.waiting_place import WaitingPlace
@@ -107,7 +114,11 @@ def _know_copy() -> None:
 os.register_at_fork(after_in_child=_know_copy)
 
 
-class Gone(Exception):
+#: Why a coroutine is stopped: its part took too long, or nobody wants its result any more.
+StopReason = Literal["", "timeout", "unwanted"]
+
+
+class LeaseGone(Exception):
     """The lease is over or the process is to stop now: whatever was at hand is dropped."""
 
 
@@ -124,18 +135,18 @@ class Pace(msgspec.Struct):
         seconds = self.quantum_s if seconds is None else seconds
         return max(1, min(MOST_PARTS, int(seconds / self._part_s)))
 
-    def saw(self, parts: int, seconds: float) -> None:
+    def observe(self, parts: int, seconds: float) -> None:
         """So many parts took so long. Slowing down is believed at once, speed by degrees."""
         if parts:
             seen = max(seconds / parts, 1e-7)
             self._part_s = max(seen, self._part_s / 4) if self._part_s else seen
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownRequest(msgspec.Struct, frozen=True):
     """What a process knows of a request it has worked on."""
 
     created_ms: int
-    #: The place of its handler among all, for the tally.
+    #: The place of its handler among all, for the counters.
     handler: int
     runner: Runner
     pace: Pace
@@ -145,7 +156,7 @@ class Lease:
     """A lease and what runs under it."""
 
     def __init__(
-        self, slot: int, request_id: str, holder: str, known: Known, waiting_since: float
+        self, slot: int, request_id: str, holder: str, known: KnownRequest, waiting_since: float
     ) -> None:
         self.slot = slot
         self.request_id = request_id
@@ -175,8 +186,8 @@ class Lease:
         self.size = 0
         self.part: Part | None = None
         #: The coroutine that runs the current part, and why it is stopped, if it is.
-        self.task: asyncio.Task[Any] | None = None
-        self.stop_reason = ""
+        self.task: asyncio.Task[PartDone | PartNotDone] | None = None
+        self.stop_reason: StopReason = ""
 
     def handed(self, grant: Grant, now: float) -> None:
         """A batch has come."""
@@ -185,27 +196,35 @@ class Lease:
         self.retried = grant.retried
         self.is_single = len(grant.parts) == 1
 
-    def record(self, part: Part, outcome: Done) -> None:
+    def start(
+        self, run: Coroutine[Any, Any, PartDone | PartNotDone]
+    ) -> "asyncio.Task[PartDone | PartNotDone]":
+        """Start the coroutine that runs the current part."""
+        self.stop_reason = ""
+        self.task = asyncio.ensure_future(run)
+        return self.task
+
+    def record(self, part: Part, outcome: PartDone) -> None:
         """Keep a result until the batch is finished."""
         self.results += (part.number, outcome.result)
         self.records += outcome.records
         self.size += len(outcome.result)
 
 
-class Process:
+class WorkerProcess:
     """The process: its slots, and the loop that fills them."""
 
-    def __init__(self, config: Config, app: App, table: Table, line: Line) -> None:
+    def __init__(self, config: ProcessConfig, app: App, table: SlotTable, channel: Channel) -> None:
         self._config = config
         self._app = app
         self._table = table
-        self._line = line
+        self._channel = channel
         self._reader = Reader(config.allow_read)
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._offers = [handler.offer for handler in app.handlers.values()]
         self._turns = Turns(tuple(app.handlers))
         self._place = WaitingPlace(self._protocol, config.queue, config.levels)
-        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._known: OrderedDict[str, KnownRequest] = OrderedDict()
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
         #: Of each handler, by its number: the pace of the request that it ran last.
         self._paces: dict[int, Pace] = {}
@@ -284,7 +303,7 @@ class Process:
                 self._push(request_id, grant.tokens)
             return None, None
         try:
-            known = self._learn(request_id, grant)
+            known = self._know(request_id, grant)
         except Exception as error:  # noqa: BLE001  whatever the user's types lead to
             self._refuse(slot, request_id, holder, grant, error)
             return None, None
@@ -370,13 +389,13 @@ class Process:
         spec = msgspec.json.decode(text, type=Spec)
         return Runner(self._app.handlers[handler], spec, self._config.max_result, "", self._reader)
 
-    def _learn(self, request_id: str, grant: Grant) -> Known:
+    def _know(self, request_id: str, grant: Grant) -> KnownRequest:
         known = self._known.get(request_id)
         if known and known.created_ms == grant.created_ms:
             return known
-        runner = self._runner_for(grant.handler, grant.spec).of(request_id)
+        runner = self._runner_for(grant.handler, grant.spec).for_request(request_id)
         number = self._handler_numbers[grant.handler]
-        known = Known(grant.created_ms, number, runner, Pace(self._config.quantum_ms / 1e3))
+        known = KnownRequest(grant.created_ms, number, runner, Pace(self._config.quantum_ms / 1e3))
         self._known[request_id] = known
         while len(self._known) > _KNOWN_REQUESTS:
             self._known.popitem(last=False)
@@ -390,11 +409,11 @@ class Process:
         whose = (request_id, holder, self._handler_numbers[grant.handler])
         for part in grant.parts:
             failure = Failure(error=type(error).__name__, message=str(error), part=part.number)
-            trouble = Trouble("abandon", 0, [failure], (0, -1))
+            trouble = PartNotDone("abandon", 0, [failure], (0, -1))
             try:
                 if self._tell_failure(slot, whose, part, trouble) not in _GOES_ON:
                     break
-            except Gone:  # the request was purged meanwhile
+            except LeaseGone:  # the request was purged meanwhile
                 break
         self._release_holder(slot, request_id, holder)
         self._table.drop(slot)
@@ -413,7 +432,7 @@ class Process:
         with suppress(ServerError, Damaged):
             self._protocol.push(self._config.queue, request_id, tokens)
         if tokens.look_ms:
-            self._line.send(Look(tokens.look_ms))
+            self._channel.send(VisitAt(tokens.look_ms))
 
     # Slots
 
@@ -483,26 +502,26 @@ class Process:
         try:
             while grant.parts:
                 grant = self._finish(lease, self._run_batch(lease, grant.parts))
-        except Gone:
-            self._let_go(lease)
+        except LeaseGone:
+            self._release_quietly(lease)
         except BaseException:  # noqa: BLE001  it is logged there
-            self._stumble(lease)
+            self._fail_internally(lease)
         finally:
             self._end(lease)
 
-    def _let_go(self, lease: Lease) -> None:
+    def _release_quietly(self, lease: Lease) -> None:
         """End the lease if it stands: nobody works under it any more."""
         with suppress(Exception):
             self._release(lease)
 
-    def _stumble(self, lease: Lease) -> None:
+    def _fail_internally(self, lease: Lease) -> None:
         """Something is wrong with us: say so, and do not run into it again and again."""
         log.exception("slot %d stumbled over a part of %s", lease.slot, lease.request_id)
         with suppress(Exception):
             if lease.part:
                 failure = Failure(error="InternalError", message="see the worker's log")
-                self._fail(lease, lease.part, Trouble("retry", 1_000, [failure], (0, -1)))
-        self._let_go(lease)
+                self._fail(lease, lease.part, PartNotDone("retry", 1_000, [failure], (0, -1)))
+        self._release_quietly(lease)
 
     def _end(self, lease: Lease) -> None:
         self._table.drop(lease.slot)
@@ -527,13 +546,13 @@ class Process:
             table.end(slot, index)
             started, now = now, clock()
             took.append(now - started)
-            if isinstance(outcome, Done):
+            if isinstance(outcome, PartDone):
                 lease.record(part, outcome)
             elif self._fail(lease, part, outcome):
                 now = clock()
             else:
                 break
-        table.tally.saw(slot, lease.handler, tally.RAN, took)
+        table.counters.observe(slot, lease.handler, counters.RAN, took)
         return self._next_most(lease, begun, len(took), len(parts))
 
     def _may_start(self, lease: Lease, index: int, part: Part, now: float) -> bool:
@@ -553,7 +572,7 @@ class Process:
         now = time.monotonic()
         if not lease.is_single:
             self._count_waits(lease, ran)
-        lease.pace.saw(ran, now - begun)
+        lease.pace.observe(ran, now - begun)
         self._paces[lease.handler] = lease.pace
         lease.asked_at = now
         # What comes too late to be run would only go back.
@@ -566,7 +585,7 @@ class Process:
         first = begun - lease.retried
         if first > 0:
             waited = (lease.waited_s,)
-            self._table.tally.saw(lease.slot, lease.handler, tally.WAITED, waited, first)
+            self._table.counters.observe(lease.slot, lease.handler, counters.WAITED, waited, first)
 
     def _context(self, lease: Lease, part: Part) -> Context:
         slot, table = lease.slot, self._table
@@ -575,11 +594,11 @@ class Process:
             part.number,
             part.attempt,
             source=lease.runner.source_of(part),
-            should_stop=lambda: table.is_told(slot),
+            should_stop=lambda: table.is_asked_to_stop(slot),
             progress=lambda percent: table.set_progress(slot, percent),
         )
 
-    def _fail(self, lease: Lease, part: Part, trouble: Trouble) -> bool:
+    def _fail(self, lease: Lease, part: Part, trouble: PartNotDone) -> bool:
         """Tell of a part that failed. Returns whether the next of the batch may be begun."""
         whose = (lease.request_id, lease.holder, lease.handler)
         if self._tell_failure(lease.slot, whose, part, trouble) in _GOES_ON:
@@ -588,7 +607,7 @@ class Process:
         return False
 
     def _tell_failure(
-        self, slot: int, whose: tuple[str, str, int], part: Part, trouble: Trouble
+        self, slot: int, whose: tuple[str, str, int], part: Part, trouble: PartNotDone
     ) -> str:
         request_id, holder, handler = whose
         call = self._table.next_call(slot)
@@ -607,21 +626,23 @@ class Process:
             )
         )
         self._table.answered(slot)
-        self._tally_trouble(slot, handler, part, trouble, answer.word)
+        self._count_failure(slot, handler, part, trouble, answer.word)
         self._push(request_id, answer.tokens)
         return answer.word
 
-    def _tally_trouble(
-        self, slot: int, handler: int, part: Part, trouble: Trouble, word: str
+    def _count_failure(
+        self, slot: int, handler: int, part: Part, trouble: PartNotDone, word: str
     ) -> None:
-        count = self._table.tally.count
+        count = self._table.counters.count
         if word == "retry":
-            count(slot, handler, tally.RETRIED)
+            count(slot, handler, counters.RETRIED)
         elif word in ("failed", "ended", "done"):  # the request may have ended with this part
             done, failed = trouble.records
-            count(slot, handler, tally.FAILED)
-            count(slot, handler, tally.RECORDS_DONE, done)
-            count(slot, handler, tally.RECORDS_FAILED, failed if failed >= 0 else part.records or 1)
+            count(slot, handler, counters.FAILED)
+            count(slot, handler, counters.RECORDS_DONE, done)
+            count(
+                slot, handler, counters.RECORDS_FAILED, failed if failed >= 0 else part.records or 1
+            )
 
     def _finish(self, lease: Lease, most: int) -> Grant:
         call = self._table.next_call(lease.slot)
@@ -638,8 +659,8 @@ class Process:
             )
         )
         self._table.answered(lease.slot)
-        self._table.tally.count(lease.slot, lease.handler, tally.DONE, grant.counted)
-        self._table.tally.count(lease.slot, lease.handler, tally.RECORDS_DONE, records)
+        self._table.counters.count(lease.slot, lease.handler, counters.DONE, grant.counted)
+        self._table.counters.count(lease.slot, lease.handler, counters.RECORDS_DONE, records)
         lease.results, lease.records, lease.size, lease.part = [], 0, 0, None
         is_suspect = any(part.is_suspect for part in grant.parts)
         if grant.word == "late" or (is_suspect and self._is_shared(lease)):
@@ -696,7 +717,7 @@ class Process:
 
     def _release_holder(self, slot: int, request_id: str, holder: str) -> None:
         call = self._table.next_call(slot)
-        with suppress(Gone):
+        with suppress(LeaseGone):
             answer = self._insist(lambda: self._protocol.release(request_id, holder, call))
             self._table.answered(slot)
             self._push(request_id, answer.tokens)
@@ -712,7 +733,7 @@ class Process:
             except ProtocolError as error:
                 level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
                 log.log(level, "dropped: %s", error)
-                raise Gone from None
+                raise LeaseGone from None
 
     # Coroutines
 
@@ -739,10 +760,10 @@ class Process:
             while grant.parts:
                 most = await self._run_batch_async(lease, grant.parts)
                 grant = await loop.run_in_executor(self._callers, self._finish, lease, most)
-        except Gone:
-            await loop.run_in_executor(self._callers, self._let_go, lease)
+        except LeaseGone:
+            await loop.run_in_executor(self._callers, self._release_quietly, lease)
         except Exception:  # noqa: BLE001  it is logged there
-            await loop.run_in_executor(self._callers, self._stumble, lease)
+            await loop.run_in_executor(self._callers, self._fail_internally, lease)
         finally:
             self._async_leases.pop(lease.slot, None)
             self._end(lease)
@@ -760,24 +781,21 @@ class Process:
                 os._exit(0)
             self._table.end(lease.slot, index)
             took.append(time.monotonic() - lease.part_began)
-            if isinstance(outcome, Done):
+            if isinstance(outcome, PartDone):
                 lease.record(part, outcome)
             elif not await loop.run_in_executor(self._callers, self._fail, lease, part, outcome):
                 break
-        self._table.tally.saw(lease.slot, lease.handler, tally.RAN, took)
+        self._table.counters.observe(lease.slot, lease.handler, counters.RAN, took)
         return self._next_most(lease, begun, len(took), len(parts))
 
-    async def _run_async(self, lease: Lease, part: Part) -> Done | Trouble:
+    async def _run_async(self, lease: Lease, part: Part) -> PartDone | PartNotDone:
         context = self._context(lease, part) if lease.takes_context else None
         run = lease.runner.run_async(part, context)
-        lease.stop_reason = ""
-        lease.task = asyncio.ensure_future(run)
         try:
-            outcome: Done | Trouble = await lease.task
-            return outcome
+            return await lease.start(run)
         except asyncio.CancelledError:
-            if lease.stop_reason == "told":
-                raise Gone from None
+            if lease.stop_reason == "unwanted":
+                raise LeaseGone from None
             if lease.stop_reason == "timeout":
                 return lease.runner.time_out(part)
             return lease.runner.fail(part, RuntimeError("the handler cancelled itself"))
@@ -794,18 +812,18 @@ class Process:
                 is_over = limit_s and now - lease.part_began > limit_s
                 if not lease.task or lease.stop_reason:
                     continue
-                if is_over or self._table.is_told(lease.slot):
-                    lease.stop_reason = "timeout" if is_over else "told"
+                if is_over or self._table.is_asked_to_stop(lease.slot):
+                    lease.stop_reason = "timeout" if is_over else "unwanted"
                     lease.task.cancel()
 
     # Telling and being told
 
     def _obey(self) -> None:
-        for word in self._line.words():
-            if isinstance(word, Order):
+        for message in self._channel.messages():
+            if isinstance(message, Command):
                 with self._changed:
-                    self._is_quiet = word.word == "quiet"
-                    self._is_stopping = self._is_stopping or word.word == "stop"
+                    self._is_quiet = message.word == "quiet"
+                    self._is_stopping = self._is_stopping or message.word == "stop"
                     self._changed.notify_all()
                 # It may be just about to wait, so once may not be enough.
                 while self._taking_since:
@@ -835,7 +853,7 @@ class Process:
             return
         self._said_idle = now
         is_idle = len(self._free) + (self._taking_since > 0) >= self._config.slots
-        self._line.send(Idle(now - self._idle_since if is_idle else 0.0))
+        self._channel.send(IdleFor(now - self._idle_since if is_idle else 0.0))
 
     @staticmethod
     def _report_outage(error: StreamqError) -> None:
@@ -844,20 +862,20 @@ class Process:
 
 
 def main() -> None:
-    """Run by a ``Nursery``, with CONTROL_FD and TABLE_FD as arguments."""
+    """Run by a ``Spawner``, with CONTROL_FD and TABLE_FD as arguments."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         # Not SIG_IGN: programs that a handler starts would inherit that.
         signal.signal(number, lambda *_: None)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    line = Line(socket.socket(fileno=int(sys.argv[1])))
-    config = line.read_config()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    config = channel.read_config()
     if config is None:
         _leave(0)
         return
     if not config.keeps_stdout:
         with suppress(OSError):  # nobody may have given us a stderr
             os.dup2(2, 1)
-    table = Table(int(sys.argv[2]), config.slots)
+    table = SlotTable(int(sys.argv[2]), config.slots)
     logs.configure(config.log_level, config.log_format)
     try:
         if config.argv:
@@ -865,16 +883,18 @@ def main() -> None:
         else:
             app = load_app(config.target, config.handler)
     except StreamqError as error:
-        line.send(Unfit(str(error), ""))
+        channel.send(LoadFailed(str(error), ""))
         _leave(4)
     except BaseException as error:  # noqa: BLE001  whatever the user's module raises
-        line.send(Unfit(f"{config.target} cannot be imported: {error!r}", users_traceback(error)))
+        channel.send(
+            LoadFailed(f"{config.target} cannot be imported: {error!r}", users_traceback(error))
+        )
         _leave(4)
-    line.send(Hello([handler.offer for handler in app.handlers.values()], own_files()))
+    channel.send(Ready([handler.offer for handler in app.handlers.values()], own_files()))
     gc.freeze()
     gc.enable()
     try:
-        Process(config, app, table, line).run()
+        WorkerProcess(config, app, table, channel).run()
     except BaseException:
         log.exception("the process ends")
         _leave(1)

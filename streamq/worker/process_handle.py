@@ -7,21 +7,21 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from streamq.worker import counters as tally
-from streamq.worker.channel import Config, Hello, Order
-from streamq.worker.slot_table import Held
-from streamq.worker.spawning import Newborn
+from streamq.worker import counters
+from streamq.worker.channel import Command, CommandWord, ProcessConfig, Ready
+from streamq.worker.slot_table import SlotState
+from streamq.worker.spawning import SpawnedProcess
 
 
-class Member:
+class ProcessHandle:
     """A process: what it was told, what it said, and what it holds."""
 
-    def __init__(self, config: Config, newborn: Newborn) -> None:
+    def __init__(self, config: ProcessConfig, spawned: SpawnedProcess) -> None:
         self.config = config
-        self.popen, self.line, self.table = newborn
-        self.line.send(config)
+        self.popen, self.channel, self.table = spawned
+        self.channel.send(config)
         self.began = time.monotonic()
-        self.hello: Hello | None = None
+        self.ready: Ready | None = None
         self.idle_s = 0.0
         self.is_leaving = False
         #: Whether its end of the line is closed: it ends.
@@ -31,36 +31,36 @@ class Member:
         #: and since when a batch is told to stop.
         self.overdue: dict[int, tuple[int, int]] = {}
         self.struck: dict[int, int] = {}
-        self.told: dict[int, tuple[int, float]] = {}
+        self.asked_to_stop: dict[int, tuple[int, float]] = {}
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self.popen.pid
 
-    def rows(self) -> dict[str, tally.Row]:
+    def rows(self) -> dict[str, counters.Row]:
         """What it has done, by handler."""
-        names = self.hello.names if self.hello else []
-        rows = self.table.tally.rows(len(names))
-        if len(names) > tally.MOST_HANDLERS:
-            names = [*names[: tally.MOST_HANDLERS - 1], "(others)"]
+        names = self.ready.names if self.ready else []
+        rows = self.table.counters.rows(len(names))
+        if len(names) > counters.MOST_HANDLERS:
+            names = [*names[: counters.MOST_HANDLERS - 1], "(others)"]
         return dict(zip(names, rows, strict=True))
 
     @property
     def parts(self) -> int:
         """Parts that it has brought to some end."""
-        return sum(map(tally.parts, self.rows().values()))
+        return sum(map(counters.parts, self.rows().values()))
 
-    def held(self, *, is_dead: bool = False) -> list[tuple[int, Held]]:
+    def held(self, *, is_dead: bool = False) -> list[tuple[int, SlotState]]:
         """What its slots hold."""
         slots = range(self.config.slots)
         found = ((slot, self.table.read(slot, is_dead=is_dead)) for slot in slots)
         return [(slot, held) for slot, held in found if held]
 
-    def order(self, word: str) -> None:
+    def order(self, word: CommandWord) -> None:
         """Tell it to ``stop`` or to be ``quiet``."""
         self.is_leaving = self.is_leaving or word == "stop"
-        self.line.send(Order(word))
+        self.channel.send(Command(word))
 
     def kill(self, why: str) -> None:
         """End it at once, and every program that it started."""

@@ -16,7 +16,7 @@ from streamq.errors import RequestUnknown, ServerError, ServerUnreachable, Strea
 from streamq.protocol.protocol import Protocol, Renewed
 from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Stopwatch
-from streamq.worker.slot_table import Held
+from streamq.worker.slot_table import SlotState
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ MOST_HOLDERS = 1_000
 MOST_CALLS = 100
 
 #: A process id, and what one of its slots holds.
-Holding = tuple[int, Held]
+Holding = tuple[int, SlotState]
 #: Of each request: its holders, and the part that each runs.
 _Share = dict[str, dict[str, int | None]]
 #: A request, and some of its holders.

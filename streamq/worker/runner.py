@@ -41,7 +41,7 @@ _MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
 
 
-class Done(msgspec.Struct):
+class PartDone(msgspec.Struct):
     """A part that succeeded."""
 
     result: bytes
@@ -49,10 +49,10 @@ class Done(msgspec.Struct):
 
 
 #: What a part of one record comes to whose handler returned nothing.
-_NOTHING = Done(codec.encode_result([None]), 1)
+_NOTHING = PartDone(codec.encode_result([None]), 1)
 
 
-class Trouble(msgspec.Struct):
+class PartNotDone(msgspec.Struct):
     """A part that did not succeed: what to tell ``fail``."""
 
     kind: FailKind
@@ -95,7 +95,7 @@ class Runner:
         #: 0 for none.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
 
-    def of(self, request_id: str) -> Self:
+    def for_request(self, request_id: str) -> Self:
         """The same for another request of the same handler and spec."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -104,7 +104,7 @@ class Runner:
         other._has_said_large = False
         return other
 
-    def run(self, part: Part, context: Context | None) -> Done | Trouble:
+    def run(self, part: Part, context: Context | None) -> PartDone | PartNotDone:
         """Run a part with a plain function. The context is for a handler that wants one."""
         if self._is_whole and not part.partial:
             return self._run_whole(part)
@@ -124,7 +124,7 @@ class Runner:
             return self._done(part, items, len(items), self._endings(given))
         return self._run_rest(call, part, given, items, error)
 
-    def _run_whole(self, part: Part) -> Done | Trouble:
+    def _run_whole(self, part: Part) -> PartDone | PartNotDone:
         """The shortest way: one value, one call, one item."""
         function, payload = self.handler.function, part.payload
         try:
@@ -147,7 +147,7 @@ class Runner:
         given: list[bytes],
         items: list[Item],
         error: BaseException | None,
-    ) -> Done | Trouble:
+    ) -> PartDone | PartNotDone:
         """Run records one by one, after those that have items; the next may have ended in error."""
         steps = self._steps(part, given, items)
         try:
@@ -163,7 +163,7 @@ class Runner:
                 else:
                     value = steps.send(returned)
         except StopIteration as end:
-            outcome: Done | Trouble = end.value
+            outcome: PartDone | PartNotDone = end.value
             return outcome
 
     def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
@@ -208,7 +208,7 @@ class Runner:
                 return error
         return None
 
-    async def run_async(self, part: Part, context: Context | None) -> Done | Trouble:
+    async def run_async(self, part: Part, context: Context | None) -> PartDone | PartNotDone:
         """Run a part with a coroutine."""
         reader = self._reader
         if reader and (trouble := await asyncio.to_thread(self._fetch, part, reader)):
@@ -227,10 +227,10 @@ class Runner:
                 else:
                     value = steps.send(returned)
         except StopIteration as end:
-            outcome: Done | Trouble = end.value
+            outcome: PartDone | PartNotDone = end.value
             return outcome
 
-    def _fetch(self, part: Part, reader: Reader) -> Trouble | None:
+    def _fetch(self, part: Part, reader: Reader) -> PartNotDone | None:
         """Put the bytes a part refers to in their place, or say why that cannot be."""
         place = self._place(part, 0)
         is_whole = self._spec.format == "file"
@@ -246,14 +246,14 @@ class Runner:
                 **place,
             )
             if isinstance(error, Abandon):
-                return Trouble("abandon", 0, [failure], (0, -1))
+                return PartNotDone("abandon", 0, [failure], (0, -1))
             return self._put_off(part, [failure], None)
 
-    def fail(self, part: Part, error: Exception) -> Trouble:
+    def fail(self, part: Part, error: Exception) -> PartNotDone:
         """What becomes of a part that ended in an error of its own making."""
         return self._put_off(part, [self._describe(error, part, 0)], None)
 
-    def time_out(self, part: Part) -> Trouble:
+    def time_out(self, part: Part) -> PartNotDone:
         """What becomes of a part that took too long."""
         message = f"it took longer than {self.timeout_ms / 1_000:g} s"
         failure = Failure(error="Timeout", message=message, part=part.number, attempts=part.attempt)
@@ -271,17 +271,17 @@ class Runner:
 
     def _steps(
         self, part: Part, given: list[bytes], items: list[Item]
-    ) -> Generator[Any, Any, Done | Trouble]:
+    ) -> Generator[Any, Any, PartDone | PartNotDone]:
         try:
             outcomes = self._outcomes_so_far(part, given)
         except Damaged as error:
-            return Trouble("abandon", 0, [self._describe(error, part, 0)], (0, -1))
+            return PartNotDone("abandon", 0, [self._describe(error, part, 0)], (0, -1))
         outcomes[: len(items)] = [[_DONE, item] for item in items]
         return (yield from self._call_each(part, given, outcomes))
 
     def _call_each(
         self, part: Part, given: list[bytes], outcomes: list[Any]
-    ) -> Generator[Any, Any, Done | Trouble]:
+    ) -> Generator[Any, Any, PartDone | PartNotDone]:
         """Call the handler with each record that has no outcome yet, then sum up."""
         is_json = about.is_json(part)
         retry: BaseException | None = None
@@ -384,13 +384,15 @@ class Runner:
         self._silent_until, self._unsaid = now + self._silence_s, 0
         self._silence_s = min(2 * self._silence_s, _MOST_SILENT_S)
 
-    def _done(self, part: Part, items: list[Item], fresh: int, endings: bytes) -> Done | Trouble:
+    def _done(
+        self, part: Part, items: list[Item], fresh: int, endings: bytes
+    ) -> PartDone | PartNotDone:
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
-            return Done(result, self._count(part, fresh))
+            return PartDone(result, self._count(part, fresh))
         return self._too_large(part, len(items))
 
-    def _too_large(self, part: Part, outcomes: int) -> Trouble:
+    def _too_large(self, part: Part, outcomes: int) -> PartNotDone:
         failure = Failure(
             error="ResultTooLarge",
             message=f"the part's results have more than the {self._max_result} bytes allowed: "
@@ -398,7 +400,7 @@ class Runner:
             part=part.number,
             attempts=part.attempt,
         )
-        return Trouble("abandon", 0, [failure], (0, self._count(part, outcomes)))
+        return PartNotDone("abandon", 0, [failure], (0, self._count(part, outcomes)))
 
     def _count(self, part: Part, outcomes: int) -> int:
         """Records behind outcomes: a map has one for each, a handler one for all of the part."""
@@ -412,7 +414,7 @@ class Runner:
         failures: list[Failure],
         error: BaseException | None,
         outcomes: list[Any] | None = None,
-    ) -> Trouble:
+    ) -> PartNotDone:
         kind: FailKind = "retry"
         delay_ms = None
         if isinstance(error, Snooze):
@@ -423,7 +425,7 @@ class Runner:
             kind = "abandon"
         if delay_ms is None:
             delay_ms = self.retry_ms(part)
-        return Trouble(kind, delay_ms, failures, (0, -1), partial=self._kept(outcomes))
+        return PartNotDone(kind, delay_ms, failures, (0, -1), partial=self._kept(outcomes))
 
     def _kept(self, outcomes: list[Any] | None) -> bytes:
         """What the next attempt is told of the records that have an outcome, if it is not much.
@@ -448,7 +450,7 @@ class Runner:
 
     def _give_up(
         self, part: Part, failures: list[Failure], outcomes: list[Any], endings: bytes
-    ) -> Trouble:
+    ) -> PartNotDone:
         items = [each[1] if each[0] == _DONE else None for each in outcomes]
         fresh = sum(each[0] == _DONE for each in outcomes)
         # For a redrive: these have been delivered, the others are to run.
@@ -459,7 +461,7 @@ class Runner:
         result = codec.encode_result(items, endings) if fresh else b""
         if len(result) > self._max_result:
             return self._too_large(part, len(outcomes))
-        return Trouble(
+        return PartNotDone(
             "abandon",
             0,
             failures,

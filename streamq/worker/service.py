@@ -19,10 +19,10 @@ from streamq.settings import Settings
 from streamq.telemetry.health import HealthServer, HealthSource
 from streamq.telemetry.metrics import build_info_samples
 from streamq.telemetry.systemd import Notifier
-from streamq.worker.channel import Config, PoolOptions
-from streamq.worker.lease_keeper import Keeper
+from streamq.worker.channel import PoolOptions, ProcessConfig
+from streamq.worker.lease_keeper import LeaseKeeper
 from streamq.worker.pool import Pool
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import Spawner
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ LEAVE_S = 5.0
 
 def serve_pool(
     protocol: Protocol,
-    config: Config,
+    config: ProcessConfig,
     options: PoolOptions,
-    nursery: Nursery,
+    spawner: Spawner,
     *,
     levels: str,
     health_port: str = "",
@@ -49,7 +49,7 @@ def serve_pool(
         AppLoadError: the user's module cannot be loaded.
     """
     settings = Settings.from_env()
-    keeper = Keeper(
+    keeper = LeaseKeeper(
         protocol,
         config,
         options.processes,
@@ -57,7 +57,7 @@ def serve_pool(
         audit_ms=settings.audit_ms,
         levels=levels,
     )
-    pool = Pool(config, options, keeper, notifier=Notifier(), nursery=nursery)
+    pool = Pool(config, options, keeper, notifier=Notifier(), spawner=spawner)
     started(pool)
     with _health(health_port, pool, protocol, keeper, config):
         return pool.run()
@@ -65,7 +65,7 @@ def serve_pool(
 
 @contextmanager
 def _health(
-    address: str, pool: Pool, protocol: Protocol, keeper: Keeper, config: Config
+    address: str, pool: Pool, protocol: Protocol, keeper: LeaseKeeper, config: ProcessConfig
 ) -> Generator[None]:
     """Let those know how the pool is who ask at the address, if there is one."""
     if not address:

@@ -16,7 +16,7 @@ from threading import Lock
 
 import msgspec
 
-from streamq.worker import counters as tally
+from streamq.worker import counters
 
 #: Parts one holder is ever handed at once.
 MOST_PARTS = 500
@@ -43,14 +43,14 @@ _SLOT = _NUMBERS + MOST_PARTS
     ENDED,
     COUNT,
     PROGRESS,
-    TOLD,
+    ASKED_TO_STOP,
     CUT,
     SINCE_MS,
     TIMEOUT_MS,
     IS_ASYNC,
     RETRY_MS,
 ) = range(12)
-#: From CALLS to TOLD as they are at the beginning of a lease, and the texts behind the words.
+#: The words from CALLS to ASKED_TO_STOP at the beginning of a lease, and the texts behind them.
 _BEGIN = struct.pack("=6q", 0, -1, -1, 0, 0, 0)
 _NAMES = struct.Struct(f"={_TEXT}s{_TEXT}s")
 
@@ -69,7 +69,7 @@ def _fence() -> None:
         pass
 
 
-class Held(msgspec.Struct, frozen=True):
+class SlotState(msgspec.Struct, frozen=True):
     """What a slot held at one moment."""
 
     version: int
@@ -81,7 +81,7 @@ class Held(msgspec.Struct, frozen=True):
     since_ms: int
     timeout_ms: int
     progress: int
-    told: int
+    asked_to_stop: int
     is_async: bool
     #: How long the running part waits if it is stopped and runs again, and which attempt it is.
     retry_ms: int
@@ -99,7 +99,7 @@ class Held(msgspec.Struct, frozen=True):
         return None
 
 
-class Table:
+class SlotTable:
     """The slots of one process. The process and its parent map the same memory."""
 
     def __init__(self, fd: int, slots: int) -> None:
@@ -109,10 +109,10 @@ class Table:
         self.slots = slots
         #: What the slots have done; behind what they hold.
         self._counts = self._words[slots * _SLOT :]
-        self.tally = tally.Tally(self._counts, slots)
+        self.counters = counters.SlotCounters(self._counts, slots)
 
     @classmethod
-    def create(cls, slots: int) -> "tuple[Table, int]":
+    def create(cls, slots: int) -> "tuple[SlotTable, int]":
         """A new table, and the file descriptor to hand to the process."""
         fd = os.memfd_create("streamq") if hasattr(os, "memfd_create") else _unlinked_file()
         os.truncate(fd, _size(slots))
@@ -179,7 +179,7 @@ class Table:
         row[SINCE_MS] = now_ms
         row[CURRENT] = index
         _fence()
-        return index < row[CUT] and not row[TOLD]
+        return index < row[CUT] and not row[ASKED_TO_STOP]
 
     def end(self, slot: int, index: int) -> None:
         """The part that was started has ended: it runs no more, though it is not finished yet."""
@@ -196,9 +196,9 @@ class Table:
         """The slot's call was answered."""
         self._words[slot * _SLOT + CALLS] += 1
 
-    def is_told(self, slot: int) -> bool:
+    def is_asked_to_stop(self, slot: int) -> bool:
         """Whether the parent says that the lease is lost or the request cancelled."""
-        return self._words[slot * _SLOT + TOLD] != 0
+        return self._words[slot * _SLOT + ASKED_TO_STOP] != 0
 
     def set_progress(self, slot: int, percent: float) -> None:
         """How far the running part is, in percent."""
@@ -210,7 +210,7 @@ class Table:
 
     # The parent's side.
 
-    def read(self, slot: int, *, is_dead: bool = False) -> Held | None:
+    def read(self, slot: int, *, is_dead: bool = False) -> SlotState | None:
         """What the slot holds, or None when it holds nothing or is just changing.
 
         A dead process changes nothing any more, so what it was just writing counts.
@@ -228,7 +228,7 @@ class Table:
             for offset in (_HOLDER, _REQUEST, _HANDLER)
         ]
         count = words[at + COUNT]
-        held = Held(
+        held = SlotState(
             version,
             words[at + CALLS],
             words[at + CURRENT],
@@ -236,7 +236,7 @@ class Table:
             words[at + SINCE_MS],
             words[at + TIMEOUT_MS],
             words[at + PROGRESS],
-            words[at + TOLD],
+            words[at + ASKED_TO_STOP],
             bool(words[at + IS_ASYNC]),
             *divmod(words[at + RETRY_MS], _ATTEMPTS),
             texts[0],
@@ -247,7 +247,7 @@ class Table:
         _fence()
         return held if words[at + VERSION] == version else None
 
-    def strike(self, slot: int, held: Held) -> tuple[int, ...]:
+    def strike(self, slot: int, held: SlotState) -> tuple[int, ...]:
         """Strike what the slot has not started. Returns the parts that it never will start."""
         at = slot * _SLOT
         words = self._words
@@ -263,14 +263,14 @@ class Table:
             cut = words[at + CURRENT] + 1
         return ()
 
-    def tell(self, slot: int, held: Held) -> None:
+    def ask_to_stop(self, slot: int, held: SlotState) -> None:
         """Say that the lease is lost or the request cancelled."""
         if self._words[slot * _SLOT + VERSION] == held.version:
-            self._words[slot * _SLOT + TOLD] = 1
+            self._words[slot * _SLOT + ASKED_TO_STOP] = 1
 
 
 def _size(slots: int) -> int:
-    return slots * (_SLOT + tally.WORDS) * 8
+    return slots * (_SLOT + counters.WORDS) * 8
 
 
 def _unlinked_file() -> int:

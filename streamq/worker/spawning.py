@@ -12,8 +12,8 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple, Self
 
-from streamq.worker.channel import Line
-from streamq.worker.slot_table import Table
+from streamq.worker.channel import Channel
+from streamq.worker.slot_table import SlotTable
 
 #: Nothing that is imported is garbage: who looks for it meanwhile is only in the way.
 _BEGIN = "import gc; gc.disable(); from streamq.worker.process import main; main()"
@@ -21,24 +21,24 @@ _BEGIN = "import gc; gc.disable(); from streamq.worker.process import main; main
 MOST_STARTING = 32
 
 
-class Newborn(NamedTuple):
+class SpawnedProcess(NamedTuple):
     """A process that waits for its first word, the line to it, and the table it shares."""
 
     popen: subprocess.Popen[bytes]
-    line: Line
-    table: Table
+    channel: Channel
+    table: SlotTable
 
 
-class Nursery:
+class Spawner:
     """Starts processes, some of them ahead of time. At its end those are killed nobody took."""
 
     def __init__(self, slots: int, ahead: int = 0) -> None:
         self._slots = slots
-        self._waiting: list[Newborn] = []
+        self._waiting: list[SpawnedProcess] = []
         with suppress(OSError):  # whoever takes one is told
             self._waiting += [self._start() for _ in range(min(ahead, MOST_STARTING))]
 
-    def take(self) -> Newborn:
+    def take(self) -> SpawnedProcess:
         """A process to be told what to do.
 
         Raises:
@@ -46,8 +46,8 @@ class Nursery:
         """
         return self._waiting.pop(0) if self._waiting else self._start()
 
-    def _start(self) -> Newborn:
-        table, fd = Table.create(self._slots)
+    def _start(self) -> SpawnedProcess:
+        table, fd = SlotTable.create(self._slots)
         ours, theirs = socket.socketpair()
         try:
             popen = subprocess.Popen(
@@ -64,16 +64,16 @@ class Nursery:
         finally:
             theirs.close()
             os.close(fd)
-        return Newborn(popen, Line(ours), table)
+        return SpawnedProcess(popen, Channel(ours), table)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for popen, line, table in self._waiting:
+        for popen, channel, table in self._waiting:
             with suppress(ProcessLookupError):
                 os.killpg(popen.pid, signal.SIGKILL)
             popen.wait()
-            line.close()
+            channel.close()
             table.close()
         self._waiting.clear()

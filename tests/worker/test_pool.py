@@ -24,13 +24,13 @@ from streamq.protocol.replies import Outcome, Tokens
 from streamq.protocol.scripts import Scripts
 from streamq.queue.outages import Outages
 from streamq.servers.local import LocalServer
-from streamq.worker.channel import Config, Line, PoolOptions
-from streamq.worker.lease_keeper import Keeper, Rounds, _name_of
+from streamq.worker.channel import Channel, PoolOptions, ProcessConfig
+from streamq.worker.lease_keeper import LeaseKeeper, Rounds, _name_of
 from streamq.worker.pool import Pool
-from streamq.worker.process_handle import Member
+from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.renewals import MOST_CALLS, Renewals, Word
-from streamq.worker.slot_table import Held, Table
-from streamq.worker.spawning import Newborn
+from streamq.worker.slot_table import SlotState, SlotTable
+from streamq.worker.spawning import SpawnedProcess
 from tests.conftest import ANY_KIND, ONE_KIND
 from tests.driver import Driver
 from tests.faults.proxy import Proxy
@@ -38,7 +38,7 @@ from tests.fleet import APPS, Fleet
 from tests.waiting import wait_until
 
 
-def config_of(url: str = "redis://127.0.0.1:1", queue: str = "q", **changes: Any) -> Config:
+def config_of(url: str = "redis://127.0.0.1:1", queue: str = "q", **changes: Any) -> ProcessConfig:
     """What the processes of a pool are told."""
     given: dict[str, Any] = {
         "url": url,
@@ -53,7 +53,7 @@ def config_of(url: str = "redis://127.0.0.1:1", queue: str = "q", **changes: Any
         "log_level": "info",
         "log_format": "text",
     }
-    return Config(**(given | changes))
+    return ProcessConfig(**(given | changes))
 
 
 class Heard:
@@ -63,13 +63,13 @@ class Heard:
         self.words: list[tuple[Any, ...]] = []
         self.unwanted: set[str] = set()
 
-    def release(self, held: Held, call: int, crashed: int | None) -> None:
+    def release(self, held: SlotState, call: int, crashed: int | None) -> None:
         self.words.append(("release", held.holder, call, crashed))
 
-    def hand_back(self, held: Held, call: int, numbers: tuple[int, ...]) -> None:
+    def hand_back(self, held: SlotState, call: int, numbers: tuple[int, ...]) -> None:
         self.words.append(("handback", held.holder, call, numbers))
 
-    def time_out(self, held: Held, call: int) -> None:
+    def time_out(self, held: SlotState, call: int) -> None:
         self.words.append(("timeout", held.holder, call, held.running))
 
     def is_unwanted(self, holder: str) -> bool:
@@ -82,15 +82,17 @@ class Stage:
     def __init__(self) -> None:
         config = config_of()
         self.heard = Heard()
-        self.pool = Pool(config, PoolOptions(), cast("Keeper", self.heard))
-        self.slot, fd = Table.create(config.slots)
+        self.pool = Pool(config, PoolOptions(), cast("LeaseKeeper", self.heard))
+        self.slot, fd = SlotTable.create(config.slots)
         ours, self.theirs = socket.socketpair()
         popen = subprocess.Popen(
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, process_group=0
         )
-        self.member = Member(config, Newborn(popen, Line(ours), Table(fd, config.slots)))
+        self.handle = ProcessHandle(
+            config, SpawnedProcess(popen, Channel(ours), SlotTable(fd, config.slots))
+        )
         os.close(fd)
-        self.pool._members.append(self.member)
+        self.pool._handles.append(self.handle)
 
     def begin(self, numbers: list[int], ran_ms: int, timeout_ms: int = 0) -> None:
         """A batch whose first part has run for so long."""
@@ -104,19 +106,19 @@ class Stage:
 
     def bury(self) -> None:
         """The process is gone: take back what it held."""
-        self.member.popen.kill()
-        wait_until(self.member.has_ended)
-        self.pool._forget(self.member)
-        self.pool._take_back(self.member)
+        self.handle.popen.kill()
+        wait_until(self.handle.has_ended)
+        self.pool._forget(self.handle)
+        self.pool._take_back(self.handle)
 
     def close(self) -> None:
-        self.member.popen.kill()
-        self.member.popen.wait()
-        if self.member.popen.stdin:
-            self.member.popen.stdin.close()
+        self.handle.popen.kill()
+        self.handle.popen.wait()
+        if self.handle.popen.stdin:
+            self.handle.popen.stdin.close()
         self.slot.close()
         self.theirs.close()
-        self.member.line.close()
+        self.handle.channel.close()
         self.pool._bell.close()
         self.pool._button.close()
         self.pool._selector.close()
@@ -172,7 +174,7 @@ class TestDeath:
 
     def test_no_part_is_charged_for_a_process_that_was_ended_on_purpose(self, stage: Stage) -> None:
         stage.begin([1, 2, 3], ran_ms=0)
-        stage.member.kill("it is not wanted")
+        stage.handle.kill("it is not wanted")
 
         stage.bury()
 
@@ -196,7 +198,7 @@ class TestDeath:
         stage.pool._config = patient
         stage.begin([1, 2], ran_ms=1_000, timeout_ms=500)
         stage.look()
-        assert "part 1 of r took longer" in stage.member.why_killed
+        assert "part 1 of r took longer" in stage.handle.why_killed
         # Between the look and the kill the part ends, and the next begins.
         stage.slot.end(0, 0)
         assert stage.slot.start(0, 1, 0)
@@ -231,10 +233,10 @@ class TestRounds:
         assert done[3:] == ["fails"], "only what failed is due again"
 
 
-def holding(request_id: str, holder: str) -> tuple[int, Held]:
+def holding(request_id: str, holder: str) -> tuple[int, SlotState]:
     """What a slot holds that runs part 1."""
     zeros = (0,) * 5
-    return 1, Held(0, 0, 0, False, *zeros[:4], False, 0, 0, holder, request_id, "h", (1,))
+    return 1, SlotState(0, 0, 0, False, *zeros[:4], False, 0, 0, holder, request_id, "h", (1,))
 
 
 @pytest.fixture
@@ -408,7 +410,7 @@ class TestKeeper:
         self, driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         config = config_of(url, driver.queue)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper = LeaseKeeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
         tries: list[float] = []
 
         def refuse() -> Outcome:
@@ -428,7 +430,7 @@ class TestKeeper:
     ) -> None:
         """The first finds nobody. When it is the second's turn the slot has moved."""
         config = config_of(url, driver.queue)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper = LeaseKeeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
         said: list[str] = []
         nodes = iter(["former", "latter", "latter", "latter"])
         monkeypatch.setattr(keeper._protocol, "node_of", lambda _: next(nodes))
@@ -470,7 +472,7 @@ class TestKeeper:
             driver.expire(holder)
             driver.reap()
         config = config_of(url, driver.queue)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper = LeaseKeeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
         keeper.time_out(holding(driver.id, holder)[1], 1)
 
         keeper._do_errands()
@@ -486,7 +488,7 @@ class TestKeeper:
         driver.load(1)
         holder, _ = driver.claim(level=50)
         config = config_of(url, driver.queue)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper = LeaseKeeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
         hasty = keeper._hasty()
         push, pushes = hasty.push, []
 
@@ -516,7 +518,7 @@ class TestKeeper:
     ) -> None:
         driver.load(1)
         holder, _ = driver.claim(lease_ms=2_000)
-        keeper = Keeper(
+        keeper = LeaseKeeper(
             driver.protocol,
             config_of(url, driver.queue, lease_ms=2_000),
             1,

@@ -15,9 +15,9 @@ from streamq import Abandon, App, Client
 from streamq.errors import ServerUnreachable
 from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Grant
-from streamq.worker.channel import Line
-from streamq.worker.process import Known, Lease, Pace, Process
-from streamq.worker.slot_table import MOST_PARTS, Table
+from streamq.worker.channel import Channel
+from streamq.worker.process import KnownRequest, Lease, Pace, WorkerProcess
+from streamq.worker.slot_table import MOST_PARTS, SlotTable
 from tests.conftest import ANY_KIND, ONE_KIND
 from tests.driver import HANDLER, Driver
 from tests.fleet import Fleet
@@ -32,13 +32,13 @@ class Bench:
         self.app = App()
         self.run: Callable[[bytes], bytes] = bytes
         self.app.handler(name=HANDLER)(lambda payload: self.run(payload))
-        self.table, self._fd = Table.create(2)
+        self.table, self._fd = SlotTable.create(2)
         ours, self._theirs = socket.socketpair()
-        self._line = Line(ours)
-        self.process = Process(config_of(url, queue), self.app, self.table, self._line)
+        self._channel = Channel(ours)
+        self.process = WorkerProcess(config_of(url, queue), self.app, self.table, self._channel)
 
     def lease(self, driver: Driver, holder: str, grant: Grant) -> Lease:
-        known = Known(
+        known = KnownRequest(
             grant.created_ms, 0, self.process._make_runner(HANDLER, grant.spec), Pace(0.05)
         )
         self.table.hold(0, holder, driver.id)
@@ -47,7 +47,7 @@ class Bench:
     def close(self) -> None:
         self.process._protocol.connection.close()
         self.table.close()
-        self._line.close()
+        self._channel.close()
         self._theirs.close()
         os.close(self._fd)
 
@@ -91,7 +91,7 @@ def test_request_that_is_purged_while_its_parts_are_refused_ends_nothing(
         request.purge()
         raise TypeError("such a handler cannot be run")
 
-    monkeypatch.setattr(bench.process, "_learn", learn)
+    monkeypatch.setattr(bench.process, "_know", learn)
 
     assert wait_until(lambda: bench.process._take(0)) == (None, None)
     assert bench.table.read(0) is None

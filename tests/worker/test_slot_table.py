@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from streamq.worker.slot_table import MOST_PARTS, UNCUT, Held, Table
+from streamq.worker.slot_table import MOST_PARTS, UNCUT, SlotState, SlotTable
 
 ROUNDS = 1_500
 
 
 @pytest.fixture
-def tables() -> Iterator[Callable[[int], tuple[Table, Table]]]:
+def tables() -> Iterator[Callable[[int], tuple[SlotTable, SlotTable]]]:
     """Two mappings of the same memory: the slot's, and the parent's."""
-    made: list[Table] = []
+    made: list[SlotTable] = []
 
-    def tables(slots: int = 1) -> tuple[Table, Table]:
-        first, fd = Table.create(slots)
-        made.extend((first, Table(fd, slots)))
+    def tables(slots: int = 1) -> tuple[SlotTable, SlotTable]:
+        first, fd = SlotTable.create(slots)
+        made.extend((first, SlotTable(fd, slots)))
         os.close(fd)
         return made[-2], made[-1]
 
@@ -31,11 +31,11 @@ def tables() -> Iterator[Callable[[int], tuple[Table, Table]]]:
 
 
 @pytest.fixture
-def pair(tables: Callable[[int], tuple[Table, Table]]) -> tuple[Table, Table]:
+def pair(tables: Callable[[int], tuple[SlotTable, SlotTable]]) -> tuple[SlotTable, SlotTable]:
     return tables(1)
 
 
-def seen(table: Table, slot: int = 0) -> Held:
+def seen(table: SlotTable, slot: int = 0) -> SlotState:
     held = table.read(slot)
     assert held is not None
     return held
@@ -62,7 +62,7 @@ def pause(most_s: float) -> None:
 
 
 class TestBatch:
-    def test_parent_sees_what_the_slot_holds(self, pair: tuple[Table, Table]) -> None:
+    def test_parent_sees_what_the_slot_holds(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         assert parent.read(0) is None
 
@@ -79,7 +79,7 @@ class TestBatch:
         assert (held.timeout_ms, held.is_async, held.progress) == (500, True, 40)
         assert (held.attempt, held.retry_ms) == (3, 250)
 
-    def test_part_that_ended_does_not_run(self, pair: tuple[Table, Table]) -> None:
+    def test_part_that_ended_does_not_run(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8])
@@ -90,7 +90,7 @@ class TestBatch:
 
         assert (seen(parent).is_ended, seen(parent).running) == (True, None)
 
-    def test_dropped_lease_is_nothing(self, pair: tuple[Table, Table]) -> None:
+    def test_dropped_lease_is_nothing(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7])
@@ -100,7 +100,7 @@ class TestBatch:
         assert parent.read(0) is None
 
     def test_as_many_parts_as_there_is_room_for_touch_no_other_slot(
-        self, tables: Callable[[int], tuple[Table, Table]]
+        self, tables: Callable[[int], tuple[SlotTable, SlotTable]]
     ) -> None:
         slot, parent = tables(3)
         for index in range(3):
@@ -116,7 +116,7 @@ class TestBatch:
         ]
 
     def test_more_parts_than_there_is_room_for_are_refused(
-        self, tables: Callable[[int], tuple[Table, Table]]
+        self, tables: Callable[[int], tuple[SlotTable, SlotTable]]
     ) -> None:
         slot, parent = tables(2)
         for index in range(2):
@@ -130,7 +130,7 @@ class TestBatch:
         assert [seen(parent, index) for index in range(2)] == before
 
     def test_calls_are_numbered_with_room_for_those_of_the_parent(
-        self, pair: tuple[Table, Table]
+        self, pair: tuple[SlotTable, SlotTable]
     ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
@@ -143,7 +143,7 @@ class TestBatch:
 
 
 class TestStrike:
-    def test_struck_parts_are_not_started(self, pair: tuple[Table, Table]) -> None:
+    def test_struck_parts_are_not_started(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8, 9])
@@ -154,7 +154,9 @@ class TestStrike:
         assert not slot.start(0, 1, 0)
         assert not slot.start(0, 2, 0)
 
-    def test_part_that_was_started_meanwhile_is_not_struck(self, pair: tuple[Table, Table]) -> None:
+    def test_part_that_was_started_meanwhile_is_not_struck(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8, 9])
@@ -164,7 +166,7 @@ class TestStrike:
 
         assert parent.strike(0, held) == (9,)
 
-    def test_last_part_leaves_nothing_to_strike(self, pair: tuple[Table, Table]) -> None:
+    def test_last_part_leaves_nothing_to_strike(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7])
@@ -173,7 +175,7 @@ class TestStrike:
         assert parent.strike(0, seen(parent)) == ()
 
     def test_another_batch_is_not_struck_for_the_one_before(
-        self, pair: tuple[Table, Table]
+        self, pair: tuple[SlotTable, SlotTable]
     ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
@@ -184,7 +186,9 @@ class TestStrike:
 
         assert parent.strike(0, held) == (), "nobody hands back what may be started"
 
-    def test_part_is_started_or_struck_and_never_both(self, pair: tuple[Table, Table]) -> None:
+    def test_part_is_started_or_struck_and_never_both(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         """Two processes race for the parts of many batches; each says which it has."""
         slot, parent = pair
         parts = 250
@@ -220,18 +224,22 @@ class TestStrike:
 
 
 class TestTold:
-    def test_lease_that_is_not_wanted_starts_nothing_more(self, pair: tuple[Table, Table]) -> None:
+    def test_lease_that_is_not_wanted_starts_nothing_more(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8])
         slot.start(0, 0, 0)
 
-        parent.tell(0, seen(parent))
+        parent.ask_to_stop(0, seen(parent))
 
-        assert slot.is_told(0)
+        assert slot.is_asked_to_stop(0)
         assert not slot.start(0, 1, 0)
 
-    def test_another_lease_is_not_told_for_the_one_before(self, pair: tuple[Table, Table]) -> None:
+    def test_another_lease_is_not_told_for_the_one_before(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8])
@@ -239,18 +247,18 @@ class TestTold:
         slot.hold(0, "h2", "r2")
         slot.deal(0, [1])
 
-        parent.tell(0, held)
+        parent.ask_to_stop(0, held)
 
-        assert not slot.is_told(0)
+        assert not slot.is_asked_to_stop(0)
         assert slot.start(0, 0, 0)
 
-    def test_next_lease_begins_untold_and_uncut(self, pair: tuple[Table, Table]) -> None:
+    def test_next_lease_begins_untold_and_uncut(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8])
         slot.start(0, 0, 0)
         parent.strike(0, seen(parent))
-        parent.tell(0, seen(parent))
+        parent.ask_to_stop(0, seen(parent))
 
         slot.hold(0, "h2", "r2")
         slot.deal(0, [1, 2])
@@ -261,7 +269,9 @@ class TestTold:
 
 
 class TestReading:
-    def test_no_mixture_is_seen_while_a_slot_writes(self, pair: tuple[Table, Table]) -> None:
+    def test_no_mixture_is_seen_while_a_slot_writes(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         """The numbers, the holder and the request of one lease all tell the same number."""
         slot, parent = pair
         end = time.monotonic() + 1.5
@@ -287,7 +297,7 @@ class TestReading:
         assert wait() == 0
         assert len(read) > 20
 
-    def test_threads_see_no_mixture_either(self, pair: tuple[Table, Table]) -> None:
+    def test_threads_see_no_mixture_either(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         end = time.monotonic() + 0.5
 
@@ -306,7 +316,9 @@ class TestReading:
                 assert held.numbers == (held.numbers[0],) * (1 + held.numbers[0] % 50)
         thread.join()
 
-    def test_what_a_dead_process_was_just_writing_counts(self, pair: tuple[Table, Table]) -> None:
+    def test_what_a_dead_process_was_just_writing_counts(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7])
