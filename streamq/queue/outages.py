@@ -4,13 +4,21 @@ Who waits for a server says so once and asks it again more and more seldom (``Ou
 
 Whoever renews leases was silent as long as a node was (``Outages``). So nothing that looks
 abandoned on it is taken back until everybody has had the time to say that it lives.
+
+Threads that use a server together say once that it is away, and once that it answers
+(``Availability``).
 """
 
+import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from streamq import backoff
-from streamq.errors import StreamqError
+from streamq.errors import ServerError, StreamqError
+
+log = logging.getLogger(__name__)
 
 #: So long after a call without an answer nothing on the node is taken back: the longest pause
 #: between two tries of a worker, and a renewal.
@@ -65,3 +73,38 @@ class Outages:
         """For how long nothing on the node is to be taken back; 0 when it is well."""
         seen = self._seen.get(node)
         return 0.0 if seen is None else max(0.0, seen + QUIET_S - time.monotonic())
+
+
+class Availability:
+    """Says once that the server is waited for, and once that it answers, whoever found out."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()
+        #: Calls that the server did not answer, by kind of error.
+        self.errors: Counter[str] = Counter()
+        self._has_answered = False
+
+    @property
+    def is_server_up(self) -> bool:
+        """Whether every thread's last call was answered."""
+        return self._has_answered and not self._waiting
+
+    def failed(self, who: str, error: ServerError) -> None:
+        """A call of this thread was not answered."""
+        with self._lock:
+            self.errors[type(error).__name__] += 1
+            if not self._waiting:
+                log.warning("waiting for the server: %s", error)
+            self._waiting.add(who)
+
+    def worked(self, who: str) -> None:
+        """All calls of this thread were answered."""
+        if self._has_answered and not self._waiting:
+            return
+        with self._lock:
+            self._has_answered = True
+            if who in self._waiting:
+                self._waiting.remove(who)
+                if not self._waiting:
+                    log.info("the server answers again")

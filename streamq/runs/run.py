@@ -23,6 +23,7 @@ from streamq.errors import (
 from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.client import Request
+from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.records.outputs import FileOutput, Output, StreamOutput
 from streamq.runs.collect import Collector
 from streamq.runs.folder import RunFolder
@@ -30,7 +31,6 @@ from streamq.runs.load import Load
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.progress import Meter, Progress
 from streamq.worker.channel import PoolOptions, ProcessConfig
-from streamq.worker.lease_keeper import LeaseKeeper
 from streamq.worker.pool import LAST_CALL, Pool
 from streamq.worker.spawning import Spawner
 
@@ -230,7 +230,16 @@ class Job:
             log_level=self._log_level,
             log_format="text",
         )
-        keeper = LeaseKeeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
+        keeper = LeaseKeeper(
+            protocol,
+            config.queue,
+            config.pool,
+            slots=plan.processes * config.slots,
+            lease_ms=config.lease_ms,
+            beat_ms=_BEAT_MS,
+            audit_ms=_AUDIT_MS,
+            levels=config.levels,
+        )
         options = PoolOptions(
             processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S, stops_on_hup=True
         )

@@ -22,11 +22,12 @@ from types import FrameType
 
 from streamq import backoff
 from streamq.errors import AppLoadError
+from streamq.queue.lease_keeper import LeaseKeeper
+from streamq.queue.renewals import Holding
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters
 from streamq.worker.channel import IdleFor, LoadFailed, PoolOptions, ProcessConfig, Ready, VisitAt
-from streamq.worker.lease_keeper import LeaseKeeper
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.slot_table import CALL_STEP, SlotState
 from streamq.worker.spawning import MOST_STARTING, Spawner
@@ -300,9 +301,9 @@ class Pool:
             # The slot may have gone on to its next part before the process was gone.
             is_overdue = handle.overdue.get(slot) == (held.version, held.running)
             if is_overdue and held.running is not None:
-                self._keeper.time_out(held, LAST_CALL - 1)
+                self._keeper.time_out(handle.holding(held), LAST_CALL - 1)
             crashed = None if handle.why_killed else held.running
-            self._keeper.release(held, LAST_CALL, crashed)
+            self._keeper.release(handle.holding(held), LAST_CALL, crashed)
         with suppress(KeyError, ValueError):
             self._selector.unregister(handle.channel.socket)
         handle.channel.close()
@@ -311,12 +312,12 @@ class Pool:
 
     # Looking after what runs
 
-    def _look_after_all(self) -> list[tuple[int, SlotState]]:
+    def _look_after_all(self) -> list[Holding]:
         """Look after every process. Returns what they hold."""
-        holdings = []
+        holdings: list[Holding] = []
         for handle in self._handles:
             held = handle.held()
-            holdings += [(handle.pid, each) for _, each in held if each.numbers]
+            holdings += [handle.holding(each) for _, each in held if each.numbers]
             self._look_after(handle, held)
         return holdings
 
@@ -344,7 +345,8 @@ class Pool:
         numbers = handle.table.strike(slot, held)
         if numbers:
             handle.struck[slot] = held.version
-            self._keeper.hand_back(held, held.calls * CALL_STEP + 1, numbers)
+            call = held.calls * CALL_STEP + 1
+            self._keeper.hand_back(handle.holding(held), call, numbers)
 
     def _check_wanted(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
         """A lease is lost or its request cancelled: tell the slot, and stop it after a while."""

@@ -40,6 +40,8 @@ from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Terms, Token, Tokens
 from streamq.queue.outages import Outage
+from streamq.queue.turns import Turns
+from streamq.queue.waiting_place import WaitingPlace
 from streamq.records.references import Reader
 from streamq.telemetry import logs
 from streamq.worker import counters, program
@@ -56,8 +58,6 @@ from streamq.worker.load_app import load_app, own_files
 from streamq.worker.runner import PartDone, PartNotDone, Runner
 from streamq.worker.slot_table import MOST_PARTS, SlotTable
 from streamq.worker.tracebacks import users_traceback
-from streamq.worker.turns import Turns
-from streamq.worker.waiting_place import WaitingPlace
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from streamq.queue.renewals import Holding
 from streamq.worker import counters
 from streamq.worker.channel import Command, CommandWord, ProcessConfig, Ready
 from streamq.worker.slot_table import SlotState
@@ -56,6 +57,20 @@ class ProcessHandle:
         slots = range(self.config.slots)
         found = ((slot, self.table.read(slot, is_dead=is_dead)) for slot in slots)
         return [(slot, held) for slot, held in found if held]
+
+    def holding(self, state: SlotState) -> Holding:
+        """Return what one of its slots holds, as the lease keeper is told."""
+        return Holding(
+            request_id=state.request_id,
+            holder=state.holder,
+            handler=state.handler,
+            running=state.running,
+            since_ms=state.since_ms,
+            timeout_ms=state.timeout_ms,
+            attempt=state.attempt,
+            retry_ms=state.retry_ms,
+            pid=self.pid,
+        )
 
     def order(self, word: CommandWord) -> None:
         """Tell it to ``stop`` or to be ``quiet``."""

@@ -14,13 +14,13 @@ from types import FrameType
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import BacklogCache
+from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.sweeper import Sweepers
 from streamq.settings import Settings
 from streamq.telemetry.health import HealthServer, HealthSource
 from streamq.telemetry.metrics import build_info_samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker.channel import PoolOptions, ProcessConfig
-from streamq.worker.lease_keeper import LeaseKeeper
 from streamq.worker.pool import Pool
 from streamq.worker.spawning import Spawner
 
@@ -51,11 +51,14 @@ def serve_pool(
     settings = Settings.from_env()
     keeper = LeaseKeeper(
         protocol,
-        config,
-        options.processes,
+        config.queue,
+        config.pool,
+        slots=options.processes * config.slots,
+        lease_ms=config.lease_ms,
         beat_ms=min(settings.beat_ms, config.lease_ms // 4),
         audit_ms=settings.audit_ms,
-        levels=levels,
+        levels=config.levels,
+        levels_text=levels,
     )
     pool = Pool(config, options, keeper, notifier=Notifier(), spawner=spawner)
     started(pool)

@@ -9,14 +9,15 @@ would take longer than their leases stand.
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
 
 from streamq.errors import RequestUnknown, ServerError, ServerUnreachable, StreamqError
 from streamq.protocol.protocol import Protocol, Renewed
-from streamq.queue.outages import Outages
+from streamq.queue.outages import Availability, Outages
 from streamq.telemetry.metrics import Stopwatch
-from streamq.worker.slot_table import SlotState
 
 log = logging.getLogger(__name__)
 
@@ -29,47 +30,28 @@ LINGER_ROUNDS = 60
 MOST_HOLDERS = 1_000
 MOST_CALLS = 100
 
-#: A process id, and what one of its slots holds.
-Holding = tuple[int, SlotState]
 #: Of each request: its holders, and the part that each runs.
 _Share = dict[str, dict[str, int | None]]
 #: A request, and some of its holders.
 _Call = tuple[str, dict[str, int | None]]
 
 
-class Word:
-    """Says once that the server is waited for, and once that it answers, whoever found out."""
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one holder has, as its host sees it: a lease, and the part that runs under it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: set[str] = set()
-        #: Calls that the server did not answer, by kind of error.
-        self.errors: Counter[str] = Counter()
-        self._has_answered = False
-
-    @property
-    def is_server_up(self) -> bool:
-        """Whether every thread's last call was answered."""
-        return self._has_answered and not self._waiting
-
-    def failed(self, who: str, error: ServerError) -> None:
-        """A call of this thread was not answered."""
-        with self._lock:
-            self.errors[type(error).__name__] += 1
-            if not self._waiting:
-                log.warning("waiting for the server: %s", error)
-            self._waiting.add(who)
-
-    def worked(self, who: str) -> None:
-        """All calls of this thread were answered."""
-        if self._has_answered and not self._waiting:
-            return
-        with self._lock:
-            self._has_answered = True
-            if who in self._waiting:
-                self._waiting.remove(who)
-                if not self._waiting:
-                    log.info("the server answers again")
+    request_id: str
+    holder: str
+    handler: str = ""
+    #: The number of the part that runs, if one does, and since when (ms of the monotonic clock).
+    running: int | None = None
+    since_ms: int = 0
+    #: The time limit of the part that runs, or 0; which attempt it is; and how long the part waits
+    #: for the next one if it is stopped.
+    timeout_ms: int = 0
+    attempt: int = 0
+    retry_ms: int = 0
+    #: The process that runs it, or 0.
+    pid: int = 0
 
 
 class Renewals:
@@ -81,7 +63,7 @@ class Renewals:
         hasty: Callable[[], Protocol],
         lease_ms: int,
         outages: Outages,
-        word: Word,
+        availability: Availability,
     ) -> None:
         """``protocol`` knows the nodes; calls go by ``hasty``."""
         self._protocol = protocol
@@ -89,7 +71,7 @@ class Renewals:
         self._lease_ms = lease_ms
         self._every_s = min(RENEW_EVERY_S, lease_ms / 4e3)
         self._outages = outages
-        self._word = word
+        self._availability = availability
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
         self._unwanted: dict[str, set[str]] = {}
@@ -100,7 +82,7 @@ class Renewals:
 
     def hold(self, holdings: list[Holding]) -> None:
         """See to it that these are renewed, and no others."""
-        nodes = {self._protocol.node_of(each) for each in {held.request_id for _, held in holdings}}
+        nodes = {self._protocol.node_of(each) for each in {held.request_id for held in holdings}}
         with self._lock:
             self.holdings = holdings
             for node in nodes - self._threads.keys():
@@ -131,13 +113,13 @@ class Renewals:
                 except Exception:
                     log.exception("renewals go on after")
             elif rounds > LINGER_ROUNDS and self._is_left(node):
-                self._word.worked(who)
+                self._availability.worked(who)
                 return
 
     def _share(self, node: str) -> _Share:
         """What is held of requests on the node."""
         requests: _Share = defaultdict(dict)
-        for _, held in self.holdings:
+        for held in self.holdings:
             requests[held.request_id][held.holder] = held.running
         of = self._protocol.node_of
         return {each: running for each, running in requests.items() if of(each) == node}
@@ -168,12 +150,12 @@ class Renewals:
             for error in errors.values():
                 is_well = False
                 self._outages.saw(node)
-                self._word.failed(who, error)
+                self._availability.failed(who, error)
             if any(isinstance(error, ServerUnreachable) for error in errors.values()):
                 break  # the others are there, too, and would each wait as long
         self._unwanted[node] = unwanted
         if is_well:
-            self._word.worked(who)
+            self._availability.worked(who)
         return failed
 
     def _ask(self, batch: list[_Call]) -> Sequence[Renewed | StreamqError]:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -25,11 +25,10 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.janitor import Janitor, totals
-from streamq.queue.outages import Outage, Outages
+from streamq.queue.outages import Availability, Outages
+from streamq.queue.renewals import Holding, Renewals
+from streamq.queue.rounds import Rounds
 from streamq.telemetry.metrics import Samples
-from streamq.worker.channel import ProcessConfig
-from streamq.worker.renewals import Holding, Renewals, Word
-from streamq.worker.slot_table import SlotState
 
 log = logging.getLogger(__name__)
 
@@ -49,90 +48,6 @@ KNOWN_MS = 5_000
 #: A worker's name is a part of a key, and has so many characters at most.
 MOST_NAME = 64
 
-#: Something to be done, and how often (s). It may return when it is to be done next.
-Chore = tuple[Callable[[], float | None], float]
-
-
-class Rounds:
-    """A thread that does chores, each when it is due, whether the server is there or not."""
-
-    def __init__(self, name: str, chores: list[Chore], word: Word) -> None:
-        self._chores = chores
-        self._word = word
-        self._due = {chore: 0.0 for chore, _ in chores}
-        self._wake = threading.Event()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._has_more: Callable[[], bool] = lambda: False
-        self._leave: Callable[[], None] = lambda: None
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def at_the_end(self, has_more: Callable[[], bool], leave: Callable[[], None]) -> None:
-        """Go on at the end while there is more to do, for a few tries, and then leave."""
-        self._has_more, self._leave = has_more, leave
-
-    def end(self) -> None:
-        """End after the chore at hand."""
-        self._is_over.set()
-        self._wake.set()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the end."""
-        self._thread.join(timeout_s)
-
-    def hurry(self, chore: Callable[[], float | None], at: float = 0.0) -> None:
-        """Do a chore then (by the clock that never jumps), if it was to be done later."""
-        if at < self._due[chore]:
-            self._due[chore] = at
-            self._wake.set()
-
-    def want(self, chore: Callable[[], float | None]) -> None:
-        """Do a chore in the next round, whenever that is."""
-        self._due[chore] = 0.0
-
-    def _run(self) -> None:
-        outage = Outage(rest_ms=100)  # the word tells of it, for all threads
-        while not self._is_over.is_set() or (self._has_more() and outage.tries <= 3):
-            try:
-                wait_s = self._round()
-                outage.over()
-            except ServerError as error:
-                self._word.failed(self._thread.name, error)
-                wait_s = outage.failed(error)
-            except Exception:
-                if self._is_over.is_set():
-                    break  # whoever ended it closes what it uses
-                log.exception("the keeper goes on after")
-                wait_s = 1.0
-            if self._wake.wait(max(0.0, min(wait_s, SWEEP_EVERY_S))):
-                self._wake.clear()
-        self._leave()
-
-    def _round(self) -> float:
-        """Do what is due. Returns the seconds until something is again."""
-        first_error: ServerError | None = None
-        for chore, every_s in self._chores:
-            if time.monotonic() < self._due[chore]:
-                continue
-            # Before it is done: who asks for it meanwhile is to have it again.
-            self._due[chore] = time.monotonic() + every_s
-            try:
-                said_s = chore()
-                if said_s is not None:
-                    self._due[chore] = min(self._due[chore], time.monotonic() + said_s)
-            except ServerError as error:
-                self._due[chore] = 0.0
-                first_error = first_error or error
-            except Damaged as error:
-                # The others are not to wait for it.
-                log.warning("passed over: %s", error)
-        if first_error:
-            raise first_error
-        return min(self._due.values()) - time.monotonic()
-
 
 class Errand(msgspec.Struct):
     """Something to be said of a request, on whatever node it is."""
@@ -147,45 +62,56 @@ class LeaseKeeper:
     def __init__(
         self,
         protocol: Protocol,
-        config: ProcessConfig,
-        processes: int,
+        queue: str,
+        pool: str,
         *,
+        slots: int,
+        lease_ms: int,
         beat_ms: int,
         audit_ms: int,
-        levels: str = "",
+        levels: Iterable[int],
+        levels_text: str = "",
     ) -> None:
-        """``levels`` are those of the configuration, as people write them."""
+        """Prepare to speak for the holders whose names begin with ``pool``.
+
+        ``levels`` are those from which tokens are taken; ``levels_text`` the same as people wrote
+        them, for those who look at the worker.
+        """
         self._protocol = protocol
-        self._queue = config.queue
-        self._pool = config.pool
-        self._lease_ms = config.lease_ms
+        self._queue = queue
+        self._pool = pool
+        self._lease_ms = lease_ms
         self._beat_s = beat_ms / 1e3
         self._outages = Outages()
-        self.janitor = Janitor(protocol, config.queue, audit_ms, self._outages)
+        self.janitor = Janitor(protocol, queue, audit_ms, self._outages)
         self._host = socket.gethostname()[:MOST_NAME] or platform.node()
         self.name = _name_of(self._host, os.getpid())
         self.handlers: list[str] = []
-        self._slots = processes * config.slots
-        self._levels = levels
-        self._taken = frozenset(config.levels)
+        self._slots = slots
+        self._levels = levels_text
+        self._taken = frozenset(levels)
         self._started_ms = round(time.time() * 1e3)
         self._errands: deque[Errand] = deque()
         #: What the processes could not count themselves: handler, state, number.
         self.counts: Counter[tuple[str, str]] = Counter()
         self._is_empty = False
         self._wants_emptiness = False
-        self._word = Word()
+        self._availability = Availability()
         self._hasty_lock = threading.Lock()
         self._hasty_protocol: Protocol | None = None
-        self._renewals = Renewals(protocol, self._hasty, config.lease_ms, self._outages, self._word)
+        self._renewals = Renewals(
+            protocol, self._hasty, lease_ms, self._outages, self._availability
+        )
         self._speaking = Rounds(
             "keeper",
             [(self._do_errands, ERRANDS_EVERY_S), (self._beat, beat_ms / 1e3)],
-            self._word,
+            self._availability,
         )
         self._speaking.at_the_end(lambda: bool(self._errands), self._leave)
         self._sweeping = Rounds(
-            "sweeper", [(self._sweep, audit_ms / 1e3), (self._look, LOOK_EVERY_S)], self._word
+            "sweeper",
+            [(self._sweep, audit_ms / 1e3), (self._look, LOOK_EVERY_S)],
+            self._availability,
         )
 
     def start(self) -> None:
@@ -216,7 +142,7 @@ class LeaseKeeper:
     @property
     def is_server_up(self) -> bool:
         """Whether the server answered what it was last asked."""
-        return self._word.is_server_up
+        return self._availability.is_server_up
 
     def announce(self, handlers: list[str]) -> None:
         """The processes can run these: say so at once, for those who look for them."""
@@ -239,7 +165,7 @@ class LeaseKeeper:
 
     def samples(self) -> Samples:
         """How the server answers, and what the janitor took back, as metrics."""
-        errors = self._word.errors.copy()
+        errors = self._availability.errors.copy()
         return {
             "streamq_worker_slots": [({}, self._slots)],
             "streamq_server_up": [({}, int(self.is_server_up))],
@@ -252,7 +178,7 @@ class LeaseKeeper:
 
     # Errands for processes
 
-    def release(self, held: SlotState, call: int, crashed: int | None) -> None:
+    def release(self, held: Holding, call: int, crashed: int | None) -> None:
         """End a dead holder's lease, and charge the part that was running."""
 
         def count(_: str) -> None:
@@ -264,14 +190,14 @@ class LeaseKeeper:
             count,
         )
 
-    def hand_back(self, held: SlotState, call: int, numbers: Sequence[int]) -> None:
+    def hand_back(self, held: Holding, call: int, numbers: Sequence[int]) -> None:
         """Give back parts that wait behind a slow one."""
 
         self._send(
             held, lambda: self._hasty().handback(held.request_id, held.holder, call, numbers)
         )
 
-    def time_out(self, held: SlotState, call: int) -> None:
+    def time_out(self, held: Holding, call: int) -> None:
         """Fail the part that a process was stopped for."""
         number = held.running
         assert number is not None
@@ -299,7 +225,7 @@ class LeaseKeeper:
 
     def _send(
         self,
-        held: SlotState,
+        held: Holding,
         call: Callable[[], Outcome],
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -340,7 +266,7 @@ class LeaseKeeper:
         except ServerError:
             self._outages.saw(node)
             raise
-        self._word.worked("sweeper")
+        self._availability.worked("sweeper")
         return max(0.01, min(wait_ms / 1e3, SWEEP_EVERY_S))
 
     def _do_errands(self) -> float | None:
@@ -375,14 +301,14 @@ class LeaseKeeper:
 
     def _beat(self) -> None:
         holdings = self.holdings
-        requests = sorted({held.request_id for _, held in holdings})
+        requests = sorted({held.request_id for held in holdings})
         details = msgspec.json.encode(self._details(holdings))
         known_ms = max(KNOWN_MS, round(self._beat_s * 3_000))
         begun = time.monotonic()
         self._hasty().beat(self._queue, self.name, known_ms, details, self._lease_ms, requests)
         self._renewals.trips.saw(time.monotonic() - begun)
         if not self._errands:
-            self._word.worked("keeper")
+            self._availability.worked("keeper")
 
     def _details(self, holdings: list[Holding]) -> WorkerDetails:
         now_ms = round(time.time() * 1e3)
@@ -393,9 +319,9 @@ class LeaseKeeper:
                 part=held.running,
                 since_ms=round(now_ms - (monotonic_ms - held.since_ms)),
                 handler=held.handler,
-                pid=pid,
+                pid=held.pid,
             )
-            for pid, held in holdings
+            for held in holdings
             if held.running is not None
         ]
         return WorkerDetails(
