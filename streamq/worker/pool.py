@@ -14,11 +14,8 @@ import signal
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from streamq import backoff
 from streamq.errors import AppLoadError
@@ -29,6 +26,7 @@ from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters
 from streamq.worker.channel import IdleFor, LoadFailed, PoolOptions, ProcessConfig, Ready, VisitAt
 from streamq.worker.process_handle import ProcessHandle
+from streamq.worker.signals import Signals
 from streamq.worker.slot_table import CALL_STEP, SlotState
 from streamq.worker.spawning import MOST_STARTING, Spawner
 
@@ -89,7 +87,7 @@ class Pool:
         self._is_stopping = self._was_ready = self._is_unwanted = False
         #: The signal that ended it without waiting for what ran, if one did.
         self._cold = 0
-        self._signals: deque[int] = deque()
+        self._signals = Signals(self._ring)
         self._interrupts = 0
         #: The first signal that told it to stop, if one did.
         self.stopped_by = 0
@@ -105,7 +103,7 @@ class Pool:
         Raises:
             AppLoadError: the user's module cannot be loaded.
         """
-        previous = self._install_signals()
+        self._signals.install(stops_on_hup=self._options.stops_on_hup)
         self._keeper.start()
         try:
             while not self._is_stopping or self._handles:
@@ -126,8 +124,7 @@ class Pool:
             self._keeper.stop()
             self._bell.close()
             self._button.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            self._signals.restore()
         return 128 + self._cold if self._cold else 0
 
     def processes(self) -> list[int]:
@@ -152,8 +149,7 @@ class Pool:
 
     def stop(self) -> None:
         """Stop politely, as TERM does; from any thread."""
-        self._signals.append(signal.SIGTERM)
-        self._ring()
+        self._signals.note(signal.SIGTERM)
 
     def _ring(self) -> None:
         """Let nothing be waited for any longer."""
@@ -418,40 +414,8 @@ class Pool:
 
     # Signals
 
-    def _install_signals(self) -> dict[int, Callable[..., object] | int | None]:
-        """Let signals only be noted: they may come between any two steps of the loop.
-
-        Only the main thread may do that. In another one the pool heeds no signals.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-
-        def note(number: int, _: FrameType | None) -> None:
-            self._signals.append(number)
-            self._ring()
-
-        numbers = (
-            signal.SIGTERM,
-            signal.SIGINT,
-            signal.SIGQUIT,
-            signal.SIGHUP,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-        )
-        # What is ignored since our start stays so: INT by a shell, for what runs in the background,
-        # and HUP by nohup. To a pool that HUP does not stop it says something else.
-        may_be_ignored = [signal.SIGINT]
-        if self._options.stops_on_hup:
-            may_be_ignored.append(signal.SIGHUP)
-        return {
-            number: signal.signal(number, note)
-            for number in numbers
-            if number not in may_be_ignored or signal.getsignal(number) is not signal.SIG_IGN
-        }
-
     def _obey_signals(self) -> None:
-        while self._signals:
-            number = self._signals.popleft()
+        while (number := self._signals.next()) is not None:
             is_hup = number == signal.SIGHUP
             if number == signal.SIGTERM or (is_hup and self._options.stops_on_hup):
                 self._stop("told to stop", number)
