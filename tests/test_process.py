@@ -12,9 +12,10 @@ import pytest
 
 from streamq import App, Client, Context, Protocol, Retry
 from streamq.model import MAX_PART
+from streamq.queue.pace import MOST_PARTS, Pace
 from streamq.worker.channel import Channel, Command, CommandWord, IdleFor, ProcessConfig, VisitAt
-from streamq.worker.process import Pace, WorkerProcess
-from streamq.worker.slot_table import MOST_PARTS, SlotTable
+from streamq.worker.process import WorkerProcess
+from streamq.worker.slot_table import SlotTable
 from tests.conftest import ONE_KIND
 from tests.driver import Driver
 from tests.waiting import wait_until
@@ -323,7 +324,7 @@ class TestSuspect:
         holder, _ = driver.claim(handlers=["map note"])
         driver.redis.hset(driver.keys.tries, "1", "0 1 1 0 0")
         protocol.push(queue, suspect.id, driver.release(holder).tokens)
-        wait_until(lambda: opened.process._ended.get(suspect.id))
+        wait_until(lambda: opened.process._taker._ended.get(suspect.id))
         wait_until(lambda: lists(protocol, queue) == [])
 
         ledger.gate.set()

@@ -8,8 +8,9 @@ from streamq import Abandon, App, Context, Retry, Snooze
 from streamq.app import describe
 from streamq.errors import InvalidValue
 from streamq.model import Part, Spec
+from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.records.encoding import decode_item, decode_result
-from streamq.worker.runner import PartDone, PartNotDone, Runner
+from streamq.worker.runner import Runner
 
 
 class Story:

@@ -24,6 +24,7 @@ from streamq.errors import (
 )
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.protocol.replies import FailKind
+from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -41,26 +42,8 @@ _MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
 
 
-class PartDone(msgspec.Struct):
-    """A part that succeeded."""
-
-    result: bytes
-    records: int
-
-
 #: What a part of one record comes to whose handler returned nothing.
 _NOTHING = PartDone(codec.encode_result([None]), 1)
-
-
-class PartNotDone(msgspec.Struct):
-    """A part that did not succeed: what to tell ``fail``."""
-
-    kind: FailKind
-    delay_ms: int
-    failures: list[Failure]
-    records: tuple[int, int]
-    result: bytes = b""
-    partial: bytes = b""
 
 
 class Runner:

@@ -16,10 +16,9 @@ from threading import Lock
 
 import msgspec
 
+from streamq.queue.pace import MOST_PARTS
 from streamq.worker import counters
 
-#: Parts one holder is ever handed at once.
-MOST_PARTS = 500
 #: No part is struck.
 UNCUT = 2**62
 #: Room between two calls of a slot for the parent's own calls under the same lease.

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from streamq.app import App, Context
 from streamq.errors import Damaged
 from streamq.model import Part, Spec
+from streamq.queue.outcomes import PartDone
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.boundaries import fields_of
@@ -24,7 +25,7 @@ from streamq.records.inputs import BadInput, open_input
 from streamq.records.splitting import Chunk, Cursor, PartSize, split, whole
 from streamq.records.writer import Writer
 from streamq.worker.channel import Channel, Command, IdleFor, Ready, VisitAt
-from streamq.worker.runner import PartDone, Runner
+from streamq.worker.runner import Runner
 from tests.fuzz.profile import fuzz, garbage
 
 #: Bytes with what ends lines and opens quotes in them.

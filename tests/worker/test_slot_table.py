@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from streamq.worker.slot_table import MOST_PARTS, UNCUT, SlotState, SlotTable
+from streamq.queue.pace import MOST_PARTS
+from streamq.worker.slot_table import UNCUT, SlotState, SlotTable
 
 ROUNDS = 1_500
 
