@@ -1,9 +1,9 @@
-"""What a pool does with the server on behalf of its processes, in threads of its own.
+"""What a host does with the server on behalf of its holders, in threads of its own.
 
-One speaks for processes that are dead or stuck, and says that the pool lives. One does the
-janitor's rounds. Those of ``renewals`` renew leases. None of them waits for another, and the
-server may go away for as long as it likes: they wait, and the pool goes on looking after its
-processes.
+One thread speaks for holders that are dead or stuck, and says that the host lives. One does the
+janitor's rounds. Those of ``renewals`` renew leases. None of them waits for another. The server may
+go away for as long as it likes: the threads wait, and the host goes on looking after its holders.
+The host of a worker is the parent of a pool, and its holders are the slots of its processes.
 """
 
 import logging
@@ -32,32 +32,32 @@ from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
 
-#: How often the janitor asks what is due, if nobody says sooner.
+#: The janitor asks what is due at least this often.
 SWEEP_EVERY_S = 1.0
-#: How often a pool that is to end when nothing is left looks whether that is so.
+#: A pool that is to end when nothing is left looks this often whether that is so.
 LOOK_EVERY_S = 0.5
-#: How often errands that found nobody are tried again.
+#: Errands that the server did not answer are tried again this often.
 ERRANDS_EVERY_S = 1.0
-#: A call for a process is answered within a quarter of the lease, but not above or below these,
-#: or it is made again a little later.
+#: A call waits for its answer for a quarter of the lease, but at least 0.25 s and at most 3 s; then
+#: it is made again a little later.
 MOST_REPLY_S = 3.0
 LEAST_REPLY_S = 0.25
-#: A worker is known for so long (ms) after a heartbeat, at least: for longer than the grace of the
-#: leases that make it beat so often, or who reaps could not know that it lives.
+#: A worker is known for at least 5 s after a heartbeat: for longer than the grace of the leases
+#: that make it beat so often. Otherwise a janitor that reaps could not know that it lives.
 KNOWN_MS = 5_000
-#: A worker's name is a part of a key, and has so many characters at most.
+#: A worker's name is a part of a key, and has at most 64 characters.
 MOST_NAME = 64
 
 
 class Errand(msgspec.Struct):
-    """Something to be said of a request, on whatever node it is."""
+    """A call to be made about a request, on whatever node the request is."""
 
     request_id: str
     say: Callable[[], None]
 
 
 class LeaseKeeper:
-    """Speaks to the server for a pool."""
+    """Speaks to the server for a host of leases."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LeaseKeeper:
         self._taken = frozenset(levels)
         self._started_ms = round(time.time() * 1e3)
         self._errands: deque[Errand] = deque()
-        #: What the processes could not count themselves: handler, state, number.
+        #: What the holders could not count themselves, by handler and state.
         self.counts: Counter[tuple[str, str]] = Counter()
         self._is_empty = False
         self._wants_emptiness = False
@@ -115,12 +115,12 @@ class LeaseKeeper:
         )
 
     def start(self) -> None:
-        """Begin to renew what the processes hold."""
+        """Start the threads."""
         self._speaking.start()
         self._sweeping.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Say good-bye, after everything that is still to be said, if the server answers."""
+        """Make the calls that are still to be made, if the server answers, and end the threads."""
         end = time.monotonic() + timeout_s
         self._renewals.stop()
         self._sweeping.end()
@@ -131,40 +131,43 @@ class LeaseKeeper:
             self._hasty_protocol.connection.close()
 
     def hold(self, holdings: list[Holding]) -> None:
-        """Renew what the processes hold; the pool says it with each of its rounds."""
+        """Renew these leases, and no others, until told otherwise."""
         self._renewals.hold(holdings)
 
     @property
     def holdings(self) -> list[Holding]:
-        """What the processes hold."""
+        """Return what the holders have."""
         return self._renewals.holdings
 
     @property
     def is_server_up(self) -> bool:
-        """Whether the server answered what it was last asked."""
+        """Tell whether the server answered what it was last asked."""
         return self._availability.is_server_up
 
     def announce(self, handlers: list[str]) -> None:
-        """The processes can run these: say so at once, for those who look for them."""
+        """Say with a heartbeat, at once, that the holders can run these handlers."""
         if handlers != self.handlers:
             self.handlers = handlers
             self._speaking.hurry(self._beat)
 
     def expect(self, at_ms: int) -> None:
-        """Something falls due then, by the server's clock: do not sleep over it."""
+        """Sweep at this time (ms of the server's clock): something falls due then."""
         self._sweeping.hurry(self._sweep, (at_ms - self.janitor.ahead_ms) / 1e3)
 
     def is_unwanted(self, holder: str) -> bool:
-        """Whether the lease is lost, or its request cancelled."""
+        """Tell whether the lease is lost, or its request cancelled."""
         return self._renewals.is_unwanted(holder)
 
     def is_nothing_left(self) -> bool:
-        """Whether no request of the queue waits for this pool's handlers. Known a moment later."""
+        """Tell whether no request of the queue waits for this pool's handlers.
+
+        The answer is that of the last look, and looks begin with the first call.
+        """
         self._wants_emptiness = True
         return self._is_empty
 
     def samples(self) -> Samples:
-        """How the server answers, and what the janitor took back, as metrics."""
+        """Return metrics of how the server answers, and of what the janitor took back."""
         errors = self._availability.errors.copy()
         return {
             "streamq_worker_slots": [({}, self._slots)],
@@ -192,13 +195,12 @@ class LeaseKeeper:
 
     def hand_back(self, held: Holding, call: int, numbers: Sequence[int]) -> None:
         """Give back parts that wait behind a slow one."""
-
         self._send(
             held, lambda: self._hasty().handback(held.request_id, held.holder, call, numbers)
         )
 
     def time_out(self, held: Holding, call: int) -> None:
-        """Fail the part that a process was stopped for."""
+        """Fail the part whose holder was stopped because the part took too long."""
         number = held.running
         assert number is not None
         message = f"it took longer than {held.timeout_ms / 1e3:g} s"
@@ -233,7 +235,7 @@ class LeaseKeeper:
         answers: list[Outcome] = []
 
         def say() -> None:
-            # The push may find nobody and be tried again. The call is not: it is counted.
+            # A push that is not answered is tried again. The call is not: it was counted.
             if not answers:
                 answers.append(call())
                 count(answers[0].word)
@@ -245,7 +247,7 @@ class LeaseKeeper:
     # The threads
 
     def _hasty(self) -> Protocol:
-        """For calls that may be made again, and are not to be waited for."""
+        """Return a protocol for calls that are made again rather than waited for."""
         with self._hasty_lock:
             if self._hasty_protocol is None:
                 reply_s = max(LEAST_REPLY_S, min(MOST_REPLY_S, self._lease_ms / 4e3))
@@ -270,7 +272,7 @@ class LeaseKeeper:
         return max(0.01, min(wait_ms / 1e3, SWEEP_EVERY_S))
 
     def _do_errands(self) -> float | None:
-        """Say what is to be said, each in its turn; what finds nobody is kept, in its order."""
+        """Run errands in their order, and keep those that the server does not answer."""
         kept: list[Errand] = []
         away: set[str] = set()
         first_error: ServerError | None = None
@@ -283,9 +285,9 @@ class LeaseKeeper:
             try:
                 errand.say()
             except ServerError as error:
-                kept.append(errand)  # it bears repetition: its call is numbered
-                away.add(node)  # the others for it would each wait as long
-                # Its errands have an order, whichever node it is on by the next.
+                kept.append(errand)  # it may be repeated: its call is numbered
+                away.add(node)  # other calls to this node would each wait as long
+                # Errands of one request keep their order, even if it is on another node by now.
                 away.add(errand.request_id)
                 self._outages.saw(node)
                 first_error = first_error or error
@@ -293,7 +295,7 @@ class LeaseKeeper:
                 log.debug("dropped: %s", error)
         self._errands.extendleft(reversed(kept))
         if first_error:
-            # The beat tells whether the others answer. Nobody is woken for it: a thread that is
+            # A heartbeat tells whether other nodes answer. It is not hurried: a thread that is
             # woken does not rest before it tries again.
             self._speaking.want(self._beat)
             raise first_error
@@ -365,5 +367,5 @@ class LeaseKeeper:
 
 
 def _name_of(host: str, pid: int) -> str:
-    """A worker's name: as much of its host as there is room for, and its process id."""
+    """Return a worker's name: as much of its host's as there is room for, and its process id."""
     return f"{host[: MOST_NAME - len(f'.{pid}')]}.{pid}"

@@ -1,9 +1,9 @@
-"""Renewing the leases that a pool holds: a thread for each node that has some.
+"""Renewing the leases of a host: a thread for each node that has some of them.
 
-Nothing else is done here, and no call takes long: a node that hangs costs its own leases and
-no others, and whatever else a pool has to say to the server delays no renewal. Requests of one
-node are renewed together: with one round trip for each, many of them on a server that is far away
-would take longer than their leases stand.
+These threads do nothing else, and no call takes long. So a node that hangs costs its own leases and
+no others, and no other call of the host delays a renewal. Requests of one node are renewed
+together: with one round trip for each, many requests on a server that is far away would take longer
+than their leases stand.
 """
 
 import logging
@@ -21,9 +21,9 @@ from streamq.telemetry.metrics import Stopwatch
 
 log = logging.getLogger(__name__)
 
-#: How often leases are renewed, and cancelled requests seen.
+#: Leases are renewed this often, and cancelled requests seen; for short leases more often.
 RENEW_EVERY_S = 1.0
-#: A thread ends when its node had no lease for so many rounds.
+#: A thread ends when its node had no lease for 60 rounds.
 LINGER_ROUNDS = 60
 #: Holders that are renewed in one round trip, and calls in it, one for each request: a few
 #: milliseconds of the server's time. What a pool holds of 800 requests takes eight round trips.
@@ -55,7 +55,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewals:
-    """Renews what the processes of a pool hold."""
+    """Renews what the holders of a host have."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Renewals:
         self.trips = Stopwatch()
 
     def hold(self, holdings: list[Holding]) -> None:
-        """See to it that these are renewed, and no others."""
+        """Renew these from now on, and no others."""
         nodes = {self._protocol.node_of(each) for each in {held.request_id for held in holdings}}
         with self._lock:
             self.holdings = holdings
@@ -92,11 +92,11 @@ class Renewals:
                 thread.start()
 
     def is_unwanted(self, holder: str) -> bool:
-        """Whether the lease is lost, or its request cancelled."""
+        """Tell whether the lease is lost, or its request cancelled."""
         return any(holder in unwanted for unwanted in list(self._unwanted.values()))
 
     def stop(self) -> None:
-        """Renew nothing any more."""
+        """End the threads."""
         self._is_over.set()
 
     def _run(self, node: str) -> None:
@@ -117,7 +117,7 @@ class Renewals:
                 return
 
     def _share(self, node: str) -> _Share:
-        """What is held of requests on the node."""
+        """Return what is held of requests on the node."""
         requests: _Share = defaultdict(dict)
         for held in self.holdings:
             requests[held.request_id][held.holder] = held.running
@@ -125,7 +125,7 @@ class Renewals:
         return {each: running for each, running in requests.items() if of(each) == node}
 
     def _is_left(self, node: str) -> bool:
-        """Whether the node has no leases. Then it has no thread either."""
+        """Tell whether the node has no leases. If so, its thread is forgotten, for it ends."""
         with self._lock:
             if self._share(node):
                 return False
@@ -152,7 +152,7 @@ class Renewals:
                 self._outages.saw(node)
                 self._availability.failed(who, error)
             if any(isinstance(error, ServerUnreachable) for error in errors.values()):
-                break  # the others are there, too, and would each wait as long
+                break  # the other requests are on this node, too: each would wait as long
         self._unwanted[node] = unwanted
         if is_well:
             self._availability.worked(who)
@@ -170,7 +170,7 @@ class Renewals:
 
 
 def _batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call]]:
-    """What is renewed in each round trip: a request of very many holders is in several."""
+    """Yield what is renewed in each round trip. A request of very many holders is in several."""
     batch: list[_Call] = []
     room = MOST_HOLDERS
     for request_id in order:
@@ -188,11 +188,12 @@ def _batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call]]:
 def _unwanted(
     request_id: str, running: dict[str, int | None], answer: Renewed | StreamqError
 ) -> set[str]:
-    """The holders nobody wants any more, by what the server answered."""
+    """Return the holders nobody wants any more, by what the server answered."""
     if isinstance(answer, RequestUnknown):
         return set(running)
     if isinstance(answer, StreamqError):
-        # It says nothing about the leases. Whoever finishes a part is told the same.
+        # The error says nothing about the leases. A holder that finishes a part gets the same
+        # error.
         log.warning("request %s cannot be renewed: %s", request_id, answer)
         return set()
     state, _, stands = answer

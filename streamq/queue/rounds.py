@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 #: The thread looks at least this often whether something is due.
 LONGEST_WAIT_S = 1.0
 
-#: Something to be done, and how often (s). It may return when it is to be done next.
+#: A chore, and how often to do it (s). The chore may return in how many seconds it is due again.
 Chore = tuple[Callable[[], float | None], float]
 
 
@@ -34,7 +34,7 @@ class Rounds:
         self._leave: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def at_the_end(self, has_more: Callable[[], bool], leave: Callable[[], None]) -> None:
@@ -47,11 +47,11 @@ class Rounds:
         self._wake.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end."""
+        """Wait for the end of the thread, up to so long."""
         self._thread.join(timeout_s)
 
     def hurry(self, chore: Callable[[], float | None], at: float = 0.0) -> None:
-        """Do a chore then (by the clock that never jumps), if it was to be done later."""
+        """Do a chore at this time of the monotonic clock, if it was to be done later."""
         if at < self._due[chore]:
             self._due[chore] = at
             self._wake.set()
@@ -71,7 +71,7 @@ class Rounds:
                 wait_s = outage.failed(error)
             except Exception:
                 if self._is_over.is_set():
-                    break  # whoever ended it closes what it uses
+                    break  # its connection may be closed by now
                 log.exception("the keeper goes on after")
                 wait_s = 1.0
             if self._wake.wait(max(0.0, min(wait_s, LONGEST_WAIT_S))):
@@ -84,7 +84,7 @@ class Rounds:
         for chore, every_s in self._chores:
             if time.monotonic() < self._due[chore]:
                 continue
-            # Before it is done: who asks for it meanwhile is to have it again.
+            # Before the chore is done: a ``hurry`` that comes meanwhile makes it due again.
             self._due[chore] = time.monotonic() + every_s
             try:
                 said_s = chore()
@@ -94,7 +94,7 @@ class Rounds:
                 self._due[chore] = 0.0
                 first_error = first_error or error
             except Damaged as error:
-                # The others are not to wait for it.
+                # The other chores must not wait for this one.
                 log.warning("passed over: %s", error)
         if first_error:
             raise first_error

@@ -1,4 +1,4 @@
-"""How a pool behaves, and words between it and its processes: JSON lines over a socket pair."""
+"""What a pool and its processes tell each other, as JSON lines over a socket pair."""
 
 import logging
 import secrets
@@ -13,9 +13,9 @@ from streamq.errors import InvalidValue
 
 log = logging.getLogger(__name__)
 
-#: More processes than any machine runs well, and about as many as a parent may have open files for.
+#: More processes than any machine runs well, and about as many as a parent may open files for.
 MOST_PROCESSES = 512
-#: More than enough for coroutines. A pool looks through all its slots again and again.
+#: Enough for coroutines. The parent looks through all slots every 40 ms, so they are limited.
 MOST_SLOTS = 10_000
 MOST_SLOTS_IN_ALL = 50_000
 
@@ -45,15 +45,15 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told at its start. The URL may hold a password, so no argument has it."""
+    """What a process is told at its start, and not by arguments: the URL may hold a password."""
 
     url: str
     prefix: str
     queue: str
     target: str
-    #: Under this name a function or a program serves; without one the target is an app.
+    #: The name under which a function or a program serves; empty if the target is an app.
     handler: str = ""
-    #: A program to be run with each part, instead of a target.
+    #: The program to be run with each part, if there is no target.
     argv: tuple[str, ...] = ()
     #: Whether what handlers print goes to the pool's own stdout, or to stderr.
     keeps_stdout: bool = True
@@ -66,8 +66,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_result: int
     log_level: str
     log_format: str
-    #: What the names of the pool's holders begin with: by its heartbeats who reaps knows that the
-    #: pool of a holder lives. A pool that is started again has another.
+    #: What the names of the pool's holders begin with. Its heartbeats tell a janitor by this name
+    #: that the pool of a holder lives. A pool that is started again has another.
     pool: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
 
 
@@ -76,32 +76,32 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="Hello"):
-    """A process is ready: its handlers as ``claim`` is told, and the files they came from."""
+    """Says that a process is ready: its handlers, as ``claim`` is told, and their files."""
 
     handlers: list[str]
     files: list[str]
 
     @property
     def names(self) -> list[str]:
-        """The handlers' names."""
+        """Return the handlers' names."""
         return [offer.split()[1] for offer in self.handlers]
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="Unfit"):
-    """A process cannot load what it was told to: in one line, and the user's own traceback."""
+    """Says that a process cannot load the user's code: why, and the user's own traceback."""
 
     message: str
     trace: str
 
 
 class IdleFor(msgspec.Struct, frozen=True, tag="Idle"):
-    """Seconds since a process's last part ended, 0 while one runs."""
+    """Says how many seconds ago a process's last part ended; 0 while one runs."""
 
     idle_s: float
 
 
 class VisitAt(msgspec.Struct, frozen=True, tag="Look"):
-    """Something falls due then, by the server's clock (ms): the janitor is to look."""
+    """Says that something falls due then (ms of the server's clock): the janitor is to come."""
 
     at_ms: int
 
@@ -111,7 +111,7 @@ CommandWord = Literal["stop", "quiet", "go"]
 
 
 class Command(msgspec.Struct, frozen=True, tag="Order"):
-    """What a pool wants of a process: ``stop`` after what runs, ``quiet``: take nothing more."""
+    """Says what the parent wants of a process."""
 
     word: CommandWord
 
@@ -121,7 +121,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def _read(line: bytes) -> list[Message]:
-    """The word, if it is one: whoever has the socket's number can write to it."""
+    """Return the message, if it is one: a handler can write anything to the socket."""
     try:
         return [_decode(line)]
     except (ValueError, RecursionError):
@@ -130,7 +130,7 @@ def _read(line: bytes) -> list[Message]:
 
 
 class Channel:
-    """One end of the line."""
+    """One end of the connection between the parent and a process."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -138,7 +138,7 @@ class Channel:
         self._lock = Lock()
 
     def send(self, message: Any) -> bool:
-        """Say a word. False when nobody is at the other end."""
+        """Send a message. Returns False when nobody is at the other end."""
         with self._lock:
             try:
                 self.socket.sendall(msgspec.json.encode(message) + b"\n")
@@ -147,17 +147,17 @@ class Channel:
         return True
 
     def read_config(self) -> ProcessConfig | None:
-        """The first line a process gets; None when its parent has no use for it."""
+        """Return what the first line says; None if the parent has no use for the process."""
         line = next(self._lines(), None)
         return msgspec.json.decode(line, type=ProcessConfig) if line else None
 
     def messages(self) -> Iterator[Message]:
-        """Every word until the other end is gone."""
+        """Yield every message until the other end is gone."""
         for line in self._lines():
             yield from _read(line)
 
     def ready_messages(self) -> tuple[list[Message], bool]:
-        """The words that have come, and whether the other end is gone; does not wait."""
+        """Return the messages that have come, and whether the other end is gone; do not wait."""
         is_gone = False
         try:
             while chunk := self.socket.recv(65_536, socket.MSG_DONTWAIT):
@@ -186,5 +186,5 @@ class Channel:
             self._buffer += chunk
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end."""
         self.socket.close()

@@ -1,10 +1,10 @@
 """The worker pool: a parent that looks after processes which run handlers.
 
-The parent never imports the user's code. It renews the leases its processes hold, from
-a table each of them shares with it, so that a handler may keep its process as busy as it
-likes. It stops parts that take too long, hands back parts that wait behind a slow one,
-replaces processes that die, and takes back at once what they held. When the parent is
-gone its processes stop, and the leases expire.
+The parent never imports the user's code. Each process shares a table with it, in which the parent
+sees what the process holds. It has those leases renewed, so a handler may keep its process as busy
+as it likes. It stops parts that take too long, hands back parts that wait behind a slow one,
+replaces processes that die, and takes back at once what they held. When the parent is gone its
+processes stop, and the leases expire.
 """
 
 import logging
@@ -32,24 +32,26 @@ from streamq.worker.spawning import MOST_STARTING, Spawner
 
 log = logging.getLogger(__name__)
 
-#: How often the parent looks at what runs; and while nothing does.
+#: The parent looks at what runs this often, and at an idle pool this often.
 TICK_S = 0.04
 IDLE_TICK_S = 0.2
-#: And while a process is about to end: its line is closed a moment before it is gone.
+#: While a process is about to end the parent looks this often: the process closes its channel a
+#: moment before it is gone.
 END_TICK_S = 0.002
-#: A call of the parent's under a lease whose process is dead comes after all others.
+#: The number of the parent's last call under a lease of a dead process: above all others.
 LAST_CALL = 2**53 - 1
-#: A process that lived this long is replaced at once, a younger one after a pause.
+#: A process that lived for 5 s is replaced at once, a younger one after a pause.
 SETTLED_S = 5.0
 LONGEST_PAUSE_MS = 5_000
-#: When so many processes end by themselves before the first is ready, none will be.
+#: When 3 processes have ended by themselves before the first is ready, the pool gives up.
 MOST_STILLBORN = 3
-#: Signals that a process brings upon itself. Any other is sent by somebody: a person, the system
-#: that is out of memory. It says nothing about the next process.
+#: Signals that a process brings upon itself. A person sends the others, or the system when it is
+#: out of memory: they say nothing about the next process.
 OWN_SIGNALS = frozenset(
     {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS}
 )
-#: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
+#: The loop of a process stops a coroutine over its time. If the loop is stuck, the parent kills the
+#: process 2 s later.
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
 
@@ -70,9 +72,9 @@ class Pool:
         self._options = options
         self._keeper = keeper
         self._notifier = notifier or Notifier({})
-        #: When the pool last looked after its processes, by the clock that never jumps.
+        #: When the pool last looked after its processes, by the monotonic clock.
         self.ticked_at = time.monotonic()
-        #: What processes have done that are gone, and how many died against our will.
+        #: What processes did that are gone by now, and how many died that nobody had told to end.
         self._past: dict[str, counters.Row] = {}
         self._counting = threading.Lock()
         self._deaths = 0
@@ -85,16 +87,16 @@ class Pool:
         self._start_at = 0.0
         self._stop_at = 0.0
         self._is_stopping = self._was_ready = self._is_unwanted = False
-        #: The signal that ended it without waiting for what ran, if one did.
+        #: The signal that ended the pool without waiting for what ran, if one did.
         self._cold = 0
         self._signals = Signals(self._ring)
         self._interrupts = 0
-        #: The first signal that told it to stop, if one did.
+        #: The first signal that told the pool to stop, if one did.
         self.stopped_by = 0
         self._files: dict[str, float] = {}
         self._looked = time.monotonic()
         self._quiet = False
-        # Many slots take longer to look through, and one in a thousand can wait a little.
+        # To look through many slots takes longer: a pool of 1,000 slots is looked at every 100 ms.
         self._tick_s = max(TICK_S, options.processes * config.slots * 1e-4)
 
     def run(self) -> int:
@@ -128,36 +130,36 @@ class Pool:
         return 128 + self._cold if self._cold else 0
 
     def processes(self) -> list[int]:
-        """Ids of its processes."""
+        """Return the ids of its processes."""
         return [handle.pid for handle in self._handles]
 
     @property
     def busy(self) -> int:
-        """Slots that hold parts."""
+        """Return how many slots hold parts."""
         return len(self._keeper.holdings)
 
     @property
     def retried(self) -> int:
-        """Parts that are to run again, counted each time."""
+        """Return how often a part had to run again."""
         told = sum(n for (_, state), n in self._keeper.counts.copy().items() if state == "retried")
         return sum(row[counters.RETRIED] for row in self._rows().values()) + told
 
     def end(self) -> None:
-        """End now, from another thread: what its processes would still do is not wanted."""
+        """End the pool now, from another thread: nobody wants what its processes would still do."""
         self._is_stopping = self._is_unwanted = True
         self._ring()
 
     def stop(self) -> None:
-        """Stop politely, as TERM does; from any thread."""
+        """Stop the pool politely, as TERM does; from any thread."""
         self._signals.note(signal.SIGTERM)
 
     def _ring(self) -> None:
-        """Let nothing be waited for any longer."""
-        with suppress(OSError):  # it is ringing, or nobody is there any more
+        """Wake the pool's loop."""
+        with suppress(OSError):  # it was woken already, or has ended
             self._button.send(b".")
 
     def unready(self) -> str:
-        """Why no part would be run here now; empty when one would."""
+        """Say why no part would be run here now; empty when one would."""
         if self._is_stopping:
             return "stopping"
         if self._quiet:
@@ -167,7 +169,7 @@ class Pool:
         return "" if self._keeper.is_server_up else "the server does not answer"
 
     def samples(self) -> Samples:
-        """What the pool has done, and how it is."""
+        """Return metrics of what the pool has done, and of how it is."""
         return {
             **counters.work_done(self._rows(), self._keeper.counts.copy()),
             **self._keeper.samples(),
@@ -179,7 +181,7 @@ class Pool:
         }
 
     def _rows(self) -> dict[str, counters.Row]:
-        """What all processes have done, also those that are gone, by handler."""
+        """Return by handler what all processes have done, also those that are gone."""
         with self._counting:
             rows = dict(self._past)
             for handle in self._handles:
@@ -211,7 +213,7 @@ class Pool:
         self._start_at = time.monotonic() + pause_ms / 1e3
 
     def _pause_s(self) -> float:
-        """How long nothing need be looked at."""
+        """Return for how long the loop may wait for messages."""
         if any(handle.is_ending for handle in self._handles):
             return END_TICK_S
         return self._tick_s if self._keeper.holdings else IDLE_TICK_S
@@ -265,8 +267,8 @@ class Pool:
             elif not handle.is_leaving or code:
                 log.warning("process %d %s; it is replaced", handle.pid, handle.how_it_ended())
             is_young = time.monotonic() - handle.began < SETTLED_S
-            # A part that kills its process is charged for it; only a process that cannot even
-            # live without one is given a pause.
+            # A part that kills its process is charged with a crash. Only after a process that died
+            # without running a part there is a pause.
             if is_young and not (was_busy or handle.why_killed or handle.is_leaving):
                 self._start_later()
                 self._stillborn += code >= 0 or -code in OWN_SIGNALS
@@ -279,7 +281,7 @@ class Pool:
                 self._pauses = 0
 
     def _forget(self, handle: ProcessHandle) -> None:
-        """A process is gone; what it has done stays counted."""
+        """Drop a process that is gone; what it has done stays counted."""
         with self._counting:
             self._handles.remove(handle)
             counters.add_all(self._past, handle.rows())
@@ -287,7 +289,7 @@ class Pool:
     def _take_back(self, handle: ProcessHandle) -> bool:
         """Hand back what a dead process held. Returns whether a part was running.
 
-        Only what was running when it died is charged, and not if it was ended on purpose.
+        Only the part that was running when it died is charged, and none if the parent killed it.
         """
         for message in handle.channel.ready_messages()[0]:
             self._on_message(handle, message)
@@ -345,7 +347,7 @@ class Pool:
             self._keeper.hand_back(handle.holding(held), call, numbers)
 
     def _check_wanted(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
-        """A lease is lost or its request cancelled: tell the slot, and stop it after a while."""
+        """Ask a slot to stop whose lease is lost or whose request is cancelled; then kill it."""
         if not self._keeper.is_unwanted(held.holder):
             handle.asked_to_stop.pop(slot, None)
             return
@@ -371,7 +373,7 @@ class Pool:
             self._stop("nothing is left to do")
 
     def _enforce_stop(self, now: float) -> None:
-        """See to it that every process ends, also one that was just being started."""
+        """Make every process end, also one that was just being started."""
         for handle in self._handles:
             if self._is_unwanted:
                 handle.kill("its work is not wanted any more")

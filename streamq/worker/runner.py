@@ -34,15 +34,15 @@ from streamq.worker.tracebacks import safe_text, users_traceback
 
 log = logging.getLogger(__name__)
 
-#: So much of a traceback is kept with a failure.
+#: The last 4,000 characters of a traceback are kept with a failure.
 _TRACEBACK_CHARS = 4_000
-#: An error is logged in full at most so often: less and less while there are more of them.
+#: An error is logged in full at most once a second, then every 2 s, 4 s and so on up to 60 s.
 _COMPLAIN_EVERY_S = 1.0
 _MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
 
 
-#: What a part of one record comes to whose handler returned nothing.
+#: The outcome of a part of one record whose handler returned None.
 _NOTHING = PartDone(codec.encode_result([None]), 1)
 
 
@@ -65,7 +65,7 @@ class Runner:
         self._decode = records.decoder_for(handler, spec)
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         self._has_blanks = spec.format == "jsonl"
-        #: The handler is called with the part as a whole, whatever is in it, and with nothing else.
+        #: Whether the handler is called with the part as a whole, and with nothing else.
         self._is_whole = not (
             handler.is_map or handler.context_name or spec.by_reference or self._has_blanks
         )
@@ -75,11 +75,11 @@ class Runner:
         self._silence_s = _COMPLAIN_EVERY_S
         self._unsaid = 0
         self._has_said_large = False
-        #: 0 for none.
+        #: The time limit of a part, or 0.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
 
     def for_request(self, request_id: str) -> Self:
-        """The same for another request of the same handler and spec."""
+        """Return a runner for another request of the same handler and spec."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._request_id = request_id
@@ -108,7 +108,7 @@ class Runner:
         return self._run_rest(call, part, given, items, error)
 
     def _run_whole(self, part: Part) -> PartDone | PartNotDone:
-        """The shortest way: one value, one call, one item."""
+        """Run a part by the shortest way: one value, one call, one item."""
         function, payload = self.handler.function, part.payload
         try:
             value = self._decode(payload, about.is_json(part))
@@ -233,17 +233,17 @@ class Runner:
             return self._put_off(part, [failure], None)
 
     def fail(self, part: Part, error: Exception) -> PartNotDone:
-        """What becomes of a part that ended in an error of its own making."""
+        """Return what becomes of a part that ended in an error of its own making."""
         return self._put_off(part, [self._describe(error, part, 0)], None)
 
     def time_out(self, part: Part) -> PartNotDone:
-        """What becomes of a part that took too long."""
+        """Return what becomes of a part that took too long."""
         message = f"it took longer than {self.timeout_ms / 1_000:g} s"
         failure = Failure(error="Timeout", message=message, part=part.number, attempts=part.attempt)
         return self._put_off(part, [failure], None)
 
     def retry_ms(self, part: Part) -> int:
-        """How long a part waits for its next attempt."""
+        """Return how long a part waits for its next attempt (ms)."""
         return backoff.delay_ms(part.attempt, self._spec.backoff_ms, self._spec.backoff_max_ms)
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
@@ -302,7 +302,7 @@ class Runner:
         return [[_DELIVERED] if records.is_skipped(each, spec) else [_NONE] for each in given]
 
     def _given(self, part: Part) -> list[bytes]:
-        """What the handler is called with, one after another: records, or the part as a whole."""
+        """Return what the handler is called with in turn: records, or the part as a whole."""
         return records.records_in(part, self._spec) if self.handler.is_map else [part.payload]
 
     def _decode_record(self, record: bytes, is_json: bool) -> Any:
@@ -328,7 +328,7 @@ class Runner:
         return isinstance(error, Abandon | RecordError) or part.attempt > self._retries
 
     def _describe(self, error: BaseException, part: Part, index: int) -> Failure:
-        # Of a record that does not decode or encode no code of the user has a frame.
+        # For a record that does not decode or encode there is no frame of the user's code.
         trace = "" if isinstance(error, RecordError) else users_traceback(error)
         if not isinstance(error, Snooze | Retry | Abandon | RecordError):
             what = f"part {part.number} of {self._request_id} failed in {self.handler.name}"
@@ -344,7 +344,7 @@ class Runner:
         )
 
     def _place(self, part: Part, index: int) -> dict[str, Any]:
-        """File and line of a record, or of all of a part that is handled as a whole."""
+        """Return file and line of a record, or of all of a part that is handled as a whole."""
         place = about.Place.of(part.about, self._spec)
         if place is None:
             return {}
@@ -353,7 +353,7 @@ class Runner:
         return msgspec.structs.asdict(place)
 
     def source_of(self, part: Part) -> str:
-        """The file that the part was loaded from; "" for none."""
+        """Return the file that the part was loaded from; "" for none."""
         return str(self._place(part, 0).get("source", ""))
 
     def _complain(self, what: str, trace: str) -> None:
@@ -386,7 +386,7 @@ class Runner:
         return PartNotDone("abandon", 0, [failure], (0, self._count(part, outcomes)))
 
     def _count(self, part: Part, outcomes: int) -> int:
-        """Records behind outcomes: a map has one for each, a handler one for all of the part."""
+        """Return how many records outcomes stand for: a map has one outcome for each record."""
         if self.handler.is_map or about.is_one_payload(part):
             return outcomes
         return outcomes if part.records is None or not outcomes else part.records
@@ -411,7 +411,7 @@ class Runner:
         return PartNotDone(kind, delay_ms, failures, (0, -1), partial=self._kept(outcomes))
 
     def _kept(self, outcomes: list[Any] | None) -> bytes:
-        """What the next attempt is told of the records that have an outcome, if it is not much.
+        """Return what the next attempt is told of the records that have an outcome.
 
         It goes to the server and back with each attempt, so it may be no larger than a result.
         """
@@ -455,7 +455,7 @@ class Runner:
 
 
 def _read_outcomes(partial: bytes, count: int) -> list[Any]:
-    """What records came to in earlier attempts.
+    """Return what records came to in earlier attempts.
 
     Raises:
         Damaged: it is not of this part.
@@ -475,12 +475,12 @@ def _read_outcomes(partial: bytes, count: int) -> list[Any]:
 
 
 def _tamed(error: BaseException) -> Exception:
-    """What ends a process or a loop ends only the part."""
+    """Return an error that ends only the part, instead of one that would end the process."""
     if isinstance(error, Exception):
         return error
     return RuntimeError(f"the handler raised {type(error).__name__}: {safe_text(error)}")
 
 
 def _stronger(first: BaseException | None, second: BaseException) -> BaseException:
-    """Of two errors of one part, the one that says more about when to run it again."""
+    """Return which of two errors says more about when to run the part again."""
     return second if first is None or isinstance(second, Snooze | Retry) else first

@@ -1,7 +1,7 @@
 """Processes of a pool that are started before it is known what they are to do.
 
-A new interpreter is busy for a while before it can be told anything. Who starts them first
-and then looks for a server, for files and for its own modules does not wait for them.
+A new interpreter needs about as long to start as its parent needs to find the server, the files and
+its own modules. So the parent starts the processes first, and does not wait for them.
 """
 
 import os
@@ -15,14 +15,14 @@ from typing import NamedTuple, Self
 from streamq.worker.channel import Channel
 from streamq.worker.slot_table import SlotTable
 
-#: Nothing that is imported is garbage: who looks for it meanwhile is only in the way.
+#: The garbage collector is off during the imports: they make no garbage, and it slows them down.
 _BEGIN = "import gc; gc.disable(); from streamq.worker.process import main; main()"
-#: So many are started at a time, that the first of very many are soon ready.
+#: At most 32 processes start at the same time, so that the first of very many are soon ready.
 MOST_STARTING = 32
 
 
 class SpawnedProcess(NamedTuple):
-    """A process that waits for its first word, the line to it, and the table it shares."""
+    """A process that waits for its configuration, the channel to it, and the table it shares."""
 
     popen: subprocess.Popen[bytes]
     channel: Channel
@@ -30,16 +30,16 @@ class SpawnedProcess(NamedTuple):
 
 
 class Spawner:
-    """Starts processes, some of them ahead of time. At its end those are killed nobody took."""
+    """Starts processes, some of them ahead of time. At its end it kills those nobody took."""
 
     def __init__(self, slots: int, ahead: int = 0) -> None:
         self._slots = slots
         self._waiting: list[SpawnedProcess] = []
-        with suppress(OSError):  # whoever takes one is told
+        with suppress(OSError):  # ``take`` tries again, and raises it
             self._waiting += [self._start() for _ in range(min(ahead, MOST_STARTING))]
 
     def take(self) -> SpawnedProcess:
-        """A process to be told what to do.
+        """Return a process that waits to be told what to do.
 
         Raises:
             OSError: none can be started.
