@@ -239,18 +239,16 @@ def holding(request_id: str, holder: str) -> Holding:
     return Holding(request_id=request_id, holder=holder, handler="h", running=1)
 
 
-def keeper_of(driver: Driver, lease_ms: int = 20_000, audit_ms: int = 60_000) -> LeaseKeeper:
+def keeper_of(driver: Driver, **changes: Any) -> LeaseKeeper:
     """A keeper that hardly does anything by itself."""
-    return LeaseKeeper(
-        driver.protocol,
-        driver.queue,
-        "pool",
-        slots=1,
-        lease_ms=lease_ms,
-        beat_ms=60_000,
-        audit_ms=audit_ms,
-        levels=range(LAST_LEVEL + 1),
-    )
+    given: dict[str, Any] = {
+        "slots": 1,
+        "lease_ms": 20_000,
+        "beat_ms": 60_000,
+        "audit_ms": 60_000,
+        "levels": range(LAST_LEVEL + 1),
+    }
+    return LeaseKeeper(driver.protocol, driver.queue, "pool", **(given | changes))
 
 
 @pytest.fixture

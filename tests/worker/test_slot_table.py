@@ -344,7 +344,9 @@ class TestSlots:
     """What is done to one slot is done to no other: here to that in the middle."""
 
     @pytest.fixture
-    def trio(self, tables: Callable[[int], tuple[Table, Table]]) -> tuple[Table, Table]:
+    def trio(
+        self, tables: Callable[[int], tuple[SlotTable, SlotTable]]
+    ) -> tuple[SlotTable, SlotTable]:
         slot, parent = tables(3)
         for index in range(3):
             slot.hold(index, f"h{index}", f"r{index}")
@@ -354,7 +356,7 @@ class TestSlots:
             assert slot.start(index, 0, 1_000 + index)
         return slot, parent
 
-    def test_each_has_its_own_words(self, trio: tuple[Table, Table]) -> None:
+    def test_each_has_its_own_words(self, trio: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = trio
         for index in range(3):
             slot.set_progress(index, 40 + index)
@@ -374,12 +376,12 @@ class TestSlots:
         assert [held.since_ms for held in found] == [1_000, 1_001, 1_002]
         assert [held.progress for held in found] == [40, 41, 42]
         assert [held.calls for held in found] == [0, 1, 2]
-        assert [held.told for held in found] == [0, 0, 0]
+        assert [held.asked_to_stop for held in found] == [0, 0, 0]
         assert [held.current for held in found] == [0, 0, 0]
         assert [held.running for held in found] == [1, 11, 21]
         assert [slot.next_call(index) for index in range(3)] == [1_000, 2_000, 3_000]
 
-    def test_part_that_ends_ends_in_its_own(self, trio: tuple[Table, Table]) -> None:
+    def test_part_that_ends_ends_in_its_own(self, trio: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = trio
 
         slot.end(1, 0)
@@ -388,16 +390,18 @@ class TestSlots:
         assert slot.start(1, 1, 0)
         assert [seen(parent, index).running for index in range(3)] == [1, 12, 21]
 
-    def test_lease_that_is_not_wanted_is_told_in_its_own(self, trio: tuple[Table, Table]) -> None:
+    def test_lease_that_is_not_wanted_is_told_in_its_own(
+        self, trio: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = trio
 
-        parent.tell(1, seen(parent, 1))
+        parent.ask_to_stop(1, seen(parent, 1))
 
-        assert [slot.is_told(index) for index in range(3)] == [False, True, False]
-        assert [seen(parent, index).told for index in range(3)] == [0, 1, 0]
+        assert [slot.is_asked_to_stop(index) for index in range(3)] == [False, True, False]
+        assert [seen(parent, index).asked_to_stop for index in range(3)] == [0, 1, 0]
         assert [slot.start(index, 1, 0) for index in range(3)] == [True, False, True]
 
-    def test_what_is_struck_is_of_its_own(self, trio: tuple[Table, Table]) -> None:
+    def test_what_is_struck_is_of_its_own(self, trio: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = trio
 
         assert parent.strike(1, seen(parent, 1)) == (12, 13, 14)
@@ -405,7 +409,7 @@ class TestSlots:
         assert [slot.start(index, 1, 0) for index in range(3)] == [True, False, True]
 
     def test_strike_begins_behind_what_was_started_meanwhile(
-        self, trio: tuple[Table, Table]
+        self, trio: tuple[SlotTable, SlotTable]
     ) -> None:
         slot, parent = trio
         held = seen(parent, 1)
@@ -416,17 +420,19 @@ class TestSlots:
         assert not slot.start(1, 3, 0)
 
     def test_strike_leaves_another_batch_of_its_own_slot_alone(
-        self, trio: tuple[Table, Table]
+        self, trio: tuple[SlotTable, SlotTable]
     ) -> None:
         slot, parent = trio
         held = seen(parent, 1)
         slot.deal(1, [15, 16])
-        parent.tell(1, held)
+        parent.ask_to_stop(1, held)
 
         assert parent.strike(1, held) == ()
-        assert not slot.is_told(1)
+        assert not slot.is_asked_to_stop(1)
 
-    def test_new_batch_begins_as_if_nothing_had_been(self, trio: tuple[Table, Table]) -> None:
+    def test_new_batch_begins_as_if_nothing_had_been(
+        self, trio: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = trio
         slot.end(1, 0)
         parent.strike(1, seen(parent, 1))
@@ -437,7 +443,7 @@ class TestSlots:
         assert (held.current, held.running, held.numbers) == (-1, None, (15, 16))
         assert [slot.start(1, index, 0) for index in range(2)] == [True, True]
 
-    def test_lease_that_is_over_leaves_the_others(self, trio: tuple[Table, Table]) -> None:
+    def test_lease_that_is_over_leaves_the_others(self, trio: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = trio
 
         slot.drop(1)
@@ -447,9 +453,11 @@ class TestSlots:
         slot.hold(1, "again", "r1")
         held = seen(parent, 1)
         assert (held.calls, held.current, held.numbers) == (0, -1, ())
-        assert (held.progress, held.told, held.running) == (0, 0, None)
+        assert (held.progress, held.asked_to_stop, held.running) == (0, 0, None)
 
-    def test_what_a_process_was_just_writing_is_not_read(self, trio: tuple[Table, Table]) -> None:
+    def test_what_a_process_was_just_writing_is_not_read(
+        self, trio: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = trio
 
         class Numbers(list[int]):
@@ -466,7 +474,7 @@ class TestSlots:
         assert (dead.holder, dead.request_id) == ("h1", "r1")
 
 
-def test_attempts_beyond_what_fits_are_told_as_the_most(pair: tuple[Table, Table]) -> None:
+def test_attempts_beyond_what_fits_are_told_as_the_most(pair: tuple[SlotTable, SlotTable]) -> None:
     slot, parent = pair
     slot.hold(0, "h", "r")
 
@@ -479,8 +487,8 @@ def test_table_works_where_there_is_no_memory_without_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    slot, fd = Table.create(2)
-    parent = Table(fd, 2)
+    slot, fd = SlotTable.create(2)
+    parent = SlotTable(fd, 2)
     os.close(fd)
 
     slot.hold(1, "h", "r")
@@ -491,7 +499,7 @@ def test_table_works_where_there_is_no_memory_without_a_file(
 
 
 def test_closed_table_has_no_memory_any_more() -> None:
-    table, fd = Table.create(1)
+    table, fd = SlotTable.create(1)
     os.close(fd)
 
     table.close()
