@@ -103,9 +103,10 @@ class Played:
     def end(self, number: int = signal.SIGKILL) -> None:
         """Let it be gone: by a signal, or with 0 by itself."""
         assert self.popen.stdin is not None
-        self.popen.stdin.close()
         if number:
             self.popen.send_signal(number)
+        # After the signal: a process that has ended by itself would be waited for by sending it one.
+        self.popen.stdin.close()
         os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
         self.channel.close()
 
