@@ -105,7 +105,7 @@ class Played:
         assert self.popen.stdin is not None
         if number:
             self.popen.send_signal(number)
-        # After the signal: a process that has ended by itself would be waited for by sending it one.
+        # After the signal: to send one to a process that has ended would wait for it.
         self.popen.stdin.close()
         os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
         self.channel.close()
