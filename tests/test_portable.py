@@ -13,8 +13,8 @@ from streamq.records.outputs import FileOutput
 from streamq.servers.local import LocalServer
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import process_handle
-from streamq.worker.process_handle import Member
-from streamq.worker.slot_table import Table
+from streamq.worker.process_handle import ProcessHandle
+from streamq.worker.slot_table import SlotTable
 from tests.support.waiting import wait_until
 
 
@@ -71,10 +71,10 @@ def test_programs_of_a_process_that_ended_are_ended(
     reader, writer = os.pipe()
     with subprocess.Popen(words, start_new_session=True, pass_fds=(writer,)) as popen:
         os.close(writer)
-        member: Any = Member.__new__(Member)
-        member.popen = popen
+        handle: Any = ProcessHandle.__new__(ProcessHandle)
+        handle.popen = popen
 
-        wait_until(member.has_ended)
+        wait_until(handle.has_ended)
 
         # Nobody has the pipe's other end any more.
         assert os.read(reader, 1) == b""
@@ -95,8 +95,8 @@ def test_memory_of_a_process_without_proc(monkeypatch: pytest.MonkeyPatch) -> No
 def test_table_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
 
-    table, fd = Table.create(2)
-    again = Table(fd, 2)
+    table, fd = SlotTable.create(2)
+    again = SlotTable(fd, 2)
     table.hold(0, "holder", "request")
 
     assert again.read(0, is_dead=True) == table.read(0, is_dead=True)

@@ -19,7 +19,7 @@ from streamq.runs.plan import STANDARD, Plan
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, check_capacity
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import Spawner
 
 from .. import render
 from ..connecting import named_server
@@ -161,7 +161,7 @@ def run(
     """
     request.queue = queue
     configure_logs(log_level, LogFormat.TEXT)
-    with Nursery(job.slots, 0 if job.resume else job.processes) as nursery:
+    with Spawner(job.slots, 0 if job.resume else job.processes) as spawner:
         plan = load_plan(job.resume, "--resume") if job.resume else job.plan(request)
         given_url = named_server(url, prefix)  # checked before anything is stored
         begun, folder = time.monotonic(), RunFolder(plan)
@@ -178,7 +178,7 @@ def run(
                 prefix or Settings.from_env().prefix,
                 log_level=log_level.value,
                 is_alone=not given_url,
-                nursery=None if job.resume else nursery,
+                spawner=None if job.resume else spawner,
             )
             status = run_.work(work, force=job.force)
     raise typer.Exit(run_.sum_up(work, status, is_json=job.is_json))

@@ -8,10 +8,10 @@ import typer
 from streamq.errors import AppLoadError, InvalidValue
 from streamq.settings import Settings
 from streamq.telemetry.logs import harmless
-from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, Config, PoolOptions
+from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, PoolOptions, ProcessConfig
 from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
 from streamq.worker.program import words_of
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import Spawner
 
 from .. import render
 from ..connecting import connected, url_of
@@ -114,7 +114,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
     log_level: LogLevelOption = LogLevel.INFO
     log_format: LogFormatOption = LogFormat.TEXT
 
-    def config(self, url: str | None, prefix: str | None) -> Config:
+    def config(self, url: str | None, prefix: str | None) -> ProcessConfig:
         """Return the configuration of the pool's processes."""
         argv = words_of(self.command)
         if bool(self.target) == bool(argv) or bool(argv) != bool(self.handler):
@@ -168,7 +168,7 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
     config, pool = options.config(url, prefix), options.pool()
     configure_logs(options.log_level, options.log_format)
     try:
-        with Nursery(config.slots, pool.processes) as nursery:
+        with Spawner(config.slots, pool.processes) as spawner:
             # Importing redis-py takes about as long as the processes take to start.
             from streamq.worker.service import serve_pool
 
@@ -178,7 +178,7 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
                         protocol,
                         config,
                         pool,
-                        nursery,
+                        spawner,
                         levels=options.levels,
                         health_port=options.health_port,
                     )

@@ -3,13 +3,20 @@
 A caller reports an outage once and then asks the server less and less often (``Outage``). While a
 node is away, workers cannot renew leases on it, so live ones look dead (``Outages``). Nothing on
 the node is taken back until every worker has had the time to renew its leases.
+Threads that share a server report once that it is away, and once that it answers
+(``Availability``).
 """
 
+import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from streamq import backoff
-from streamq.errors import StreamqError
+from streamq.errors import ServerError, StreamqError
+
+log = logging.getLogger(__name__)
 
 #: For so long after a call without an answer nothing on the node is taken back: the longest pause
 #: between two tries of a worker, and the time of a renewal.
@@ -65,3 +72,38 @@ class Outages:
         """Return for how long nothing on the node is to be taken back; 0 when it is well."""
         seen = self._seen.get(node)
         return 0.0 if seen is None else max(0.0, seen + QUIET_S - time.monotonic())
+
+
+class Availability:
+    """Says once that the server is waited for, and once that it answers, whoever found out."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()
+        #: Calls that the server did not answer, by kind of error.
+        self.errors: Counter[str] = Counter()
+        self._has_answered = False
+
+    @property
+    def is_server_up(self) -> bool:
+        """Whether every thread's last call was answered."""
+        return self._has_answered and not self._waiting
+
+    def failed(self, who: str, error: ServerError) -> None:
+        """A call of this thread was not answered."""
+        with self._lock:
+            self.errors[type(error).__name__] += 1
+            if not self._waiting:
+                log.warning("waiting for the server: %s", error)
+            self._waiting.add(who)
+
+    def worked(self, who: str) -> None:
+        """All calls of this thread were answered."""
+        if self._has_answered and not self._waiting:
+            return
+        with self._lock:
+            self._has_answered = True
+            if who in self._waiting:
+                self._waiting.remove(who)
+                if not self._waiting:
+                    log.info("the server answers again")

@@ -20,7 +20,7 @@ from streamq.runs.options import RequestOptions, describe_run, describe_source
 from streamq.runs.progress import Progress
 from streamq.runs.run import Job, carry_out
 from streamq.settings import Settings, with_login
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import Spawner
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             pass  # only to see that a server answers, before anything is stored
     folder = RunFolder(plan)
     with (
-        Nursery(plan.slots, plan.processes) as nursery,
+        Spawner(plan.slots, plan.processes) as spawner,
         folder.held(),
         folder.server(named) as address,
     ):
@@ -191,7 +191,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             prefix,
             log_level="warning",
             is_alone=not named,
-            nursery=nursery,
+            spawner=spawner,
         )
         status = carry_out(job, plan, folder, watch, force=force, is_resumed=bool(resume))
     if not job.is_complete:

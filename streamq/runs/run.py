@@ -22,6 +22,7 @@ from streamq.errors import (
 )
 from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.request import Request
 from streamq.records.outputs import FileOutput, Output, StreamOutput
 from streamq.runs.collect import Collector
@@ -29,10 +30,9 @@ from streamq.runs.folder import RunFolder
 from streamq.runs.load import Load
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.progress import Meter, Progress
-from streamq.worker.channel import Config, PoolOptions
-from streamq.worker.lease_keeper import Keeper
+from streamq.worker.channel import PoolOptions, ProcessConfig
 from streamq.worker.pool import LAST_CALL, Pool
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import Spawner
 
 _LEASE_MS = 8_000
 _BEAT_MS = 2_000
@@ -52,10 +52,10 @@ class Job:
         *,
         log_level: str,
         is_alone: bool = False,
-        nursery: Nursery | None = None,
+        spawner: Spawner | None = None,
     ) -> None:
         """``is_alone``: no other program uses the server."""
-        self._nursery = nursery
+        self._spawner = spawner
         self._plan = plan
         self._url = url
         self._prefix = prefix
@@ -215,7 +215,7 @@ class Job:
 
     def _make_pool(self, protocol: Protocol) -> Pool:
         plan = self._plan
-        config = Config(
+        config = ProcessConfig(
             url=self._url,
             prefix=self._prefix,
             queue=plan.policy.queue,
@@ -232,11 +232,20 @@ class Job:
             log_level=self._log_level,
             log_format="text",
         )
-        keeper = Keeper(protocol, config, plan.processes, beat_ms=_BEAT_MS, audit_ms=_AUDIT_MS)
+        keeper = LeaseKeeper(
+            protocol,
+            config.queue,
+            config.pool,
+            slots=plan.processes * config.slots,
+            lease_ms=config.lease_ms,
+            beat_ms=_BEAT_MS,
+            audit_ms=_AUDIT_MS,
+            levels=config.levels,
+        )
         options = PoolOptions(
             processes=plan.processes, cancel_grace_s=_CANCEL_GRACE_S, stops_on_hup=True
         )
-        return Pool(config, options, keeper, nursery=self._nursery)
+        return Pool(config, options, keeper, spawner=self._spawner)
 
 
 def carry_out(

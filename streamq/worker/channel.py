@@ -1,11 +1,11 @@
-"""How a pool behaves, and words between it and its processes: JSON lines over a socket pair."""
+"""What a pool and its processes tell each other, as JSON lines over a socket pair."""
 
 import logging
 import secrets
 import socket
 from collections.abc import Iterator
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,9 +13,9 @@ from streamq.errors import InvalidValue
 
 log = logging.getLogger(__name__)
 
-#: More processes than any machine runs well, and about as many as a parent may have open files for.
+#: More processes than any machine runs well, and about as many as a parent may open files for.
 MOST_PROCESSES = 512
-#: More than enough for coroutines. A pool looks through all its slots again and again.
+#: Enough for coroutines. The parent looks through all slots every 40 ms, so they are limited.
 MOST_SLOTS = 10_000
 MOST_SLOTS_IN_ALL = 50_000
 
@@ -44,16 +44,16 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     stops_on_hup: bool = False
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told at its start. The URL may hold a password, so no argument has it."""
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is told at its start, and not by arguments: the URL may hold a password."""
 
     url: str
     prefix: str
     queue: str
     target: str
-    #: Under this name a function or a program serves; without one the target is an app.
+    #: The name under which a function or a program serves; empty if the target is an app.
     handler: str = ""
-    #: A program to be run with each part, instead of a target.
+    #: The program to be run with each part, if there is no target.
     argv: tuple[str, ...] = ()
     #: Whether what handlers print goes to the pool's own stdout, or to stderr.
     keeps_stdout: bool = True
@@ -66,54 +66,62 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_result: int
     log_level: str
     log_format: str
-    #: What the names of the pool's holders begin with: by its heartbeats who reaps knows that the
-    #: pool of a holder lives. A pool that is started again has another.
+    #: What the names of the pool's holders begin with. Its heartbeats tell a janitor by this name
+    #: that the pool of a holder lives. A pool that is started again has another.
     pool: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A process is ready: its handlers as ``claim`` is told, and the files they came from."""
+# The tags of messages are older than the names of their classes. They stay: a pool that runs while
+# its package is upgraded in place starts processes of the new version.
+
+
+class Ready(msgspec.Struct, frozen=True, tag="Hello"):
+    """Says that a process is ready: its handlers, as ``claim`` is told, and their files."""
 
     handlers: list[str]
     files: list[str]
 
     @property
     def names(self) -> list[str]:
-        """The handlers' names."""
+        """Return the handlers' names."""
         return [offer.split()[1] for offer in self.handlers]
 
 
-class Unfit(msgspec.Struct, frozen=True, tag=True):
-    """A process cannot load what it was told to: in one line, and the user's own traceback."""
+class LoadFailed(msgspec.Struct, frozen=True, tag="Unfit"):
+    """Says that a process cannot load the user's code: why, and the user's own traceback."""
 
     message: str
     trace: str
 
 
-class Idle(msgspec.Struct, frozen=True, tag=True):
-    """Seconds since a process's last part ended, 0 while one runs."""
+class IdleFor(msgspec.Struct, frozen=True, tag="Idle"):
+    """Says how many seconds ago a process's last part ended; 0 while one runs."""
 
     idle_s: float
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
-    """Something falls due then, by the server's clock (ms): the janitor is to look."""
+class VisitAt(msgspec.Struct, frozen=True, tag="Look"):
+    """Says that something falls due then (ms of the server's clock): the janitor is to come."""
 
     at_ms: int
 
 
-class Order(msgspec.Struct, frozen=True, tag=True):
-    """What a pool wants of a process: ``stop`` after what runs, ``quiet``: take nothing more."""
-
-    word: str
+#: ``stop``: end after what runs. ``quiet``: take nothing more. ``go``: take again.
+CommandWord = Literal["stop", "quiet", "go"]
 
 
-Word = Hello | Unfit | Idle | Look | Order
-_decode = msgspec.json.Decoder(Word).decode
+class Command(msgspec.Struct, frozen=True, tag="Order"):
+    """Says what the parent wants of a process."""
+
+    word: CommandWord
 
 
-def _said(line: bytes) -> list[Word]:
-    """The word, if it is one: whoever has the socket's number can write to it."""
+Message = Ready | LoadFailed | IdleFor | VisitAt | Command
+_decode = msgspec.json.Decoder(Message).decode
+
+
+def _read(line: bytes) -> list[Message]:
+    """Return the message, if it is one: a handler can write anything to the socket."""
     try:
         return [_decode(line)]
     except (ValueError, RecursionError):
@@ -121,35 +129,35 @@ def _said(line: bytes) -> list[Word]:
         return []
 
 
-class Line:
-    """One end of the line."""
+class Channel:
+    """One end of the connection between the parent and a process."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self._buffer = b""
         self._lock = Lock()
 
-    def send(self, word: Any) -> bool:
-        """Say a word. False when nobody is at the other end."""
+    def send(self, message: Any) -> bool:
+        """Send a message. Returns False when nobody is at the other end."""
         with self._lock:
             try:
-                self.socket.sendall(msgspec.json.encode(word) + b"\n")
+                self.socket.sendall(msgspec.json.encode(message) + b"\n")
             except OSError:
                 return False
         return True
 
-    def read_config(self) -> Config | None:
-        """The first line a process gets; None when its parent has no use for it."""
+    def read_config(self) -> ProcessConfig | None:
+        """Return what the first line says; None if the parent has no use for the process."""
         line = next(self._lines(), None)
-        return msgspec.json.decode(line, type=Config) if line else None
+        return msgspec.json.decode(line, type=ProcessConfig) if line else None
 
-    def words(self) -> Iterator[Word]:
-        """Every word until the other end is gone."""
+    def messages(self) -> Iterator[Message]:
+        """Yield every message until the other end is gone."""
         for line in self._lines():
-            yield from _said(line)
+            yield from _read(line)
 
-    def ready_words(self) -> tuple[list[Word], bool]:
-        """The words that have come, and whether the other end is gone; does not wait."""
+    def ready_messages(self) -> tuple[list[Message], bool]:
+        """Return the messages that have come, and whether the other end is gone; do not wait."""
         is_gone = False
         try:
             while chunk := self.socket.recv(65_536, socket.MSG_DONTWAIT):
@@ -160,7 +168,7 @@ class Line:
         except OSError:
             is_gone = True
         *lines, self._buffer = self._buffer.split(b"\n")
-        return [word for line in lines for word in _said(line)], is_gone
+        return [message for line in lines for message in _read(line)], is_gone
 
     def _lines(self) -> Iterator[bytes]:
         while True:
@@ -178,5 +186,5 @@ class Line:
             self._buffer += chunk
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end."""
         self.socket.close()

@@ -1,9 +1,9 @@
 """What the slots of a process have done, counted where its parent can see it.
 
-Every slot counts in words of its own, one row for each handler, so no two threads write
-the same word; and the memory outlives the process, so nothing that was counted is lost
-when it is killed. These are counts of work done here: what a request has finished is
-counted by the server, exactly.
+Every slot counts in words of its own, one row for each handler, so no two threads write the same
+word. The memory outlives the process, so nothing that was counted is lost when the process is
+killed. These are counts of the work done in this pool. What a request has finished is counted by
+the server, exactly.
 """
 
 from bisect import bisect_left
@@ -13,26 +13,26 @@ from typing import NamedTuple
 
 from streamq.telemetry.metrics import BOUNDS_S, CLASSES, Samples, Spread
 
-#: Handlers that are counted one by one; those beyond are counted together.
+#: Up to 64 handlers are counted one by one. Of more than that, all but the first 63 share a row.
 MOST_HANDLERS = 64
 
 
 class Times(NamedTuple):
-    """Where in a row times of parts are: their sum, then how many there are of each class."""
+    """Where in a row the times of parts are: their sum, then how many there are of each class."""
 
     at: int
-    #: What the sum counts, in a second: the longer the times, the less fine.
+    #: The sum counts so many units in a second; fewer for times that are longer.
     units: int
 
     @property
     def end(self) -> int:
-        """Where the next begins."""
+        """Return where in the row the next begins."""
         return self.at + 1 + CLASSES
 
 
 DONE, FAILED, RETRIED, RECORDS_DONE, RECORDS_FAILED, _TIMES = range(6)
 RAN = Times(_TIMES, 1_000_000)
-#: Of first attempts: those in a backlog of days may be very many.
+#: How long first attempts waited, in ms: in a backlog of days very many may have waited for days.
 WAITED = Times(RAN.end, 1_000)
 _ROW = WAITED.end
 #: Words that a slot needs.
@@ -50,7 +50,7 @@ _HISTOGRAMS = {
 }
 
 
-class Tally:
+class SlotCounters:
     """The counts of one process's slots, in the words it is given."""
 
     def __init__(self, words: memoryview, slots: int) -> None:
@@ -61,12 +61,12 @@ class Tally:
         """Add to one of a handler's counts."""
         self._words[self._row(slot, handler) + what] += number
 
-    def saw(
+    def observe(
         self, slot: int, handler: int, what: Times, took: Sequence[float], times: int = 1
     ) -> None:
-        """Sort times of parts, in seconds; each is that of so many parts."""
+        """Sort times (s) into classes. Each of them is the time of ``times`` parts."""
         words, at = self._words, self._row(slot, handler) + what.at
-        # A server's clock that was set far back makes a wait of decades.
+        # A server's clock that was set back by years makes waits of years: the sum must still fit.
         words[at] = min(_MOST, words[at] + int(sum(took) * times * what.units))
         first = at + 1
         if took and max(took) <= BOUNDS_S[0]:
@@ -76,7 +76,7 @@ class Tally:
             words[first + bisect_left(BOUNDS_S, seconds)] += times
 
     def rows(self, handlers: int) -> list[Row]:
-        """Of each handler what all slots have done."""
+        """Return for each handler what all slots have done."""
         return [self._sum(handler) for handler in range(min(handlers, MOST_HANDLERS))]
 
     def _sum(self, handler: int) -> Row:
@@ -92,29 +92,29 @@ class Tally:
 
 
 def add(first: Row, second: Row) -> Row:
-    """Both together."""
+    """Return the sum of both rows."""
     return tuple(map(sum, zip(first, second, strict=True)))
 
 
 def add_all(rows: dict[str, Row], more: Mapping[str, Row]) -> None:
-    """Add the rows of handlers to what is there, by name."""
+    """Add the rows of handlers to those in ``rows``, by name."""
     for name, row in more.items():
         rows[name] = add(rows.get(name, NOTHING), row)
 
 
 def parts(row: Row) -> int:
-    """Parts that came to some end, also one that is tried again."""
+    """Return how many parts came to some end; those that are tried again count, too."""
     return row[DONE] + row[FAILED] + row[RETRIED]
 
 
 def times(row: Row, what: Times) -> tuple[Sequence[int], float]:
-    """Parts, one number for each of ``BOUNDS_S`` and one for longer; and all their seconds."""
+    """Return how many parts are in each class of ``BOUNDS_S`` and beyond, and their seconds."""
     return row[what.at + 1 : what.end], row[what.at] / what.units
 
 
-def work_done(rows: Mapping[str, Row], told: Mapping[tuple[str, str], int]) -> Samples:
-    """What was done by each handler, and parts by handler and state that are not in its row."""
-    parts = Counter(told)
+def work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) -> Samples:
+    """Return metrics of the rows, and of parts, by handler and state, that are in no row."""
+    parts = Counter(others)
     for name, row in rows.items():
         parts.update({(name, state): row[word] for state, word in _PART_STATES.items()})
     samples: Samples = {

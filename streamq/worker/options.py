@@ -11,8 +11,8 @@ from streamq.settings import Settings
 from streamq.worker.channel import (
     MOST_PROCESSES,
     MOST_SLOTS,
-    Config,
     PoolOptions,
+    ProcessConfig,
     check_capacity,
 )
 from streamq.worker.program import words_of
@@ -43,7 +43,7 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
     log_level: str = "info",
     log_format: str = "text",
     named: Named = str,
-) -> Config:
+) -> ProcessConfig:
     """Return what each process of the pool is told.
 
     Raises:
@@ -56,7 +56,7 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
         raise InvalidValue(
             f"{named('lease')} {lease or ''!r} is too short: {SHORTEST_LEASE_MS}ms or more"
         )
-    return Config(
+    return ProcessConfig(
         url=url,
         prefix=prefix,
         queue=units.name(queue, "queue"),

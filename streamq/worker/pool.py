@@ -1,10 +1,10 @@
 """The worker pool: a parent that looks after processes which run handlers.
 
-The parent never imports the user's code. It renews the leases its processes hold, from
-a table each of them shares with it, so that a handler may keep its process as busy as it
-likes. It stops parts that take too long, hands back parts that wait behind a slow one,
-replaces processes that die, and takes back at once what they held. When the parent is
-gone its processes stop, and the leases expire.
+The parent never imports the user's code. Each process shares a table with it, in which the parent
+sees what the process holds. It has those leases renewed, so a handler may keep its process as busy
+as it likes. It stops parts that take too long, hands back parts that wait behind a slow one,
+replaces processes that die, and takes back at once what they held. When the parent is gone its
+processes stop, and the leases expire.
 """
 
 import logging
@@ -14,43 +14,44 @@ import signal
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from streamq import backoff
 from streamq.errors import AppLoadError
+from streamq.queue.lease_keeper import LeaseKeeper
+from streamq.queue.renewals import Holding
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
-from streamq.worker import counters as tally
-from streamq.worker.channel import Config, Hello, Idle, Look, PoolOptions, Unfit
-from streamq.worker.lease_keeper import Keeper
-from streamq.worker.process_handle import Member
-from streamq.worker.slot_table import CALL_STEP, Held
-from streamq.worker.spawning import MOST_STARTING, Nursery
+from streamq.worker import counters
+from streamq.worker.channel import IdleFor, LoadFailed, PoolOptions, ProcessConfig, Ready, VisitAt
+from streamq.worker.process_handle import ProcessHandle
+from streamq.worker.signals import Signals
+from streamq.worker.slot_table import CALL_STEP, SlotState
+from streamq.worker.spawning import MOST_STARTING, Spawner
 
 log = logging.getLogger(__name__)
 
-#: How often the parent looks at what runs; and while nothing does.
+#: The parent looks at what runs this often, and at an idle pool this often.
 TICK_S = 0.04
 IDLE_TICK_S = 0.2
-#: And while a process is about to end: its line is closed a moment before it is gone.
+#: While a process is about to end the parent looks this often: the process closes its channel a
+#: moment before it is gone.
 END_TICK_S = 0.002
-#: A call of the parent's under a lease whose process is dead comes after all others.
+#: The number of the parent's last call under a lease of a dead process: above all others.
 LAST_CALL = 2**53 - 1
-#: A process that lived this long is replaced at once, a younger one after a pause.
+#: A process that lived for 5 s is replaced at once, a younger one after a pause.
 SETTLED_S = 5.0
 LONGEST_PAUSE_MS = 5_000
-#: When so many processes end by themselves before the first is ready, none will be.
+#: When 3 processes have ended by themselves before the first is ready, the pool gives up.
 MOST_STILLBORN = 3
-#: Signals that a process brings upon itself. Any other is sent by somebody: a person, the system
-#: that is out of memory. It says nothing about the next process.
+#: Signals that a process brings upon itself. A person sends the others, or the system when it is
+#: out of memory: they say nothing about the next process.
 OWN_SIGNALS = frozenset(
     {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS}
 )
-#: A coroutine over its time is stopped by its own loop; if that is stuck, by the parent after this.
+#: The loop of a process stops a coroutine over its time. If the loop is stuck, the parent kills the
+#: process 2 s later.
 ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
 
@@ -60,24 +61,24 @@ class Pool:
 
     def __init__(
         self,
-        config: Config,
+        config: ProcessConfig,
         options: PoolOptions,
-        keeper: Keeper,
+        keeper: LeaseKeeper,
         notifier: Notifier | None = None,
-        nursery: Nursery | None = None,
+        spawner: Spawner | None = None,
     ) -> None:
         self._config = config
-        self._nursery = nursery or Nursery(config.slots)
+        self._spawner = spawner or Spawner(config.slots)
         self._options = options
         self._keeper = keeper
         self._notifier = notifier or Notifier({})
-        #: When the pool last looked after its processes, by the clock that never jumps.
+        #: When the pool last looked after its processes, by the monotonic clock.
         self.ticked_at = time.monotonic()
-        #: What processes have done that are gone, and how many died against our will.
-        self._past: dict[str, tally.Row] = {}
+        #: What processes did that are gone by now, and how many died that nobody had told to end.
+        self._past: dict[str, counters.Row] = {}
         self._counting = threading.Lock()
         self._deaths = 0
-        self._members: list[Member] = []
+        self._handles: list[ProcessHandle] = []
         self._selector = selectors.DefaultSelector()
         self._bell, self._button = socket.socketpair()
         self._button.setblocking(False)
@@ -86,16 +87,16 @@ class Pool:
         self._start_at = 0.0
         self._stop_at = 0.0
         self._is_stopping = self._was_ready = self._is_unwanted = False
-        #: The signal that ended it without waiting for what ran, if one did.
+        #: The signal that ended the pool without waiting for what ran, if one did.
         self._cold = 0
-        self._signals: deque[int] = deque()
+        self._signals = Signals(self._ring)
         self._interrupts = 0
-        #: The first signal that told it to stop, if one did.
+        #: The first signal that told the pool to stop, if one did.
         self.stopped_by = 0
         self._files: dict[str, float] = {}
         self._looked = time.monotonic()
         self._quiet = False
-        # Many slots take longer to look through, and one in a thousand can wait a little.
+        # To look through many slots takes longer: a pool of 1,000 slots is looked at every 100 ms.
         self._tick_s = max(TICK_S, options.processes * config.slots * 1e-4)
 
     def run(self) -> int:
@@ -104,107 +105,107 @@ class Pool:
         Raises:
             AppLoadError: the user's module cannot be loaded.
         """
-        previous = self._install_signals()
+        self._signals.install(stops_on_hup=self._options.stops_on_hup)
         self._keeper.start()
         try:
-            while not self._is_stopping or self._members:
+            while not self._is_stopping or self._handles:
                 self._obey_signals()
                 self._fill()
-                self._hear(self._pause_s())
-                self._bury()
+                self._read_messages(self._pause_s())
+                self._replace_dead()
                 self._keeper.hold(self._look_after_all())
                 self._look_around()
                 self.ticked_at = time.monotonic()
                 self._notifier.alive()
         finally:
-            for member in list(self._members):
-                member.kill("the pool ends")
-                member.popen.wait()
-                self._forget(member)
-                self._take_back(member)
+            for handle in list(self._handles):
+                handle.kill("the pool ends")
+                handle.popen.wait()
+                self._forget(handle)
+                self._take_back(handle)
             self._keeper.stop()
             self._bell.close()
             self._button.close()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            self._signals.restore()
         return 128 + self._cold if self._cold else 0
 
     def processes(self) -> list[int]:
-        """Ids of its processes."""
-        return [member.pid for member in self._members]
+        """Return the ids of its processes."""
+        return [handle.pid for handle in self._handles]
 
     @property
     def busy(self) -> int:
-        """Slots that hold parts."""
+        """Return how many slots hold parts."""
         return len(self._keeper.holdings)
 
     @property
     def retried(self) -> int:
-        """Parts that are to run again, counted each time."""
+        """Return how often a part had to run again."""
         told = sum(n for (_, state), n in self._keeper.counts.copy().items() if state == "retried")
-        return sum(row[tally.RETRIED] for row in self._rows().values()) + told
+        return sum(row[counters.RETRIED] for row in self._rows().values()) + told
 
     def end(self) -> None:
-        """End now, from another thread: what its processes would still do is not wanted."""
+        """End the pool now, from another thread: nobody wants what its processes would still do."""
         self._is_stopping = self._is_unwanted = True
         self._ring()
 
     def stop(self) -> None:
-        """Stop politely, as TERM does; from any thread."""
-        self._signals.append(signal.SIGTERM)
-        self._ring()
+        """Stop the pool politely, as TERM does; from any thread."""
+        self._signals.note(signal.SIGTERM)
 
     def _ring(self) -> None:
-        """Let nothing be waited for any longer."""
-        with suppress(OSError):  # it is ringing, or nobody is there any more
+        """Wake the pool's loop."""
+        with suppress(OSError):  # it was woken already, or has ended
             self._button.send(b".")
 
     def unready(self) -> str:
-        """Why no part would be run here now; empty when one would."""
+        """Say why no part would be run here now; empty when one would."""
         if self._is_stopping:
             return "stopping"
         if self._quiet:
             return "quiet: it takes nothing more"
-        if not any(member.hello for member in self._members):
+        if not any(handle.ready for handle in self._handles):
             return "no process is ready"
         return "" if self._keeper.is_server_up else "the server does not answer"
 
     def samples(self) -> Samples:
-        """What the pool has done, and how it is."""
+        """Return metrics of what the pool has done, and of how it is."""
         return {
-            **tally.work_done(self._rows(), self._keeper.counts.copy()),
+            **counters.work_done(self._rows(), self._keeper.counts.copy()),
             **self._keeper.samples(),
             "streamq_worker_slots_busy": [({}, self.busy)],
-            "streamq_worker_processes": [({}, sum(m.hello is not None for m in self._members))],
+            "streamq_worker_processes": [
+                ({}, sum(handle.ready is not None for handle in self._handles))
+            ],
             "streamq_process_deaths_total": [({}, self._deaths)],
         }
 
-    def _rows(self) -> dict[str, tally.Row]:
-        """What all processes have done, also those that are gone, by handler."""
+    def _rows(self) -> dict[str, counters.Row]:
+        """Return by handler what all processes have done, also those that are gone."""
         with self._counting:
             rows = dict(self._past)
-            for member in self._members:
-                tally.add_all(rows, member.rows())
+            for handle in self._handles:
+                counters.add_all(rows, handle.rows())
         return rows
 
     # Processes
 
     def _fill(self) -> None:
-        staying = sum(not member.is_leaving for member in self._members)
+        staying = sum(not handle.is_leaving for handle in self._handles)
         if self._is_stopping or time.monotonic() < self._start_at:
             return
-        starting = sum(member.hello is None for member in self._members)
+        starting = sum(handle.ready is None for handle in self._handles)
         for _ in range(min(self._options.processes - staying, MOST_STARTING - starting)):
             try:
-                member = Member(self._config, self._nursery.take())
+                handle = ProcessHandle(self._config, self._spawner.take())
             except OSError as error:
                 log.error("no process can be started: %s", error)
                 self._start_later()
                 return
             if self._quiet:
-                member.order("quiet")
-            self._members.append(member)
-            self._selector.register(member.line.socket, selectors.EVENT_READ, member)
+                handle.order("quiet")
+            self._handles.append(handle)
+            self._selector.register(handle.channel.socket, selectors.EVENT_READ, handle)
 
     def _start_later(self) -> None:
         self._pauses += 1
@@ -212,190 +213,191 @@ class Pool:
         self._start_at = time.monotonic() + pause_ms / 1e3
 
     def _pause_s(self) -> float:
-        """How long nothing need be looked at."""
-        if any(member.is_ending for member in self._members):
+        """Return for how long the loop may wait for messages."""
+        if any(handle.is_ending for handle in self._handles):
             return END_TICK_S
         return self._tick_s if self._keeper.holdings else IDLE_TICK_S
 
-    def _hear(self, timeout_s: float) -> None:
+    def _read_messages(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._bell:
                 self._bell.recv(1)
                 continue
-            member: Member = key.data
-            words, is_gone = member.line.ready_words()
-            for word in words:
-                self._heard(member, word)
+            handle: ProcessHandle = key.data
+            messages, is_gone = handle.channel.ready_messages()
+            for message in messages:
+                self._on_message(handle, message)
             if is_gone:
-                member.is_ending = True
+                handle.is_ending = True
                 self._selector.unregister(key.fileobj)
-                member.line.socket.close()
+                handle.channel.socket.close()
 
-    def _heard(self, member: Member, word: object) -> None:
-        if isinstance(word, Hello):
-            member.hello = word
-            self._keeper.announce(word.names)
-            self._files |= {file: _mtime(file) for file in word.files}
+    def _on_message(self, handle: ProcessHandle, message: object) -> None:
+        if isinstance(message, Ready):
+            handle.ready = message
+            self._keeper.announce(message.names)
+            self._files |= {file: _mtime(file) for file in message.files}
             if not self._was_ready:
                 self._was_ready = True
                 slots = self._options.processes * self._config.slots
                 names = ", ".join(self._keeper.handlers)
                 log.info("worker %s ready: %d slots, handlers %s", self._keeper.name, slots, names)
                 self._notifier.ready(f"{slots} slots")
-        elif isinstance(word, Unfit):
+        elif isinstance(message, LoadFailed):
             if not self._was_ready:
-                raise AppLoadError(word.message, word.trace)
-            log.error("%s\n%s", word.message, word.trace)
-        elif isinstance(word, Look):
-            self._keeper.expect(word.at_ms)
-        elif isinstance(word, Idle):
-            member.idle_s = word.idle_s
+                raise AppLoadError(message.message, message.trace)
+            log.error("%s\n%s", message.message, message.trace)
+        elif isinstance(message, VisitAt):
+            self._keeper.expect(message.at_ms)
+        elif isinstance(message, IdleFor):
+            handle.idle_s = message.idle_s
 
-    def _bury(self) -> None:
+    def _replace_dead(self) -> None:
         """Replace processes that are gone, and take back at once what they held."""
-        for member in [m for m in self._members if m.has_ended()]:
-            code = member.popen.returncode
-            done = member.parts
-            self._forget(member)
-            was_busy = self._take_back(member)
-            self._deaths += not member.is_leaving and not self._is_unwanted
+        for handle in [each for each in self._handles if each.has_ended()]:
+            code = handle.popen.returncode
+            done = handle.parts
+            self._forget(handle)
+            was_busy = self._take_back(handle)
+            self._deaths += not handle.is_leaving and not self._is_unwanted
             if self._is_unwanted:
-                log.debug("process %d ended", member.pid)
-            elif member.why_killed:
-                log.warning("process %d was stopped: %s", member.pid, member.why_killed)
-            elif not member.is_leaving or code:
-                log.warning("process %d %s; it is replaced", member.pid, member.how_it_ended())
-            is_young = time.monotonic() - member.began < SETTLED_S
-            # A part that kills its process is charged for it; only a process that cannot even
-            # live without one is given a pause.
-            if is_young and not (was_busy or member.why_killed or member.is_leaving):
+                log.debug("process %d ended", handle.pid)
+            elif handle.why_killed:
+                log.warning("process %d was stopped: %s", handle.pid, handle.why_killed)
+            elif not handle.is_leaving or code:
+                log.warning("process %d %s; it is replaced", handle.pid, handle.how_it_ended())
+            is_young = time.monotonic() - handle.began < SETTLED_S
+            # A part that kills its process is charged with a crash. Only after a process that died
+            # without running a part there is a pause.
+            if is_young and not (was_busy or handle.why_killed or handle.is_leaving):
                 self._start_later()
                 self._stillborn += code >= 0 or -code in OWN_SIGNALS
                 if not self._was_ready and self._stillborn >= MOST_STILLBORN:
-                    how = member.how_it_ended()
+                    how = handle.how_it_ended()
                     raise AppLoadError(
                         f"{self._config.target}: its process {how} when loading it", ""
                     )
             elif done or was_busy:
                 self._pauses = 0
 
-    def _forget(self, member: Member) -> None:
-        """A process is gone; what it has done stays counted."""
+    def _forget(self, handle: ProcessHandle) -> None:
+        """Drop a process that is gone; what it has done stays counted."""
         with self._counting:
-            self._members.remove(member)
-            tally.add_all(self._past, member.rows())
+            self._handles.remove(handle)
+            counters.add_all(self._past, handle.rows())
 
-    def _take_back(self, member: Member) -> bool:
+    def _take_back(self, handle: ProcessHandle) -> bool:
         """Hand back what a dead process held. Returns whether a part was running.
 
-        Only what was running when it died is charged, and not if it was ended on purpose.
+        Only the part that was running when it died is charged, and none if the parent killed it.
         """
-        for word in member.line.ready_words()[0]:
-            self._heard(member, word)
+        for message in handle.channel.ready_messages()[0]:
+            self._on_message(handle, message)
         was_busy = False
-        for slot, held in member.held(is_dead=True):
+        for slot, held in handle.held(is_dead=True):
             was_busy = was_busy or held.running is not None
             # The slot may have gone on to its next part before the process was gone.
-            is_overdue = member.overdue.get(slot) == (held.version, held.running)
+            is_overdue = handle.overdue.get(slot) == (held.version, held.running)
             if is_overdue and held.running is not None:
-                self._keeper.time_out(held, LAST_CALL - 1)
-            crashed = None if member.why_killed else held.running
-            self._keeper.release(held, LAST_CALL, crashed)
+                self._keeper.time_out(handle.holding(held), LAST_CALL - 1)
+            crashed = None if handle.why_killed else held.running
+            self._keeper.release(handle.holding(held), LAST_CALL, crashed)
         with suppress(KeyError, ValueError):
-            self._selector.unregister(member.line.socket)
-        member.line.close()
-        member.table.close()
+            self._selector.unregister(handle.channel.socket)
+        handle.channel.close()
+        handle.table.close()
         return was_busy
 
     # Looking after what runs
 
-    def _look_after_all(self) -> list[tuple[int, Held]]:
+    def _look_after_all(self) -> list[Holding]:
         """Look after every process. Returns what they hold."""
-        holdings = []
-        for member in self._members:
-            held = member.held()
-            holdings += [(member.pid, each) for _, each in held if each.numbers]
-            self._look_after(member, held)
+        holdings: list[Holding] = []
+        for handle in self._handles:
+            held = handle.held()
+            holdings += [handle.holding(each) for _, each in held if each.numbers]
+            self._look_after(handle, held)
         return holdings
 
-    def _look_after(self, member: Member, holdings: list[tuple[int, Held]]) -> None:
+    def _look_after(self, handle: ProcessHandle, holdings: list[tuple[int, SlotState]]) -> None:
         now_ms = time.monotonic() * 1e3
         for slot, held in holdings:
             if held.running is None:
                 continue
             ran_ms = now_ms - held.since_ms
             if ran_ms > self._config.quantum_ms or self._is_stopping:
-                self._hand_back(member, slot, held)
+                self._hand_back(handle, slot, held)
             limit_ms = held.timeout_ms + (ASYNC_GRACE_MS if held.is_async else 0)
             if held.timeout_ms and ran_ms > limit_ms:
-                member.overdue[slot] = (held.version, held.running)
+                handle.overdue[slot] = (held.version, held.running)
                 seconds = held.timeout_ms / 1e3
                 part = f"part {held.running} of {held.request_id}"
-                member.kill(f"{part} took longer than {seconds:g} s")
-            self._check_told(member, slot, held)
+                handle.kill(f"{part} took longer than {seconds:g} s")
+            self._check_wanted(handle, slot, held)
 
-    def _hand_back(self, member: Member, slot: int, held: Held) -> None:
+    def _hand_back(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
         """Give the rest of a batch to others, once."""
         is_last = len(held.numbers) <= held.current + 1
-        if is_last or member.struck.get(slot) == held.version:
+        if is_last or handle.struck.get(slot) == held.version:
             return
-        numbers = member.table.strike(slot, held)
+        numbers = handle.table.strike(slot, held)
         if numbers:
-            member.struck[slot] = held.version
-            self._keeper.hand_back(held, held.calls * CALL_STEP + 1, numbers)
+            handle.struck[slot] = held.version
+            call = held.calls * CALL_STEP + 1
+            self._keeper.hand_back(handle.holding(held), call, numbers)
 
-    def _check_told(self, member: Member, slot: int, held: Held) -> None:
-        """A lease is lost or its request cancelled: tell the slot, and stop it after a while."""
+    def _check_wanted(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
+        """Ask a slot to stop whose lease is lost or whose request is cancelled; then kill it."""
         if not self._keeper.is_unwanted(held.holder):
-            member.told.pop(slot, None)
+            handle.asked_to_stop.pop(slot, None)
             return
-        member.table.tell(slot, held)
-        version, since = member.told.setdefault(slot, (held.version, time.monotonic()))
+        handle.table.ask_to_stop(slot, held)
+        version, since = handle.asked_to_stop.setdefault(slot, (held.version, time.monotonic()))
         if version == held.version and time.monotonic() - since > self._options.cancel_grace_s:
-            member.kill(f"it would not stop part {held.running} of {held.request_id}")
+            handle.kill(f"it would not stop part {held.running} of {held.request_id}")
 
     # Time
 
     def _look_around(self) -> None:
         now = time.monotonic()
         if self._is_stopping:
-            self._urge(now)
+            self._enforce_stop(now)
         if now - self._looked < RELOAD_EVERY_S:
             return
         self._looked = now
         if self._options.is_reloading:
             self._reload()
-        for member in self._members:
-            self._retire(member)
+        for handle in self._handles:
+            self._retire(handle)
         if not self._is_stopping and self._is_finished():
             self._stop("nothing is left to do")
 
-    def _urge(self, now: float) -> None:
-        """See to it that every process ends, also one that was just being started."""
-        for member in self._members:
+    def _enforce_stop(self, now: float) -> None:
+        """Make every process end, also one that was just being started."""
+        for handle in self._handles:
             if self._is_unwanted:
-                member.kill("its work is not wanted any more")
-            if not member.is_leaving:
-                member.order("stop")
-            if member.hello is None:
-                member.kill("it was not ready yet")
+                handle.kill("its work is not wanted any more")
+            if not handle.is_leaving:
+                handle.order("stop")
+            if handle.ready is None:
+                handle.kill("it was not ready yet")
             if now > self._stop_at:
-                member.kill("it did not end within the grace time")
+                handle.kill("it did not end within the grace time")
 
-    def _retire(self, member: Member) -> None:
+    def _retire(self, handle: ProcessHandle) -> None:
         options = self._options
-        is_worn = options.max_parts and member.parts >= options.max_parts
-        is_fat = options.max_memory and member.parts and member.rss_bytes() > options.max_memory
-        if (is_worn or is_fat) and not member.is_leaving:
-            log.info("process %d is replaced after %d parts", member.pid, member.parts)
-            member.order("stop")
+        is_worn = options.max_parts and handle.parts >= options.max_parts
+        is_fat = options.max_memory and handle.parts and handle.rss_bytes() > options.max_memory
+        if (is_worn or is_fat) and not handle.is_leaving:
+            log.info("process %d is replaced after %d parts", handle.pid, handle.parts)
+            handle.order("stop")
 
     def _is_finished(self) -> bool:
         options = self._options
-        if not self._members or not all(member.hello for member in self._members):
+        if not self._handles or not all(handle.ready for handle in self._handles):
             return False
-        idle_s = min(member.idle_s for member in self._members)
-        if any(member.held() for member in self._members):
+        idle_s = min(handle.idle_s for handle in self._handles)
+        if any(handle.held() for handle in self._handles):
             return False
         if options.max_idle_s and idle_s >= options.max_idle_s:
             return True
@@ -409,45 +411,13 @@ class Pool:
             self._replace_all()
 
     def _replace_all(self) -> None:
-        for member in self._members:
-            member.order("stop")
+        for handle in self._handles:
+            handle.order("stop")
 
     # Signals
 
-    def _install_signals(self) -> dict[int, Callable[..., object] | int | None]:
-        """Let signals only be noted: they may come between any two steps of the loop.
-
-        Only the main thread may do that. In another one the pool heeds no signals.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-
-        def note(number: int, _: FrameType | None) -> None:
-            self._signals.append(number)
-            self._ring()
-
-        numbers = (
-            signal.SIGTERM,
-            signal.SIGINT,
-            signal.SIGQUIT,
-            signal.SIGHUP,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-        )
-        # What is ignored since our start stays so: INT by a shell, for what runs in the background,
-        # and HUP by nohup. To a pool that HUP does not stop it says something else.
-        may_be_ignored = [signal.SIGINT]
-        if self._options.stops_on_hup:
-            may_be_ignored.append(signal.SIGHUP)
-        return {
-            number: signal.signal(number, note)
-            for number in numbers
-            if number not in may_be_ignored or signal.getsignal(number) is not signal.SIG_IGN
-        }
-
     def _obey_signals(self) -> None:
-        while self._signals:
-            number = self._signals.popleft()
+        while (number := self._signals.next()) is not None:
             is_hup = number == signal.SIGHUP
             if number == signal.SIGTERM or (is_hup and self._options.stops_on_hup):
                 self._stop("told to stop", number)
@@ -468,19 +438,19 @@ class Pool:
         self.stopped_by = number
         self._is_stopping = True
         self._stop_at = time.monotonic() + self._options.grace_s
-        busy = sum(len(member.held()) for member in self._members)
+        busy = sum(len(handle.held()) for handle in self._handles)
         log.info("%s: finishing %d parts, up to %g s", why, busy, self._options.grace_s)
         self._notifier.stopping(why)
-        for member in self._members:
-            member.order("stop")
+        for handle in self._handles:
+            handle.order("stop")
 
     def _stop_now(self, number: int) -> None:
         self._is_stopping = True
         self._cold = number
         self.stopped_by = self.stopped_by or number
         self._notifier.stopping("stopped now")
-        for member in self._members:
-            member.kill("stopped now")
+        for handle in self._handles:
+            handle.kill("stopped now")
 
     def _on_int(self) -> None:
         self._interrupts += 1
@@ -492,16 +462,16 @@ class Pool:
     def _be_quiet(self) -> None:
         self._quiet = True
         log.info("quiet: taking nothing more")
-        for member in self._members:
-            member.order("quiet")
+        for handle in self._handles:
+            handle.order("quiet")
 
     def _dump(self) -> None:
-        for member in self._members:
-            for slot, held in member.held():
+        for handle in self._handles:
+            for slot, held in handle.held():
                 ran_s = time.monotonic() - held.since_ms / 1e3
                 log.info(
                     "process %d slot %d: part %s of %s in %s for %.1f s, %d in hand",
-                    member.pid,
+                    handle.pid,
                     slot,
                     held.running,
                     held.request_id,
@@ -509,8 +479,8 @@ class Pool:
                     ran_s,
                     len(held.numbers),
                 )
-            if member.hello:
-                os.kill(member.pid, signal.SIGUSR2)
+            if handle.ready:
+                os.kill(handle.pid, signal.SIGUSR2)
 
 
 def _mtime(file: str) -> float:

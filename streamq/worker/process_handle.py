@@ -7,78 +7,94 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from streamq.worker import counters as tally
-from streamq.worker.channel import Config, Hello, Order
-from streamq.worker.slot_table import Held
-from streamq.worker.spawning import Newborn
+from streamq.queue.renewals import Holding
+from streamq.worker import counters
+from streamq.worker.channel import Command, CommandWord, ProcessConfig, Ready
+from streamq.worker.slot_table import SlotState
+from streamq.worker.spawning import SpawnedProcess
 
 
-class Member:
-    """A process: what it was told, what it said, and what it holds."""
+class ProcessHandle:
+    """The parent's handle of a process: what it was told, what it said, and what it holds."""
 
-    def __init__(self, config: Config, newborn: Newborn) -> None:
+    def __init__(self, config: ProcessConfig, spawned: SpawnedProcess) -> None:
         self.config = config
-        self.popen, self.line, self.table = newborn
-        self.line.send(config)
+        self.popen, self.channel, self.table = spawned
+        self.channel.send(config)
         self.began = time.monotonic()
-        self.hello: Hello | None = None
+        self.ready: Ready | None = None
         self.idle_s = 0.0
         self.is_leaving = False
-        #: Whether its end of the line is closed: it ends.
+        #: Whether its end of the channel is closed: it is about to end.
         self.is_ending = False
         self.why_killed = ""
-        #: By slot: the part that took too long, of which batch; the batch whose rest was struck;
-        #: and since when a batch is told to stop.
+        #: By slot: the batch and the part that took too long; the batch whose rest was struck; the
+        #: batch that was asked to stop, and since when. A batch is known by the slot's version.
         self.overdue: dict[int, tuple[int, int]] = {}
         self.struck: dict[int, int] = {}
-        self.told: dict[int, tuple[int, float]] = {}
+        self.asked_to_stop: dict[int, tuple[int, float]] = {}
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self.popen.pid
 
-    def rows(self) -> dict[str, tally.Row]:
-        """What it has done, by handler."""
-        names = self.hello.names if self.hello else []
-        rows = self.table.tally.rows(len(names))
-        if len(names) > tally.MOST_HANDLERS:
-            names = [*names[: tally.MOST_HANDLERS - 1], "(others)"]
+    def rows(self) -> dict[str, counters.Row]:
+        """Return what it has done, by handler."""
+        names = self.ready.names if self.ready else []
+        rows = self.table.counters.rows(len(names))
+        if len(names) > counters.MOST_HANDLERS:
+            names = [*names[: counters.MOST_HANDLERS - 1], "(others)"]
         return dict(zip(names, rows, strict=True))
 
     @property
     def parts(self) -> int:
-        """Parts that it has brought to some end."""
-        return sum(map(tally.parts, self.rows().values()))
+        """Return how many parts it has brought to some end."""
+        return sum(map(counters.parts, self.rows().values()))
 
-    def held(self, *, is_dead: bool = False) -> list[tuple[int, Held]]:
-        """What its slots hold."""
+    def held(self, *, is_dead: bool = False) -> list[tuple[int, SlotState]]:
+        """Return what its slots hold."""
         slots = range(self.config.slots)
         found = ((slot, self.table.read(slot, is_dead=is_dead)) for slot in slots)
         return [(slot, held) for slot, held in found if held]
 
-    def order(self, word: str) -> None:
-        """Tell it to ``stop`` or to be ``quiet``."""
+    def holding(self, state: SlotState) -> Holding:
+        """Return what one of its slots holds, as the lease keeper is told."""
+        return Holding(
+            request_id=state.request_id,
+            holder=state.holder,
+            handler=state.handler,
+            running=state.running,
+            since_ms=state.since_ms,
+            timeout_ms=state.timeout_ms,
+            attempt=state.attempt,
+            retry_ms=state.retry_ms,
+            pid=self.pid,
+        )
+
+    def order(self, word: CommandWord) -> None:
+        """Send it a command."""
         self.is_leaving = self.is_leaving or word == "stop"
-        self.line.send(Order(word))
+        self.channel.send(Command(word))
 
     def kill(self, why: str) -> None:
-        """End it at once, and every program that it started."""
+        """Kill it at once, with every program that it started."""
         self.why_killed = self.why_killed or why
         if self.popen.returncode is None:
             self._kill_group()
 
     def has_ended(self) -> bool:
-        """Whether it is gone. Then the programs that it left are ended, too."""
+        """Tell whether it is gone. If so, kill the programs that it left."""
         if self.popen.returncode is None:
             if not hasattr(os, "waitid"):  # macOS, before Python 3.13
                 if self.popen.poll() is None:
                     return False
-                # Its number is nobody else's while anybody is left in its group; if nobody is,
-                # it is free only since a moment ago.
+                # No other process gets its id while one is left in its group. If none is left, the
+                # id is free only since a moment ago.
                 self._kill_group()
                 return True
-            # It is not waited for until they are ended: so long its number is nobody else's.
+            # WNOWAIT leaves its exit code to be waited for: until then no other process gets its
+            # id.
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return False
             self._kill_group()
@@ -90,7 +106,7 @@ class Member:
             os.killpg(self.pid, signal.SIGKILL)
 
     def how_it_ended(self) -> str:
-        """In words, of one that is gone."""
+        """Say in words how a process that is gone has ended."""
         code = self.popen.returncode
         if code >= 0:
             return f"ended by itself with code {code}"
@@ -100,7 +116,7 @@ class Member:
             return f"was killed by signal {-code}"
 
     def rss_bytes(self) -> int:
-        """Its memory, where the system tells."""
+        """Return its memory in bytes; 0 where the system does not tell."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         except (OSError, ValueError, IndexError):
@@ -109,7 +125,7 @@ class Member:
 
 
 def _rss_by_ps(pid: int) -> int:
-    """The memory of a process where there is no ``/proc``; 0 where nobody tells."""
+    """Return the memory of a process by ``ps``, where there is no ``/proc``; 0 if that fails."""
     try:
         ran = subprocess.run(
             ["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=False, timeout=5

@@ -24,6 +24,7 @@ from streamq.errors import (
 )
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.protocol.replies import FailKind
+from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -33,34 +34,16 @@ from streamq.worker.tracebacks import safe_text, users_traceback
 
 log = logging.getLogger(__name__)
 
-#: So much of a traceback is kept with a failure.
+#: The last 4,000 characters of a traceback are kept with a failure.
 _TRACEBACK_CHARS = 4_000
-#: An error is logged in full at most so often: less and less while there are more of them.
+#: An error is logged in full at most once a second, then every 2 s, 4 s and so on up to 60 s.
 _COMPLAIN_EVERY_S = 1.0
 _MOST_SILENT_S = 60.0
 _NONE, _DONE, _FAILED, _DELIVERED = range(4)
 
 
-class Done(msgspec.Struct):
-    """A part that succeeded."""
-
-    result: bytes
-    records: int
-
-
-#: What a part of one record comes to whose handler returned nothing.
-_NOTHING = Done(codec.encode_result([None]), 1)
-
-
-class Trouble(msgspec.Struct):
-    """A part that did not succeed: what to tell ``fail``."""
-
-    kind: FailKind
-    delay_ms: int
-    failures: list[Failure]
-    records: tuple[int, int]
-    result: bytes = b""
-    partial: bytes = b""
+#: The outcome of a part of one record whose handler returned None.
+_NOTHING = PartDone(codec.encode_result([None]), 1)
 
 
 class Runner:
@@ -82,7 +65,7 @@ class Runner:
         self._decode = records.decoder_for(handler, spec)
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         self._has_blanks = spec.format == "jsonl"
-        #: The handler is called with the part as a whole, whatever is in it, and with nothing else.
+        #: Whether the handler is called with the part as a whole, and with nothing else.
         self._is_whole = not (
             handler.is_map or handler.context_name or spec.by_reference or self._has_blanks
         )
@@ -92,11 +75,11 @@ class Runner:
         self._silence_s = _COMPLAIN_EVERY_S
         self._unsaid = 0
         self._has_said_large = False
-        #: 0 for none.
+        #: The time limit of a part, or 0.
         self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
 
-    def of(self, request_id: str) -> Self:
-        """The same for another request of the same handler and spec."""
+    def for_request(self, request_id: str) -> Self:
+        """Return a runner for another request of the same handler and spec."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._request_id = request_id
@@ -104,7 +87,7 @@ class Runner:
         other._has_said_large = False
         return other
 
-    def run(self, part: Part, context: Context | None) -> Done | Trouble:
+    def run(self, part: Part, context: Context | None) -> PartDone | PartNotDone:
         """Run a part with a plain function. The context is for a handler that wants one."""
         if self._is_whole and not part.partial:
             return self._run_whole(part)
@@ -124,8 +107,8 @@ class Runner:
             return self._done(part, items, len(items), self._endings(given))
         return self._run_rest(call, part, given, items, error)
 
-    def _run_whole(self, part: Part) -> Done | Trouble:
-        """The shortest way: one value, one call, one item."""
+    def _run_whole(self, part: Part) -> PartDone | PartNotDone:
+        """Run a part by the shortest way: one value, one call, one item."""
         function, payload = self.handler.function, part.payload
         try:
             value = self._decode(payload, about.is_json(part))
@@ -147,7 +130,7 @@ class Runner:
         given: list[bytes],
         items: list[Item],
         error: BaseException | None,
-    ) -> Done | Trouble:
+    ) -> PartDone | PartNotDone:
         """Run records one by one, after those that have items; the next may have ended in error."""
         steps = self._steps(part, given, items)
         try:
@@ -163,7 +146,7 @@ class Runner:
                 else:
                     value = steps.send(returned)
         except StopIteration as end:
-            outcome: Done | Trouble = end.value
+            outcome: PartDone | PartNotDone = end.value
             return outcome
 
     def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
@@ -208,7 +191,7 @@ class Runner:
                 return error
         return None
 
-    async def run_async(self, part: Part, context: Context | None) -> Done | Trouble:
+    async def run_async(self, part: Part, context: Context | None) -> PartDone | PartNotDone:
         """Run a part with a coroutine."""
         reader = self._reader
         if reader and (trouble := await asyncio.to_thread(self._fetch, part, reader)):
@@ -227,10 +210,10 @@ class Runner:
                 else:
                     value = steps.send(returned)
         except StopIteration as end:
-            outcome: Done | Trouble = end.value
+            outcome: PartDone | PartNotDone = end.value
             return outcome
 
-    def _fetch(self, part: Part, reader: Reader) -> Trouble | None:
+    def _fetch(self, part: Part, reader: Reader) -> PartNotDone | None:
         """Put the bytes a part refers to in their place, or say why that cannot be."""
         place = self._place(part, 0)
         is_whole = self._spec.format == "file"
@@ -246,21 +229,21 @@ class Runner:
                 **place,
             )
             if isinstance(error, Abandon):
-                return Trouble("abandon", 0, [failure], (0, -1))
+                return PartNotDone("abandon", 0, [failure], (0, -1))
             return self._put_off(part, [failure], None)
 
-    def fail(self, part: Part, error: Exception) -> Trouble:
-        """What becomes of a part that ended in an error of its own making."""
+    def fail(self, part: Part, error: Exception) -> PartNotDone:
+        """Return what becomes of a part that ended in an error of its own making."""
         return self._put_off(part, [self._describe(error, part, 0)], None)
 
-    def time_out(self, part: Part) -> Trouble:
-        """What becomes of a part that took too long."""
+    def time_out(self, part: Part) -> PartNotDone:
+        """Return what becomes of a part that took too long."""
         message = f"it took longer than {self.timeout_ms / 1_000:g} s"
         failure = Failure(error="Timeout", message=message, part=part.number, attempts=part.attempt)
         return self._put_off(part, [failure], None)
 
     def retry_ms(self, part: Part) -> int:
-        """How long a part waits for its next attempt."""
+        """Return how long a part waits for its next attempt (ms)."""
         return backoff.delay_ms(part.attempt, self._spec.backoff_ms, self._spec.backoff_max_ms)
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
@@ -271,17 +254,17 @@ class Runner:
 
     def _steps(
         self, part: Part, given: list[bytes], items: list[Item]
-    ) -> Generator[Any, Any, Done | Trouble]:
+    ) -> Generator[Any, Any, PartDone | PartNotDone]:
         try:
             outcomes = self._outcomes_so_far(part, given)
         except Damaged as error:
-            return Trouble("abandon", 0, [self._describe(error, part, 0)], (0, -1))
+            return PartNotDone("abandon", 0, [self._describe(error, part, 0)], (0, -1))
         outcomes[: len(items)] = [[_DONE, item] for item in items]
         return (yield from self._call_each(part, given, outcomes))
 
     def _call_each(
         self, part: Part, given: list[bytes], outcomes: list[Any]
-    ) -> Generator[Any, Any, Done | Trouble]:
+    ) -> Generator[Any, Any, PartDone | PartNotDone]:
         """Call the handler with each record that has no outcome yet, then sum up."""
         is_json = about.is_json(part)
         retry: BaseException | None = None
@@ -319,7 +302,7 @@ class Runner:
         return [[_DELIVERED] if records.is_skipped(each, spec) else [_NONE] for each in given]
 
     def _given(self, part: Part) -> list[bytes]:
-        """What the handler is called with, one after another: records, or the part as a whole."""
+        """Return what the handler is called with in turn: records, or the part as a whole."""
         return records.records_in(part, self._spec) if self.handler.is_map else [part.payload]
 
     def _decode_record(self, record: bytes, is_json: bool) -> Any:
@@ -345,7 +328,7 @@ class Runner:
         return isinstance(error, Abandon | RecordError) or part.attempt > self._retries
 
     def _describe(self, error: BaseException, part: Part, index: int) -> Failure:
-        # Of a record that does not decode or encode no code of the user has a frame.
+        # For a record that does not decode or encode there is no frame of the user's code.
         trace = "" if isinstance(error, RecordError) else users_traceback(error)
         if not isinstance(error, Snooze | Retry | Abandon | RecordError):
             what = f"part {part.number} of {self._request_id} failed in {self.handler.name}"
@@ -361,7 +344,7 @@ class Runner:
         )
 
     def _place(self, part: Part, index: int) -> dict[str, Any]:
-        """File and line of a record, or of all of a part that is handled as a whole."""
+        """Return file and line of a record, or of all of a part that is handled as a whole."""
         place = about.Place.of(part.about, self._spec)
         if place is None:
             return {}
@@ -370,7 +353,7 @@ class Runner:
         return msgspec.structs.asdict(place)
 
     def source_of(self, part: Part) -> str:
-        """The file that the part was loaded from; "" for none."""
+        """Return the file that the part was loaded from; "" for none."""
         return str(self._place(part, 0).get("source", ""))
 
     def _complain(self, what: str, trace: str) -> None:
@@ -384,13 +367,15 @@ class Runner:
         self._silent_until, self._unsaid = now + self._silence_s, 0
         self._silence_s = min(2 * self._silence_s, _MOST_SILENT_S)
 
-    def _done(self, part: Part, items: list[Item], fresh: int, endings: bytes) -> Done | Trouble:
+    def _done(
+        self, part: Part, items: list[Item], fresh: int, endings: bytes
+    ) -> PartDone | PartNotDone:
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
-            return Done(result, self._count(part, fresh))
+            return PartDone(result, self._count(part, fresh))
         return self._too_large(part, len(items))
 
-    def _too_large(self, part: Part, outcomes: int) -> Trouble:
+    def _too_large(self, part: Part, outcomes: int) -> PartNotDone:
         failure = Failure(
             error="ResultTooLarge",
             message=f"the part's results have more than the {self._max_result} bytes allowed: "
@@ -398,10 +383,10 @@ class Runner:
             part=part.number,
             attempts=part.attempt,
         )
-        return Trouble("abandon", 0, [failure], (0, self._count(part, outcomes)))
+        return PartNotDone("abandon", 0, [failure], (0, self._count(part, outcomes)))
 
     def _count(self, part: Part, outcomes: int) -> int:
-        """Records behind outcomes: a map has one for each, a handler one for all of the part."""
+        """Return how many records outcomes stand for: a map has one outcome for each record."""
         if self.handler.is_map or about.is_one_payload(part):
             return outcomes
         return outcomes if part.records is None or not outcomes else part.records
@@ -412,7 +397,7 @@ class Runner:
         failures: list[Failure],
         error: BaseException | None,
         outcomes: list[Any] | None = None,
-    ) -> Trouble:
+    ) -> PartNotDone:
         kind: FailKind = "retry"
         delay_ms = None
         if isinstance(error, Snooze):
@@ -423,10 +408,10 @@ class Runner:
             kind = "abandon"
         if delay_ms is None:
             delay_ms = self.retry_ms(part)
-        return Trouble(kind, delay_ms, failures, (0, -1), partial=self._kept(outcomes))
+        return PartNotDone(kind, delay_ms, failures, (0, -1), partial=self._kept(outcomes))
 
     def _kept(self, outcomes: list[Any] | None) -> bytes:
-        """What the next attempt is told of the records that have an outcome, if it is not much.
+        """Return what the next attempt is told of the records that have an outcome.
 
         It goes to the server and back with each attempt, so it may be no larger than a result.
         """
@@ -448,7 +433,7 @@ class Runner:
 
     def _give_up(
         self, part: Part, failures: list[Failure], outcomes: list[Any], endings: bytes
-    ) -> Trouble:
+    ) -> PartNotDone:
         items = [each[1] if each[0] == _DONE else None for each in outcomes]
         fresh = sum(each[0] == _DONE for each in outcomes)
         # For a redrive: these have been delivered, the others are to run.
@@ -459,7 +444,7 @@ class Runner:
         result = codec.encode_result(items, endings) if fresh else b""
         if len(result) > self._max_result:
             return self._too_large(part, len(outcomes))
-        return Trouble(
+        return PartNotDone(
             "abandon",
             0,
             failures,
@@ -470,7 +455,7 @@ class Runner:
 
 
 def _read_outcomes(partial: bytes, count: int) -> list[Any]:
-    """What records came to in earlier attempts.
+    """Return what records came to in earlier attempts.
 
     Raises:
         Damaged: it is not of this part.
@@ -490,12 +475,12 @@ def _read_outcomes(partial: bytes, count: int) -> list[Any]:
 
 
 def _tamed(error: BaseException) -> Exception:
-    """What ends a process or a loop ends only the part."""
+    """Return an error that ends only the part, instead of one that would end the process."""
     if isinstance(error, Exception):
         return error
     return RuntimeError(f"the handler raised {type(error).__name__}: {safe_text(error)}")
 
 
 def _stronger(first: BaseException | None, second: BaseException) -> BaseException:
-    """Of two errors of one part, the one that says more about when to run it again."""
+    """Return which of two errors says more about when to run the part again."""
     return second if first is None or isinstance(second, Snooze | Retry) else first

@@ -14,15 +14,15 @@ from types import FrameType
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import BacklogCache
+from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.sweeper import Sweepers
 from streamq.settings import Settings
 from streamq.telemetry.health import HealthServer, HealthSource
 from streamq.telemetry.metrics import build_info_samples
 from streamq.telemetry.systemd import Notifier
-from streamq.worker.channel import Config, PoolOptions
-from streamq.worker.lease_keeper import Keeper
+from streamq.worker.channel import PoolOptions, ProcessConfig
 from streamq.worker.pool import Pool
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import Spawner
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ LEAVE_S = 5.0
 
 def serve_pool(
     protocol: Protocol,
-    config: Config,
+    config: ProcessConfig,
     options: PoolOptions,
-    nursery: Nursery,
+    spawner: Spawner,
     *,
     levels: str,
     health_port: str = "",
@@ -49,15 +49,18 @@ def serve_pool(
         AppLoadError: the user's module cannot be loaded.
     """
     settings = Settings.from_env()
-    keeper = Keeper(
+    keeper = LeaseKeeper(
         protocol,
-        config,
-        options.processes,
+        config.queue,
+        config.pool,
+        slots=options.processes * config.slots,
+        lease_ms=config.lease_ms,
         beat_ms=min(settings.beat_ms, config.lease_ms // 4),
         audit_ms=settings.audit_ms,
-        levels=levels,
+        levels=config.levels,
+        levels_text=levels,
     )
-    pool = Pool(config, options, keeper, notifier=Notifier(), nursery=nursery)
+    pool = Pool(config, options, keeper, notifier=Notifier(), spawner=spawner)
     started(pool)
     with _health(health_port, pool, protocol, keeper, config):
         return pool.run()
@@ -65,7 +68,7 @@ def serve_pool(
 
 @contextmanager
 def _health(
-    address: str, pool: Pool, protocol: Protocol, keeper: Keeper, config: Config
+    address: str, pool: Pool, protocol: Protocol, keeper: LeaseKeeper, config: ProcessConfig
 ) -> Generator[None]:
     """Let those know how the pool is who ask at the address, if there is one."""
     if not address:

@@ -1,10 +1,10 @@
 """What each slot of a process holds and runs, in memory that its parent sees too.
 
-The parent renews leases, stops parts that take too long and hands back parts that wait
-behind a slow one, whatever the process itself is doing, even while a handler holds the
-GIL. So the two must agree, without waiting for each other, which parts were started:
-the slot writes `current` and then reads `cut`; the parent writes `cut` and then reads
-`current`. Whoever comes second sees the other, so no part is both started and struck.
+The parent renews leases, stops parts that take too long and hands back parts that wait behind a
+slow one. It does so whatever the process is doing, even while a handler holds the GIL. So the two
+must agree, without waiting for each other, which parts were started. The slot writes `current` and
+then reads `cut`; the parent writes `cut` and then reads `current`. The one that reads second sees
+what the other wrote, so no part is both started and struck.
 """
 
 import mmap
@@ -16,16 +16,16 @@ from threading import Lock
 
 import msgspec
 
-from streamq.worker import counters as tally
+from streamq.queue.pace import MOST_PARTS
+from streamq.worker import counters
 
-#: Parts one holder is ever handed at once.
-MOST_PARTS = 500
-#: No part is struck.
+#: The value of `cut` while no part is struck.
 UNCUT = 2**62
-#: Room between two calls of a slot for the parent's own calls under the same lease.
+#: Calls of a slot are numbered 1,000, 2,000 and so on: the numbers between are for calls that the
+#: parent makes under the same lease.
 CALL_STEP = 1_000
 
-#: Attempts share a word with the delay after them.
+#: The number of an attempt shares a word with the delay after the attempt.
 _ATTEMPTS = 2**16
 
 _WORDS = 16
@@ -43,19 +43,19 @@ _SLOT = _NUMBERS + MOST_PARTS
     ENDED,
     COUNT,
     PROGRESS,
-    TOLD,
+    ASKED_TO_STOP,
     CUT,
     SINCE_MS,
     TIMEOUT_MS,
     IS_ASYNC,
     RETRY_MS,
 ) = range(12)
-#: From CALLS to TOLD as they are at the beginning of a lease, and the texts behind the words.
+#: The words from CALLS to ASKED_TO_STOP at the beginning of a lease, and the texts behind them.
 _BEGIN = struct.pack("=6q", 0, -1, -1, 0, 0, 0)
 _NAMES = struct.Struct(f"={_TEXT}s{_TEXT}s")
 
-# A store, two locks taken and left, and a load cannot change places on any processor. On
-# these, whatever takes a lock is a fence already.
+# No processor moves a load before a store if two locks are taken and left between them. On those
+# named here one lock is a fence already.
 _first, _second = Lock(), Lock()
 _IS_ORDERED = os.uname().machine in ("x86_64", "i686")
 
@@ -69,7 +69,7 @@ def _fence() -> None:
         pass
 
 
-class Held(msgspec.Struct, frozen=True):
+class SlotState(msgspec.Struct, frozen=True):
     """What a slot held at one moment."""
 
     version: int
@@ -81,7 +81,7 @@ class Held(msgspec.Struct, frozen=True):
     since_ms: int
     timeout_ms: int
     progress: int
-    told: int
+    asked_to_stop: int
     is_async: bool
     #: How long the running part waits if it is stopped and runs again, and which attempt it is.
     retry_ms: int
@@ -93,13 +93,13 @@ class Held(msgspec.Struct, frozen=True):
 
     @property
     def running(self) -> int | None:
-        """Number of the part that runs, if one does."""
+        """Return the number of the part that runs, if one does."""
         if 0 <= self.current < len(self.numbers) and not self.is_ended:
             return self.numbers[self.current]
         return None
 
 
-class Table:
+class SlotTable:
     """The slots of one process. The process and its parent map the same memory."""
 
     def __init__(self, fd: int, slots: int) -> None:
@@ -109,11 +109,11 @@ class Table:
         self.slots = slots
         #: What the slots have done; behind what they hold.
         self._counts = self._words[slots * _SLOT :]
-        self.tally = tally.Tally(self._counts, slots)
+        self.counters = counters.SlotCounters(self._counts, slots)
 
     @classmethod
-    def create(cls, slots: int) -> "tuple[Table, int]":
-        """A new table, and the file descriptor to hand to the process."""
+    def create(cls, slots: int) -> "tuple[SlotTable, int]":
+        """Return a new table, and the file descriptor to hand to the process."""
         fd = os.memfd_create("streamq") if hasattr(os, "memfd_create") else _unlinked_file()
         os.truncate(fd, _size(slots))
         return cls(fd, slots), fd
@@ -128,7 +128,7 @@ class Table:
     # The slot's side.
 
     def hold(self, slot: int, holder: str, request_id: str) -> None:
-        """A lease is about to begin: of this holder and request."""
+        """Write down that a lease is about to begin: its holder and its request."""
         at = slot * _SLOT
         words = self._words
         words[at + VERSION] += 1
@@ -140,7 +140,7 @@ class Table:
         words[at + VERSION] += 1
 
     def describe(self, slot: int, handler: str, *, timeout_ms: int, is_async: bool) -> None:
-        """What the lease's request wants; written before its first batch is dealt."""
+        """Write down what the request wants. It comes before the first batch is dealt."""
         at = slot * _SLOT
         self._write(at * 8 + _HANDLER, handler)
         self._words[at + TIMEOUT_MS] = timeout_ms
@@ -150,7 +150,7 @@ class Table:
         self._memory[start : start + _TEXT] = text.encode().ljust(_TEXT, b"\0")
 
     def deal(self, slot: int, numbers: Sequence[int]) -> None:
-        """The lease has a new batch of parts; none is started.
+        """Write down a new batch of parts, of which none is started.
 
         Raises:
             ValueError: it is more than a slot can hold.
@@ -170,7 +170,10 @@ class Table:
         words[at + VERSION] += 1
 
     def expect(self, slot: int, attempt: int, retry_ms: int) -> None:
-        """What to say of the part that is to start, should it take too long."""
+        """Write down attempt and retry delay of the part about to start.
+
+        The parent needs them if it has to kill this process because the part takes too long.
+        """
         self._words[slot * _SLOT + RETRY_MS] = retry_ms * _ATTEMPTS + min(attempt, _ATTEMPTS - 1)
 
     def start(self, slot: int, index: int, now_ms: int) -> bool:
@@ -179,41 +182,41 @@ class Table:
         row[SINCE_MS] = now_ms
         row[CURRENT] = index
         _fence()
-        return index < row[CUT] and not row[TOLD]
+        return index < row[CUT] and not row[ASKED_TO_STOP]
 
     def end(self, slot: int, index: int) -> None:
-        """The part that was started has ended: it runs no more, though it is not finished yet."""
+        """Mark the part that was started as ended: it runs no more, but is not finished yet."""
         self._rows[slot][ENDED] = index
 
     def next_call(self, slot: int) -> int:
-        """The number of the slot's next call under its lease.
+        """Return the number of the slot's next call under its lease.
 
-        What the parent says meanwhile has a lower one, so it cannot make this call a late one.
+        Calls that the parent makes meanwhile have lower numbers, so this one is never too late.
         """
         return (self._words[slot * _SLOT + CALLS] + 1) * CALL_STEP
 
     def answered(self, slot: int) -> None:
-        """The slot's call was answered."""
+        """Note that the slot's call was answered."""
         self._words[slot * _SLOT + CALLS] += 1
 
-    def is_told(self, slot: int) -> bool:
-        """Whether the parent says that the lease is lost or the request cancelled."""
-        return self._words[slot * _SLOT + TOLD] != 0
+    def is_asked_to_stop(self, slot: int) -> bool:
+        """Tell whether the parent said that the lease is lost or the request cancelled."""
+        return self._words[slot * _SLOT + ASKED_TO_STOP] != 0
 
     def set_progress(self, slot: int, percent: float) -> None:
-        """How far the running part is, in percent."""
+        """Write down how far the running part is, in percent."""
         self._words[slot * _SLOT + PROGRESS] = round(percent)
 
     def drop(self, slot: int) -> None:
-        """The lease is over."""
+        """Write down that the lease is over."""
         self.hold(slot, "", "")
 
     # The parent's side.
 
-    def read(self, slot: int, *, is_dead: bool = False) -> Held | None:
-        """What the slot holds, or None when it holds nothing or is just changing.
+    def read(self, slot: int, *, is_dead: bool = False) -> SlotState | None:
+        """Return what the slot holds, or None when it holds nothing or is just changing.
 
-        A dead process changes nothing any more, so what it was just writing counts.
+        A dead process changes nothing any more, so for it what it was just writing counts.
         """
         at = slot * _SLOT
         words = self._words
@@ -228,7 +231,7 @@ class Table:
             for offset in (_HOLDER, _REQUEST, _HANDLER)
         ]
         count = words[at + COUNT]
-        held = Held(
+        held = SlotState(
             version,
             words[at + CALLS],
             words[at + CURRENT],
@@ -236,7 +239,7 @@ class Table:
             words[at + SINCE_MS],
             words[at + TIMEOUT_MS],
             words[at + PROGRESS],
-            words[at + TOLD],
+            words[at + ASKED_TO_STOP],
             bool(words[at + IS_ASYNC]),
             *divmod(words[at + RETRY_MS], _ATTEMPTS),
             texts[0],
@@ -247,7 +250,7 @@ class Table:
         _fence()
         return held if words[at + VERSION] == version else None
 
-    def strike(self, slot: int, held: Held) -> tuple[int, ...]:
+    def strike(self, slot: int, held: SlotState) -> tuple[int, ...]:
         """Strike what the slot has not started. Returns the parts that it never will start."""
         at = slot * _SLOT
         words = self._words
@@ -256,21 +259,22 @@ class Table:
             words[at + CUT] = cut
             _fence()
             if words[at + VERSION] != held.version:
-                # Another batch was dealt meanwhile: its slot stops early, and hands back itself.
+                # The slot dealt another batch meanwhile. It stops early, and hands parts back
+                # itself.
                 return ()
             if words[at + CURRENT] < cut:
                 return held.numbers[cut:]
             cut = words[at + CURRENT] + 1
         return ()
 
-    def tell(self, slot: int, held: Held) -> None:
-        """Say that the lease is lost or the request cancelled."""
+    def ask_to_stop(self, slot: int, held: SlotState) -> None:
+        """Tell the slot that its lease is lost or its request cancelled."""
         if self._words[slot * _SLOT + VERSION] == held.version:
-            self._words[slot * _SLOT + TOLD] = 1
+            self._words[slot * _SLOT + ASKED_TO_STOP] = 1
 
 
 def _size(slots: int) -> int:
-    return slots * (_SLOT + tally.WORDS) * 8
+    return slots * (_SLOT + counters.WORDS) * 8
 
 
 def _unlinked_file() -> int:

@@ -1,7 +1,7 @@
 """Processes of a pool that are started before it is known what they are to do.
 
-A new interpreter is busy for a while before it can be told anything. Who starts them first
-and then looks for a server, for files and for its own modules does not wait for them.
+A new interpreter needs about as long to start as its parent needs to find the server, the files and
+its own modules. So the parent starts the processes first, and does not wait for them.
 """
 
 import os
@@ -12,42 +12,42 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple, Self
 
-from streamq.worker.channel import Line
-from streamq.worker.slot_table import Table
+from streamq.worker.channel import Channel
+from streamq.worker.slot_table import SlotTable
 
-#: Nothing that is imported is garbage: who looks for it meanwhile is only in the way.
+#: The garbage collector is off during the imports: they make no garbage, and it slows them down.
 _BEGIN = "import gc; gc.disable(); from streamq.worker.process import main; main()"
-#: So many are started at a time, that the first of very many are soon ready.
+#: At most 32 processes start at the same time, so that the first of very many are soon ready.
 MOST_STARTING = 32
 
 
-class Newborn(NamedTuple):
-    """A process that waits for its first word, the line to it, and the table it shares."""
+class SpawnedProcess(NamedTuple):
+    """A process that waits for its configuration, the channel to it, and the table it shares."""
 
     popen: subprocess.Popen[bytes]
-    line: Line
-    table: Table
+    channel: Channel
+    table: SlotTable
 
 
-class Nursery:
-    """Starts processes, some of them ahead of time. At its end those are killed nobody took."""
+class Spawner:
+    """Starts processes, some of them ahead of time. At its end it kills those nobody took."""
 
     def __init__(self, slots: int, ahead: int = 0) -> None:
         self._slots = slots
-        self._waiting: list[Newborn] = []
-        with suppress(OSError):  # whoever takes one is told
+        self._waiting: list[SpawnedProcess] = []
+        with suppress(OSError):  # ``take`` tries again, and raises it
             self._waiting += [self._start() for _ in range(min(ahead, MOST_STARTING))]
 
-    def take(self) -> Newborn:
-        """A process to be told what to do.
+    def take(self) -> SpawnedProcess:
+        """Return a process that waits to be told what to do.
 
         Raises:
             OSError: none can be started.
         """
         return self._waiting.pop(0) if self._waiting else self._start()
 
-    def _start(self) -> Newborn:
-        table, fd = Table.create(self._slots)
+    def _start(self) -> SpawnedProcess:
+        table, fd = SlotTable.create(self._slots)
         ours, theirs = socket.socketpair()
         try:
             popen = subprocess.Popen(
@@ -64,16 +64,16 @@ class Nursery:
         finally:
             theirs.close()
             os.close(fd)
-        return Newborn(popen, Line(ours), table)
+        return SpawnedProcess(popen, Channel(ours), table)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for popen, line, table in self._waiting:
+        for popen, channel, table in self._waiting:
             with suppress(ProcessLookupError):
                 os.killpg(popen.pid, signal.SIGKILL)
             popen.wait()
-            line.close()
+            channel.close()
             table.close()
         self._waiting.clear()

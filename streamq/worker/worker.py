@@ -11,7 +11,7 @@ from streamq.telemetry import logs
 from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
 from streamq.worker.pool import Pool
 from streamq.worker.service import serve_pool
-from streamq.worker.spawning import Nursery
+from streamq.worker.spawning import Spawner
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Worker:
         """
         config, options = self._config, self._options
         with (
-            Nursery(config.slots, options.processes) as nursery,
+            Spawner(config.slots, options.processes) as spawner,
             connected(
                 config.url,
                 config.prefix,
@@ -129,7 +129,7 @@ class Worker:
                 protocol,
                 config,
                 options,
-                nursery,
+                spawner,
                 levels=self._levels,
                 health_port=self._health_port,
                 started=self._started,

@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from streamq.app import App, Context
 from streamq.errors import Damaged
 from streamq.model import Part, Spec
+from streamq.queue.outcomes import PartDone
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.boundaries import fields_of
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.splitting import Chunk, Cursor, PartSize, split, whole
 from streamq.records.writer import Writer
-from streamq.worker.channel import Hello, Idle, Line, Look, Order
-from streamq.worker.runner import Done, Runner
+from streamq.worker.channel import Channel, Command, IdleFor, Ready, VisitAt
+from streamq.worker.runner import Runner
 from tests.fuzz.profile import fuzz, garbage
 
 #: Bytes with what ends lines and opens quotes in them.
@@ -132,7 +133,7 @@ class TestRecords:
 
         outcome = Runner(HANDLERS.handlers[name], spec).run(part, CONTEXT)
 
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, PartDone):
             assert msgspec.json.encode(outcome.failures) != b"[]"
 
 
@@ -206,17 +207,17 @@ class TestWords:
     def test_between_pool_and_process_are_passed_over_when_garbled(
         self, lines: list[bytes]
     ) -> None:
-        ours, theirs = map(Line, socket.socketpair())
-        said = [Hello(["a"], []), Idle(1.5), Look(2), Order("stop")]
+        ours, theirs = map(Channel, socket.socketpair())
+        said = [Ready(["a"], []), IdleFor(1.5), VisitAt(2), Command("stop")]
         for word in said:
             theirs.socket.sendall(b"".join(line + b"\n" for line in lines))
             theirs.send(word)
         theirs.close()
 
-        words, is_gone = ours.ready_words()
+        messages, is_gone = ours.ready_messages()
 
         ours.close()
-        assert (words, is_gone) == (said, True)
+        assert (messages, is_gone) == (said, True)
 
 
 HANDLERS = App()

@@ -62,16 +62,23 @@ TARGETS = [
     ),
     Target(
         "process",
-        ("streamq/worker/process.py",),
         (
-            "tests/worker/test_process_steps.py tests/worker/test_process.py"
-            f" tests/worker/test_process_at_work.py -k {_NO_POOLS}",
+            "streamq/worker/process.py",
+            "streamq/worker/batches.py",
+            "streamq/worker/slot_book.py",
+            "streamq/queue/holding.py",
+            "streamq/queue/pace.py",
+        ),
+        (
+            "tests/queue tests/worker/test_process_steps.py tests/worker/test_process.py"
+            " tests/worker/test_process_at_work.py"
+            f" -k {_NO_POOLS}",
             *_POOLS,
         ),
     ),
     Target(
         "lease_keeper",
-        ("streamq/worker/lease_keeper.py", "streamq/worker/renewals.py"),
+        ("streamq/queue/lease_keeper.py", "streamq/queue/renewals.py", "streamq/queue/rounds.py"),
         (f"tests/worker/test_keeper.py tests/worker/test_pool.py -k {_NO_POOLS}", *_POOLS),
     ),
     Target(

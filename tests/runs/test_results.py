@@ -456,7 +456,7 @@ def test_file_that_is_gone_is_missed_and_begun_anew_by_force(
     assert streamq("results", driver.id, "-o", target).returncode == 0
     assert target.read_bytes() == b"one\ntwo\n"
     target.unlink()
-    finish(driver, holder, 3, "three")
+    finish(driver, driver.claim()[0], 3, "three")
 
     missed = streamq("results", driver.id, "-o", target)
 

@@ -7,23 +7,23 @@ import pytest
 
 from streamq.telemetry.metrics import BOUNDS_S, CLASSES
 from streamq.worker import counters
-from streamq.worker.counters import MOST_HANDLERS, NOTHING, RAN, WAITED, WORDS, Tally
-from streamq.worker.slot_table import Table
+from streamq.worker.counters import MOST_HANDLERS, NOTHING, RAN, WAITED, WORDS, SlotCounters
+from streamq.worker.slot_table import SlotTable
 
 SLOTS = 3
 
 
 @pytest.fixture
-def tally() -> Iterator[Tally]:
+def tally() -> Iterator[SlotCounters]:
     with memoryview(bytearray(SLOTS * WORDS * 8)) as memory, memory.cast("q") as words:
-        yield Tally(words, SLOTS)
+        yield SlotCounters(words, SLOTS)
 
 
-def test_nothing_was_done_at_first(tally: Tally) -> None:
+def test_nothing_was_done_at_first(tally: SlotCounters) -> None:
     assert tally.rows(2) == [NOTHING, NOTHING]
 
 
-def test_slots_of_one_handler_are_added_up(tally: Tally) -> None:
+def test_slots_of_one_handler_are_added_up(tally: SlotCounters) -> None:
     for slot in range(SLOTS):
         tally.count(slot, 1, counters.DONE, 10)
         tally.count(slot, 1, counters.FAILED)
@@ -35,7 +35,7 @@ def test_slots_of_one_handler_are_added_up(tally: Tally) -> None:
     assert counters.parts(second) == 33
 
 
-def test_each_count_has_a_place_of_its_own(tally: Tally) -> None:
+def test_each_count_has_a_place_of_its_own(tally: SlotCounters) -> None:
     kinds = (
         counters.DONE,
         counters.FAILED,
@@ -45,8 +45,8 @@ def test_each_count_has_a_place_of_its_own(tally: Tally) -> None:
     )
     for kind in kinds:
         tally.count(SLOTS - 1, 0, kind, kind + 1)
-    tally.saw(SLOTS - 1, 0, RAN, [1.0])
-    tally.saw(SLOTS - 1, 0, WAITED, [2.0])
+    tally.observe(SLOTS - 1, 0, RAN, [1.0])
+    tally.observe(SLOTS - 1, 0, WAITED, [2.0])
 
     (row,) = tally.rows(1)
 
@@ -60,17 +60,17 @@ def test_each_count_has_a_place_of_its_own(tally: Tally) -> None:
     [(0.0, 0), *((bound, at) for at, bound in enumerate(BOUNDS_S)), (1e9, CLASSES - 1)],
 )
 def test_time_is_in_the_class_that_it_does_not_exceed(
-    tally: Tally, seconds: float, place: int
+    tally: SlotCounters, seconds: float, place: int
 ) -> None:
-    tally.saw(0, 0, RAN, [seconds])
+    tally.observe(0, 0, RAN, [seconds])
 
     classes, _ = counters.times(tally.rows(1)[0], RAN)
     assert [at for at, number in enumerate(classes) if number] == [place]
 
 
-def test_short_times_that_are_sorted_together_are_all_counted(tally: Tally) -> None:
-    tally.saw(0, 0, RAN, [BOUNDS_S[0] / 2] * 500)
-    tally.saw(0, 0, WAITED, (BOUNDS_S[1],), 40)
+def test_short_times_that_are_sorted_together_are_all_counted(tally: SlotCounters) -> None:
+    tally.observe(0, 0, RAN, [BOUNDS_S[0] / 2] * 500)
+    tally.observe(0, 0, WAITED, (BOUNDS_S[1],), 40)
 
     (row,) = tally.rows(1)
     assert counters.times(row, RAN)[0][0] == 500
@@ -78,15 +78,15 @@ def test_short_times_that_are_sorted_together_are_all_counted(tally: Tally) -> N
     assert counters.times(row, WAITED)[1] == pytest.approx(BOUNDS_S[1] * 40, abs=1e-3)
 
 
-def test_sum_that_does_not_fit_stays_at_the_largest_number(tally: Tally) -> None:
+def test_sum_that_does_not_fit_stays_at_the_largest_number(tally: SlotCounters) -> None:
     for _ in range(2):
-        tally.saw(0, 0, RAN, [9e12])
+        tally.observe(0, 0, RAN, [9e12])
 
     assert tally.rows(1)[0][RAN.at] == 2**63 - 1
     assert sum(counters.times(tally.rows(1)[0], RAN)[0]) == 2
 
 
-def test_handlers_beyond_the_last_row_are_counted_together(tally: Tally) -> None:
+def test_handlers_beyond_the_last_row_are_counted_together(tally: SlotCounters) -> None:
     for handler in range(MOST_HANDLERS + 10):
         tally.count(1, handler, counters.DONE)
 
@@ -96,22 +96,22 @@ def test_handlers_beyond_the_last_row_are_counted_together(tally: Tally) -> None
     assert [row[counters.DONE] for row in rows] == [1] * (MOST_HANDLERS - 1) + [11]
 
 
-def test_last_row_of_the_last_slot_ends_where_the_memory_does(tally: Tally) -> None:
-    tally.saw(SLOTS - 1, MOST_HANDLERS - 1, WAITED, [1e9])
+def test_last_row_of_the_last_slot_ends_where_the_memory_does(tally: SlotCounters) -> None:
+    tally.observe(SLOTS - 1, MOST_HANDLERS - 1, WAITED, [1e9])
 
     assert counters.times(tally.rows(MOST_HANDLERS)[-1], WAITED)[0][-1] == 1
 
 
 def test_counts_of_a_process_that_is_gone_stay() -> None:
-    table, fd = Table.create(2)
+    table, fd = SlotTable.create(2)
     pid = os.fork()
     if pid == 0:
-        Table(fd, 2).tally.count(1, 0, counters.DONE, 5)
+        SlotTable(fd, 2).counters.count(1, 0, counters.DONE, 5)
         os._exit(0)
     os.waitpid(pid, 0)
     os.close(fd)
 
-    assert table.tally.rows(1)[0][counters.DONE] == 5
+    assert table.counters.rows(1)[0][counters.DONE] == 5
     table.close()
 
 

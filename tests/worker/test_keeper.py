@@ -12,16 +12,16 @@ import pytest
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import State
 from streamq.protocol.replies import Outcome, Tokens
+from streamq.queue import lease_keeper
 from streamq.queue.fleet import Running, WorkerDetails
-from streamq.queue.outages import Outages
-from streamq.worker import lease_keeper
-from streamq.worker.lease_keeper import Keeper, Rounds
-from streamq.worker.renewals import Renewals, Word, _batches
-from streamq.worker.slot_table import Held
+from streamq.queue.lease_keeper import LeaseKeeper
+from streamq.queue.outages import Availability, Outages
+from streamq.queue.renewals import Holding, Renewals, _batches
+from streamq.queue.rounds import Rounds
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
-from tests.worker.test_pool import config_of, holding
+from tests.worker.test_pool import holding, keeper_of
 
 LEASE_MS = 20_000
 #: An answer that asks for nothing.
@@ -29,25 +29,23 @@ NOTHING = Outcome("ok", Tokens())
 
 
 @pytest.fixture
-def keeper(driver: RequestByHand, url: str) -> Iterator[Keeper]:
+def keeper(driver: RequestByHand, url: str) -> Iterator[LeaseKeeper]:
     """Nobody has started it: the test does the rounds."""
-    config = config_of(url, driver.queue, slots=3, levels=(50,))
-    keeper = Keeper(driver.protocol, config, 2, beat_ms=60_000, audit_ms=60_000, levels="50")
+    keeper = keeper_of(driver, slots=6, levels=(50,), levels_text="50")
     yield keeper
     if keeper._hasty_protocol:
         keeper._hasty_protocol.connection.close()
 
 
-def claimed(driver: RequestByHand, parts: int = 3, **changes: Any) -> Held:
+def claimed(driver: RequestByHand, parts: int = 3, **changes: Any) -> Holding:
     """What a slot holds that has claimed parts and runs the first of them."""
     driver.load(parts, **changes)
-    holder, grant = driver.claim(parts)
+    holder, _ = driver.claim(parts)
     driver.set_meta(out=0)  # whoever was invited has come
-    held = holding(driver.id, holder)[1]
-    return msgspec.structs.replace(held, numbers=tuple(part.number for part in grant.parts))
+    return holding(driver.id, holder)
 
 
-def details(driver: RequestByHand, keeper: Keeper) -> WorkerDetails:
+def details(driver: RequestByHand, keeper: LeaseKeeper) -> WorkerDetails:
     """What the worker says of itself."""
     text = driver.protocol.workers(driver.queue)[keeper.name]
     return msgspec.json.decode(text, type=WorkerDetails)
@@ -56,7 +54,7 @@ def details(driver: RequestByHand, keeper: Keeper) -> WorkerDetails:
 @ONE_KIND
 class TestErrands:
     def test_dead_holder_is_released_charged_counted_and_others_are_invited(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
 
@@ -71,7 +69,7 @@ class TestErrands:
         assert driver.tokens() != []
 
     def test_holder_that_ran_nothing_is_released_without_a_charge(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         keeper.release(claimed(driver), 7, None)
         keeper._do_errands()
@@ -80,7 +78,7 @@ class TestErrands:
         assert +keeper.counts == {}
 
     def test_parts_that_wait_are_handed_back_and_others_are_invited(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
 
@@ -91,7 +89,7 @@ class TestErrands:
         assert driver.tokens() != []
 
     def test_part_over_its_time_is_failed_with_what_is_known_of_it(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver, retries=0, max_failures=10)
 
@@ -105,7 +103,7 @@ class TestErrands:
         assert driver.meta("records_failed") == "1"
 
     def test_part_over_its_time_that_is_to_run_again_waits_as_long_as_is_said(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
 
@@ -116,7 +114,7 @@ class TestErrands:
         assert 50_000 < at_ms - driver.now_ms() <= 60_000
 
     def test_moment_to_look_again_is_not_slept_over(
-        self, keeper: Keeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+        self, keeper: LeaseKeeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         expected: list[int] = []
         monkeypatch.setattr(keeper, "expect", expected.append)
@@ -129,7 +127,7 @@ class TestErrands:
         assert 50_000 < at_ms - driver.now_ms() <= 60_000
 
     def test_those_of_a_node_that_is_away_are_kept_in_their_order(
-        self, keeper: Keeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+        self, keeper: LeaseKeeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(driver.protocol, "node_of", lambda request_id: request_id[:1])
         said: list[str] = []
@@ -142,7 +140,7 @@ class TestErrands:
                     raise ServerUnreachable("it is away")
                 return NOTHING
 
-            keeper._send(holding(request_id, "h")[1], errand)
+            keeper._send(holding(request_id, "h"), errand)
 
         for text, request_id in (("1", "a1"), ("2", "b1"), ("3", "a2"), ("4", "a1"), ("5", "b2")):
             say(text, request_id)
@@ -159,7 +157,7 @@ class TestErrands:
         assert said == ["1", "3", "4"]
 
     def test_those_of_a_request_keep_their_order_though_it_moves_to_another_node(
-        self, keeper: Keeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+        self, keeper: LeaseKeeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         nodes = iter("ab")
         monkeypatch.setattr(driver.protocol, "node_of", lambda _: next(nodes))
@@ -173,7 +171,7 @@ class TestErrands:
             said.append(2)
             return NOTHING
 
-        held = holding("r", "h")[1]
+        held = holding("r", "h")
         keeper._send(held, first)
         keeper._send(held, second)
 
@@ -183,9 +181,9 @@ class TestErrands:
         assert said == [1]
 
     def test_one_that_comes_meanwhile_is_said_at_once(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
-        held = holding(driver.id, "h")[1]
+        held = holding(driver.id, "h")
 
         def first() -> Outcome:
             keeper._send(held, lambda: NOTHING)
@@ -197,21 +195,21 @@ class TestErrands:
         assert keeper._do_errands() is None
 
     def test_one_that_the_server_refuses_is_dropped(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
-        keeper.release(holding("nobody", "h")[1], 1, None)
+        keeper.release(holding("nobody", "h"), 1, None)
 
         assert keeper._do_errands() is None
         assert not keeper._errands
 
     def test_whether_the_server_is_there_is_asked_after_one_that_found_nobody(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         def refuse() -> Outcome:
             raise ServerUnreachable("it is away")
 
         keeper._speaking._due[keeper._beat] = time.monotonic() + 60
-        keeper._send(holding(driver.id, "h")[1], refuse)
+        keeper._send(holding(driver.id, "h"), refuse)
         with pytest.raises(ServerUnreachable):
             keeper._do_errands()
 
@@ -223,7 +221,7 @@ class TestErrands:
         assert keeper.is_server_up
 
     def test_last_ones_are_said_before_it_leaves(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
         keeper.announce(["h"])
@@ -242,15 +240,18 @@ class TestErrands:
 @ONE_KIND
 class TestBeat:
     def test_it_tells_what_the_worker_is_and_what_runs(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         driver.load(2)
         running = msgspec.structs.replace(
-            holding(driver.id, "h1")[1], since_ms=round(time.monotonic() * 1e3) - 5_000
+            holding(driver.id, "h1"), since_ms=round(time.monotonic() * 1e3) - 5_000
         )
-        ended = msgspec.structs.replace(holding(driver.id, "h2")[1], is_ended=True)
+        ended = msgspec.structs.replace(holding(driver.id, "h2"), running=None)
         keeper.handlers = ["h", "g"]
-        keeper._renewals.holdings = [(77, running), (78, ended)]
+        keeper._renewals.holdings = [
+            msgspec.structs.replace(running, pid=77),
+            msgspec.structs.replace(ended, pid=78),
+        ]
 
         keeper._beat()
 
@@ -266,7 +267,7 @@ class TestBeat:
         assert abs(told.beat_ms - 5_000 - part.since_ms) < 1_000
 
     def test_it_counts_for_three_beats_and_measures_the_way(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         keeper._beat()
 
@@ -277,19 +278,19 @@ class TestBeat:
         assert 0 < spread.total < 10
 
     def test_requests_that_it_holds_are_due_when_the_lease_would_be_over(
-        self, keeper: Keeper, driver: RequestByHand
+        self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
         held = claimed(driver)
         key = f"sq:{{q:{driver.queue}}}:due"
         driver.redis.zadd(key, {driver.id: 2**50})
-        keeper._renewals.holdings = [(1, held), (2, held)]
+        keeper._renewals.holdings = [msgspec.structs.replace(held, pid=pid) for pid in (1, 2)]
 
         keeper._beat()
 
         left_ms = driver.redis.zscore(key, driver.id) - driver.now_ms()
         assert LEASE_MS - 10_000 < left_ms <= LEASE_MS
 
-    def test_new_handlers_are_told_at_once_and_the_same_are_not(self, keeper: Keeper) -> None:
+    def test_new_handlers_are_told_at_once_and_the_same_are_not(self, keeper: LeaseKeeper) -> None:
         due = keeper._speaking._due
         due[keeper._beat] = later = time.monotonic() + 60
         keeper.announce([])
@@ -307,9 +308,8 @@ def test_host_is_told_as_far_as_there_is_room(
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: host)
     monkeypatch.setattr("platform.node", lambda: "node")
-    config = config_of(url, driver.queue)
 
-    keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+    keeper = keeper_of(driver)
 
     assert keeper._details([]).host == told
     assert keeper.name.startswith(told[:10])
@@ -329,7 +329,7 @@ class TestLooking:
         ],
     )
     def test_only_a_request_that_it_could_run_is_left_to_do(
-        self, keeper: Keeper, driver: RequestByHand, change: dict[str, Any], is_left: bool
+        self, keeper: LeaseKeeper, driver: RequestByHand, change: dict[str, Any], is_left: bool
     ) -> None:
         keeper.handlers = ["h"]
         assert keeper._look_for_work(), "there is no request"
@@ -339,7 +339,7 @@ class TestLooking:
 
         assert keeper._look_for_work() is not is_left
 
-    def test_nobody_looks_before_somebody_asks(self, keeper: Keeper) -> None:
+    def test_nobody_looks_before_somebody_asks(self, keeper: LeaseKeeper) -> None:
         keeper._look()
         assert not keeper._is_empty
         assert not keeper.is_nothing_left()
@@ -349,7 +349,7 @@ class TestLooking:
         assert keeper.is_nothing_left()
 
     def test_sweep_comes_when_the_next_request_is_due(
-        self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+        self, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         waits = iter((400, 5_000, 0))
         monkeypatch.setattr(keeper.janitor, "sweep", lambda: next(waits))
@@ -358,7 +358,7 @@ class TestLooking:
         assert keeper.is_server_up
 
     def test_nothing_is_swept_while_the_server_was_away_just_now(
-        self, keeper: Keeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+        self, keeper: LeaseKeeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail() -> int:
             raise ServerUnreachable("it is away")
@@ -371,7 +371,7 @@ class TestLooking:
         left_s = keeper._sweep()
         assert 1 < left_s <= 5
 
-    def test_what_falls_due_is_swept_then(self, keeper: Keeper, driver: RequestByHand) -> None:
+    def test_what_falls_due_is_swept_then(self, keeper: LeaseKeeper, driver: RequestByHand) -> None:
         keeper._sweep()
         driver.load(1)
         due = keeper._sweeping._due
@@ -381,17 +381,17 @@ class TestLooking:
 
         assert 8 < due[keeper._sweep] - time.monotonic() < 12
 
-    def test_metrics_tell_how_the_server_answers(self, keeper: Keeper) -> None:
-        keeper._word.failed("keeper", ServerBusy("not now"))
-        keeper._word.failed("sweeper", ServerBusy("not now"))
+    def test_metrics_tell_how_the_server_answers(self, keeper: LeaseKeeper) -> None:
+        keeper._availability.failed("keeper", ServerBusy("not now"))
+        keeper._availability.failed("sweeper", ServerBusy("not now"))
 
         samples = keeper.samples()
 
         assert samples["streamq_worker_slots"] == [({}, 6)]
         assert samples["streamq_server_up"] == [({}, 0)]
         assert samples["streamq_server_errors_total"] == [({"kind": "ServerBusy"}, 2)]
-        keeper._word.worked("keeper")
-        keeper._word.worked("sweeper")
+        keeper._availability.worked("keeper")
+        keeper._availability.worked("sweeper")
         assert keeper.samples()["streamq_server_up"] == [({}, 1)]
 
     @pytest.mark.parametrize(("lease_ms", "reply_s"), [(400, 0.25), (4_000, 1.0), (60_000, 3.0)])
@@ -403,8 +403,7 @@ class TestLooking:
         reply_s: float,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        config = config_of(url, driver.queue, lease_ms=lease_ms)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper = keeper_of(driver, lease_ms=lease_ms)
         asked: list[float] = []
         hasty = driver.protocol.hasty
 
@@ -422,7 +421,7 @@ class TestLooking:
 
 class TestRounds:
     def rounds(self, *chores: Callable[[], float | None], every_s: float = 60.0) -> Rounds:
-        return Rounds("r", [(chore, every_s) for chore in chores], Word())
+        return Rounds("r", [(chore, every_s) for chore in chores], Availability())
 
     def test_chore_is_done_again_when_it_says_or_when_it_is_due(self) -> None:
         said = iter((5.0, 120.0, None, 0.0))
@@ -509,7 +508,7 @@ class TestRounds:
         rounds.start()
 
         assert ended.wait(10)
-        assert rounds._word.errors == {"ServerBusy": 1}
+        assert rounds._availability.errors == {"ServerBusy": 1}
         rounds.end()
         rounds.join(5)
         assert not rounds._thread.is_alive()
@@ -561,7 +560,7 @@ class TestRounds:
 
 class TestWord:
     def test_server_is_up_when_everybody_was_answered(self) -> None:
-        word = Word()
+        word = Availability()
         assert not word.is_server_up, "nobody has asked it"
         word.worked("a")
         assert word.is_server_up
@@ -582,7 +581,7 @@ class TestWord:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO")
-        word = Word()
+        word = Availability()
         for who in ("a", "b", "a"):
             word.failed(who, ServerBusy("no"))
         for who in ("a", "b", "b"):
@@ -598,13 +597,17 @@ class TestWord:
 class TestRenewals:
     @pytest.fixture
     def renewals(self, driver: RequestByHand) -> Iterator[Renewals]:
-        renewals = Renewals(driver.protocol, lambda: driver.protocol, LEASE_MS, Outages(), Word())
+        renewals = Renewals(
+            driver.protocol, lambda: driver.protocol, LEASE_MS, Outages(), Availability()
+        )
         yield renewals
         renewals.stop()
 
     def test_leases_are_renewed_often_enough(self, driver: RequestByHand) -> None:
         paces = [
-            Renewals(driver.protocol, lambda: driver.protocol, ms, Outages(), Word())._every_s
+            Renewals(
+                driver.protocol, lambda: driver.protocol, ms, Outages(), Availability()
+            )._every_s
             for ms in (400, 2_000, 60_000)
         ]
         assert paces == [0.1, 0.5, 1.0]
@@ -613,8 +616,8 @@ class TestRenewals:
         self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(driver.protocol, "node_of", lambda _: "")
-        ended = msgspec.structs.replace(holding("r1", "h2")[1], is_ended=True)
-        renewals.holdings = [holding("r1", "h1"), (2, ended), holding("r2", "h3")]
+        ended = msgspec.structs.replace(holding("r1", "h2"), running=None)
+        renewals.holdings = [holding("r1", "h1"), ended, holding("r2", "h3")]
 
         assert renewals._share("") == {"r1": {"h1": 1, "h2": None}, "r2": {"h3": 1}}
         assert renewals._share("another node") == {}
@@ -629,7 +632,7 @@ class TestRenewals:
 
         assert failed == set()
         assert (renewals.is_unwanted(holder), renewals.is_unwanted("lost")) == (False, True)
-        assert renewals._word.is_server_up
+        assert renewals._availability.is_server_up
         assert sum(renewals.trips.spread().counts) == 1
         renewals._renew("", {driver.id: {holder: 1}}, set(), "t")
         assert not renewals.is_unwanted("lost")
@@ -661,7 +664,7 @@ class TestRenewals:
             asked.append(request_id)
             return [trouble.get(request_id, (State.OPEN, False, {}))]
 
-        monkeypatch.setattr("streamq.worker.renewals.MOST_CALLS", 1)
+        monkeypatch.setattr("streamq.queue.renewals.MOST_CALLS", 1)
         monkeypatch.setattr(renewals, "_ask", ask)
         share: dict[str, dict[str, int | None]] = {name: {"h": 1} for name in "abcd"}
 
@@ -669,16 +672,16 @@ class TestRenewals:
 
         assert asked == ["b", "c"]
         assert failed == {"a", "c"}
-        assert not renewals._word.is_server_up
+        assert not renewals._availability.is_server_up
         assert renewals._outages.left_s("") > 0
         asked.clear()
         del trouble["c"]
         assert renewals._renew("", share, failed, "t") == {"a"}
         assert asked == ["b", "d", "a", "c"]
-        assert renewals._word.errors == {"ServerUnreachable": 1, "ServerBusy": 1}
+        assert renewals._availability.errors == {"ServerUnreachable": 1, "ServerBusy": 1}
         trouble.clear()
         assert renewals._renew("", share, {"a"}, "t") == set()
-        assert renewals._word.is_server_up
+        assert renewals._availability.is_server_up
 
     def test_error_of_a_whole_round_trip_is_that_of_each_request_and_counted_once(
         self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
@@ -691,14 +694,14 @@ class TestRenewals:
 
         assert renewals._renew("", share, set(), "t") == {"a", "b", "c"}
 
-        assert renewals._word.errors == {"ServerBusy": 1}
+        assert renewals._availability.errors == {"ServerBusy": 1}
         assert sum(renewals.trips.spread().counts) == 0
 
     def test_round_trip_has_so_many_holders_and_requests_at_most(
         self, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
-        monkeypatch.setattr("streamq.worker.renewals.MOST_HOLDERS", 3)
-        monkeypatch.setattr("streamq.worker.renewals.MOST_CALLS", 2)
+        monkeypatch.setattr("streamq.queue.renewals.MOST_HOLDERS", 3)
+        monkeypatch.setattr("streamq.queue.renewals.MOST_CALLS", 2)
         share: dict[str, dict[str, int | None]] = {
             name: {f"{name}{n}": n for n in range(holders)}
             for name, holders in (("a", 4), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
@@ -745,7 +748,7 @@ class TestRenewals:
         self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(driver.protocol, "node_of", lambda _: "")
-        monkeypatch.setattr("streamq.worker.renewals.LINGER_ROUNDS", 3)
+        monkeypatch.setattr("streamq.queue.renewals.LINGER_ROUNDS", 3)
         renewals._every_s = 0.01
         looks: list[bool] = []
         is_left = renewals._is_left

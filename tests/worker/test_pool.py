@@ -22,15 +22,16 @@ from streamq.model import LAST_LEVEL, MAX_RESULT
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.protocol.scripts import Scripts
-from streamq.queue.outages import Outages
+from streamq.queue.lease_keeper import LeaseKeeper, _name_of
+from streamq.queue.outages import Availability, Outages
+from streamq.queue.renewals import MOST_CALLS, Holding, Renewals
+from streamq.queue.rounds import Rounds
 from streamq.servers.local import LocalServer
-from streamq.worker.channel import Config, Line, PoolOptions
-from streamq.worker.lease_keeper import Keeper, Rounds, _name_of
+from streamq.worker.channel import Channel, PoolOptions, ProcessConfig
 from streamq.worker.pool import Pool
-from streamq.worker.process_handle import Member
-from streamq.worker.renewals import MOST_CALLS, Renewals, Word
-from streamq.worker.slot_table import Held, Table
-from streamq.worker.spawning import Newborn
+from streamq.worker.process_handle import ProcessHandle
+from streamq.worker.slot_table import SlotTable
+from streamq.worker.spawning import SpawnedProcess
 from tests.conftest import ANY_KIND, ONE_KIND
 from tests.faults.proxy import Proxy
 from tests.support.by_hand import RequestByHand
@@ -38,7 +39,7 @@ from tests.support.fleet import APPS, Fleet
 from tests.support.waiting import wait_until
 
 
-def config_of(url: str = "redis://127.0.0.1:1", queue: str = "q", **changes: Any) -> Config:
+def config_of(url: str = "redis://127.0.0.1:1", queue: str = "q", **changes: Any) -> ProcessConfig:
     """What the processes of a pool are told."""
     given: dict[str, Any] = {
         "url": url,
@@ -53,7 +54,7 @@ def config_of(url: str = "redis://127.0.0.1:1", queue: str = "q", **changes: Any
         "log_level": "info",
         "log_format": "text",
     }
-    return Config(**(given | changes))
+    return ProcessConfig(**(given | changes))
 
 
 class Heard:
@@ -63,13 +64,13 @@ class Heard:
         self.words: list[tuple[Any, ...]] = []
         self.unwanted: set[str] = set()
 
-    def release(self, held: Held, call: int, crashed: int | None) -> None:
+    def release(self, held: Holding, call: int, crashed: int | None) -> None:
         self.words.append(("release", held.holder, call, crashed))
 
-    def hand_back(self, held: Held, call: int, numbers: tuple[int, ...]) -> None:
+    def hand_back(self, held: Holding, call: int, numbers: tuple[int, ...]) -> None:
         self.words.append(("handback", held.holder, call, numbers))
 
-    def time_out(self, held: Held, call: int) -> None:
+    def time_out(self, held: Holding, call: int) -> None:
         self.words.append(("timeout", held.holder, call, held.running))
 
     def is_unwanted(self, holder: str) -> bool:
@@ -82,15 +83,17 @@ class Stage:
     def __init__(self) -> None:
         config = config_of()
         self.heard = Heard()
-        self.pool = Pool(config, PoolOptions(), cast("Keeper", self.heard))
-        self.slot, fd = Table.create(config.slots)
+        self.pool = Pool(config, PoolOptions(), cast("LeaseKeeper", self.heard))
+        self.slot, fd = SlotTable.create(config.slots)
         ours, self.theirs = socket.socketpair()
         popen = subprocess.Popen(
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, process_group=0
         )
-        self.member = Member(config, Newborn(popen, Line(ours), Table(fd, config.slots)))
+        self.handle = ProcessHandle(
+            config, SpawnedProcess(popen, Channel(ours), SlotTable(fd, config.slots))
+        )
         os.close(fd)
-        self.pool._members.append(self.member)
+        self.pool._handles.append(self.handle)
 
     def begin(self, numbers: list[int], ran_ms: int, timeout_ms: int = 0) -> None:
         """A batch whose first part has run for so long."""
@@ -104,19 +107,19 @@ class Stage:
 
     def bury(self) -> None:
         """The process is gone: take back what it held."""
-        self.member.popen.kill()
-        wait_until(self.member.has_ended)
-        self.pool._forget(self.member)
-        self.pool._take_back(self.member)
+        self.handle.popen.kill()
+        wait_until(self.handle.has_ended)
+        self.pool._forget(self.handle)
+        self.pool._take_back(self.handle)
 
     def close(self) -> None:
-        self.member.popen.kill()
-        self.member.popen.wait()
-        if self.member.popen.stdin:
-            self.member.popen.stdin.close()
+        self.handle.popen.kill()
+        self.handle.popen.wait()
+        if self.handle.popen.stdin:
+            self.handle.popen.stdin.close()
         self.slot.close()
         self.theirs.close()
-        self.member.line.close()
+        self.handle.channel.close()
         self.pool._bell.close()
         self.pool._button.close()
         self.pool._selector.close()
@@ -172,7 +175,7 @@ class TestDeath:
 
     def test_no_part_is_charged_for_a_process_that_was_ended_on_purpose(self, stage: Stage) -> None:
         stage.begin([1, 2, 3], ran_ms=0)
-        stage.member.kill("it is not wanted")
+        stage.handle.kill("it is not wanted")
 
         stage.bury()
 
@@ -196,7 +199,7 @@ class TestDeath:
         stage.pool._config = patient
         stage.begin([1, 2], ran_ms=1_000, timeout_ms=500)
         stage.look()
-        assert "part 1 of r took longer" in stage.member.why_killed
+        assert "part 1 of r took longer" in stage.handle.why_killed
         # Between the look and the kill the part ends, and the next begins.
         stage.slot.end(0, 0)
         assert stage.slot.start(0, 1, 0)
@@ -219,7 +222,7 @@ class TestRounds:
             raise Damaged("broken")
 
         rounds = Rounds(
-            "r", [(fails, 1.0), (damaged, 1.0), (lambda: done.append("last"), 1.0)], Word()
+            "r", [(fails, 1.0), (damaged, 1.0), (lambda: done.append("last"), 1.0)], Availability()
         )
 
         with pytest.raises(ServerBusy):
@@ -231,10 +234,21 @@ class TestRounds:
         assert done[3:] == ["fails"], "only what failed is due again"
 
 
-def holding(request_id: str, holder: str) -> tuple[int, Held]:
-    """What a slot holds that runs part 1."""
-    zeros = (0,) * 5
-    return 1, Held(0, 0, 0, False, *zeros[:4], False, 0, 0, holder, request_id, "h", (1,))
+def holding(request_id: str, holder: str) -> Holding:
+    """What a holder has that runs part 1."""
+    return Holding(request_id=request_id, holder=holder, handler="h", running=1)
+
+
+def keeper_of(driver: RequestByHand, **changes: Any) -> LeaseKeeper:
+    """A keeper that hardly does anything by itself."""
+    given: dict[str, Any] = {
+        "slots": 1,
+        "lease_ms": 20_000,
+        "beat_ms": 60_000,
+        "audit_ms": 60_000,
+        "levels": range(LAST_LEVEL + 1),
+    }
+    return LeaseKeeper(driver.protocol, driver.queue, "pool", **(given | changes))
 
 
 @pytest.fixture
@@ -249,7 +263,7 @@ def far() -> Iterator[tuple[Proxy, Protocol]]:
 
 class TestRenewals:
     def renewals(self, protocol: Protocol) -> Renewals:
-        return Renewals(protocol, lambda: protocol, 20_000, Outages(), Word())
+        return Renewals(protocol, lambda: protocol, 20_000, Outages(), Availability())
 
     def test_request_that_cannot_be_renewed_does_not_cost_the_others(
         self, protocol: Protocol, queue: str, request_id: str, monkeypatch: pytest.MonkeyPatch
@@ -372,7 +386,7 @@ class TestRenewals:
             f"{queue}-{n}": {"h": 1} for n in range(3 * MOST_CALLS)
         }
         hasty = protocol.hasty(0.5)
-        outages, word = Outages(), Word()
+        outages, word = Outages(), Availability()
         renewals = Renewals(protocol, lambda: hasty, 20_000, outages, word)
         proxy.open_hole()
 
@@ -389,8 +403,8 @@ class TestRenewals:
     def test_thread_comes_with_a_lease_and_goes_without(
         self, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("streamq.worker.renewals.LINGER_ROUNDS", 1)
-        monkeypatch.setattr("streamq.worker.renewals.RENEW_EVERY_S", 0.01)
+        monkeypatch.setattr("streamq.queue.renewals.LINGER_ROUNDS", 1)
+        monkeypatch.setattr("streamq.queue.renewals.RENEW_EVERY_S", 0.01)
         driver.load(1)
         holder, _ = driver.claim(lease_ms=1_000)
         renewals = self.renewals(driver.protocol)
@@ -409,8 +423,7 @@ class TestKeeper:
     def test_errand_that_finds_nobody_is_tried_again_after_a_rest(
         self, driver: RequestByHand, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        config = config_of(url, driver.queue)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper = keeper_of(driver)
         tries: list[float] = []
 
         def refuse() -> Outcome:
@@ -418,7 +431,7 @@ class TestKeeper:
             raise ServerUnreachable("its node is away")
 
         keeper.start()
-        keeper._send(holding(driver.id, "h")[1], refuse)
+        keeper._send(holding(driver.id, "h"), refuse)
         wait_until(lambda: len(tries) >= 4)
         keeper.stop()
 
@@ -429,8 +442,7 @@ class TestKeeper:
         self, driver: RequestByHand, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first finds nobody. When it is the second's turn the slot has moved."""
-        config = config_of(url, driver.queue)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper = keeper_of(driver)
         said: list[str] = []
         nodes = iter(["former", "latter", "latter", "latter"])
         monkeypatch.setattr(keeper._protocol, "node_of", lambda _: next(nodes))
@@ -442,7 +454,7 @@ class TestKeeper:
             said.append(word)
             return Outcome("ok", Tokens())
 
-        held = holding(driver.id, "h")[1]
+        held = holding(driver.id, "h")
         for word in ("first", "second"):
             keeper._send(held, partial(say, word))
 
@@ -471,9 +483,8 @@ class TestKeeper:
         if is_lost:
             driver.expire(holder)
             driver.reap()
-        config = config_of(url, driver.queue)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
-        keeper.time_out(holding(driver.id, holder)[1], 1)
+        keeper = keeper_of(driver)
+        keeper.time_out(holding(driver.id, holder), 1)
 
         keeper._do_errands()
 
@@ -487,8 +498,7 @@ class TestKeeper:
     ) -> None:
         driver.load(1)
         holder, _ = driver.claim(level=50)
-        config = config_of(url, driver.queue)
-        keeper = Keeper(driver.protocol, config, 1, beat_ms=60_000, audit_ms=60_000)
+        keeper = keeper_of(driver)
         hasty = keeper._hasty()
         push, pushes = hasty.push, []
 
@@ -499,7 +509,7 @@ class TestKeeper:
             push(*words)
 
         monkeypatch.setattr(hasty, "push", push_at_last)
-        keeper.release(holding(driver.id, holder)[1], 1, 1)
+        keeper.release(holding(driver.id, holder), 1, 1)
 
         for _ in range(2):
             with pytest.raises(ServerUnreachable):
@@ -518,13 +528,7 @@ class TestKeeper:
     ) -> None:
         driver.load(1)
         holder, _ = driver.claim(lease_ms=2_000)
-        keeper = Keeper(
-            driver.protocol,
-            config_of(url, driver.queue, lease_ms=2_000),
-            1,
-            beat_ms=60_000,
-            audit_ms=500,
-        )
+        keeper = keeper_of(driver, lease_ms=2_000, audit_ms=500)
         go_on, stuck = threading.Event(), threading.Semaphore(0)
 
         def take_long(*_: Any) -> int:
@@ -535,7 +539,7 @@ class TestKeeper:
         monkeypatch.setattr(keeper.janitor, "sweep", take_long)
         keeper.start()
         held = holding(driver.id, holder)
-        keeper._send(held[1], lambda: cast("Outcome", take_long()))
+        keeper._send(held, lambda: cast("Outcome", take_long()))
         keeper.hold([held])
         try:
             assert stuck.acquire(timeout=5)

@@ -14,16 +14,25 @@ from typing import Any, cast
 import pytest
 
 from streamq.errors import AppLoadError
+from streamq.queue.lease_keeper import LeaseKeeper
+from streamq.queue.renewals import Holding
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters
 from streamq.worker import pool as pools
-from streamq.worker.channel import Hello, Idle, Line, Look, Order, PoolOptions, Unfit
-from streamq.worker.lease_keeper import Keeper
+from streamq.worker.channel import (
+    Channel,
+    Command,
+    IdleFor,
+    LoadFailed,
+    PoolOptions,
+    Ready,
+    VisitAt,
+)
 from streamq.worker.pool import Pool
-from streamq.worker.process_handle import Member
-from streamq.worker.slot_table import Held, Table
-from streamq.worker.spawning import Newborn, Nursery
+from streamq.worker.process_handle import ProcessHandle
+from streamq.worker.slot_table import SlotTable
+from streamq.worker.spawning import SpawnedProcess, Spawner
 from tests.support.waiting import wait_until
 from tests.worker.test_pool import Heard, config_of
 
@@ -36,7 +45,7 @@ class Ear(Heard):
     def __init__(self) -> None:
         super().__init__()
         self.handlers: list[str] = []
-        self.holdings: list[tuple[int, Held]] = []
+        self.holdings: list[Holding] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self.is_server_up = True
         self.is_empty = False
@@ -54,7 +63,7 @@ class Ear(Heard):
     def expect(self, at_ms: int) -> None:
         self.words.append(("expect", at_ms))
 
-    def hold(self, holdings: list[tuple[int, Held]]) -> None:
+    def hold(self, holdings: list[Holding]) -> None:
         self.holdings = holdings
         self.rounds += 1
 
@@ -69,18 +78,18 @@ class Played:
     """A process that does nothing; the test has its end of the line and of the table."""
 
     def __init__(self, slots: int) -> None:
-        self.slot, fd = Table.create(slots)
+        self.slot, fd = SlotTable.create(slots)
         ours, theirs = socket.socketpair()
-        self.line = Line(theirs)
+        self.channel = Channel(theirs)
         self.popen = subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0)
-        self.newborn = Newborn(self.popen, Line(ours), Table(fd, slots))
+        self.spawned = SpawnedProcess(self.popen, Channel(ours), SlotTable(fd, slots))
         os.close(fd)
         self._told: list[str] = []
 
     def orders(self) -> list[str]:
         """What it was told so far, after its configuration."""
-        words, _ = self.line.ready_words()
-        self._told += [word.word for word in words if isinstance(word, Order)]
+        words, _ = self.channel.ready_messages()
+        self._told += [word.word for word in words if isinstance(word, Command)]
         return self._told
 
     def begin(self, slot: int, numbers: list[int], ran_ms: int = 0, **about: Any) -> None:
@@ -94,11 +103,12 @@ class Played:
     def end(self, number: int = signal.SIGKILL) -> None:
         """Let it be gone: by a signal, or with 0 by itself."""
         assert self.popen.stdin is not None
-        self.popen.stdin.close()
         if number:
             self.popen.send_signal(number)
+        # After the signal: to send one to a process that has ended would wait for it.
+        self.popen.stdin.close()
         os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
-        self.line.close()
+        self.channel.close()
 
 
 class Scene:
@@ -115,16 +125,16 @@ class Scene:
         self.pool = Pool(
             self.config,
             PoolOptions(**options),
-            cast("Keeper", self.ear),
+            cast("LeaseKeeper", self.ear),
             notifier,
-            cast("Nursery", self),
+            cast("Spawner", self),
         )
 
-    def take(self) -> Newborn:
+    def take(self) -> SpawnedProcess:
         if self.error:
             raise self.error
         self.cast.append(Played(self.config.slots))
-        return self.cast[-1].newborn
+        return self.cast[-1].spawned
 
     def fill(self) -> list[Played]:
         """Let the pool start what it wants to have. Returns those that are new."""
@@ -136,15 +146,15 @@ class Scene:
         """Let it start all, and hear that they are ready."""
         played = self.fill()
         for each in played:
-            each.line.send(Hello(["parts nap", "map shout"], [__file__]))
+            each.channel.send(Ready(["parts nap", "map shout"], [__file__]))
         self.hear()
         return played
 
     def hear(self) -> None:
-        self.pool._hear(0)
+        self.pool._read_messages(0)
 
-    def members(self) -> list[Member]:
-        return self.pool._members
+    def members(self) -> list[ProcessHandle]:
+        return self.pool._handles
 
     def look_around(self) -> None:
         """Let the time between two looks have passed."""
@@ -152,19 +162,19 @@ class Scene:
         self.pool._look_around()
 
     def signal(self, number: int) -> None:
-        self.pool._signals.append(number)
+        self.pool._signals.note(number)
         self.pool._obey_signals()
 
     def close(self) -> None:
-        for member in self.members():
-            member.line.close()
-            member.table.close()
+        for handle in self.members():
+            handle.channel.close()
+            handle.table.close()
         for played in self.cast:
             played.popen.kill()
             played.popen.wait()
             if played.popen.stdin:
                 played.popen.stdin.close()
-            played.line.close()
+            played.channel.close()
             played.slot.close()
         self.pool._bell.close()
         self.pool._button.close()
@@ -198,7 +208,7 @@ class TestFilling:
         assert len(played) == 3
         assert stage.fill() == []
         assert stage.pool.processes() == [each.popen.pid for each in played]
-        assert [each.line.read_config() for each in played] == [stage.config] * 3
+        assert [each.channel.read_config() for each in played] == [stage.config] * 3
 
     def test_one_that_leaves_is_replaced_before_it_is_gone(self, scene: Any) -> None:
         stage = scene(processes=2)
@@ -215,7 +225,7 @@ class TestFilling:
         first = stage.fill()
         assert len(first) == 2
         assert stage.fill() == []
-        first[0].line.send(Hello([], []))
+        first[0].channel.send(Ready([], []))
         stage.hear()
 
         assert len(stage.fill()) == 1
@@ -260,11 +270,11 @@ class TestFilling:
         assert stage.pool.unready() == "quiet: it takes nothing more"
 
         first.end()
-        stage.pool._bury()
+        stage.pool._replace_dead()
         stage.pool._start_at = 0.0
         (third,) = stage.fill()
 
-        third.line.read_config()
+        third.channel.read_config()
         assert third.orders() == ["quiet"]
 
 
@@ -273,14 +283,14 @@ class TestHearing:
         stage = scene(processes=2)
         assert stage.pool.unready() == "no process is ready"
         first, second = stage.fill()
-        first.line.send(Hello(["parts nap", "map shout"], [__file__]))
+        first.channel.send(Ready(["parts nap", "map shout"], [__file__]))
         stage.hear()
 
         assert stage.ear.handlers == ["nap", "shout"]
         assert stage.pool.unready() == ""
         assert stage.told == ["READY=1\nSTATUS=4 slots"]
         assert stage.pool.samples()["streamq_worker_processes"] == [({}, 1)]
-        second.line.send(Hello(["parts nap", "map shout"], []))
+        second.channel.send(Ready(["parts nap", "map shout"], []))
         stage.hear()
         assert stage.pool.samples()["streamq_worker_processes"] == [({}, 2)]
         assert len(stage.told) == 1, "that is said once"
@@ -290,7 +300,7 @@ class TestHearing:
     def test_module_that_cannot_be_loaded_ends_a_pool_that_never_worked(self, scene: Any) -> None:
         stage = scene()
         (played,) = stage.fill()
-        played.line.send(Unfit("no such module", "its trace"))
+        played.channel.send(LoadFailed("no such module", "its trace"))
 
         with pytest.raises(AppLoadError, match="no such module") as raised:
             stage.hear()
@@ -301,7 +311,7 @@ class TestHearing:
     ) -> None:
         stage = scene()
         (played,) = stage.open()
-        played.line.send(Unfit("no such module", "its trace"))
+        played.channel.send(LoadFailed("no such module", "its trace"))
         stage.hear()
 
         assert "no such module\nits trace" in caplog.text
@@ -309,8 +319,8 @@ class TestHearing:
     def test_what_processes_say_is_passed_on(self, scene: Any) -> None:
         stage = scene()
         (played,) = stage.open()
-        played.line.send(Look(123))
-        played.line.send(Idle(4.5))
+        played.channel.send(VisitAt(123))
+        played.channel.send(IdleFor(4.5))
         stage.hear()
 
         assert words(stage, "expect") == [(123,)]
@@ -320,8 +330,8 @@ class TestHearing:
         stage = scene()
         (played,) = stage.open()
         assert stage.pool._pause_s() == pools.IDLE_TICK_S
-        played.line.send(Idle(4.5))
-        played.line.close()
+        played.channel.send(IdleFor(4.5))
+        played.channel.close()
 
         stage.hear()
 
@@ -344,7 +354,7 @@ class TestHearing:
         stage.pool._ring()
         begun = time.monotonic()
 
-        stage.pool._hear(30)
+        stage.pool._read_messages(30)
 
         assert time.monotonic() - begun < 20
         assert stage.pool._selector.select(0) == []
@@ -355,12 +365,12 @@ class TestBurying:
         stage = scene(processes=2)
         first, _ = stage.open()
         first.begin(1, [1, 2])
-        first.line.send(Look(77))
-        first.slot.tally.count(0, 0, counters.DONE, 5)
-        first.slot.tally.count(0, 1, counters.RETRIED, 2)
+        first.channel.send(VisitAt(77))
+        first.slot.counters.count(0, 0, counters.DONE, 5)
+        first.slot.counters.count(0, 1, counters.RETRIED, 2)
         first.end()
 
-        stage.pool._bury()
+        stage.pool._replace_dead()
 
         assert words(stage, "release") == [("h1", pools.LAST_CALL, 1)]
         assert words(stage, "expect") == [(77,)], "its last words count"
@@ -379,7 +389,7 @@ class TestBurying:
         stage = scene(processes=2)
         stage.open()
 
-        stage.pool._bury()
+        stage.pool._replace_dead()
 
         assert len(stage.members()) == 2
 
@@ -387,7 +397,7 @@ class TestBurying:
         stage = scene()
         (played,) = stage.open()
         played.end(signal.SIGSEGV)
-        stage.pool._bury()
+        stage.pool._replace_dead()
 
         assert stage.pool._start_at > time.monotonic()
         assert stage.fill() == []
@@ -396,15 +406,15 @@ class TestBurying:
     def test_others_are_replaced_at_once(self, scene: Any, how: str, caplog: Any) -> None:
         stage = scene()
         (played,) = stage.open()
-        (member,) = stage.members()
+        (handle,) = stage.members()
         if how == "old":
-            member.began -= pools.SETTLED_S + 1
+            handle.began -= pools.SETTLED_S + 1
         elif how == "killed":
-            member.kill("it is not wanted")
+            handle.kill("it is not wanted")
         else:
-            member.order("stop")
+            handle.order("stop")
         played.end()
-        stage.pool._bury()
+        stage.pool._replace_dead()
 
         assert len(stage.fill()) == 1
         deaths = stage.pool.samples()["streamq_process_deaths_total"]
@@ -419,20 +429,20 @@ class TestBurying:
         for _ in range(2):
             (played,) = stage.open()
             played.end(signal.SIGTERM)
-            stage.pool._bury()
+            stage.pool._replace_dead()
             stage.pool._start_at = 0.0
         assert stage.pool._pauses == 2
         (played,) = stage.open()
         stage.members()[0].order("stop")
         played.end()
-        stage.pool._bury()
+        stage.pool._replace_dead()
         assert stage.pool._pauses == 2, "it has done nothing"
         (played,) = stage.open()
-        played.slot.tally.count(0, 0, counters.DONE)
+        played.slot.counters.count(0, 0, counters.DONE)
         stage.members()[0].order("stop")
         played.end()
 
-        stage.pool._bury()
+        stage.pool._replace_dead()
 
         assert stage.pool._pauses == 0
 
@@ -443,23 +453,23 @@ class TestBurying:
         for number in (signal.SIGSEGV, signal.SIGTERM, 0):
             (played,) = stage.fill()
             played.end(number)
-            stage.pool._bury()
+            stage.pool._replace_dead()
             stage.pool._start_at = 0.0
         (played,) = stage.fill()
         played.end(signal.SIGBUS)
 
         with pytest.raises(AppLoadError, match="tasks:app: its process was killed by SIGBUS"):
-            stage.pool._bury()
+            stage.pool._replace_dead()
 
     def test_pool_that_was_ready_goes_on_whatever_ends(self, scene: Any) -> None:
         stage = scene(processes=1)
         stage.open()[0].end(signal.SIGSEGV)
-        stage.pool._bury()
+        stage.pool._replace_dead()
         for _ in range(4):
             stage.pool._start_at = 0.0
             (played,) = stage.fill()
             played.end(signal.SIGSEGV)
-            stage.pool._bury()
+            stage.pool._replace_dead()
 
         assert stage.pool._stillborn == 5
 
@@ -471,7 +481,7 @@ class TestBurying:
         played.begin(1, [2], ran_ms=9_000, timeout_ms=500)
         stage.pool._look_after_all()
         played.end()
-        stage.pool._bury()
+        stage.pool._replace_dead()
 
         assert words(stage, "release") == [
             ("h0", pools.LAST_CALL, None),
@@ -490,7 +500,7 @@ class TestLooking:
 
         holdings = stage.pool._look_after_all()
 
-        assert [(pid, held.holder) for pid, held in holdings] == [
+        assert [(held.pid, held.holder) for held in holdings] == [
             (first.popen.pid, "h0"),
             (second.popen.pid, "h1"),
         ]
@@ -550,9 +560,9 @@ class TestLooking:
 
         stage.pool._look_after_all()
 
-        (member,) = stage.members()
-        assert bool(member.why_killed) is is_stopped
-        assert ("took longer than 0.7 s" in member.why_killed) is is_stopped
+        (handle,) = stage.members()
+        assert bool(handle.why_killed) is is_stopped
+        assert ("took longer than 0.7 s" in handle.why_killed) is is_stopped
 
     def test_part_without_a_limit_is_never_stopped(self, scene: Any) -> None:
         stage = scene()
@@ -566,49 +576,49 @@ class TestLooking:
     def test_unwanted_lease_is_told_and_stopped_after_its_grace(self, scene: Any) -> None:
         stage = scene(cancel_grace_s=5.0)
         (played,) = stage.open()
-        (member,) = stage.members()
+        (handle,) = stage.members()
         played.begin(0, [1])
         played.begin(1, [2])
         stage.pool._look_after_all()
-        assert not played.slot.is_told(0)
+        assert not played.slot.is_asked_to_stop(0)
         stage.ear.unwanted = {"h0"}
 
         stage.pool._look_after_all()
 
-        assert (played.slot.is_told(0), played.slot.is_told(1)) == (True, False)
-        assert member.why_killed == ""
-        version, since = member.told[0]
-        member.told[0] = (version, since - 6)
+        assert (played.slot.is_asked_to_stop(0), played.slot.is_asked_to_stop(1)) == (True, False)
+        assert handle.why_killed == ""
+        version, since = handle.asked_to_stop[0]
+        handle.asked_to_stop[0] = (version, since - 6)
         stage.pool._look_after_all()
-        assert member.why_killed == "it would not stop part 1 of r0"
+        assert handle.why_killed == "it would not stop part 1 of r0"
 
     def test_grace_of_one_lease_is_not_that_of_the_next(self, scene: Any) -> None:
         stage = scene(cancel_grace_s=5.0)
         (played,) = stage.open()
-        (member,) = stage.members()
+        (handle,) = stage.members()
         played.begin(0, [1])
         stage.ear.unwanted = {"h0"}
         stage.pool._look_after_all()
-        version, since = member.told[0]
-        member.told[0] = (version, since - 6)
+        version, since = handle.asked_to_stop[0]
+        handle.asked_to_stop[0] = (version, since - 6)
         played.begin(0, [1])  # another batch
         stage.pool._look_after_all()
-        assert member.why_killed == ""
+        assert handle.why_killed == ""
         stage.ear.unwanted = set()
 
         stage.pool._look_after_all()
 
-        assert member.told == {}
+        assert handle.asked_to_stop == {}
 
 
 class TestLookingAround:
     def test_process_that_has_run_enough_is_replaced(self, scene: Any) -> None:
         stage = scene(max_parts=10)
         (played,) = stage.open()
-        played.slot.tally.count(0, 0, counters.DONE, 9)
+        played.slot.counters.count(0, 0, counters.DONE, 9)
         stage.look_around()
         assert played.orders() == []
-        played.slot.tally.count(0, 0, counters.DONE)
+        played.slot.counters.count(0, 0, counters.DONE)
 
         stage.pool._look_around()
         assert played.orders() == [], "not before it is time"
@@ -622,7 +632,7 @@ class TestLookingAround:
         (played,) = stage.open()
         stage.look_around()
         assert played.orders() == []
-        played.slot.tally.count(0, 0, counters.DONE)
+        played.slot.counters.count(0, 0, counters.DONE)
 
         stage.look_around()
 
@@ -631,7 +641,7 @@ class TestLookingAround:
     def test_process_within_its_memory_stays(self, scene: Any) -> None:
         stage = scene(max_memory=2**40)
         (played,) = stage.open()
-        played.slot.tally.count(0, 0, counters.DONE)
+        played.slot.counters.count(0, 0, counters.DONE)
         stage.look_around()
 
         assert played.orders() == []
@@ -645,7 +655,7 @@ class TestLookingAround:
         stage = scene(is_reloading=is_reloading, processes=2)
         played = stage.fill()
         for each in played:
-            each.line.send(Hello(["parts nap"], [str(file)]))
+            each.channel.send(Ready(["parts nap"], [str(file)]))
         stage.hear()
         stage.look_around()
         assert [each.orders() for each in played] == [[], []]
@@ -661,12 +671,12 @@ class TestLookingAround:
         stage = scene(processes=2, max_idle_s=3.0)
         assert not stage.pool._is_finished(), "it has no process yet"
         first, second = stage.open()
-        first.line.send(Idle(9.0))
-        second.line.send(Idle(2.9))
+        first.channel.send(IdleFor(9.0))
+        second.channel.send(IdleFor(2.9))
         stage.hear()
         stage.look_around()
         assert stage.pool.unready() == ""
-        second.line.send(Idle(3.0))
+        second.channel.send(IdleFor(3.0))
         stage.hear()
         first.begin(0, [1])
         stage.look_around()
@@ -682,8 +692,8 @@ class TestLookingAround:
     def test_pool_with_one_that_is_not_ready_does_not_end(self, scene: Any) -> None:
         stage = scene(processes=2, max_idle_s=3.0)
         first, _ = stage.fill()
-        first.line.send(Hello(["parts nap"], []))
-        first.line.send(Idle(9.0))
+        first.channel.send(Ready(["parts nap"], []))
+        first.channel.send(IdleFor(9.0))
         stage.hear()
 
         assert not stage.pool._is_finished()
@@ -702,7 +712,7 @@ class TestLookingAround:
     ) -> None:
         stage = scene(is_burst=is_burst)
         (played,) = stage.open()
-        played.line.send(Idle(idle_s))
+        played.channel.send(IdleFor(idle_s))
         stage.hear()
         stage.ear.is_empty = is_empty
 
@@ -722,16 +732,16 @@ class TestStopping:
         assert stage.told[1:] == ["STOPPING=1\nSTATUS=told to stop"]
 
         stage.pool._look_around()
-        assert [member.why_killed for member in stage.members()] == ["", ""]
+        assert [handle.why_killed for handle in stage.members()] == ["", ""]
         assert first.orders() == ["stop"], "it is told once"
         assert 15 < stage.pool._stop_at - time.monotonic() <= 20
         stage.pool._stop_at = time.monotonic() - 1
         stage.pool._look_around()
 
-        assert {member.why_killed for member in stage.members()} == {
+        assert {handle.why_killed for handle in stage.members()} == {
             "it did not end within the grace time"
         }
-        wait_until(lambda: all(member.has_ended() for member in stage.members()))
+        wait_until(lambda: all(handle.has_ended() for handle in stage.members()))
 
     def test_one_that_was_just_being_started_is_stopped_at_once(self, scene: Any) -> None:
         stage = scene()
@@ -749,7 +759,7 @@ class TestStopping:
         stage.pool._is_stopping = True
         stage.pool._stop_at = time.monotonic() + 60
         (played,) = stage.cast
-        played.line.read_config()
+        played.channel.read_config()
 
         stage.pool._look_around()
 
@@ -811,7 +821,7 @@ class TestStopping:
 
         stage.pool.stop()
 
-        stage.pool._hear(30)
+        stage.pool._read_messages(30)
         stage.pool._obey_signals()
         assert played.orders() == ["stop"]
 
@@ -852,7 +862,7 @@ class TestRun:
         def beside() -> None:
             wait_until(lambda: stage.ear.rounds > 1)
             for played in list(stage.cast):
-                played.line.send(Hello(["parts nap"], []))
+                played.channel.send(Ready(["parts nap"], []))
             wait_until(lambda: stage.pool.unready() == "")
             os.kill(os.getpid(), signal.SIGTERM)
             for played in list(stage.cast):
@@ -884,7 +894,7 @@ class TestRun:
 
         def beside() -> None:
             wait_until(lambda: stage.ear.rounds > 1)
-            stage.cast[0].line.send(Hello(["parts nap"], []))
+            stage.cast[0].channel.send(Ready(["parts nap"], []))
             wait_until(lambda: stage.pool.unready() == "")
             stage.pool.end()
 
@@ -899,7 +909,7 @@ class TestRun:
             wait_until(lambda: len(stage.cast) == 2)
             first, second = stage.cast
             first.begin(0, [1, 2])
-            second.line.send(Unfit("no such module", ""))
+            second.channel.send(LoadFailed("no such module", ""))
 
         with pytest.raises(AppLoadError):
             self.run(stage, beside)
@@ -920,23 +930,24 @@ class TestRun:
         stage = scene(stops_on_hup=stops_on_hup)
         before = signal.signal(number, signal.SIG_IGN)
         try:
-            previous = stage.pool._install_signals()
+            signals = stage.pool._signals
+            signals.install(stops_on_hup=stops_on_hup)
+            previous = signals._previous
             assert (signal.getsignal(number) is not signal.SIG_IGN) is is_heeded
             assert (number in previous) is is_heeded
             assert signal.SIGTERM in previous
-            for each, handler in previous.items():
-                signal.signal(each, handler)
+            signals.restore()
         finally:
             signal.signal(number, before)
 
     def test_pool_in_another_thread_leaves_signals_alone(self, scene: Any) -> None:
         stage = scene()
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.append(stage.pool._install_signals()))
+        signals = stage.pool._signals
+        thread = threading.Thread(target=lambda: signals.install(stops_on_hup=False))
         thread.start()
         thread.join()
 
-        assert found == [{}]
+        assert signals._previous == {}
 
 
 @pytest.mark.parametrize(("processes", "tick_s"), [(1, pools.TICK_S), (500, 0.1)])

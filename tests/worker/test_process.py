@@ -14,10 +14,13 @@ import pytest
 from streamq import Abandon, App, Client
 from streamq.errors import ServerUnreachable
 from streamq.protocol.keys import RequestKeys
-from streamq.protocol.replies import Grant
-from streamq.worker.channel import Line
-from streamq.worker.process import Known, Lease, Pace, Process
-from streamq.worker.slot_table import MOST_PARTS, Table
+from streamq.protocol.replies import Grant, Token
+from streamq.queue.holding import Claimed, HeldLease, Invitation, KnownRequest
+from streamq.queue.pace import MOST_PARTS, Pace
+from streamq.worker.batches import SlotLease
+from streamq.worker.channel import Channel
+from streamq.worker.process import WorkerProcess
+from streamq.worker.slot_table import SlotTable
 from tests.conftest import ANY_KIND, ONE_KIND
 from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.fleet import Fleet
@@ -32,22 +35,23 @@ class Bench:
         self.app = App()
         self.run: Callable[[bytes], bytes] = bytes
         self.app.handler(name=HANDLER)(lambda payload: self.run(payload))
-        self.table, self._fd = Table.create(2)
+        self.table, self._fd = SlotTable.create(2)
         ours, self._theirs = socket.socketpair()
-        self._line = Line(ours)
-        self.process = Process(config_of(url, queue), self.app, self.table, self._line)
+        self._channel = Channel(ours)
+        self.process = WorkerProcess(config_of(url, queue), self.app, self.table, self._channel)
 
-    def lease(self, driver: RequestByHand, holder: str, grant: Grant) -> Lease:
-        known = Known(
-            grant.created_ms, 0, self.process._make_runner(HANDLER, grant.spec), Pace(0.05)
-        )
+    def lease(self, driver: RequestByHand, holder: str, grant: Grant) -> SlotLease:
+        runner = self.process._make_runner(HANDLER, grant.spec)
+        known = KnownRequest(grant.created_ms, Pace(0.05), runner)
         self.table.hold(0, holder, driver.id)
-        return Lease(0, driver.id, holder, known, time.monotonic())
+        held = HeldLease(self.process._taker, self.process._books[0], holder, driver.id)
+        held.handler, held.created_ms = HANDLER, grant.created_ms
+        return SlotLease(0, Claimed(held, grant, known), 0)
 
     def close(self) -> None:
         self.process._protocol.connection.close()
         self.table.close()
-        self._line.close()
+        self._channel.close()
         self._theirs.close()
         os.close(self._fd)
 
@@ -73,7 +77,8 @@ def test_claim_without_an_answer_leaves_no_lease(
 
     monkeypatch.setattr(protocol, "claim", claim_in_vain)
 
-    assert bench.process._claim(0, driver.id, "h", 50, 1) is None
+    invitation = Invitation(Token(driver.id, HANDLER, 50), was_waiting=False)
+    assert bench.process._taker.claim(invitation, bench.process._books[0]) is None
 
     assert driver.leases() == {}
     assert set(driver.retry()) == {1}
@@ -86,14 +91,14 @@ def test_request_that_is_purged_while_its_parts_are_refused_ends_nothing(
 ) -> None:
     request = client.submit(["a", "b"], handler=HANDLER, queue=driver.queue)
 
-    def learn(*_: Any) -> Any:
+    def prepare(*_: Any) -> Any:
         request.cancel()
         request.purge()
         raise TypeError("such a handler cannot be run")
 
-    monkeypatch.setattr(bench.process, "_learn", learn)
+    monkeypatch.setattr(bench.process._taker, "_prepare", prepare)
 
-    assert wait_until(lambda: bench.process._take(0)) == (None, None)
+    assert bench.process._take(0) is None
     assert bench.table.read(0) is None
 
 
@@ -111,14 +116,16 @@ def test_more_parts_than_a_slot_holds_are_cut_and_the_rest_goes_back(
     bench.table.deal(1, [7])
     driver.redis.hset(driver.keys.holders, holder, bench.table.next_call(0))
 
-    again = bench.process._finish(lease, 500)
+    again = bench.process._batches._finish(lease, 500)
 
     assert [part.number for part in again.parts] == list(range(1, MOST_PARTS + 1))
     other = bench.table.read(1)
     assert other is not None
     assert (other.holder, other.numbers) == ("neighbour", (7,))
-    assert bench.process._next_most(lease, time.monotonic(), 500, 500) == 0, "the lease ends"
-    bench.process._finish(lease, 0)
+    assert bench.process._batches._next_most(lease, time.monotonic(), 500, 500) == 0, (
+        "the lease ends"
+    )
+    bench.process._batches._finish(lease, 0)
     assert (driver.leases(), len(driver.retry())) == ({}, 1_000)
 
 
@@ -220,12 +227,12 @@ def test_rest_of_a_batch_is_not_begun_after_one_failure_too_many(
     driver.load(10, max_failures=1)
     holder, grant = driver.claim(8)
     lease = bench.lease(driver, holder, grant)
-    bench.process._deal(0, grant)
+    lease.held.begin(grant)
 
-    most = bench.process._run_batch(lease, grant.parts)
+    most = bench.process._batches._run_batch(lease, grant.parts)
 
     assert (called, most) == ([b"1", b"2", b"3"], 0)
-    bench.process._finish(lease, most)
+    bench.process._batches._finish(lease, most)
     assert (driver.meta("state"), driver.leases()) == ("failed", {})
     assert set(driver.results()) == {"1"}
     assert set(driver.retry()) == {4, 5, 6, 7, 8}

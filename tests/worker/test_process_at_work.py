@@ -12,9 +12,10 @@ import pytest
 
 from streamq import App, Client, Context, Protocol, Retry
 from streamq.model import MAX_PART
-from streamq.worker.channel import Config, Idle, Line, Look, Order
-from streamq.worker.process import Pace, Process
-from streamq.worker.slot_table import MOST_PARTS, Table
+from streamq.queue.pace import MOST_PARTS, Pace
+from streamq.worker.channel import Channel, Command, CommandWord, IdleFor, ProcessConfig, VisitAt
+from streamq.worker.process import WorkerProcess
+from streamq.worker.slot_table import SlotTable
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
@@ -28,25 +29,25 @@ class TestPace:
     def test_asks_for_one_while_nothing_is_known(self) -> None:
         pace = Pace(0.25)
         assert pace.most() == 1
-        pace.saw(0, 5.0)
+        pace.observe(0, 5.0)
         assert pace.most() == 1
 
     def test_asks_for_what_takes_a_quantum_or_so_long(self) -> None:
         pace = Pace(0.25)
-        pace.saw(10, 0.5)
+        pace.observe(10, 0.5)
         assert (pace.most(), pace.most(1.0), pace.most(0.001)) == (5, 20, 1)
 
     def test_asks_for_no_more_than_a_slot_can_hold(self) -> None:
         pace = Pace(0.25)
-        pace.saw(10, 0.0)
+        pace.observe(10, 0.0)
         assert pace.most() == MOST_PARTS
 
     def test_believes_at_once_that_it_slows_down_and_by_degrees_that_it_speeds_up(self) -> None:
         pace = Pace(1.0)
-        pace.saw(1, 0.1)
-        pace.saw(10, 0.1)
+        pace.observe(1, 0.1)
+        pace.observe(10, 0.1)
         assert pace.most() == 40
-        pace.saw(1, 0.5)
+        pace.observe(1, 0.5)
         assert pace.most() == 2
 
 
@@ -54,7 +55,7 @@ class Shop:
     """A process at work, and the other end of its line."""
 
     def __init__(self, url: str, queue: str, app: App, slots: int) -> None:
-        config = Config(
+        config = ProcessConfig(
             url=url,
             prefix="sq",
             queue=queue,
@@ -69,23 +70,23 @@ class Shop:
         )
         ends = socket.socketpair()
         _LINES.extend(ends)
-        self.table, _ = Table.create(slots)
+        self.table, _ = SlotTable.create(slots)
         self.slots = slots
-        self.line = Line(ends[0])
-        self.process = Process(config, app, self.table, Line(ends[1]))
+        self.channel = Channel(ends[0])
+        self.process = WorkerProcess(config, app, self.table, Channel(ends[1]))
         self.heard: list[Any] = []
         self._thread = threading.Thread(target=self.process.run)
         self._thread.start()
 
     def said(self, kind: type) -> list[Any]:
         """Words of a kind that the process has said."""
-        words, _ = self.line.ready_words()
+        words, _ = self.channel.ready_messages()
         self.heard += words
         return [word for word in self.heard if isinstance(word, kind)]
 
-    def tell(self, word: str) -> None:
+    def tell(self, word: CommandWord) -> None:
         """Give the process an order."""
-        self.line.send(Order(word))
+        self.channel.send(Command(word))
 
     def is_over(self) -> bool:
         """Whether the process has come to its end."""
@@ -222,7 +223,7 @@ class TestRunning:
         opened = shop()
         wait_until(lambda: ledger.ran)
 
-        look = wait_until(lambda: opened.said(Look))[-1]
+        look = wait_until(lambda: opened.said(VisitAt))[-1]
 
         assert 50_000 < look.at_ms - time.time() * 1e3 < 61_000
         assert request.status().state.is_live
@@ -252,7 +253,7 @@ class TestRunning:
         held = wait_until(lambda: opened.table.read(0))
 
         assert (held.request_id, held.running, held.handler) == (request.id, 1, "listening")
-        opened.table.tell(0, held)
+        opened.table.ask_to_stop(0, held)
         assert request.wait(20).parts.done == 1
 
 
@@ -323,7 +324,7 @@ class TestSuspect:
         holder, _ = driver.claim(handlers=["map note"])
         driver.redis.hset(driver.keys.tries, "1", "0 1 1 0 0")
         protocol.push(queue, suspect.id, driver.release(holder).tokens)
-        wait_until(lambda: opened.process._ended.get(suspect.id))
+        wait_until(lambda: opened.process._taker._ended.get(suspect.id))
         wait_until(lambda: lists(protocol, queue) == [])
 
         ledger.gate.set()
@@ -358,11 +359,11 @@ class TestOrders:
         opened.tell("quiet")
         wait_until(lambda: opened.process._is_quiet)
         # It may be waiting for a token at this moment, and says so when none came.
-        heard = len(opened.said(Idle))
-        wait_until(lambda: len(opened.said(Idle)) > heard + 1, 10)
+        heard = len(opened.said(IdleFor))
+        wait_until(lambda: len(opened.said(IdleFor)) > heard + 1, 10)
         request = submit("note", ["0"])
-        heard = len(opened.said(Idle))
-        wait_until(lambda: len(opened.said(Idle)) > heard + 1, 10)
+        heard = len(opened.said(IdleFor))
+        wait_until(lambda: len(opened.said(IdleFor)) > heard + 1, 10)
 
         assert ledger.ran == []
         opened.tell("go")
@@ -370,10 +371,10 @@ class TestOrders:
 
     def test_says_how_long_it_is_idle(self, shop: Any, submit: Any, ledger: Ledger) -> None:
         opened = shop(1)
-        idle = wait_until(lambda: [word for word in opened.said(Idle) if word.idle_s > 0.5], 10)
+        idle = wait_until(lambda: [word for word in opened.said(IdleFor) if word.idle_s > 0.5], 10)
         assert idle[-1].idle_s < 10
         request = submit("note", ["0"])
         request.wait(20)
         opened.close()
 
-        assert opened.said(Idle)[-1].idle_s < idle[-1].idle_s + 5
+        assert opened.said(IdleFor)[-1].idle_s < idle[-1].idle_s + 5

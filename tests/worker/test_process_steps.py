@@ -17,12 +17,16 @@ from streamq import App, Client, Context
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import Failure, Part
 from streamq.protocol.replies import Grant, Token, Tokens
-from streamq.worker import counters, process
-from streamq.worker.channel import Idle, Line, Look, Order
-from streamq.worker.process import Gone, Known, Lease, Pace, Process
-from streamq.worker.runner import Done, Trouble
-from streamq.worker.slot_table import Held, Table
-from streamq.worker.spawning import Nursery
+from streamq.queue import holding
+from streamq.queue.holding import Claimed, HeldLease, KnownRequest, LeaseGone
+from streamq.queue.outcomes import PartDone, PartNotDone
+from streamq.queue.pace import Pace
+from streamq.worker import batches, counters, process
+from streamq.worker.batches import SlotLease
+from streamq.worker.channel import Channel, Command, IdleFor, VisitAt
+from streamq.worker.process import WorkerProcess
+from streamq.worker.slot_table import SlotState, SlotTable
+from streamq.worker.spawning import Spawner
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.waiting import wait_until
@@ -52,36 +56,37 @@ class Desk:
             return payload
 
         config = config_of(url, queue, slots=slots, quantum_ms=round(QUANTUM_S * 1e3))
-        self.table, self._fd = Table.create(slots)
+        self.table, self._fd = SlotTable.create(slots)
         ours, theirs = socket.socketpair()
-        self.line = Line(theirs)
-        self.process = Process(config, self.app, self.table, Line(ours))
-        self._heard: list[Any] = []
+        self.channel = Channel(theirs)
+        self.process = WorkerProcess(config, self.app, self.table, Channel(ours))
+        self._on_message: list[Any] = []
 
     def said(self, kind: type) -> list[Any]:
         """Words of a kind that the process has said."""
-        self._heard += self.line.ready_words()[0]
-        return [word for word in self._heard if isinstance(word, kind)]
+        self._on_message += self.channel.ready_messages()[0]
+        return [word for word in self._on_message if isinstance(word, kind)]
 
     def lease(
         self, driver: RequestByHand, holder: str, grant: Grant, slot: int = 0, name: str = HANDLER
-    ) -> Lease:
+    ) -> SlotLease:
         """A lease of which a batch has just come."""
         number = list(self.app.handlers).index(name)
         runner = self.process._make_runner(name, grant.spec)
-        known = Known(grant.created_ms, number, runner, Pace(QUANTUM_S))
+        known = KnownRequest(grant.created_ms, Pace(QUANTUM_S), runner)
         self.table.hold(slot, holder, driver.id)
-        self.process._deal(slot, grant)
-        lease = Lease(slot, driver.id, holder, known, time.monotonic())
-        lease.handed(grant, time.monotonic())
+        held = HeldLease(self.process._taker, self.process._books[slot], holder, driver.id)
+        held.handler, held.created_ms = name, grant.created_ms
+        self.table.deal(slot, [part.number for part in grant.parts])
+        lease = SlotLease(slot, Claimed(held, grant, known), number)
         if slot in self.process._free:
             self.process._free.remove(slot)
         return lease
 
     def row(self, handler: int = 0) -> counters.Row:
-        return self.table.tally.rows(2)[handler]
+        return self.table.counters.rows(2)[handler]
 
-    def read(self, slot: int = 0) -> Held:
+    def read(self, slot: int = 0) -> SlotState:
         held = self.table.read(slot)
         assert held is not None
         return held
@@ -89,8 +94,8 @@ class Desk:
     def close(self) -> None:
         self.process._protocol.connection.close()
         self.table.close()
-        self.line.close()
-        self.process._line.close()
+        self.channel.close()
+        self.process._channel.close()
         os.close(self._fd)
 
 
@@ -113,10 +118,10 @@ def desk(desks: Callable[..., Desk]) -> Desk:
 
 
 @pytest.fixture
-def claimed(desk: Desk, driver: RequestByHand) -> Callable[..., tuple[Lease, Grant]]:
+def claimed(desk: Desk, driver: RequestByHand) -> Callable[..., tuple[SlotLease, Grant]]:
     """A lease of so many parts of a request, more of which wait."""
 
-    def claim(most: int = 3, of: int = 10, **changes: Any) -> tuple[Lease, Grant]:
+    def claim(most: int = 3, of: int = 10, **changes: Any) -> tuple[SlotLease, Grant]:
         driver.load(of, **changes)
         holder, grant = driver.claim(most)
         driver.set_meta(out=0)  # whoever was invited has come
@@ -142,29 +147,34 @@ class TestLease:
         lease, grant = claimed()
         lease.asked_at, lease.waiting_since = 100.0, 90.0
 
-        lease.handed(msgspec.structs.replace(grant, retried=2), 101.5)
+        lease.held.handed_at = 101.5
+        lease.handed(msgspec.structs.replace(grant, retried=2))
 
         assert (lease.call_s, lease.waited_s, lease.retried) == (1.5, 11.5, 2)
         assert not lease.is_single
-        lease.handed(msgspec.structs.replace(grant, parts=grant.parts[:1]), 101.5)
+        lease.handed(msgspec.structs.replace(grant, parts=grant.parts[:1]))
         assert lease.is_single
 
     def test_results_are_kept_with_their_numbers_and_sizes(self, claimed: Any) -> None:
         lease, grant = claimed()
-        lease.record(grant.parts[0], Done(b"abc", 2))
-        lease.record(grant.parts[1], Done(b"de", 1))
+        lease.held.record(grant.parts[0], PartDone(b"abc", 2))
+        lease.held.record(grant.parts[1], PartDone(b"de", 1))
 
-        assert (lease.results, lease.records, lease.size) == ([1, b"abc", 2, b"de"], 3, 5)
+        assert (lease.held.results, lease.held.records, lease.held.size) == (
+            [1, b"abc", 2, b"de"],
+            3,
+            5,
+        )
 
 
 class TestMayStart:
-    def may_start(self, desk: Desk, lease: Lease, index: int, now: float) -> bool:
+    def may_start(self, desk: Desk, lease: SlotLease, index: int, now: float) -> bool:
         part = Part(index + 1, b"", b"1")
-        return desk.process._may_start(lease, index, part, now)
+        return desk.process._batches._may_start(lease, index, part, now)
 
     def test_first_part_is_run_however_late_it_is(self, desk: Desk, claimed: Any) -> None:
         lease, _ = claimed()
-        lease.size = process._MOST_UNSENT + 1
+        lease.held.size = batches._MOST_UNSENT + 1
 
         assert self.may_start(desk, lease, 0, lease.stop_at + 60)
 
@@ -180,15 +190,15 @@ class TestMayStart:
 
     def test_next_is_not_while_much_is_to_be_sent(self, desk: Desk, claimed: Any) -> None:
         lease, _ = claimed()
-        lease.size = process._MOST_UNSENT
+        lease.held.size = batches._MOST_UNSENT
 
         assert self.may_start(desk, lease, 1, lease.part_began)
-        lease.size += 1
+        lease.held.size += 1
         assert not self.may_start(desk, lease, 1, lease.part_began)
 
     def test_none_is_by_a_process_that_stops(self, desk: Desk, claimed: Any) -> None:
         lease, _ = claimed()
-        desk.process._is_stopping = True
+        desk.process._batches.is_stopping = True
 
         assert not self.may_start(desk, lease, 0, lease.part_began)
 
@@ -206,7 +216,7 @@ class TestMayStart:
         lease.runner.timeout_ms = timeout_ms
         part = Part(1, b"", b"1", attempt=2)
 
-        assert desk.process._may_start(lease, 0, part, lease.part_began)
+        assert desk.process._batches._may_start(lease, 0, part, lease.part_began)
 
         assert desk.read().attempt == (2 if timeout_ms else 0)
         assert (desk.read().retry_ms > 0) is bool(timeout_ms)
@@ -232,24 +242,24 @@ class TestNextMost:
         now = time.monotonic()
         lease.late_at, lease.call_s = now + 100.0, 50.0
 
-        most = desk.process._next_most(lease, now - 10.0, 10, 10)
+        most = desk.process._batches._next_most(lease, now - 10.0, 10, 10)
 
         assert 45 <= most <= 50, "a second each, and the call takes 50"
-        assert desk.process._paces == {0: lease.pace}
+        assert desk.process._taker._paces == {HANDLER: lease.pace}
         assert abs(lease.asked_at - time.monotonic()) < 5
 
     def test_none_where_not_all_were_run(self, desk: Desk, claimed: Any) -> None:
         lease, _ = claimed()
         lease.late_at = time.monotonic() + 60
 
-        assert desk.process._next_most(lease, time.monotonic(), 2, 3) == 0
+        assert desk.process._batches._next_most(lease, time.monotonic(), 2, 3) == 0
 
     def test_none_by_a_process_that_stops(self, desk: Desk, claimed: Any) -> None:
         lease, _ = claimed()
         lease.late_at = time.monotonic() + 60
-        desk.process._is_stopping = True
+        desk.process._batches.is_stopping = True
 
-        assert desk.process._next_most(lease, time.monotonic(), 3, 3) == 0
+        assert desk.process._batches._next_most(lease, time.monotonic(), 3, 3) == 0
 
     @pytest.mark.parametrize(("late_s", "call_s"), [(-1, 0), (1, 2)])
     def test_none_that_would_come_too_late(
@@ -258,7 +268,7 @@ class TestNextMost:
         lease, _ = claimed()
         lease.late_at, lease.call_s = time.monotonic() + late_s, call_s
 
-        assert desk.process._next_most(lease, time.monotonic(), 3, 3) == 0
+        assert desk.process._batches._next_most(lease, time.monotonic(), 3, 3) == 0
 
     def test_waits_are_those_of_first_attempts_that_were_begun(
         self, desk: Desk, claimed: Any
@@ -266,14 +276,14 @@ class TestNextMost:
         lease, _ = claimed()
         lease.retried, lease.waited_s = 2, 3.0
 
-        desk.process._next_most(lease, time.monotonic(), 2, 5)
+        desk.process._batches._next_most(lease, time.monotonic(), 2, 5)
         assert sum(counters.times(desk.row(), counters.WAITED)[0]) == 0
-        desk.process._next_most(lease, time.monotonic(), 5, 5)
+        desk.process._batches._next_most(lease, time.monotonic(), 5, 5)
         classes, total_s = counters.times(desk.row(), counters.WAITED)
         assert sum(classes) == 3
         assert total_s == pytest.approx(9.0)
         lease.is_single, lease.retried = True, 0
-        desk.process._next_most(lease, time.monotonic(), 1, 1)
+        desk.process._batches._next_most(lease, time.monotonic(), 1, 1)
 
         assert sum(counters.times(desk.row(), counters.WAITED)[0]) == 3, "it was counted before"
 
@@ -286,33 +296,38 @@ class TestBatch:
         lease.late_at = lease.stop_at = time.monotonic() + 60
         desk.run = lambda payload: payload * 2
 
-        most = desk.process._run_batch(lease, grant.parts)
+        most = desk.process._batches._run_batch(lease, grant.parts)
         assert most > 0
         assert desk.read().running is None, "the last has ended"
         assert [context.part for context in desk.contexts] == [1, 2, 3]
         classes, total_s = counters.times(desk.row(), counters.RAN)
         assert (sum(classes), total_s < 20) == (3, True)
-        again = desk.process._finish(lease, 2)
+        again = desk.process._batches._finish(lease, 2)
 
         assert [part.number for part in again.parts] == [4, 5]
         assert set(driver.results()) == {"1", "2", "3"}
         assert desk.read().numbers == (4, 5)
-        assert (lease.results, lease.records, lease.size, lease.part) == ([], 0, 0, None)
+        assert (lease.held.results, lease.held.records, lease.held.size, lease.held.part) == (
+            [],
+            0,
+            0,
+            None,
+        )
         assert (desk.row()[counters.DONE], desk.row()[counters.RECORDS_DONE]) == (3, 3)
         assert desk.table.next_call(0) == 2 * 1_000
         assert driver.tokens() != [], "others are invited to the rest"
 
     def test_contexts_reach_the_table(self, desk: Desk, claimed: Any) -> None:
         lease, grant = claimed()
-        desk.process._run_batch(lease, grant.parts[:1])
+        desk.process._batches._run_batch(lease, grant.parts[:1])
         (context,) = desk.contexts
 
         context.progress(40)
         assert desk.read().progress == 40
         assert not context.should_stop()
-        desk.table.tell(0, desk.read())
+        desk.table.ask_to_stop(0, desk.read())
         assert context.should_stop()
-        assert (context.request, context.part, context.attempt) == (lease.request_id, 1, 1)
+        assert (context.request, context.part, context.attempt) == (lease.held.request_id, 1, 1)
 
     def test_one_that_fails_is_told_and_the_next_is_run(
         self, desk: Desk, driver: RequestByHand, claimed: Any
@@ -321,50 +336,48 @@ class TestBatch:
         desk.run = lambda payload: fails(payload) if payload == b"2" else payload
         lease.late_at = lease.stop_at = time.monotonic() + 60
 
-        assert desk.process._run_batch(lease, grant.parts) > 0
+        assert desk.process._batches._run_batch(lease, grant.parts) > 0
 
         assert desk.row()[counters.RETRIED] == 1
         assert set(driver.tries()) == {2}
         assert [context.part for context in desk.contexts] == [1, 2, 3]
-        assert lease.results[::2] == [1, 3]
+        assert lease.held.results[::2] == [1, 3]
 
     def test_last_one_of_a_request_ends_it_here(
         self, desk: Desk, driver: RequestByHand, claimed: Any
     ) -> None:
         lease, grant = claimed(3, of=3)
-        desk.process._run_batch(lease, grant.parts)
+        desk.process._batches._run_batch(lease, grant.parts)
 
-        assert desk.process._finish(lease, 5).parts == []
+        assert desk.process._batches._finish(lease, 5).parts == []
 
-        left_s = desk.process._ended[driver.id] - time.monotonic()
-        assert 0 < left_s <= process.LEFT_OVER_S
+        left_s = desk.process._taker._ended[driver.id] - time.monotonic()
+        assert 0 < left_s <= holding.LEFT_OVER_S
 
     def test_request_that_goes_on_is_not_left_alone(self, desk: Desk, claimed: Any) -> None:
         lease, grant = claimed()
-        desk.process._run_batch(lease, grant.parts)
-        desk.process._finish(lease, 0)
+        desk.process._batches._run_batch(lease, grant.parts)
+        desk.process._batches._finish(lease, 0)
 
-        assert desk.process._ended == {}
+        assert desk.process._taker._ended == {}
 
     @pytest.mark.parametrize(
-        ("retries", "word", "counts"),
-        [(3, "retry", (0, 1, 0, 0)), (0, "failed", (1, 0, 2, 5))],
+        ("retries", "counts"),
+        [(3, (0, 1, 0, 0)), (0, (1, 0, 2, 5))],
     )
     def test_trouble_is_counted(
         self,
         desk: Desk,
         claimed: Any,
         retries: int,
-        word: str,
         counts: tuple[int, ...],
     ) -> None:
         lease, grant = claimed(retries=retries, max_failures=10)
-        trouble = Trouble("retry", 0, [Failure(error="E", message="m")], (2, 5))
+        trouble = PartNotDone("retry", 0, [Failure(error="E", message="m")], (2, 5))
         if not retries:
             trouble.kind = "abandon"
-        whose = (lease.request_id, lease.holder, 0)
 
-        assert desk.process._tell_failure(0, whose, grant.parts[0], trouble) == word
+        assert lease.held.fail(grant.parts[0], trouble)
 
         kinds = ("FAILED", "RETRIED", "RECORDS_DONE", "RECORDS_FAILED")
         assert tuple(desk.row()[getattr(counters, kind)] for kind in kinds) == counts
@@ -374,14 +387,14 @@ class TestBatch:
     def test_all_records_of_a_part_that_failed_as_a_whole_are_counted(
         self, desk: Desk, about: bytes, failed: int
     ) -> None:
-        trouble = Trouble("abandon", 0, [], (0, -1))
+        trouble = PartNotDone("abandon", 0, [], (0, -1))
         for word in ("failed", "ended", "done", "late"):
-            desk.process._tally_trouble(1, 1, Part(1, b"", about), trouble, word)
+            desk.process._books[1].count_failed("later", Part(1, b"", about), trouble, word)
 
         row = desk.row(1)
         assert (row[counters.FAILED], row[counters.RECORDS_FAILED]) == (3, 3 * failed)
         none = msgspec.structs.replace(trouble, records=(2, 0))
-        desk.process._tally_trouble(1, 1, Part(1, b"", about), none, "failed")
+        desk.process._books[1].count_failed("later", Part(1, b"", about), none, "failed")
         assert desk.row(1)[counters.RECORDS_FAILED] == 3 * failed
         assert desk.row(1)[counters.RECORDS_DONE] == 2
 
@@ -389,14 +402,14 @@ class TestBatch:
         self, desk: Desk, driver: RequestByHand, claimed: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lease, grant = claimed()
-        desk.process._run_batch(lease, grant.parts)
-        driver.redis.hset(driver.keys.holders, lease.holder, 10**6)
-        released: list[Lease] = []
-        monkeypatch.setattr(desk.process, "_release", released.append)
+        desk.process._batches._run_batch(lease, grant.parts)
+        driver.redis.hset(driver.keys.holders, lease.held.holder, 10**6)
+        released: list[int] = []
+        monkeypatch.setattr(lease.held, "release", lambda: released.append(1))
 
-        assert desk.process._finish(lease, 2).parts == []
+        assert desk.process._batches._finish(lease, 2).parts == []
 
-        assert released == [lease]
+        assert released == [1]
 
     @pytest.mark.parametrize("is_alone", [True, False])
     def test_part_that_is_to_run_alone_goes_back_from_a_slot_that_has_neighbours(
@@ -406,25 +419,25 @@ class TestBatch:
         other, _ = driver.claim()
         driver.release(other)
         driver.redis.hset(driver.keys.tries, "2", "0 1 1 0 0")
-        desk.process._run_batch(lease, grant.parts)
+        desk.process._batches._run_batch(lease, grant.parts)
         desk.process._exclusive = 0 if is_alone else -1
 
-        again = desk.process._finish(lease, 1)
+        again = desk.process._batches._finish(lease, 1)
 
         assert [part.number for part in again.parts] == ([2] if is_alone else [])
-        assert set(driver.leases()) == ({lease.holder} if is_alone else set())
+        assert set(driver.leases()) == ({lease.held.holder} if is_alone else set())
 
     def test_slot_that_runs_alone_is_not_shared(self, desk: Desk, claimed: Any) -> None:
         lease, _ = claimed()
-        assert desk.process._is_shared(lease)
+        assert not desk.process._is_alone(lease.slot)
         desk.process._exclusive = 1
-        assert desk.process._is_shared(lease)
+        assert not desk.process._is_alone(lease.slot)
         desk.process._exclusive = 0
-        assert not desk.process._is_shared(lease)
+        assert desk.process._is_alone(lease.slot)
 
     def test_only_slot_is_not_shared(self, desks: Any, claimed: Any) -> None:
         lease, _ = claimed()
-        assert not desks(1).process._is_shared(lease)
+        assert desks(1).process._is_alone(lease.slot)
 
 
 class TestServing:
@@ -432,7 +445,7 @@ class TestServing:
         lease, grant = claimed()
         lease.late_at = lease.stop_at = time.monotonic() + 60
 
-        desk.process._serve(lease, grant)
+        desk.process._batches.serve(lease, grant)
 
         assert (len(driver.results()), driver.leases()) == (10, {})
         assert desk.table.read(0) is None
@@ -444,7 +457,7 @@ class TestServing:
         lease, grant = claimed()
         desk.run = lambda payload: driver.redis.unlink(*driver.keys.all().values()) and payload
 
-        desk.process._serve(lease, grant)
+        desk.process._batches.serve(lease, grant)
 
         assert desk.table.read(0) is None
         assert sorted(desk.process._free) == [0, 1]
@@ -459,7 +472,7 @@ class TestServing:
 
         monkeypatch.setattr(lease.runner, "run", run)
 
-        desk.process._serve(lease, grant)
+        desk.process._batches.serve(lease, grant)
 
         assert driver.leases() == {}
         assert set(driver.retry()) == {1, 2, 3}
@@ -473,13 +486,13 @@ class TestServing:
         lease, grant = claimed()
 
         def lose(payload: bytes) -> bytes:
-            driver.expire(lease.holder)
+            driver.expire(lease.held.holder)
             driver.reap()
             return fails(payload)
 
         desk.run = lose
 
-        desk.process._serve(lease, grant)
+        desk.process._batches.serve(lease, grant)
 
         assert len(desk.contexts) == 1, "the rest is not run"
         assert desk.table.read(0) is None
@@ -506,7 +519,7 @@ class TestServing:
 
 
 class TestCoroutines:
-    def begin(self, desk: Desk, driver: RequestByHand, **spec: Any) -> Lease:
+    def begin(self, desk: Desk, driver: RequestByHand, **spec: Any) -> SlotLease:
         driver.load(2)
         holder, grant = driver.claim(2)
         lease = desk.lease(driver, holder, grant, name="later")
@@ -521,9 +534,9 @@ class TestCoroutines:
         wait_until(lambda: sorted(desk.process._free) == [0, 1])
 
         assert set(driver.results()) == {"1", "2"}
-        assert desk.process._async_leases == {}
+        assert desk.process._batches._async_leases == {}
         assert sum(counters.times(desk.row(1), counters.RAN)[0]) == 2
-        assert desk.process._event_loop() is desk.process._event_loop()
+        assert desk.process._batches._event_loop() is desk.process._batches._event_loop()
 
     def test_one_that_has_ended_does_not_run(self, desk: Desk, driver: RequestByHand) -> None:
         driver.load(2)
@@ -531,7 +544,7 @@ class TestCoroutines:
         lease = desk.lease(driver, holder, grant, name="later")
         lease.late_at = lease.stop_at = time.monotonic() + 60
 
-        assert asyncio.run(desk.process._run_batch_async(lease, grant.parts)) > 0
+        assert asyncio.run(desk.process._batches._run_batch_async(lease, grant.parts)) > 0
 
         assert desk.read().running is None
         assert counters.times(desk.row(1), counters.RAN)[1] < 20
@@ -550,11 +563,11 @@ class TestCoroutines:
         desk.run_later = lambda _: asyncio.sleep(60)
         lease = self.begin(desk, driver)
         wait_until(lambda: lease.task)
-        desk.table.tell(0, desk.read())
+        desk.table.ask_to_stop(0, desk.read())
         wait_until(lambda: sorted(desk.process._free) == [0, 1])
 
         assert (driver.results(), driver.tries(), driver.leases()) == ({}, {}, {})
-        assert lease.stop_reason == "told"
+        assert lease.stop_reason == "unwanted"
 
     def test_one_that_cancels_itself_has_failed(self, desk: Desk, driver: RequestByHand) -> None:
         async def cancel() -> None:
@@ -630,7 +643,7 @@ class TestSlots:
         assert desk.process._make_room(lease, 1)
 
         assert (desk.process._exclusive, desk.process._suspects) == (0, {})
-        assert desk.process._ended == {}
+        assert desk.process._taker._ended == {}
 
     def test_part_that_finds_no_room_goes_back_and_is_left_to_others(
         self, desk: Desk, driver: RequestByHand, claimed: Any
@@ -649,7 +662,9 @@ class TestSlots:
         assert desk.process._free == [0]
         assert desk.process._exclusive == -1
         assert list(desk.process._suspects) == [(driver.id, 1)]
-        assert 0 < desk.process._ended[driver.id] - time.monotonic() <= process.SUSPECT_PAUSE_S
+        assert (
+            0 < desk.process._taker._ended[driver.id] - time.monotonic() <= process.SUSPECT_PAUSE_S
+        )
         assert desk.contexts == []
 
     def test_longer_it_has_waited_the_longer_room_is_waited_for(
@@ -663,7 +678,7 @@ class TestSlots:
             return bool(but) and len(waits) > 1
 
         monkeypatch.setattr(desk.process, "_await_all_free", wait)
-        monkeypatch.setattr(process, "_KNOWN_REQUESTS", 2)
+        monkeypatch.setattr(process, "KNOWN_REQUESTS", 2)
         now = time.monotonic()
         desk.process._suspects = {("x", 1): now, ("x", 2): now, (driver.id, 1): now - 100}
 
@@ -677,16 +692,20 @@ class TestSlots:
     def test_requests_left_alone_are_forgotten_before_they_are_too_many(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(process, "_KNOWN_REQUESTS", 2)
+        monkeypatch.setattr(holding, "KNOWN_REQUESTS", 2)
         for name in "abc":
-            desk.process._leave_alone(name, 5.0)
+            desk.process._taker._leave_alone(name, 5.0)
 
-        assert list(desk.process._ended) == ["c"]
+        assert list(desk.process._taker._ended) == ["c"]
 
 
 class TestClaiming:
     def claim(self, desk: Desk, driver: RequestByHand, first: int = 2) -> Grant | None:
-        return desk.process._claim(0, driver.id, "holder", 50, first)
+        self.lease = HeldLease(desk.process._taker, desk.process._books[0], "holder", driver.id)
+        grant = desk.process._taker._claim(self.lease, 50, first)
+        if grant:
+            self.lease.handler, self.lease.created_ms = grant.handler, grant.created_ms
+        return grant
 
     def test_of_a_new_request_so_many_are_claimed_as_are_said(
         self, desk: Desk, driver: RequestByHand
@@ -706,11 +725,12 @@ class TestClaiming:
         driver.load(10)
         grant = self.claim(desk, driver)
         assert grant is not None
-        known = desk.process._learn(driver.id, grant)
-        assert desk.process._learn(driver.id, grant) is known
-        known.pace.saw(5, QUANTUM_S)
+        known = desk.process._taker._know(driver.id, grant)
+        assert desk.process._taker._know(driver.id, grant) is known
+        known.pace.observe(5, QUANTUM_S)
 
-        again = desk.process._claim(1, driver.id, "other", 50, 1)
+        other = HeldLease(desk.process._taker, desk.process._books[1], "other", driver.id)
+        again = desk.process._taker._claim(other, 50, 1)
 
         assert again is not None
         assert len(again.parts) == 5
@@ -719,17 +739,17 @@ class TestClaiming:
     def test_another_request_of_the_same_id_is_learnt_anew(
         self, desk: Desk, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(process, "_KNOWN_REQUESTS", 2)
+        monkeypatch.setattr(holding, "KNOWN_REQUESTS", 2)
         driver.load(10)
         grant = self.claim(desk, driver)
         assert grant is not None
-        known = desk.process._learn(driver.id, grant)
+        known = desk.process._taker._know(driver.id, grant)
         other = msgspec.structs.replace(grant, created_ms=grant.created_ms + 1)
 
-        assert desk.process._learn(driver.id, other) is not known
-        desk.process._learn("b", grant)
-        desk.process._learn("c", grant)
-        assert list(desk.process._known) == ["b", "c"]
+        assert desk.process._taker._know(driver.id, other) is not known
+        desk.process._taker._know("b", grant)
+        desk.process._taker._know("c", grant)
+        assert list(desk.process._taker._known) == ["b", "c"]
         assert known.pace.quantum_s == QUANTUM_S
 
     @pytest.mark.parametrize("error", [Damaged("broken"), ServerUnreachable("the answer is lost")])
@@ -790,15 +810,15 @@ class TestClaiming:
         assert len(tries) == times
 
     def test_handler_that_is_new_is_asked_for_one_part(self, desk: Desk) -> None:
-        assert desk.process._first_most() == 1
+        assert desk.process._taker._first_most() == 1
         paces = [Pace(QUANTUM_S) for _ in range(2)]
         for number, pace in enumerate(paces):
-            pace.saw(10 * (number + 1), QUANTUM_S)
-        desk.process._paces[0] = paces[0]
-        assert desk.process._first_most() == 1
-        desk.process._paces[1] = paces[1]
+            pace.observe(10 * (number + 1), QUANTUM_S)
+        desk.process._taker._paces[HANDLER] = paces[0]
+        assert desk.process._taker._first_most() == 1
+        desk.process._taker._paces["later"] = paces[1]
 
-        assert desk.process._first_most() == 10
+        assert desk.process._taker._first_most() == 10
 
     def test_parts_that_cannot_be_begun_are_failed_and_others_are_invited(
         self, desk: Desk, driver: RequestByHand
@@ -808,7 +828,7 @@ class TestClaiming:
         grant = self.claim(desk, driver)
         assert grant is not None
 
-        desk.process._refuse(0, driver.id, "holder", grant, TypeError("no such type"))
+        desk.process._taker._refuse(self.lease, grant, TypeError("no such type"))
 
         assert set(driver.failed()) == {1, 2}
         assert b"no such type" in driver.failed()[1]
@@ -824,7 +844,7 @@ class TestClaiming:
         grant = self.claim(desk, driver)
         assert grant is not None
 
-        desk.process._refuse(0, driver.id, "holder", grant, TypeError("no such type"))
+        desk.process._taker._refuse(self.lease, grant, TypeError("no such type"))
 
         assert set(driver.failed()) == {1}
         assert driver.leases() == {}
@@ -838,12 +858,12 @@ class TestTaking:
             [b"a"] * 3, handler=HANDLER, queue=queue, timeout="7s", limit=3, id=f"{queue}-1"
         )
 
-        lease, grant = desk.process._take(1)
+        taken = desk.process._take(1)
 
-        assert lease is not None
-        assert grant is not None
-        assert (lease.slot, lease.request_id) == (1, request.id)
-        assert desk.process._protocol.holders(request.id) == [lease.holder]
+        assert taken is not None
+        lease, grant = taken
+        assert (lease.slot, lease.held.request_id) == (1, request.id)
+        assert desk.process._protocol.holders(request.id) == [lease.held.holder]
         held = desk.read(1)
         assert (held.handler, held.timeout_ms, held.is_async) == (HANDLER, 7_000, False)
         assert held.numbers == tuple(part.number for part in grant.parts) == (1,)
@@ -856,10 +876,10 @@ class TestTaking:
         self, desk: Desk, client: Client, queue: str, driver: RequestByHand
     ) -> None:
         request = client.submit([b"a"], handler=HANDLER, queue=queue)
-        desk.process._leave_alone(request.id, 60)
+        desk.process._taker._leave_alone(request.id, 60)
 
-        assert desk.process._take(0) == (None, None)
-        assert desk.process._leases == 0
+        assert desk.process._take(0) is None
+        assert desk.process._taker._leases == 0
         assert desk.process._protocol.holders(request.id) == []
 
     def test_token_with_nothing_behind_it_leaves_the_slot_empty(
@@ -868,23 +888,21 @@ class TestTaking:
         request = client.submit([b"a"], handler=HANDLER, queue=queue)
         request.cancel()
 
-        assert desk.process._take(0) == (None, None)
+        assert desk.process._take(0) is None
         assert desk.table.read(0) is None
-        assert request.id in desk.process._ended
+        assert request.id in desk.process._taker._ended
 
     def test_process_that_stops_or_is_quiet_takes_nothing(
         self, desk: Desk, client: Client, queue: str
     ) -> None:
         client.submit([b"a"], handler=HANDLER, queue=queue)
         desk.process._is_quiet = True
-        assert desk.process._take(0) == (None, None)
+        assert desk.process._take(0) is None
         desk.process._is_quiet, desk.process._is_stopping = False, True
-        assert desk.process._take(0) == (None, None)
+        assert desk.process._take(0) is None
         desk.process._is_stopping = False
 
-        lease, _ = desk.process._take(0)
-
-        assert lease is not None
+        assert desk.process._take(0) is not None
         assert desk.process._taking_since == 0.0
 
 
@@ -910,12 +928,12 @@ class TestRun:
             (ServerBusy("a"), Damaged("b"), None, ServerUnreachable("c"))
         )
 
-        def take(slot: int) -> tuple[None, None]:
+        def take(slot: int) -> None:
             assert slot not in desk.process._free
             for outcome in outcomes:
                 if outcome:
                     raise outcome
-                return None, None
+                return
             desk.process._is_stopping = True
             raise ServerBusy("d")
 
@@ -925,7 +943,7 @@ class TestRun:
 
         assert rests == [1, 2, 1], "not when it is to stop"
         assert sorted(desk.process._free) == [0, 1]
-        assert len(desk.said(Idle)) == 1
+        assert len(desk.said(IdleFor)) == 1
 
     def test_it_begins_what_it_took_and_waits_for_it_at_the_end(
         self, desk: Desk, rests: list[int], driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
@@ -938,13 +956,13 @@ class TestRun:
             taken.append(slot)
             if len(taken) == 2:
                 desk.process._is_stopping = True
-                return None, None
+                return None
             return desk.lease(driver, holder, grant, slot), grant
 
         desk.run = lambda payload: wait_until(lambda: len(taken) > 1) and payload
         monkeypatch.setattr(desk.process, "_take", take)
         # What was dealt before the stop is begun.
-        monkeypatch.setattr(desk.process, "_may_start", lambda *_: True)
+        monkeypatch.setattr(desk.process._batches, "_may_start", lambda *_: True)
 
         desk.process.run()
 
@@ -963,7 +981,7 @@ class TestTelling:
             return "answer"
 
         begun = time.monotonic()
-        assert desk.process._insist(call) == "answer"
+        assert desk.process._taker.insist(call) == "answer"
         assert time.monotonic() - begun > 0.07, "pauses of 50 and 100 ms, each at least half of it"
 
     @pytest.mark.parametrize("error", [RequestUnknown("gone"), Damaged("broken")])
@@ -971,20 +989,20 @@ class TestTelling:
         def call() -> None:
             raise error
 
-        with pytest.raises(Gone):
-            desk.process._insist(call)
+        with pytest.raises(LeaseGone):
+            desk.process._taker.insist(call)
 
     def test_tokens_are_pushed_and_moments_told(self, desk: Desk, driver: RequestByHand) -> None:
         driver.load(1)
-        desk.process._push(driver.id, Tokens())
+        desk.process._taker.push(driver.id, Tokens())
         assert driver.tokens() == []
 
-        desk.process._push(driver.id, Tokens(1, "h:50"))
+        desk.process._taker.push(driver.id, Tokens(1, "h:50"))
         assert driver.tokens() == [driver.id]
-        assert desk.said(Look) == []
-        desk.process._push(driver.id, Tokens(0, "", driver.now_ms() + 60_000))
+        assert desk.said(VisitAt) == []
+        desk.process._taker.push(driver.id, Tokens(0, "", driver.now_ms() + 60_000))
 
-        assert len(desk.said(Look)) == 1
+        assert len(desk.said(VisitAt)) == 1
 
     def test_tokens_that_cannot_be_pushed_are_left_to_the_audit(
         self, desk: Desk, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
@@ -994,34 +1012,34 @@ class TestTelling:
 
         monkeypatch.setattr(desk.process._protocol, "push", push)
 
-        desk.process._push(driver.id, Tokens(1, "h:50", 5))
+        desk.process._taker.push(driver.id, Tokens(1, "h:50", 5))
 
-        assert desk.said(Look) == [Look(5)]
+        assert desk.said(VisitAt) == [VisitAt(5)]
 
     def test_token_of_a_request_that_is_left_alone_for_a_while_is_kept_for_then(
         self, desk: Desk, driver: RequestByHand
     ) -> None:
         driver.load(1)
         token = Token(driver.id, HANDLER, 50)
-        assert not desk.process._is_left_alone(token)
-        desk.process._leave_alone(driver.id, 60)
-        assert desk.process._is_left_alone(token), "it is of no use"
-        desk.process._kept[driver.id] = []
+        assert not desk.process._taker._is_left_alone(token)
+        desk.process._taker._leave_alone(driver.id, 60)
+        assert desk.process._taker._is_left_alone(token), "it is of no use"
+        desk.process._taker._kept[driver.id] = []
 
-        assert desk.process._is_left_alone(token)
-        desk.process._give_back_tokens()
+        assert desk.process._taker._is_left_alone(token)
+        desk.process._taker.give_back_tokens()
         assert driver.tokens() == []
-        desk.process._ended[driver.id] = time.monotonic()
-        desk.process._give_back_tokens()
+        desk.process._taker._ended[driver.id] = time.monotonic()
+        desk.process._taker.give_back_tokens()
 
         assert driver.tokens() == [driver.id]
-        assert desk.process._kept == {}
+        assert desk.process._taker._kept == {}
 
     def test_idle_is_who_has_all_slots_free_or_waits_with_the_last(self, desk: Desk) -> None:
         running = desk.process
         running._idle_since = time.monotonic() - 100
         running._say_idle()
-        assert desk.said(Idle) == [], "it has been said just now"
+        assert desk.said(IdleFor) == [], "it has been said just now"
         running._said_idle = time.monotonic() - 2
         running._say_idle()
         running._say_idle()
@@ -1030,12 +1048,12 @@ class TestTelling:
         running._taking_since = time.monotonic()
         running._say_idle(force=True)
 
-        said = [word.idle_s for word in desk.said(Idle)]
+        said = [word.idle_s for word in desk.said(IdleFor)]
         assert said == pytest.approx([100, 0, 100], abs=10)
 
     def test_outage_is_told_from_damage(self, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-        desk.process._report_outage(ServerBusy("not now"))
-        desk.process._report_outage(Damaged("broken"))
+        holding.report_outage(ServerBusy("not now"))
+        holding.report_outage(Damaged("broken"))
 
         assert [record.message for record in caplog.records] == [
             "waiting for the server: not now",
@@ -1070,9 +1088,9 @@ class TestTelling:
         monkeypatch.setattr(desk.process._protocol.connection, "wake", wake)
         desk.process._taking_since = time.monotonic()
         for word in ("quiet", "go", "quiet", "stop", "go"):
-            desk.line.send(Order(word))
-        desk.line.send(Idle(1.0))
-        desk.line.close()
+            desk.channel.send(Command(word))
+        desk.channel.send(IdleFor(1.0))
+        desk.channel.close()
 
         desk.process._obey()
 
@@ -1110,22 +1128,22 @@ class TestTelling:
 
         assert ticks == [process.IDLE_EVERY_S] * 9
         assert checks == [3, 6], "more than two seconds after the last"
-        assert len(desk.said(Idle)) == 8
+        assert len(desk.said(IdleFor)) == 8
 
 
 class TestMain:
     def code(self, tmp_path: Path, text: str, **changes: Any) -> int:
         """The exit code of a real process whose module has this text, and whose server is none."""
         (tmp_path / "module.py").write_text(text)
-        newborn = Nursery(2).take()
+        spawned = Spawner(2).take()
         target = f"{tmp_path / 'module.py'}:app"
-        newborn.line.send(config_of("nonsense", "q", target=target, **changes))
+        spawned.channel.send(config_of("nonsense", "q", target=target, **changes))
         try:
-            return newborn.popen.wait(20)
+            return spawned.popen.wait(20)
         finally:
-            newborn.popen.kill()
-            newborn.line.close()
-            newborn.table.close()
+            spawned.popen.kill()
+            spawned.channel.close()
+            spawned.table.close()
 
     @pytest.mark.parametrize("keeps_stdout", [True, False])
     def test_process_that_cannot_begin_says_so_by_its_code(

@@ -7,8 +7,9 @@ import pytest
 from streamq import Abandon, Context, Retry, Snooze
 from streamq.app import describe
 from streamq.model import Part, Spec
+from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.records.encoding import decode_item, decode_result
-from streamq.worker.runner import Done, Runner, Trouble
+from streamq.worker.runner import Runner
 
 
 class Story:
@@ -27,21 +28,21 @@ class Story:
         return outcome
 
 
-def attempts(story: Story, retries: int = 2) -> list[Done | Trouble]:
+def attempts(story: Story, retries: int = 2) -> list[PartDone | PartNotDone]:
     """Run a part of three records until it is done or given up."""
     runner = Runner(describe(story.tell, is_map=True), Spec(format="lines", retries=retries))
     part = Part(1, b"a\nb\nc\n", b"3 0 1")
-    outcomes: list[Done | Trouble] = []
+    outcomes: list[PartDone | PartNotDone] = []
     while True:
         outcome = runner.run(part, Context("r", 1, part.attempt))
         outcomes.append(outcome)
-        if isinstance(outcome, Done) or outcome.kind == "abandon":
+        if isinstance(outcome, PartDone) or outcome.kind == "abandon":
             return outcomes
         attempt = part.attempt + (outcome.kind == "retry")
         part = Part(1, part.payload, part.about, attempt, partial=outcome.partial)
 
 
-def values(outcome: Done | Trouble) -> list[Any]:
+def values(outcome: PartDone | PartNotDone) -> list[Any]:
     return [decode_item(item) for item in decode_result(outcome.result)[0]]
 
 
@@ -50,7 +51,7 @@ def test_only_records_without_an_outcome_run_again() -> None:
 
     *_, last = attempts(story)
 
-    assert isinstance(last, Done)
+    assert isinstance(last, PartDone)
     assert (values(last), last.records) == (["A", "B", "C"], 3)
     assert story.calls == ["a", "b", "c", "b", "b"]
 
@@ -60,7 +61,7 @@ def test_after_the_last_attempt_good_results_are_kept() -> None:
 
     *_, last = attempts(story)
 
-    assert isinstance(last, Trouble)
+    assert isinstance(last, PartNotDone)
     assert (values(last), last.records) == (["A", None, "C"], (2, 1))
     assert [(failure.record, failure.attempts) for failure in last.failures] == [(2, 3)]
 
@@ -81,7 +82,7 @@ def test_nobody_is_called_with_a_part_of_blank_lines(wants_context: bool) -> Non
 
     outcome = runner.run(Part(1, b"\n \n", b"2 0 1"), Context("r", 1, 1))
 
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, PartDone)
     assert (values(outcome), calls) == ([None], [])
 
 
@@ -90,7 +91,7 @@ def test_what_was_abandoned_does_not_run_again_with_the_others() -> None:
 
     *_, last = attempts(story)
 
-    assert isinstance(last, Trouble)
+    assert isinstance(last, PartNotDone)
     assert story.calls == ["a", "b", "c", "b"]
     assert (values(last), last.records) == ([None, "B", "C"], (2, 1))
     assert [failure.error for failure in last.failures] == ["Abandon"]
@@ -107,7 +108,7 @@ def test_record_that_does_not_decode_stops_none_of_the_others() -> None:
 
     outcome = runner.run(Part(1, b"1\n\n2\nx\n3\n", b"5 0 1"), None)
 
-    assert isinstance(outcome, Trouble)
+    assert isinstance(outcome, PartNotDone)
     assert calls == [1, 2, 3]
     assert [failure.record for failure in outcome.failures] == [4]
     assert values(outcome) == [2, None, 4, None, 6]
@@ -119,7 +120,7 @@ def test_result_that_cannot_be_kept_is_made_once() -> None:
     *_, last = attempts(story)
 
     assert story.calls == ["a", "b", "c"]
-    assert isinstance(last, Trouble)
+    assert isinstance(last, PartNotDone)
     assert values(last) == ["A", None, "C"]
 
 
@@ -128,30 +129,30 @@ def test_snooze_stops_the_part_and_spends_no_attempt() -> None:
 
     first, last = attempts(story, retries=0)
 
-    assert isinstance(first, Trouble)
+    assert isinstance(first, PartNotDone)
     assert (first.kind, first.delay_ms) == ("hold", 5_000)
-    assert isinstance(last, Done)
+    assert isinstance(last, PartDone)
     assert story.calls == ["a", "b", "b", "c"]
 
 
 def test_retry_says_when() -> None:
     first, _ = attempts(Story(c=[Retry(after="3s")]))
 
-    assert isinstance(first, Trouble)
+    assert isinstance(first, PartNotDone)
     assert (first.kind, first.delay_ms) == ("retry", 3_000)
 
 
 def test_redrive_runs_only_what_failed_and_yields_only_that() -> None:
     story = Story(b=[ValueError("no")])
     (given_up,) = attempts(story, retries=0)
-    assert isinstance(given_up, Trouble)
+    assert isinstance(given_up, PartNotDone)
     runner = Runner(describe(story.tell, is_map=True), Spec(format="lines"))
 
     again = runner.run(
         Part(1, b"a\nb\nc\n", b"3 0 1", partial=given_up.partial), Context("r", 1, 1)
     )
 
-    assert isinstance(again, Done)
+    assert isinstance(again, PartDone)
     assert (values(again), again.records) == ([None, "B", None], 1)
 
 
@@ -177,7 +178,7 @@ def test_lines_at_once_are_the_lines_one_by_one(payload: bytes, bad: str | None)
     found, endings = decode_result(outcome.result)
     expected = [None if bad and line == b"b" else line for line in lines]
     assert found == expected
-    if not isinstance(outcome, Done):
+    if not isinstance(outcome, PartDone):
         assert [failure.record for failure in outcome.failures] == [2]
     letters = {b"r": b"\r\n", b"n": b"\n", b"0": b""}
     if not bad:
@@ -201,7 +202,7 @@ def test_lines_at_once_are_the_lines_one_by_one(payload: bytes, bad: str | None)
 def test_whatever_lines_return_is_kept(returned: list[Any]) -> None:
     *_, last = attempts(Story(a=[returned[0]], b=[returned[1]], c=[returned[2]]))
 
-    assert isinstance(last, Done)
+    assert isinstance(last, PartDone)
     assert (values(last), last.records) == (returned, 3)
 
 
@@ -212,7 +213,7 @@ def test_nobody_is_called_again_after_a_result_that_cannot_be_kept(unfit: Any, t
 
     first, *_ = attempts(story, retries=0)
 
-    assert isinstance(first, Trouble)
+    assert isinstance(first, PartNotDone)
     assert story.calls == ["a", "b", "c"]
     failed = [2] if then == "C" else [2, 3]
     assert [failure.record for failure in first.failures] == failed
@@ -242,7 +243,7 @@ def test_nobody_is_called_again_after_results_that_a_handler_could_change(bad: A
 
     first, *_ = attempts(story, retries=0)
 
-    assert isinstance(first, Trouble)
+    assert isinstance(first, PartNotDone)
     assert story.calls == ["a", "b", "c"]
     assert [failure.record for failure in first.failures] == [2]
     assert values(first) == [{"a": 1}, None, ["C"]]
@@ -257,7 +258,7 @@ def test_outcomes_that_are_larger_than_a_result_are_not_kept(
 
     for attempt in (1, 2):
         outcome = runner.run(Part(1, part.payload, part.about, attempt), None)
-        assert isinstance(outcome, Trouble)
+        assert isinstance(outcome, PartNotDone)
         assert (outcome.kind, outcome.partial) == ("retry", b"")
 
     assert story.calls == ["a", "b", "c"] * 2, "all records run again"
@@ -270,5 +271,5 @@ def test_outcomes_no_larger_than_a_result_are_kept() -> None:
 
     outcome = runner.run(Part(1, b"a\nb\n", b"2 0 1"), None)
 
-    assert isinstance(outcome, Trouble)
+    assert isinstance(outcome, PartNotDone)
     assert 300 < len(outcome.partial) <= 4_000

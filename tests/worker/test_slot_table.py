@@ -9,19 +9,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from streamq.worker.slot_table import MOST_PARTS, UNCUT, Held, Table
+from streamq.queue.pace import MOST_PARTS
+from streamq.worker.slot_table import UNCUT, SlotState, SlotTable
 
 ROUNDS = 1_500
 
 
 @pytest.fixture
-def tables() -> Iterator[Callable[[int], tuple[Table, Table]]]:
+def tables() -> Iterator[Callable[[int], tuple[SlotTable, SlotTable]]]:
     """Two mappings of the same memory: the slot's, and the parent's."""
-    made: list[Table] = []
+    made: list[SlotTable] = []
 
-    def tables(slots: int = 1) -> tuple[Table, Table]:
-        first, fd = Table.create(slots)
-        made.extend((first, Table(fd, slots)))
+    def tables(slots: int = 1) -> tuple[SlotTable, SlotTable]:
+        first, fd = SlotTable.create(slots)
+        made.extend((first, SlotTable(fd, slots)))
         os.close(fd)
         return made[-2], made[-1]
 
@@ -31,11 +32,11 @@ def tables() -> Iterator[Callable[[int], tuple[Table, Table]]]:
 
 
 @pytest.fixture
-def pair(tables: Callable[[int], tuple[Table, Table]]) -> tuple[Table, Table]:
+def pair(tables: Callable[[int], tuple[SlotTable, SlotTable]]) -> tuple[SlotTable, SlotTable]:
     return tables(1)
 
 
-def seen(table: Table, slot: int = 0) -> Held:
+def seen(table: SlotTable, slot: int = 0) -> SlotState:
     held = table.read(slot)
     assert held is not None
     return held
@@ -62,7 +63,7 @@ def pause(most_s: float) -> None:
 
 
 class TestBatch:
-    def test_parent_sees_what_the_slot_holds(self, pair: tuple[Table, Table]) -> None:
+    def test_parent_sees_what_the_slot_holds(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         assert parent.read(0) is None
 
@@ -79,7 +80,7 @@ class TestBatch:
         assert (held.timeout_ms, held.is_async, held.progress) == (500, True, 40)
         assert (held.attempt, held.retry_ms) == (3, 250)
 
-    def test_part_that_ended_does_not_run(self, pair: tuple[Table, Table]) -> None:
+    def test_part_that_ended_does_not_run(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8])
@@ -90,7 +91,7 @@ class TestBatch:
 
         assert (seen(parent).is_ended, seen(parent).running) == (True, None)
 
-    def test_dropped_lease_is_nothing(self, pair: tuple[Table, Table]) -> None:
+    def test_dropped_lease_is_nothing(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7])
@@ -100,7 +101,7 @@ class TestBatch:
         assert parent.read(0) is None
 
     def test_as_many_parts_as_there_is_room_for_touch_no_other_slot(
-        self, tables: Callable[[int], tuple[Table, Table]]
+        self, tables: Callable[[int], tuple[SlotTable, SlotTable]]
     ) -> None:
         slot, parent = tables(3)
         for index in range(3):
@@ -116,7 +117,7 @@ class TestBatch:
         ]
 
     def test_more_parts_than_there_is_room_for_are_refused(
-        self, tables: Callable[[int], tuple[Table, Table]]
+        self, tables: Callable[[int], tuple[SlotTable, SlotTable]]
     ) -> None:
         slot, parent = tables(2)
         for index in range(2):
@@ -130,7 +131,7 @@ class TestBatch:
         assert [seen(parent, index) for index in range(2)] == before
 
     def test_calls_are_numbered_with_room_for_those_of_the_parent(
-        self, pair: tuple[Table, Table]
+        self, pair: tuple[SlotTable, SlotTable]
     ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
@@ -143,7 +144,7 @@ class TestBatch:
 
 
 class TestStrike:
-    def test_struck_parts_are_not_started(self, pair: tuple[Table, Table]) -> None:
+    def test_struck_parts_are_not_started(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8, 9])
@@ -154,7 +155,9 @@ class TestStrike:
         assert not slot.start(0, 1, 0)
         assert not slot.start(0, 2, 0)
 
-    def test_part_that_was_started_meanwhile_is_not_struck(self, pair: tuple[Table, Table]) -> None:
+    def test_part_that_was_started_meanwhile_is_not_struck(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8, 9])
@@ -164,7 +167,7 @@ class TestStrike:
 
         assert parent.strike(0, held) == (9,)
 
-    def test_last_part_leaves_nothing_to_strike(self, pair: tuple[Table, Table]) -> None:
+    def test_last_part_leaves_nothing_to_strike(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7])
@@ -173,7 +176,7 @@ class TestStrike:
         assert parent.strike(0, seen(parent)) == ()
 
     def test_another_batch_is_not_struck_for_the_one_before(
-        self, pair: tuple[Table, Table]
+        self, pair: tuple[SlotTable, SlotTable]
     ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
@@ -184,7 +187,9 @@ class TestStrike:
 
         assert parent.strike(0, held) == (), "nobody hands back what may be started"
 
-    def test_part_is_started_or_struck_and_never_both(self, pair: tuple[Table, Table]) -> None:
+    def test_part_is_started_or_struck_and_never_both(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         """Two processes race for the parts of many batches; each says which it has."""
         slot, parent = pair
         parts = 250
@@ -220,18 +225,22 @@ class TestStrike:
 
 
 class TestTold:
-    def test_lease_that_is_not_wanted_starts_nothing_more(self, pair: tuple[Table, Table]) -> None:
+    def test_lease_that_is_not_wanted_starts_nothing_more(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8])
         slot.start(0, 0, 0)
 
-        parent.tell(0, seen(parent))
+        parent.ask_to_stop(0, seen(parent))
 
-        assert slot.is_told(0)
+        assert slot.is_asked_to_stop(0)
         assert not slot.start(0, 1, 0)
 
-    def test_another_lease_is_not_told_for_the_one_before(self, pair: tuple[Table, Table]) -> None:
+    def test_another_lease_is_not_told_for_the_one_before(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8])
@@ -239,18 +248,18 @@ class TestTold:
         slot.hold(0, "h2", "r2")
         slot.deal(0, [1])
 
-        parent.tell(0, held)
+        parent.ask_to_stop(0, held)
 
-        assert not slot.is_told(0)
+        assert not slot.is_asked_to_stop(0)
         assert slot.start(0, 0, 0)
 
-    def test_next_lease_begins_untold_and_uncut(self, pair: tuple[Table, Table]) -> None:
+    def test_next_lease_begins_untold_and_uncut(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7, 8])
         slot.start(0, 0, 0)
         parent.strike(0, seen(parent))
-        parent.tell(0, seen(parent))
+        parent.ask_to_stop(0, seen(parent))
 
         slot.hold(0, "h2", "r2")
         slot.deal(0, [1, 2])
@@ -261,7 +270,9 @@ class TestTold:
 
 
 class TestReading:
-    def test_no_mixture_is_seen_while_a_slot_writes(self, pair: tuple[Table, Table]) -> None:
+    def test_no_mixture_is_seen_while_a_slot_writes(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         """The numbers, the holder and the request of one lease all tell the same number."""
         slot, parent = pair
         end = time.monotonic() + 1.5
@@ -287,7 +298,7 @@ class TestReading:
         assert wait() == 0
         assert len(read) > 20
 
-    def test_threads_see_no_mixture_either(self, pair: tuple[Table, Table]) -> None:
+    def test_threads_see_no_mixture_either(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         end = time.monotonic() + 0.5
 
@@ -306,7 +317,9 @@ class TestReading:
                 assert held.numbers == (held.numbers[0],) * (1 + held.numbers[0] % 50)
         thread.join()
 
-    def test_what_a_dead_process_was_just_writing_counts(self, pair: tuple[Table, Table]) -> None:
+    def test_what_a_dead_process_was_just_writing_counts(
+        self, pair: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")
         slot.deal(0, [7])
@@ -331,7 +344,9 @@ class TestSlots:
     """What is done to one slot is done to no other: here to that in the middle."""
 
     @pytest.fixture
-    def trio(self, tables: Callable[[int], tuple[Table, Table]]) -> tuple[Table, Table]:
+    def trio(
+        self, tables: Callable[[int], tuple[SlotTable, SlotTable]]
+    ) -> tuple[SlotTable, SlotTable]:
         slot, parent = tables(3)
         for index in range(3):
             slot.hold(index, f"h{index}", f"r{index}")
@@ -341,7 +356,7 @@ class TestSlots:
             assert slot.start(index, 0, 1_000 + index)
         return slot, parent
 
-    def test_each_has_its_own_words(self, trio: tuple[Table, Table]) -> None:
+    def test_each_has_its_own_words(self, trio: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = trio
         for index in range(3):
             slot.set_progress(index, 40 + index)
@@ -361,12 +376,12 @@ class TestSlots:
         assert [held.since_ms for held in found] == [1_000, 1_001, 1_002]
         assert [held.progress for held in found] == [40, 41, 42]
         assert [held.calls for held in found] == [0, 1, 2]
-        assert [held.told for held in found] == [0, 0, 0]
+        assert [held.asked_to_stop for held in found] == [0, 0, 0]
         assert [held.current for held in found] == [0, 0, 0]
         assert [held.running for held in found] == [1, 11, 21]
         assert [slot.next_call(index) for index in range(3)] == [1_000, 2_000, 3_000]
 
-    def test_part_that_ends_ends_in_its_own(self, trio: tuple[Table, Table]) -> None:
+    def test_part_that_ends_ends_in_its_own(self, trio: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = trio
 
         slot.end(1, 0)
@@ -375,16 +390,18 @@ class TestSlots:
         assert slot.start(1, 1, 0)
         assert [seen(parent, index).running for index in range(3)] == [1, 12, 21]
 
-    def test_lease_that_is_not_wanted_is_told_in_its_own(self, trio: tuple[Table, Table]) -> None:
+    def test_lease_that_is_not_wanted_is_told_in_its_own(
+        self, trio: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = trio
 
-        parent.tell(1, seen(parent, 1))
+        parent.ask_to_stop(1, seen(parent, 1))
 
-        assert [slot.is_told(index) for index in range(3)] == [False, True, False]
-        assert [seen(parent, index).told for index in range(3)] == [0, 1, 0]
+        assert [slot.is_asked_to_stop(index) for index in range(3)] == [False, True, False]
+        assert [seen(parent, index).asked_to_stop for index in range(3)] == [0, 1, 0]
         assert [slot.start(index, 1, 0) for index in range(3)] == [True, False, True]
 
-    def test_what_is_struck_is_of_its_own(self, trio: tuple[Table, Table]) -> None:
+    def test_what_is_struck_is_of_its_own(self, trio: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = trio
 
         assert parent.strike(1, seen(parent, 1)) == (12, 13, 14)
@@ -392,7 +409,7 @@ class TestSlots:
         assert [slot.start(index, 1, 0) for index in range(3)] == [True, False, True]
 
     def test_strike_begins_behind_what_was_started_meanwhile(
-        self, trio: tuple[Table, Table]
+        self, trio: tuple[SlotTable, SlotTable]
     ) -> None:
         slot, parent = trio
         held = seen(parent, 1)
@@ -403,17 +420,19 @@ class TestSlots:
         assert not slot.start(1, 3, 0)
 
     def test_strike_leaves_another_batch_of_its_own_slot_alone(
-        self, trio: tuple[Table, Table]
+        self, trio: tuple[SlotTable, SlotTable]
     ) -> None:
         slot, parent = trio
         held = seen(parent, 1)
         slot.deal(1, [15, 16])
-        parent.tell(1, held)
+        parent.ask_to_stop(1, held)
 
         assert parent.strike(1, held) == ()
-        assert not slot.is_told(1)
+        assert not slot.is_asked_to_stop(1)
 
-    def test_new_batch_begins_as_if_nothing_had_been(self, trio: tuple[Table, Table]) -> None:
+    def test_new_batch_begins_as_if_nothing_had_been(
+        self, trio: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = trio
         slot.end(1, 0)
         parent.strike(1, seen(parent, 1))
@@ -424,7 +443,7 @@ class TestSlots:
         assert (held.current, held.running, held.numbers) == (-1, None, (15, 16))
         assert [slot.start(1, index, 0) for index in range(2)] == [True, True]
 
-    def test_lease_that_is_over_leaves_the_others(self, trio: tuple[Table, Table]) -> None:
+    def test_lease_that_is_over_leaves_the_others(self, trio: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = trio
 
         slot.drop(1)
@@ -434,9 +453,11 @@ class TestSlots:
         slot.hold(1, "again", "r1")
         held = seen(parent, 1)
         assert (held.calls, held.current, held.numbers) == (0, -1, ())
-        assert (held.progress, held.told, held.running) == (0, 0, None)
+        assert (held.progress, held.asked_to_stop, held.running) == (0, 0, None)
 
-    def test_what_a_process_was_just_writing_is_not_read(self, trio: tuple[Table, Table]) -> None:
+    def test_what_a_process_was_just_writing_is_not_read(
+        self, trio: tuple[SlotTable, SlotTable]
+    ) -> None:
         slot, parent = trio
 
         class Numbers(list[int]):
@@ -453,7 +474,7 @@ class TestSlots:
         assert (dead.holder, dead.request_id) == ("h1", "r1")
 
 
-def test_attempts_beyond_what_fits_are_told_as_the_most(pair: tuple[Table, Table]) -> None:
+def test_attempts_beyond_what_fits_are_told_as_the_most(pair: tuple[SlotTable, SlotTable]) -> None:
     slot, parent = pair
     slot.hold(0, "h", "r")
 
@@ -466,8 +487,8 @@ def test_table_works_where_there_is_no_memory_without_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    slot, fd = Table.create(2)
-    parent = Table(fd, 2)
+    slot, fd = SlotTable.create(2)
+    parent = SlotTable(fd, 2)
     os.close(fd)
 
     slot.hold(1, "h", "r")
@@ -478,7 +499,7 @@ def test_table_works_where_there_is_no_memory_without_a_file(
 
 
 def test_closed_table_has_no_memory_any_more() -> None:
-    table, fd = Table.create(1)
+    table, fd = SlotTable.create(1)
     os.close(fd)
 
     table.close()

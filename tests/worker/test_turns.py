@@ -4,7 +4,7 @@ from collections import Counter, deque
 
 import pytest
 
-from streamq.worker.turns import Turns
+from streamq.queue.turns import Turns
 
 Lists = dict[str, deque[str]]
 

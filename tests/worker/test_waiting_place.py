@@ -13,8 +13,8 @@ from streamq import Client, Connection, Janitor, Protocol
 from streamq.model import News
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Token, Tokens
-from streamq.worker import waiting_place
-from streamq.worker.waiting_place import WaitingPlace
+from streamq.queue import waiting_place
+from streamq.queue.waiting_place import WaitingPlace
 from tests.support.by_hand import RequestByHand
 from tests.support.simulated import make_due
 from tests.support.waiting import wait_until

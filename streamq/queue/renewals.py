@@ -1,79 +1,61 @@
-"""Renewing the leases that a pool holds: a thread for each node that has some.
+"""Renewing the leases of a host: a thread for each node that has some of them.
 
-Nothing else is done here, and no call takes long: a node that hangs costs its own leases and
-no others, and whatever else a pool has to say to the server delays no renewal. Requests of one
-node are renewed together: with one round trip for each, many of them on a server that is far away
-would take longer than their leases stand.
+These threads do nothing else, and no call takes long. So a node that hangs costs its own leases and
+no others, and no other call of the host delays a renewal. Requests of one node are renewed
+together: with one round trip for each, many requests on a server that is far away would take longer
+than their leases stand.
 """
 
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
 
 from streamq.errors import RequestUnknown, ServerError, ServerUnreachable, StreamqError
 from streamq.protocol.protocol import Protocol, Renewed
-from streamq.queue.outages import Outages
+from streamq.queue.outages import Availability, Outages
 from streamq.telemetry.metrics import Stopwatch
-from streamq.worker.slot_table import Held
 
 log = logging.getLogger(__name__)
 
-#: How often leases are renewed, and cancelled requests seen.
+#: Leases are renewed this often, and cancelled requests seen; for short leases more often.
 RENEW_EVERY_S = 1.0
-#: A thread ends when its node had no lease for so many rounds.
+#: A thread ends when its node had no lease for 60 rounds.
 LINGER_ROUNDS = 60
 #: Holders that are renewed in one round trip, and calls in it, one for each request: a few
 #: milliseconds of the server's time. What a pool holds of 800 requests takes eight round trips.
 MOST_HOLDERS = 1_000
 MOST_CALLS = 100
 
-#: A process id, and what one of its slots holds.
-Holding = tuple[int, Held]
 #: Of each request: its holders, and the part that each runs.
 _Share = dict[str, dict[str, int | None]]
 #: A request, and some of its holders.
 _Call = tuple[str, dict[str, int | None]]
 
 
-class Word:
-    """Says once that the server is waited for, and once that it answers, whoever found out."""
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one holder has, as its host sees it: a lease, and the part that runs under it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: set[str] = set()
-        #: Calls that the server did not answer, by kind of error.
-        self.errors: Counter[str] = Counter()
-        self._has_answered = False
-
-    @property
-    def is_server_up(self) -> bool:
-        """Whether every thread's last call was answered."""
-        return self._has_answered and not self._waiting
-
-    def failed(self, who: str, error: ServerError) -> None:
-        """A call of this thread was not answered."""
-        with self._lock:
-            self.errors[type(error).__name__] += 1
-            if not self._waiting:
-                log.warning("waiting for the server: %s", error)
-            self._waiting.add(who)
-
-    def worked(self, who: str) -> None:
-        """All calls of this thread were answered."""
-        if self._has_answered and not self._waiting:
-            return
-        with self._lock:
-            self._has_answered = True
-            if who in self._waiting:
-                self._waiting.remove(who)
-                if not self._waiting:
-                    log.info("the server answers again")
+    request_id: str
+    holder: str
+    handler: str = ""
+    #: The number of the part that runs, if one does, and since when (ms of the monotonic clock).
+    running: int | None = None
+    since_ms: int = 0
+    #: The time limit of the part that runs, or 0; which attempt it is; and how long the part waits
+    #: for the next one if it is stopped.
+    timeout_ms: int = 0
+    attempt: int = 0
+    retry_ms: int = 0
+    #: The process that runs it, or 0.
+    pid: int = 0
 
 
 class Renewals:
-    """Renews what the processes of a pool hold."""
+    """Renews what the holders of a host have."""
 
     def __init__(
         self,
@@ -81,7 +63,7 @@ class Renewals:
         hasty: Callable[[], Protocol],
         lease_ms: int,
         outages: Outages,
-        word: Word,
+        availability: Availability,
     ) -> None:
         """``protocol`` knows the nodes; calls go by ``hasty``."""
         self._protocol = protocol
@@ -89,7 +71,7 @@ class Renewals:
         self._lease_ms = lease_ms
         self._every_s = min(RENEW_EVERY_S, lease_ms / 4e3)
         self._outages = outages
-        self._word = word
+        self._availability = availability
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
         self._unwanted: dict[str, set[str]] = {}
@@ -99,8 +81,8 @@ class Renewals:
         self.trips = Stopwatch()
 
     def hold(self, holdings: list[Holding]) -> None:
-        """See to it that these are renewed, and no others."""
-        nodes = {self._protocol.node_of(each) for each in {held.request_id for _, held in holdings}}
+        """Renew these from now on, and no others."""
+        nodes = {self._protocol.node_of(each) for each in {held.request_id for held in holdings}}
         with self._lock:
             self.holdings = holdings
             for node in nodes - self._threads.keys():
@@ -110,11 +92,11 @@ class Renewals:
                 thread.start()
 
     def is_unwanted(self, holder: str) -> bool:
-        """Whether the lease is lost, or its request cancelled."""
+        """Tell whether the lease is lost, or its request cancelled."""
         return any(holder in unwanted for unwanted in list(self._unwanted.values()))
 
     def stop(self) -> None:
-        """Renew nothing any more."""
+        """End the threads."""
         self._is_over.set()
 
     def _run(self, node: str) -> None:
@@ -131,19 +113,19 @@ class Renewals:
                 except Exception:
                     log.exception("renewals go on after")
             elif rounds > LINGER_ROUNDS and self._is_left(node):
-                self._word.worked(who)
+                self._availability.worked(who)
                 return
 
     def _share(self, node: str) -> _Share:
-        """What is held of requests on the node."""
+        """Return what is held of requests on the node."""
         requests: _Share = defaultdict(dict)
-        for _, held in self.holdings:
+        for held in self.holdings:
             requests[held.request_id][held.holder] = held.running
         of = self._protocol.node_of
         return {each: running for each, running in requests.items() if of(each) == node}
 
     def _is_left(self, node: str) -> bool:
-        """Whether the node has no leases. Then it has no thread either."""
+        """Tell whether the node has no leases. If so, its thread is forgotten, for it ends."""
         with self._lock:
             if self._share(node):
                 return False
@@ -168,12 +150,12 @@ class Renewals:
             for error in errors.values():
                 is_well = False
                 self._outages.saw(node)
-                self._word.failed(who, error)
+                self._availability.failed(who, error)
             if any(isinstance(error, ServerUnreachable) for error in errors.values()):
-                break  # the others are there, too, and would each wait as long
+                break  # the other requests are on this node, too: each would wait as long
         self._unwanted[node] = unwanted
         if is_well:
-            self._word.worked(who)
+            self._availability.worked(who)
         return failed
 
     def _ask(self, batch: list[_Call]) -> Sequence[Renewed | StreamqError]:
@@ -188,7 +170,7 @@ class Renewals:
 
 
 def _batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call]]:
-    """What is renewed in each round trip: a request of very many holders is in several."""
+    """Yield what is renewed in each round trip. A request of very many holders is in several."""
     batch: list[_Call] = []
     room = MOST_HOLDERS
     for request_id in order:
@@ -206,11 +188,12 @@ def _batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call]]:
 def _unwanted(
     request_id: str, running: dict[str, int | None], answer: Renewed | StreamqError
 ) -> set[str]:
-    """The holders nobody wants any more, by what the server answered."""
+    """Return the holders nobody wants any more, by what the server answered."""
     if isinstance(answer, RequestUnknown):
         return set(running)
     if isinstance(answer, StreamqError):
-        # It says nothing about the leases. Whoever finishes a part is told the same.
+        # The error says nothing about the leases. A holder that finishes a part gets the same
+        # error.
         log.warning("request %s cannot be renewed: %s", request_id, answer)
         return set()
     state, _, stands = answer
