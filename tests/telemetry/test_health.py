@@ -244,7 +244,8 @@ def test_wait_of_a_part_that_goes_back_unbegun_is_not_counted(queue: str, tmp_pa
             # The process is replaced while the reply to its claim is on the way.
             door.delay_s = 0.5
             request = client.submit(["a"], handler="shout", queue=queue)
-            wait_until(lambda: request.status().parts.running)
+            # A token of a list that is new comes with news: then it takes two round trips more.
+            wait_until(lambda: request.status().parts.running, 20)
             pool.send_signal(signal.SIGHUP)
             wait_until(lambda: not request.status().parts.running)
             door.delay_s = 0
