@@ -44,6 +44,11 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     stops_on_hup: bool = False
 
 
+def new_pool_word() -> str:
+    """A word that no other pool has."""
+    return secrets.token_hex(8)
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What a process is told at its start. The URL may hold a password, so no argument has it."""
 
@@ -68,7 +73,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str
     #: What the names of the pool's holders begin with: by its heartbeats who reaps knows that the
     #: pool of a holder lives. A pool that is started again has another.
-    pool: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+    pool: str = msgspec.field(default_factory=new_pool_word)
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+import msgspec
+
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import BacklogCache
@@ -19,8 +21,8 @@ from streamq.settings import Settings
 from streamq.telemetry.health import HealthServer, HealthSource
 from streamq.telemetry.metrics import build_info_samples
 from streamq.telemetry.systemd import Notifier
-from streamq.worker.channel import Config, PoolOptions
-from streamq.worker.lease_keeper import Keeper
+from streamq.worker.channel import Config, PoolOptions, new_pool_word
+from streamq.worker.lease_keeper import Keeper, most_between_beats_ms
 from streamq.worker.pool import Pool
 from streamq.worker.spawning import Nursery
 
@@ -49,11 +51,14 @@ def serve_pool(
         AppLoadError: the user's module cannot be loaded.
     """
     settings = Settings.from_env()
+    # One description may be served several times, and at once by copies of a process: each pool
+    # has a word of its own, or the heartbeats of one would speak for the dead of another.
+    config = msgspec.structs.replace(config, pool=new_pool_word())
     keeper = Keeper(
         protocol,
         config,
         options.processes,
-        beat_ms=min(settings.beat_ms, config.lease_ms // 4),
+        beat_ms=min(settings.beat_ms, most_between_beats_ms(config.lease_ms)),
         audit_ms=settings.audit_ms,
         levels=levels,
     )

@@ -15,7 +15,7 @@ from streamq.protocol.replies import Outcome, Tokens
 from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.outages import Outages
 from streamq.worker import lease_keeper
-from streamq.worker.lease_keeper import Keeper, Rounds
+from streamq.worker.lease_keeper import Keeper, Rounds, most_between_beats_ms
 from streamq.worker.renewals import Renewals, Word, _batches
 from streamq.worker.slot_table import Held
 from tests.conftest import ONE_KIND
@@ -782,3 +782,10 @@ class TestRenewals:
         assert len(renewals.holdings) == 2
         assert not renewals._is_left("")
         assert len(renewals._threads) == 1
+
+
+@pytest.mark.parametrize(
+    ("lease_ms", "beat_ms"), [(1_000, 250), (8_000, 2_000), (20_000, 4_000), (3_600_000, 6_500)]
+)
+def test_pool_is_heard_twice_in_the_grace_of_its_leases(lease_ms: int, beat_ms: int) -> None:
+    assert most_between_beats_ms(lease_ms) == beat_ms
