@@ -78,11 +78,13 @@ LEFT_OVER_S = 0.2
 NEWER_PAUSE_S = 10.0
 #: What ``fail`` answers when the lease goes on.
 _GOES_ON = ("retry", "failed")
-#: A request whose first part is to run alone is left to other processes for so long, when this one
-#: is busy for longer than a quantum.
+#: A request whose first part is to run alone is left to other processes for so long at least, when
+#: this one is busy for longer than a quantum.
 SUSPECT_PAUSE_S = 1.0
 #: The longer such a part has waited, the longer all other slots may be kept free for it.
 SUSPECT_SHARE = 0.05
+#: A part that was not seen for so long since then has run elsewhere: what it waited counts no more.
+SUSPECT_FORGOTTEN_S = 300.0
 _ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 _KNOWN_REQUESTS = 1_000
 #: Results of a batch beyond this are sent before more parts are run, and these go back unread:
@@ -212,16 +214,17 @@ class Process:
         #: Requests whose tokens are of no use here, and until when: those that have ended, whose
         #: tokens are left over from before, and those whose next part is to run alone.
         self._ended: dict[str, float] = {}
-        #: Tokens of the latter, which go back when that time is over: they are believed out, so
-        #: nobody pushes others before the next audit.
+        #: Tokens of the latter, which go back every second, for other processes: they are believed
+        #: out, so nobody pushes others before the next audit.
         self._kept: dict[str, list[Token]] = {}
         self._name = f"{config.pool}.{secrets.token_hex(8)}"
         self._leases = 0
         self._changed = Condition()
         self._free = list(range(config.slots))
         self._is_stopping = self._is_quiet = False
-        #: Parts that are to run alone and found no room yet, and since when.
-        self._suspects: dict[tuple[str, int], float] = {}
+        #: Parts that are to run alone and found no room yet: since when, and until when their
+        #: request is left alone.
+        self._suspects: dict[tuple[str, int], tuple[float, float]] = {}
         #: Since when a token is waited for, or 0.
         self._taking_since = 0.0
         #: The slot whose part is to run with nothing beside it, or -1.
@@ -258,6 +261,7 @@ class Process:
                 self._give_slot(slot)
             else:
                 self._begin(lease, grant)
+        self._give_back_tokens()
         self._await_all_free()
         self._say_idle(force=True)
 
@@ -442,20 +446,24 @@ class Process:
         """Wait for a quantum until nothing runs beside a part that is to run alone.
 
         Where other slots are never free at once, it is waited for longer and longer: a twentieth
-        of the time that the part has waited. So it is run at some time, and costs little.
+        of the time that the part has waited. Then the request is left alone for the other nineteen.
+        So the part is run at some time, and costs the other slots a twentieth of theirs.
         """
         now = time.monotonic()
         part = (lease.request_id, number)
-        since = self._suspects.setdefault(part, now)
+        since, known_until = self._suspects.pop(part, (now, now))
+        if now - known_until > SUSPECT_FORGOTTEN_S:
+            since = now
         wait_s = max(lease.pace.quantum_s, (now - since) * SUSPECT_SHARE)
         self._exclusive = lease.slot
         if self._await_all_free(but=1, timeout_s=wait_s):
-            del self._suspects[part]
             return True
+        alone_s = max(SUSPECT_PAUSE_S, wait_s * (1 / SUSPECT_SHARE - 1))
+        self._suspects[part] = since, time.monotonic() + alone_s
         while len(self._suspects) > _KNOWN_REQUESTS:
             del self._suspects[next(iter(self._suspects))]
         with self._changed:
-            self._leave_alone(lease.request_id, SUSPECT_PAUSE_S)
+            self._leave_alone(lease.request_id, alone_s)
             self._kept.setdefault(lease.request_id, [])
         return False
 
@@ -672,19 +680,23 @@ class Process:
 
     def _is_left_alone(self, token: Token) -> bool:
         """Whether the token is of no use here now. One that will be again is kept for then."""
-        if self._ended.get(token.request_id, 0.0) <= time.monotonic():
+        if token.request_id not in self._ended:
             return False
+        # In one step: whoever gives tokens back is not to forget the request in between.
         with self._changed:
+            if self._ended.get(token.request_id, 0.0) <= time.monotonic():
+                return False
             if token.request_id in self._kept:
                 self._kept[token.request_id].append(token)
         return True
 
     def _give_back_tokens(self) -> None:
-        """Push tokens that were kept, of requests that are left alone no more."""
+        """Push tokens that were kept: other processes may have room."""
         with self._changed:
             now = time.monotonic()
-            over = [each for each in self._kept if self._ended.get(each, 0.0) <= now]
-            tokens = [token for each in over for token in self._kept.pop(each)]
+            tokens = [token for kept in self._kept.values() for token in kept]
+            alone = (each for each in self._kept if self._ended.get(each, 0.0) > now)
+            self._kept = {each: [] for each in alone}
         for token in tokens:
             self._push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
 
