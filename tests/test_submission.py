@@ -29,6 +29,7 @@ from streamq import (
     ServerUnreachable,
     State,
 )
+from streamq.model import Policy
 from streamq.protocol.keys import QueueKeys
 from streamq.servers.local import LocalServer
 from tests.driver import Driver
@@ -784,3 +785,18 @@ def on_replica(redis: Any, key: str, *words: Any) -> Any:
         replica.pipeline(transaction=False) as pipe,
     ):
         return pipe.execute_command("READONLY").execute_command(*words).execute()[1]
+
+
+def test_one_of_many_is_not_closed_by_who_saw_the_end_of_a_former_one(
+    client: Client, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    client.submit([], handler="h", queue=queue, id=request_id)
+    score = protocol.registered(queue, request_id)
+    assert score is not None
+    protocol.purge(request_id, force=True)  # and a janitor is about to close it
+    policy = Policy(handler="h", queue=queue)
+
+    protocol.submit_all([(request_id, policy, "", [b"x", b"1"])])
+
+    assert not protocol.close(queue, request_id, score, 0)
+    assert protocol.ids(queue) == [request_id]
