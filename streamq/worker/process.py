@@ -687,6 +687,8 @@ class Process:
             if self._ended.get(token.request_id, 0.0) <= time.monotonic():
                 return False
             if token.request_id in self._kept:
+                if len(self._free) >= self._config.slots - 1:
+                    return False  # nothing runs here now: there is room for a part alone
                 self._kept[token.request_id].append(token)
         return True
 

@@ -1005,6 +1005,7 @@ class TestTelling:
         desk.process._leave_alone(driver.id, 60)
         assert desk.process._is_left_alone(token), "it is of no use"
         desk.process._kept[driver.id] = []
+        desk.process._free = []
 
         assert desk.process._is_left_alone(token)
         desk.process._give_back_tokens()
@@ -1208,6 +1209,18 @@ class TestSuspects:
 
         desk.process._give_back_tokens()
         assert driver.tokens(50) == [], "each goes back once"
+
+    def test_request_is_left_alone_no_more_when_nothing_else_runs(
+        self, desk: Desk, driver: Driver, claimed: Any
+    ) -> None:
+        lease, _ = claimed()
+        self.make_room(desk, lease)
+        token = Token(driver.id, HANDLER, 50)
+
+        desk.process._free = [1]  # the other slot is that of the token
+
+        assert not desk.process._is_left_alone(token)
+        assert self.left_alone_s(desk, driver) > 1
 
     def test_tokens_go_back_when_the_process_stops(
         self, desk: Desk, driver: Driver, claimed: Any, monkeypatch: pytest.MonkeyPatch
