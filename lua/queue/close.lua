@@ -10,7 +10,8 @@
 -- ARGV[2]  score     its score in open, read before it was seen to have ended
 -- ARGV[3]  purge_at  when it may be purged (ms); 0: it is purged
 --
--- Returns  1; 0 when the request was registered anew meanwhile, or was not in open
+-- Returns  1; 0 when the request was registered anew meanwhile, was not in open, or was in closed
+--          already (a worker that still holds it puts it back into open with its heartbeat)
 -- Errors   none
 -- Cost     O(log requests)
 -- Flags    allow-oom
@@ -23,6 +24,7 @@ if stands and stands ~= score then
   return 0
 end
 
+local was_closed = redis.call("ZSCORE", closed, request_id)
 local was_open = redis.call("ZREM", open, request_id)
 redis.call("ZREM", due, request_id)
 if purge_at > 0 then
@@ -30,4 +32,4 @@ if purge_at > 0 then
 else
   redis.call("ZREM", closed, request_id)
 end
-return was_open
+return was_closed and 0 or was_open

@@ -12,7 +12,8 @@
 -- ARGV[1]  request_id
 -- ARGV[2]  count     tokens
 -- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list;
---                    drop: push none, remove tokens of requests that have ended;
+--                    drop: push none, remove tokens of requests that have ended, and make due
+--                    the requests that neither open nor closed has;
 --                    forget: push none, remove the list from used if it is empty
 -- ARGV[4]  look_ms   moment to look at the request again, or 0
 -- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
@@ -85,6 +86,19 @@ local function tell(pushed)
   redis.call("PEXPIRE", news, KNOWN_AFTER_MS)
 end
 
+-- Returns whether the request is open. A request that is in neither index may still run: a failover
+-- has lost its registration. Its tokens are removed here, so it becomes due: tick registers it, and
+-- the look pushes tokens or forgets it.
+local function is_still_open(id)
+  if redis.call("ZSCORE", open, id) then
+    return true
+  end
+  if not redis.call("ZSCORE", closed, id) then
+    redis.call("ZADD", due, "NX", now_ms(), id)
+  end
+  return false
+end
+
 -- Removes tokens of requests that are not open any more from the 4,096 that are taken next, and
 -- returns their number. So the cost does not depend on the length of the list; later calls read the
 -- rest.
@@ -93,7 +107,7 @@ local function drop_ended()
   local read = redis.call("LRANGE", tokens, -READ_AT_MOST, -1)
   for _, token in ipairs(read) do
     if is_open[token] == nil then
-      is_open[token] = redis.call("ZSCORE", open, token) and true
+      is_open[token] = is_still_open(token)
     end
     if is_open[token] then
       kept[#kept + 1] = token

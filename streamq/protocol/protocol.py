@@ -135,7 +135,8 @@ class Protocol(QueueProtocol):
             for request_id, policy, cursor, entries in requests:
                 tokens = request_calls.first_tokens(policy)
                 keys = self._space.queue(policy.queue, tokens.to)
-                yield queue_calls.mint(keys, request_id, Tokens(), register="yes")
+                # "again": a janitor that saw a former request of the id must not close this one.
+                yield queue_calls.mint(keys, request_id, Tokens(), register="again")
                 yield request_calls.submit(self.keys(request_id), policy, cursor, entries)
                 yield queue_calls.mint(keys, request_id, tokens)
 

@@ -74,7 +74,11 @@ class QueueProtocol(Reads):
         Returns how many workers were forgotten because they were silent for long.
         """
         keys = self._space.worker(queue, worker)
-        return self._do(queue_calls.beat(keys, worker, ttl_ms, details, lease_ms, requests))
+        try:
+            return self._do(queue_calls.beat(keys, worker, ttl_ms, details, lease_ms, requests))
+        except Damaged as error:
+            renamed = self.set_aside(queue, worker=keys.worker)
+            raise Damaged(f"{error}; renamed {renamed}") from None
 
     # Tokens. A script cannot block.
 
@@ -171,12 +175,15 @@ class QueueProtocol(Reads):
         """Rename a key of the queue, if it is there and of another type than this."""
         return self._do(queue_calls.aside(self._space.spoilt(queue, name), type))
 
-    def set_aside(self, queue: str, lists: tuple[str, ...] = ()) -> list[str]:
-        """Rename keys of a queue that are of another type. Returns their names since then."""
+    def set_aside(self, queue: str, lists: tuple[str, ...] = (), worker: str = "") -> list[str]:
+        """Rename keys of a queue that are of another type. Returns their names since then.
+
+        ``lists`` and ``worker``: keys to look at besides the indexes.
+        """
         keys = self._space.queue(queue)
         sets = (keys.due, keys.open, keys.closed, keys.workers, keys.used)
         indexes = dict.fromkeys(sets, "zset")
-        wanted = indexes | dict.fromkeys(lists, "list")
+        wanted = indexes | dict.fromkeys(lists, "list") | ({worker: "hash"} if worker else {})
         redis = self.connection.redis
         with (
             translating_driver_errors(self.connection.where),

@@ -3,9 +3,11 @@
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors
+from streamq.errors import Damaged
 from streamq.model import PREFIX
 from streamq.protocol.events import Events
 from streamq.protocol.keys import KeySpace, RequestKeys
@@ -94,23 +96,30 @@ class Reads:
 
     def workers(self, queue: str) -> dict[str, bytes]:
         """Return what each live worker of the queue says of itself."""
-        keys = self._space.queue(queue)
-        alive = {}
-        with translating_driver_errors(self.connection.where):
-            redis = self.connection.redis
-            for name in read_names(redis.zrange(keys.workers, 0, -1)):
-                details = redis.hget(self._space.worker(queue, name).worker, "details")
-                if details is not None:
-                    alive[name] = details
-        return alive
+        return {name: details for name, (_, details) in self.beats(queue).items()}
 
-    def beats(self, queue: str) -> dict[str, float]:
-        """Return when each worker of the queue was last heard, by the server's clock (ms)."""
-        with translating_driver_errors(self.connection.where):
-            found = self.connection.redis.zrange(
-                self._space.queue(queue).workers, 0, -1, withscores=True
-            )
-        return {name.decode("utf-8", "replace"): score for name, score in found}
+    def beats(self, queue: str) -> dict[str, tuple[float, bytes]]:
+        """Return when each live worker was last heard, by the server's clock (ms), and its details.
+
+        A worker whose key is of another type is left out, as if it had not been heard.
+        """
+        where = self.connection.where
+        with translating_driver_errors(where):
+            redis = self.connection.redis
+            found = redis.zrange(self._space.queue(queue).workers, 0, -1, withscores=True)
+            heard = {name: score for each, score in found for name in read_names([each])}
+            with redis.pipeline(transaction=False) as pipe:
+                for name in heard:
+                    pipe.hget(self._space.worker(queue, name).worker, "details")
+                replies = pipe.execute(raise_on_error=False) if heard else []
+        alive = {}
+        for (name, at_ms), reply in zip(heard.items(), replies, strict=True):
+            with suppress(Damaged), translating_driver_errors(where):
+                if isinstance(reply, Exception):
+                    raise reply
+                if reply is not None:
+                    alive[name] = at_ms, reply
+        return alive
 
     # Requests
 

@@ -80,7 +80,8 @@ class Scripts:
             return [self.do(call) for call in chain(made, calls, otherwise)]
         found: list[T] = []
         for index, (call, reply) in enumerate(zip(made, replies, strict=True)):
-            if isinstance(reply, NoScriptError):
+            if isinstance(reply, Exception) and self._is_of_server(reply):
+                # The script is not there, or the server is not ready: ``do`` waits for it.
                 return found + [self.do(call) for call in chain(made[index:], otherwise)]
             if isinstance(reply, Exception):
                 raise self._meant(reply)

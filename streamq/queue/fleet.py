@@ -42,11 +42,20 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
     """Return the live workers of a queue, by name."""
-    found = []
-    for name, details in sorted(protocol.workers(units.name(queue, "queue")).items()):
-        try:
-            found.append(msgspec.json.decode(details, type=WorkerDetails))
-        except (ValueError, RecursionError):
-            # The worker lives, but its version describes itself in another form.
-            found.append(WorkerDetails(name=name, queue=queue))
-    return found
+    found = protocol.workers(units.name(queue, "queue"))
+    return [_read(name, details, queue) for name, details in sorted(found.items())]
+
+
+def pools_heard(protocol: Protocol, queue: str) -> dict[str, float]:
+    """Return when each live pool of a queue was last heard, by the server's clock (ms)."""
+    found = protocol.beats(queue)
+    pools = ((_read(name, details, queue).pool, at) for name, (at, details) in found.items())
+    return {pool: at_ms for pool, at_ms in pools if pool}
+
+
+def _read(name: str, details: bytes, queue: str) -> WorkerDetails:
+    try:
+        return msgspec.json.decode(details, type=WorkerDetails)
+    except (ValueError, RecursionError):
+        # The worker lives, but its version describes itself in another form.
+        return WorkerDetails(name=name, queue=queue)

@@ -180,16 +180,21 @@ class Taker(Generic[Work]):
         #: Requests whose tokens are of no use now, and until when: those that have ended, whose
         #: last tokens are left over, and those that are to be left to other hosts for a while.
         self._ended: dict[str, float] = {}
-        #: Tokens of the latter, which are pushed again when that time is over: the server believes
-        #: them out, so nobody pushes others before the next audit.
+        #: Tokens of the latter. The host gives them back every second, for other hosts: the server
+        #: believes them out, so nobody pushes others before the next audit.
         self._kept: dict[str, list[Token]] = {}
         self._keeping = Lock()
         self._leases = 0
 
     # Taking
 
-    def next_token(self, block_s: float) -> Invitation | None:
+    def next_token(
+        self, block_s: float, has_room: Callable[[], bool] = lambda: False
+    ) -> Invitation | None:
         """Wait for a token, up to so long. Returns None if none came that is of use here.
+
+        ``has_room`` tells whether nothing runs at the host now: then it may also take a part that
+        is to run alone, whose request it would leave to others.
 
         Raises:
             ServerError: the server does not answer.
@@ -202,7 +207,7 @@ class Taker(Generic[Work]):
             return None
         self._turns.took(token.handler, token.request_id)
         was_waiting = time.monotonic() - asked < AT_ONCE_S
-        return None if self._is_left_alone(token) else Invitation(token, was_waiting)
+        return None if self._is_left_alone(token, has_room) else Invitation(token, was_waiting)
 
     def claim(self, invitation: Invitation, book: LeaseBook) -> Claimed[Work] | None:
         """Claim parts with a token. Returns None if there are none.
@@ -353,11 +358,12 @@ class Taker(Generic[Work]):
             self._kept.setdefault(request_id, [])
 
     def give_back_tokens(self) -> None:
-        """Push the tokens that were kept of requests which are left to others no longer."""
+        """Push the tokens that were kept: other hosts may have room for the part."""
         with self._keeping:
             now = time.monotonic()
-            over = [each for each in self._kept if self._ended.get(each, 0.0) <= now]
-            tokens = [token for each in over for token in self._kept.pop(each)]
+            tokens = [token for kept in self._kept.values() for token in kept]
+            alone = (each for each in self._kept if self._ended.get(each, 0.0) > now)
+            self._kept = {each: [] for each in alone}
         for token in tokens:
             self.push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
 
@@ -366,12 +372,17 @@ class Taker(Generic[Work]):
             self._ended.clear()
         self._ended[request_id] = time.monotonic() + seconds
 
-    def _is_left_alone(self, token: Token) -> bool:
+    def _is_left_alone(self, token: Token, has_room: Callable[[], bool]) -> bool:
         """Tell whether the token is of no use now. One that will be of use later is kept."""
-        if self._ended.get(token.request_id, 0.0) <= time.monotonic():
+        if token.request_id not in self._ended:
             return False
+        # In one step: ``give_back_tokens`` must not forget the request in between.
         with self._keeping:
+            if self._ended.get(token.request_id, 0.0) <= time.monotonic():
+                return False
             if token.request_id in self._kept:
+                if has_room():
+                    return False
                 self._kept[token.request_id].append(token)
         return True
 

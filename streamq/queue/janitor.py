@@ -20,7 +20,7 @@ from streamq.errors import (
 from streamq.model import State
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Audit, Tick, Tokens
-from streamq.queue.fleet import live_workers
+from streamq.queue.fleet import pools_heard
 from streamq.queue.outages import Outages
 from streamq.telemetry.metrics import Samples
 
@@ -49,6 +49,11 @@ CONFIRM_MS = 180_000
 
 #: A sweep clears at most so many lists of tokens of ended requests; each takes some milliseconds.
 MOST_LISTS = 10
+
+#: The janitor reads the heartbeats again for a reap when they are older than this: there may be
+#: hundreds of workers and of requests to reap. A pool that lives is heard twice in the grace of its
+#: leases, so a heartbeat that is read a second late is still in time.
+BEATS_EVERY_S = 1.0
 
 #: A request, and the function that looks at it.
 Look = tuple[str, Callable[[], None]]
@@ -96,6 +101,9 @@ class Janitor:
         self._lent = 0
         #: Lists that may have tokens of ended requests, each with one of these requests.
         self._littered: dict[str, str] = {}
+        #: When each live pool was last heard (ms), and when that was read.
+        self._beats: dict[str, float] = {}
+        self._beats_at = float("-inf")
         self._former_at = time.monotonic() + FORMER_EVERY_S
 
     def sweep(self) -> int:
@@ -243,13 +251,18 @@ class Janitor:
 
     def _heard(self) -> dict[str, int]:
         """Return how many ms ago each live pool of the queue was heard."""
+        begun = time.monotonic()
+        if begun - self._beats_at > BEATS_EVERY_S:
+            try:
+                self._beats = pools_heard(self._protocol, self.queue)
+            except Damaged as error:
+                # Nobody counts as heard, so the dead are charged; their parts come back.
+                renamed = self._protocol.set_aside(self.queue)
+                log.warning("queue %s: %s; renamed %s", self.queue, error, ", ".join(renamed))
+                self._beats = {}
+            self._beats_at = begun
         now_ms = self.ahead_ms + time.monotonic() * 1e3
-        beats = self._protocol.beats(self.queue)
-        return {
-            worker.pool: max(0, round(now_ms - beats[worker.name]))
-            for worker in live_workers(self._protocol, self.queue)
-            if worker.pool and worker.name in beats
-        }
+        return {pool: max(0, round(now_ms - at_ms)) for pool, at_ms in self._beats.items()}
 
     def _close(self, request_id: str, score: float, audit: Audit, tick: Tick) -> None:
         purge_at = min(audit.purge_at, tick.now_ms + CONFIRM_MS)

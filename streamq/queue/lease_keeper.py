@@ -366,6 +366,14 @@ class LeaseKeeper:
             self.expect(tokens.look_ms)
 
 
+def most_between_beats_ms(lease_ms: int) -> int:
+    """How often a pool is to be heard at least: it lives for whoever reaps if it was heard after
+    the deadline of a lease, and the grace from then on (``lua/lib/suspicion.lua``) is all the time.
+    """
+    grace_ms = 3_000 + max(1_000, min(10_000, lease_ms // 4))
+    return min(lease_ms // 4, grace_ms // 2)
+
+
 def _name_of(host: str, pid: int) -> str:
     """Return a worker's name: as much of its host's as there is room for, and its process id."""
     return f"{host[: MOST_NAME - len(f'.{pid}')]}.{pid}"

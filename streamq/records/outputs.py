@@ -94,11 +94,18 @@ class FileOutput:
         self._file = file
 
     def lacks(self, offset: int) -> bool:
-        """Return whether the file is gone or shorter than that."""
+        """Return whether the file is gone or shorter than that; once it is open, the open file.
+
+        Raises:
+            OutputError: the file cannot be looked at, and may well be there.
+        """
         try:
-            return self._path.stat().st_size < offset
-        except OSError:
+            found = os.fstat(self._file.fileno()) if self._file else self._path.stat()
+            return found.st_size < offset
+        except FileNotFoundError:
             return offset > 0
+        except OSError as error:
+            raise self._failed(error) from None
 
     def cut(self, offset: int) -> None:
         """Cut the file to the offset.
@@ -278,7 +285,8 @@ def check_errors(
         found = place.lstat()
         if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and not found.st_size):
             return
-        if not ours or errors_digest(path) not in ours:
+        # "" is the digest of no regular file: a link has it, and is not ours.
+        if errors_digest(path) not in {each for each in ours if each}:
             raise error(
                 f"{place} exists, and failures are to be written there: remove it, or say --force"
             )

@@ -16,7 +16,6 @@ import msgspec
 from streamq.errors import StreamqError, damaged_if_unreadable
 from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.snapshot import Snapshot
 from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import outputs
@@ -127,7 +126,9 @@ class Collector:
         self._form = form
         self._writer = Writer(form, [])
         self._name = secrets.token_hex(8)
+        #: Whether the output that was begun is lost, and how many parts the server has no more.
         self._is_anew = False
+        self._gone = 0
         #: The request's failures, once all results are written; the caller writes them to a file.
         self.failures: list[Failure] = []
 
@@ -151,6 +152,8 @@ class Collector:
         try:
             # Before we had the lock, another collector may have written and committed more.
             spec = self._look(force)
+            if self._is_anew:
+                self._tell_lost()
             self._output.cut(self._done.offset)
             self._begin(spec)
             if not self._collect(is_ordered, follow):
@@ -171,24 +174,24 @@ class Collector:
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
         spec = found.spec
         self._refuse_other(force, spec.files)
-        if self._is_anew or (self._may_renew and self._output.lacks(self._done.offset)):
-            self._begin_anew(found)
+        # Decided anew at each look: since the last one another collector may have begun the file,
+        # or somebody may have put it back. What counts is what the locked file has.
+        self._is_anew = self._may_renew and self._output.lacks(self._done.offset)
+        self._gone = found.count("done") - found.known_count("results") if self._is_anew else 0
+        if self._is_anew:
+            self._done = msgspec.structs.replace(self._done, offset=0, header=[], is_open=False)
         return spec
 
-    def _begin_anew(self, found: Snapshot) -> None:
-        """Begin a lost output anew, and log which results were lost with it."""
-        if not self._is_anew:
-            gone = found.count("done") - found.known_count("results")
-            before = self._done.next - 1
-            some = f"{gone} parts" if gone > 0 else ""
-            if which := f"parts 1 to {before}" if before else some:
-                log.warning(
-                    "the results of %s are gone: they were in the file that is missing, and the "
-                    "server has them no more. Only later ones are written",
-                    which,
-                )
-        self._is_anew = True
-        self._done = msgspec.structs.replace(self._done, offset=0, header=[], is_open=False)
+    def _tell_lost(self) -> None:
+        """Log which results were lost with the output that is begun anew."""
+        before = self._done.next - 1
+        some = f"{self._gone} parts" if self._gone > 0 else ""
+        if which := f"parts 1 to {before}" if before else some:
+            log.warning(
+                "the results of %s are gone: they were in the file that is missing, and the "
+                "server has them no more. Only later ones are written",
+                which,
+            )
 
     def _begin(self, spec: Spec) -> None:
         """Get ready to write where the committed results end."""

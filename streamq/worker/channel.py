@@ -44,6 +44,11 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     stops_on_hup: bool = False
 
 
+def new_pool_word() -> str:
+    """Return a word that no other pool has."""
+    return secrets.token_hex(8)
+
+
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a process is told at its start, and not by arguments: the URL may hold a password."""
 
@@ -68,7 +73,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str
     #: What the names of the pool's holders begin with. Its heartbeats tell a janitor by this name
     #: that the pool of a holder lives. A pool that is started again has another.
-    pool: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+    pool: str = msgspec.field(default_factory=new_pool_word)
 
 
 # The tags of messages are older than the names of their classes. They stay: a pool that runs while

@@ -39,10 +39,13 @@ WAKE_EVERY_S = 0.005
 #: The parent is told this often how long there was nothing to do.
 IDLE_EVERY_S = 1.0
 #: If no room can be made for a part that is to run alone, this process leaves its request to others
-#: for 1 s.
+#: for 1 s at least.
 SUSPECT_PAUSE_S = 1.0
 #: The longer such a part has waited, the longer all other slots may be kept free for it.
 SUSPECT_SHARE = 0.05
+#: A part that this process has not seen for 5 minutes since then has run elsewhere: the time that
+#: it had waited does not count any more.
+SUSPECT_FORGOTTEN_S = 300.0
 
 
 class WorkerProcess:
@@ -71,8 +74,9 @@ class WorkerProcess:
         self._changed = Condition()
         self._free = list(range(config.slots))
         self._is_stopping = self._is_quiet = False
-        #: Parts that are to run alone and found no room yet, and since when.
-        self._suspects: dict[tuple[str, int], float] = {}
+        #: Parts that are to run alone and found no room yet: since when, and until when their
+        #: request is left to others.
+        self._suspects: dict[tuple[str, int], tuple[float, float]] = {}
         #: Since when a token is waited for, or 0.
         self._taking_since = 0.0
         #: The slot whose part is to run with nothing beside it, or -1.
@@ -105,6 +109,7 @@ class WorkerProcess:
                 self._give_slot(slot)
             else:
                 self._begin(*taken)
+        self._taker.give_back_tokens()
         self._await_all_free()
         self._say_idle(force=True)
 
@@ -115,7 +120,7 @@ class WorkerProcess:
             # After the line above: ``_obey`` sees it, and ends the take.
             if self._is_stopping or self._is_quiet:
                 return None
-            invitation = self._taker.next_token(BLOCK_S)
+            invitation = self._taker.next_token(BLOCK_S, self._has_room)
         finally:
             self._taking_since = 0.0
         if invitation is None:
@@ -163,6 +168,10 @@ class WorkerProcess:
                 lambda: len(self._free) >= self._config.slots - but, timeout_s
             )
 
+    def _has_room(self) -> bool:
+        """Tell whether nothing runs beside the slot that a token is taken for."""
+        return len(self._free) >= self._config.slots - 1
+
     def _is_alone(self, slot: int) -> bool:
         return self._config.slots == 1 or self._exclusive == slot
 
@@ -170,20 +179,24 @@ class WorkerProcess:
         """Wait for a quantum until nothing runs beside a part that is to run alone.
 
         Where other slots are never free at once, the wait is longer and longer: a twentieth of the
-        time that the part has waited. So the part is run at some time, and costs little.
+        time that the part has waited. Then the request is left to others for the other nineteen.
+        So the part is run at some time, and costs the other slots a twentieth of theirs.
         """
         now = time.monotonic()
         request_id = lease.held.request_id
         part = (request_id, number)
-        since = self._suspects.setdefault(part, now)
+        since, known_until = self._suspects.pop(part, (now, now))
+        if now - known_until > SUSPECT_FORGOTTEN_S:
+            since = now
         wait_s = max(lease.pace.quantum_s, (now - since) * SUSPECT_SHARE)
         self._exclusive = lease.slot
         if self._await_all_free(but=1, timeout_s=wait_s):
-            del self._suspects[part]
             return True
+        alone_s = max(SUSPECT_PAUSE_S, wait_s * (1 / SUSPECT_SHARE - 1))
+        self._suspects[part] = since, time.monotonic() + alone_s
         while len(self._suspects) > KNOWN_REQUESTS:
             del self._suspects[next(iter(self._suspects))]
-        self._taker.leave_to_others(request_id, SUSPECT_PAUSE_S)
+        self._taker.leave_to_others(request_id, alone_s)
         return False
 
     def _begin(self, lease: SlotLease, grant: Grant) -> None:

@@ -11,16 +11,18 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+import msgspec
+
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import BacklogCache
-from streamq.queue.lease_keeper import LeaseKeeper
+from streamq.queue.lease_keeper import LeaseKeeper, most_between_beats_ms
 from streamq.queue.sweeper import Sweepers
 from streamq.settings import Settings
 from streamq.telemetry.health import HealthServer, HealthSource
 from streamq.telemetry.metrics import build_info_samples
 from streamq.telemetry.systemd import Notifier
-from streamq.worker.channel import PoolOptions, ProcessConfig
+from streamq.worker.channel import PoolOptions, ProcessConfig, new_pool_word
 from streamq.worker.pool import Pool
 from streamq.worker.spawning import Spawner
 
@@ -49,13 +51,16 @@ def serve_pool(
         AppLoadError: the user's module cannot be loaded.
     """
     settings = Settings.from_env()
+    # One description may be served several times, and at once by copies of a process: each pool
+    # has a word of its own, or the heartbeats of one would speak for the dead of another.
+    config = msgspec.structs.replace(config, pool=new_pool_word())
     keeper = LeaseKeeper(
         protocol,
         config.queue,
         config.pool,
         slots=options.processes * config.slots,
         lease_ms=config.lease_ms,
-        beat_ms=min(settings.beat_ms, config.lease_ms // 4),
+        beat_ms=min(settings.beat_ms, most_between_beats_ms(config.lease_ms)),
         audit_ms=settings.audit_ms,
         levels=config.levels,
         levels_text=levels,

@@ -10,6 +10,7 @@ import pytest
 from redis import exceptions as driver
 
 from streamq import Client, Connection
+from streamq.model import Policy
 from streamq.servers.launcher import LOOPBACK, ask
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
@@ -221,3 +222,21 @@ class TestThreads:
                 connection.call("GET", "k")
             assert time.monotonic() - begun < 1
             connection.close()
+
+
+def test_server_that_is_not_ready_among_several_calls_is_waited_for() -> None:
+    """What a master without its replicas says to each of the calls that were sent together."""
+    with LocalServer.start(port=0) as server, Client(server.url) as client:
+        protocol = client._protocol
+        connection = protocol.connection
+        policy = Policy(handler="h")
+        protocol.submit_all([("first", policy, "", [b"x", b"1"])])  # the scripts are there
+        connection.redis.config_set("min-replicas-to-write", 1)
+        back = threading.Timer(0.5, connection.redis.config_set, ("min-replicas-to-write", 0))
+        back.start()
+
+        with connection.patience(30, lambda _: None):
+            protocol.submit_all([("late", policy, "", [b"x", b"1"])])
+
+        assert client.get("late").status().parts.total == 1
+        back.join()

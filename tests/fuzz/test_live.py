@@ -56,6 +56,13 @@ def _wrong(name: str) -> Spoil:
     return spoil
 
 
+def _spoil_heartbeats(redis: Any, _: RequestKeys, queue: QueueKeys, junk: bytes) -> None:
+    """What each live worker says of itself becomes a key of another type."""
+    for key in redis.keys(queue.worker.replace("{", "?").replace("}", "?") + "*"):
+        redis.delete(key)
+        redis.set(key, junk)
+
+
 def _register(redis: Any, _: RequestKeys, queue: QueueKeys, junk: bytes) -> None:
     redis.zadd(queue.open, {junk: 0})
     redis.zadd(queue.due, {junk: 0})
@@ -103,6 +110,7 @@ SPOILS: dict[str, Spoil] = {
         redis.zadd(queue.workers, {junk: 1, b"odd": 1}),
         redis.hset(queue.worker + "odd", "details", junk),
     ],
+    "heartbeats of another type": _spoil_heartbeats,
     "worker of another type": lambda redis, _, queue, junk: [
         redis.zadd(queue.workers, {b"odd": 1}),
         redis.set(queue.worker + "odd", junk),

@@ -245,3 +245,21 @@ class TestForgottenEndOfALease:
         status = request.wait(25)
         assert (status.parts.done, status.parts.failed) == (0, 1)
         assert [failure.error for failure in request.errors()] == ["Poison"]
+
+
+def test_request_whose_registration_is_forgotten_keeps_its_tokens_when_others_end(
+    driver: RequestByHand, client: Client, protocol: Protocol, queue: str
+) -> None:
+    """Its slot has it, the queue's slot does not: tokens that go with another's are replaced."""
+    client.submit([b"a", b"b"], handler="h", queue=queue, id=driver.id, limit=2)
+    for index in ("open", "due"):
+        driver.redis.zrem(getattr(QueueKeys(queue), index), driver.id)
+    other = client.submit([b"x"], handler="h", queue=queue)
+    other.cancel()
+
+    janitor = Janitor(protocol, queue)
+    for _ in range(3):
+        janitor.sweep()
+
+    assert indexes(protocol, queue, driver.id) == {"open", "due"}
+    assert sorted(Worker(protocol, queue).drain()) == [(driver.id, 1), (driver.id, 2)]

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from itertools import permutations
 
+import msgspec
 import pytest
 
 from streamq import Client, Connection, Janitor, Protocol, ServerBusy, ServerUnreachable, State
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Audit, Tokens
+from streamq.queue.fleet import WorkerDetails
 from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, indexes, make_due, refuse, tokens
 from tests.support.waiting import wait_until
@@ -575,3 +577,71 @@ def test_who_sweeps_out_waits_while_somebody_is_silent(
     janitor.sweep_out()
 
     assert slept == [0.0, 0.03]
+
+
+class TestHeartbeats:
+    """Whoever reaps asks which pools live."""
+
+    @pytest.fixture
+    def dead(self, driver: RequestByHand, protocol: Protocol, queue: str) -> RequestByHand:
+        """A request whose holder is dead, and a pool that lives."""
+        protocol.mint(queue, driver.id, Tokens(), register="yes")
+        driver.load(3)
+        driver.expire(driver.claim(holder="0123456789abcdef.0-0-1")[0])
+        details = msgspec.json.encode(WorkerDetails(name="host.1", pool="fedcba9876543210"))
+        protocol.beat(queue, "host.1", HOUR_MS, details)
+        return driver
+
+    @pytest.mark.parametrize("name", ["workers", "worker:host.1"])
+    def test_that_cannot_be_read_keep_no_part_back(
+        self, dead: RequestByHand, queue: str, sweep: Callable[[], int], name: str
+    ) -> None:
+        key = QueueKeys(queue, spoilt=name).spoilt
+        dead.redis.delete(key)
+        dead.redis.set(key, "not ours")
+
+        sweep()
+
+        assert (dead.leases(), dead.tries()) == ({}, {1: "0 1 1 0 0"})
+        if name == "workers":
+            assert dead.redis.type(key) == b"none", "it is put aside"
+
+    def test_are_read_once_for_many_reaps(
+        self,
+        dead: RequestByHand,
+        client: Client,
+        protocol: Protocol,
+        queue: str,
+        janitor: Janitor,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        for _ in range(5):
+            request = client.submit([b"x"], handler="h", queue=queue)
+            other = RequestByHand(protocol, queue, request.id)
+            other.expire(other.claim()[0])
+        reads: list[str] = []
+        beats = protocol.beats
+
+        def noted(queue: str) -> dict[str, tuple[float, bytes]]:
+            reads.append(queue)
+            return beats(queue)
+
+        monkeypatch.setattr(protocol, "beats", noted)
+        make_due(protocol, queue)
+
+        janitor.sweep()
+
+        assert (janitor.reaped, reads) == (6, [queue])
+        janitor._beats_at -= 1.1
+        janitor._heard()
+        assert len(reads) == 2
+
+    def test_silence_goes_on_after_they_were_read(
+        self, dead: RequestByHand, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        janitor.sweep()
+        before = janitor._heard()["fedcba9876543210"]
+        janitor.ahead_ms += 500
+
+        assert 0 <= before < 5_000
+        assert 500 <= janitor._heard()["fedcba9876543210"] - before < 5_000

@@ -293,3 +293,47 @@ def test_registration_that_came_to_nothing_leaves_no_trace(
     sweep_all()
 
     assert indexes(protocol, queue, request_id) == set()
+
+
+def test_counts_once_what_a_heartbeat_made_open_again(
+    driver: RequestByHand, client: Client, protocol: Protocol, queue: str
+) -> None:
+    """Who holds a cancelled request says so until it has heard of the end."""
+    janitor = Janitor(protocol, queue)
+    client.submit([b"x"], handler="h", queue=queue, id=driver.id)
+    driver.claim()
+    client.get(driver.id).cancel()
+
+    for _ in range(3):
+        protocol.beat(queue, "w1", 15_000, b"{}", 0, [driver.id])
+        make_due(protocol, queue)
+        janitor.sweep()
+
+    assert janitor.closed == {State.CANCELLED: 1}
+
+
+def test_look_alone_knows_the_servers_clock_and_keeps_what_it_knows(
+    driver: RequestByHand, protocol: Protocol, queue: str, janitor: Janitor
+) -> None:
+    driver.load(1)
+    tick = Tick(driver.now_ms(), 0, [], [])
+
+    janitor.look(driver.id, 0, tick)
+    ahead_ms = janitor.ahead_ms
+    janitor.look(driver.id, 0, Tick(tick.now_ms + 60_000, 0, [], []))
+
+    assert tick.now_ms - time.monotonic() * 1e3 == pytest.approx(ahead_ms, abs=5_000)
+    assert janitor.ahead_ms == ahead_ms
+
+
+@pytest.mark.parametrize(
+    ("looks", "first"),
+    [((), 0), ((0,), 0), ((7,), 7), ((7, 0), 7), ((0, 7), 7), ((7, 5), 5), ((5, 7), 5)],
+)
+def test_next_look_is_the_first_that_a_request_wants(
+    janitor: Janitor, looks: tuple[int, ...], first: int
+) -> None:
+    for look_ms in looks:
+        janitor._expect(look_ms)
+
+    assert janitor._next_look_ms == first

@@ -19,6 +19,7 @@ from streamq import (
     ServerUnreachable,
     State,
 )
+from streamq.model import Policy
 from streamq.protocol.keys import QueueKeys
 from tests.queue.submitting import (
     Killed,
@@ -475,3 +476,18 @@ def test_names_out_of_an_enumeration(submit: Submit) -> None:
     status = submit([b"a"], handler=Name.HANDLER, level=Number.LEVEL).status()
 
     assert (status.handler, status.level) == ("resize", 7)
+
+
+def test_one_of_many_is_not_closed_by_who_saw_the_end_of_a_former_one(
+    client: Client, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    client.submit([], handler="h", queue=queue, id=request_id)
+    score = protocol.registered(queue, request_id)
+    assert score is not None
+    protocol.purge(request_id, force=True)  # and a janitor is about to close it
+    policy = Policy(handler="h", queue=queue)
+
+    protocol.submit_all([(request_id, policy, "", [b"x", b"1"])])
+
+    assert not protocol.close(queue, request_id, score, 0)
+    assert protocol.ids(queue) == [request_id]

@@ -333,3 +333,14 @@ class TestBeforeForgetting:
         with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
             self.run(protocol, done, path)
         assert beside.read_text() == "precious, too"
+
+
+@pytest.mark.parametrize("ours", [[], [""], ["", "0123"]])
+def test_link_beside_is_somebody_elses_also_where_no_file_stood_before(
+    tmp_path: Path, ours: list[str]
+) -> None:
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    (tmp_path / "out.errors.jsonl").symlink_to(tmp_path / "theirs")
+
+    with pytest.raises(OutputExists):
+        check_errors(tmp_path / "out.txt", ours=ours)

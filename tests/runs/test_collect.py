@@ -1,5 +1,6 @@
 """Collecting results: every one is written once, whatever became of the request in between."""
 
+import errno
 import json
 import random
 import secrets
@@ -18,7 +19,7 @@ from streamq.protocol.replies import Terms
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
-from streamq.records.outputs import FileOutput
+from streamq.records.outputs import FileOutput, OutputError
 from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
@@ -521,3 +522,85 @@ class TestInNoOrder:
 
         assert self.written(target) == [*range(1, 701)]
         target.unlink()
+
+
+class TestLost:
+    """An output that is gone may be begun anew, and by one collector only."""
+
+    @pytest.fixture
+    def begun(
+        self, driver: RequestByHand, client: Client, queue: str, collect: Collect
+    ) -> RequestByHand:
+        """Three of ten results are in the target, and the server has the others."""
+        submit(client, queue, driver.id, 10)
+        holder, _ = driver.claim(3)
+        finish(driver, holder, 1, 2, 3)
+        assert not collect()
+        holder, grant = driver.claim(7)
+        finish(driver, holder, *(part.number for part in grant.parts))
+        return driver
+
+    def force(self, driver: RequestByHand, output: FileOutput) -> bool:
+        return Collector(driver.protocol, driver.id, output, "raw").run(
+            is_ordered=True, follow=True, force=True
+        )
+
+    @ONE_KIND
+    def test_what_another_has_written_meanwhile_stays(
+        self, begun: RequestByHand, target: Path
+    ) -> None:
+        target.unlink()
+
+        class Late(FileOutput):
+            def open(inner, *words: Any, **options: Any) -> None:  # noqa: N805
+                assert self.force(begun, FileOutput(target, begun.id))
+                super().open(*words, **options)
+
+        assert self.force(begun, Late(target, begun.id))
+
+        assert target.read_bytes().split() == lines(*range(4, 11))
+
+    @ONE_KIND
+    def test_file_that_was_put_back_meanwhile_is_gone_on_with(
+        self, begun: RequestByHand, target: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        away = target.rename(target.with_name("away"))
+
+        class Late(FileOutput):
+            def open(self, *words: Any, **options: Any) -> None:
+                away.rename(target)
+                super().open(*words, **options)
+
+        assert self.force(begun, Late(target, begun.id))
+
+        assert target.read_bytes().split() == lines(*range(1, 11))
+        assert "are gone" not in caplog.text
+
+    @ONE_KIND
+    def test_it_is_said_once_what_is_lost_with_it(
+        self, begun: RequestByHand, target: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        target.unlink()
+
+        assert self.force(begun, FileOutput(target, begun.id))
+
+        assert target.read_bytes().split() == lines(*range(4, 11))
+        assert caplog.text.count("parts 1 to 3 are gone") == 1
+
+    @ONE_KIND
+    def test_file_that_cannot_be_looked_at_is_not_lost(
+        self, begun: RequestByHand, target: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Stale(FileOutput):
+            def lacks(self, offset: int) -> bool:
+                with monkeypatch.context() as patch:
+                    patch.setattr(Path, "stat", fail)
+                    return super().lacks(offset)
+
+        def fail(*_: Any) -> None:
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        with pytest.raises(OutputError, match="Stale file handle"):
+            self.force(begun, Stale(target, begun.id))
+
+        assert target.read_bytes().split() == lines(1, 2, 3)

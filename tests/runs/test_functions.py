@@ -11,11 +11,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import streamq
 from streamq import AppLoadError, Client, InvalidValue, SettingsError, State, Worker
+from streamq.worker import service
+from streamq.worker.channel import ProcessConfig
+from streamq.worker.pool import Pool
 from tests.conftest import ONE_KIND
 from tests.support.waiting import wait_until
 
@@ -284,3 +288,23 @@ def test_the_commands_are_not_imported() -> None:
     )
 
     assert done.stdout == "[]\n"
+
+
+def test_worker_that_is_run_again_is_another_pool(
+    tasks: str, url: str, queue: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the heartbeats of one speak for the dead of another, and no crash is charged."""
+    words = []
+    served = Pool
+
+    def serve(config: ProcessConfig, options: Any, keeper: Any, **others: Any) -> Any:
+        assert keeper._pool == config.pool
+        words.append(config.pool)
+        return served(config, options, keeper, **others)
+
+    monkeypatch.setattr(service, "Pool", serve)
+    worker = Worker(f"{tasks}:app", url, queue=queue, burst=True)
+
+    assert [worker.run() for _ in range(2)] == [0, 0]
+
+    assert len(set(words)) == 2

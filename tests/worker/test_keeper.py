@@ -14,7 +14,7 @@ from streamq.model import State
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.queue import lease_keeper
 from streamq.queue.fleet import Running, WorkerDetails
-from streamq.queue.lease_keeper import LeaseKeeper
+from streamq.queue.lease_keeper import LeaseKeeper, most_between_beats_ms
 from streamq.queue.outages import Availability, Outages
 from streamq.queue.renewals import Holding, Renewals, _batches
 from streamq.queue.rounds import Rounds
@@ -791,3 +791,10 @@ class TestRenewals:
         assert len(renewals.holdings) == 2
         assert not renewals._is_left("")
         assert len(renewals._threads) == 1
+
+
+@pytest.mark.parametrize(
+    ("lease_ms", "beat_ms"), [(1_000, 250), (8_000, 2_000), (20_000, 4_000), (3_600_000, 6_500)]
+)
+def test_pool_is_heard_twice_in_the_grace_of_its_leases(lease_ms: int, beat_ms: int) -> None:
+    assert most_between_beats_ms(lease_ms) == beat_ms

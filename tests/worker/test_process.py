@@ -175,7 +175,8 @@ class TestSuspect:
         holder, grant = driver.claim()
         lease = bench.lease(driver, holder, grant)
         bench.process._free = []  # the other slot is busy
-        bench.process._suspects[driver.id, 1] = time.monotonic() - 3_600
+        now = time.monotonic()
+        bench.process._suspects[driver.id, 1] = now - 3_600, now
 
         begun = time.monotonic()
         assert not bench.process._make_room(lease, 2)

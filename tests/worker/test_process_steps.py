@@ -16,6 +16,7 @@ import pytest
 from streamq import App, Client, Context
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import Failure, Part
+from streamq.protocol.keys import QueueKeys
 from streamq.protocol.replies import Grant, Token, Tokens
 from streamq.queue import holding
 from streamq.queue.holding import Claimed, HeldLease, KnownRequest, LeaseGone
@@ -662,9 +663,7 @@ class TestSlots:
         assert desk.process._free == [0]
         assert desk.process._exclusive == -1
         assert list(desk.process._suspects) == [(driver.id, 1)]
-        assert (
-            0 < desk.process._taker._ended[driver.id] - time.monotonic() <= process.SUSPECT_PAUSE_S
-        )
+        assert 0 < desk.process._taker._ended[driver.id] - time.monotonic() <= 19 * QUANTUM_S
         assert desk.contexts == []
 
     def test_longer_it_has_waited_the_longer_room_is_waited_for(
@@ -680,7 +679,8 @@ class TestSlots:
         monkeypatch.setattr(desk.process, "_await_all_free", wait)
         monkeypatch.setattr(process, "KNOWN_REQUESTS", 2)
         now = time.monotonic()
-        desk.process._suspects = {("x", 1): now, ("x", 2): now, (driver.id, 1): now - 100}
+        since = {("x", 1): now, ("x", 2): now, (driver.id, 1): now - 100}
+        desk.process._suspects = {part: (at, now) for part, at in since.items()}
 
         assert not desk.process._make_room(lease, 1)
         assert list(desk.process._suspects) == [("x", 2), (driver.id, 1)], "the oldest goes"
@@ -1016,19 +1016,21 @@ class TestTelling:
 
         assert desk.said(VisitAt) == [VisitAt(5)]
 
-    def test_token_of_a_request_that_is_left_alone_for_a_while_is_kept_for_then(
+    def test_token_of_a_request_that_is_left_alone_for_a_while_is_kept_and_goes_back(
         self, desk: Desk, driver: RequestByHand
     ) -> None:
         driver.load(1)
         token = Token(driver.id, HANDLER, 50)
-        assert not desk.process._taker._is_left_alone(token)
+        assert not desk.process._taker._is_left_alone(token, desk.process._has_room)
         desk.process._taker._leave_alone(driver.id, 60)
-        assert desk.process._taker._is_left_alone(token), "it is of no use"
+        assert desk.process._taker._is_left_alone(token, desk.process._has_room), "it is of no use"
         desk.process._taker._kept[driver.id] = []
+        desk.process._free = []
 
-        assert desk.process._taker._is_left_alone(token)
+        assert desk.process._taker._is_left_alone(token, desk.process._has_room)
         desk.process._taker.give_back_tokens()
-        assert driver.tokens() == []
+        assert driver.tokens() == [driver.id]
+        assert desk.process._taker._kept == {driver.id: []}, "the next one is kept, too"
         desk.process._taker._ended[driver.id] = time.monotonic()
         desk.process._taker.give_back_tokens()
 
@@ -1162,3 +1164,102 @@ class TestMain:
         self, kind: str, tmp_path: Path
     ) -> None:
         assert self.code(tmp_path, "raise ValueError") == 4, kind
+
+
+class TestSuspects:
+    """Parts that are to run alone, where other slots are busy."""
+
+    def make_room(self, desk: Desk, lease: SlotLease, part: int = 1) -> tuple[bool, float]:
+        """Whether there was room, and how long the other slots were kept free for it."""
+        desk.process._free = []
+        begun = time.monotonic()
+        has_room = desk.process._make_room(lease, part)
+        return has_room, time.monotonic() - begun
+
+    def left_alone_s(self, desk: Desk, driver: RequestByHand) -> float:
+        return desk.process._taker._ended[driver.id] - time.monotonic()
+
+    def test_request_is_left_alone_for_nineteen_times_the_wait(
+        self, desk: Desk, driver: RequestByHand, claimed: Any
+    ) -> None:
+        lease, _ = claimed()
+
+        has_room, waited_s = self.make_room(desk, lease)
+
+        assert not has_room
+        assert waited_s == pytest.approx(QUANTUM_S, abs=0.4)
+        assert self.left_alone_s(desk, driver) == pytest.approx(19 * QUANTUM_S, abs=0.5)
+
+    def test_later_waits_are_a_twentieth_of_all_the_time(
+        self, desk: Desk, driver: RequestByHand, claimed: Any
+    ) -> None:
+        lease, _ = claimed()
+        now = time.monotonic()
+        desk.process._suspects[driver.id, 1] = now - 16, now
+
+        _, waited_s = self.make_room(desk, lease)
+
+        assert waited_s == pytest.approx(0.8, abs=0.4)
+        assert self.left_alone_s(desk, driver) == pytest.approx(19 * 0.8, abs=0.5)
+
+    def test_part_that_was_not_seen_for_minutes_has_not_waited_since(
+        self, desk: Desk, driver: RequestByHand, claimed: Any
+    ) -> None:
+        lease, _ = claimed()
+        now = time.monotonic()
+        desk.process._suspects[driver.id, 1] = now - 3_600, now - 301
+
+        _, waited_s = self.make_room(desk, lease)
+
+        assert waited_s == pytest.approx(QUANTUM_S, abs=0.4)
+
+    def test_tokens_go_back_each_second_for_other_processes(
+        self, desk: Desk, driver: RequestByHand, claimed: Any
+    ) -> None:
+        lease, _ = claimed()
+        self.make_room(desk, lease)
+        token = Token(driver.id, HANDLER, 50)
+
+        for _ in range(2):
+            assert desk.process._taker._is_left_alone(token, desk.process._has_room)
+            assert driver.tokens(50) == []
+            desk.process._taker.give_back_tokens()
+            assert driver.tokens(50) == [driver.id]
+            driver.redis.delete(QueueKeys(driver.queue, to=f"{HANDLER}:50").tokens)
+
+        desk.process._taker.give_back_tokens()
+        assert driver.tokens(50) == [], "each goes back once"
+
+    def test_request_is_left_alone_no_more_when_nothing_else_runs(
+        self, desk: Desk, driver: RequestByHand, claimed: Any
+    ) -> None:
+        lease, _ = claimed()
+        self.make_room(desk, lease)
+        token = Token(driver.id, HANDLER, 50)
+
+        desk.process._free = [1]  # the other slot is that of the token
+
+        assert not desk.process._taker._is_left_alone(token, desk.process._has_room)
+        assert self.left_alone_s(desk, driver) > 1
+
+    def test_tokens_go_back_when_the_process_stops(
+        self, desk: Desk, driver: RequestByHand, claimed: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease, _ = claimed()
+        self.make_room(desk, lease)
+        assert desk.process._taker._is_left_alone(
+            Token(driver.id, HANDLER, 50), desk.process._has_room
+        )
+        desk.process._is_stopping = True
+        for thread in ("_obey", "_tick"):
+            monkeypatch.setattr(desk.process, thread, lambda: None)
+
+        running = threading.Thread(target=desk.process.run, daemon=True)
+        running.start()
+
+        wait_until(lambda: driver.tokens(50) == [driver.id])
+        assert running.is_alive(), "it waits for what runs"
+        desk.process._give_slot(0)
+        desk.process._give_slot(1)
+        running.join(5)
+        assert not running.is_alive()

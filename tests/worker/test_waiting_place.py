@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamq import Client, Connection, Janitor, Protocol
+from streamq import Client, Connection, Damaged, Janitor, Protocol, ServerBusy
 from streamq.model import News
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Token, Tokens
@@ -26,9 +26,9 @@ LEVELS = tuple(range(100))
 class Place(WaitingPlace):
     """A place with a connection of its own, that notes at which lists it waits."""
 
-    def __init__(self, url: str, queue: str) -> None:
+    def __init__(self, url: str, queue: str, levels: tuple[int, ...] = LEVELS) -> None:
         protocol = Protocol(Connection(url))
-        super().__init__(protocol, queue, LEVELS)
+        super().__init__(protocol, queue, levels)
         self.waits: list[tuple[str, ...]] = []
         self.connection = protocol.connection
         pop = self.connection.pop
@@ -42,11 +42,11 @@ class Place(WaitingPlace):
 
 
 @pytest.fixture
-def places(url: str, queue: str) -> Iterator[Callable[[], Place]]:
+def places(url: str, queue: str) -> Iterator[Callable[..., Place]]:
     made: list[Place] = []
 
-    def make() -> Place:
-        made.append(Place(url, queue))
+    def make(levels: tuple[int, ...] = LEVELS) -> Place:
+        made.append(Place(url, queue, levels))
         return made[-1]
 
     yield make
@@ -324,3 +324,105 @@ def test_news_are_no_token(driver: RequestByHand) -> None:
     ]
 
     assert found == [Token(driver.id, "news", 7), News("news:07")]
+
+
+class TestSomeLevels:
+    """A pool with ``--levels`` does not take from every list, and news go to one process."""
+
+    def test_news_are_left_to_those_who_serve_every_level(
+        self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
+    ) -> None:
+        urgent = [places(tuple(range(20))) for _ in range(3)]
+        waiting = [wait_there(place, threads, block_s=3) for place in urgent]
+        rest = wait_there(places(), threads, block_s=8)
+
+        begun = time.monotonic()
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:50"))
+
+        assert rest.result(5) == Token(driver.id, "h", 50)
+        assert time.monotonic() - begun < 2
+        assert [each.result(5) for each in waiting] == [None] * 3
+
+    def test_their_own_lists_wake_them_whether_in_use_or_not(
+        self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
+    ) -> None:
+        place = places((7, 8))
+        waiting = wait_there(place, threads)
+
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:08"))
+
+        assert waiting.result(2) == Token(driver.id, "h", 8)
+        assert place.waits == [("tokens:h:07", "tokens:g:07", "tokens:h:08", "tokens:g:08")]
+
+
+class TestOutage:
+    """A call that fails leaves everything as it was: the next take makes up for it."""
+
+    def fail(self, *_: Any) -> Any:
+        raise ServerBusy("it is not ready")
+
+    def test_all_lists_are_waited_at_until_that_has_succeeded(
+        self, places: Any, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.redis.lpush(QueueKeys(driver.queue, to="h:07").tokens, driver.id)
+        place = places()
+        place._all_at = float("-inf")
+        with monkeypatch.context() as patch:
+            patch.setattr(place.connection, "pop", self.fail)
+            for _ in range(2):
+                with pytest.raises(ServerBusy):
+                    place.take(HANDLERS, 0.01)
+
+        assert place.take(HANDLERS, 0.01) == Token(driver.id, "h", 7)
+
+    def test_lists_in_use_are_read_until_that_has_succeeded(
+        self, places: Any, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        driver.redis.unlink(QueueKeys(driver.queue, to="h:07").news)
+        place = places()
+        with monkeypatch.context() as patch:
+            patch.setattr(place._protocol, "used_lists", self.fail)
+            with pytest.raises(ServerBusy):
+                place.take(HANDLERS, 0.01)
+
+        assert place.take(HANDLERS, 0.01) == Token(driver.id, "h", 7)
+
+    def test_news_that_were_taken_are_not_forgotten(
+        self, places: Any, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = places()
+        assert place.take(HANDLERS, 0.01) is None
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        with monkeypatch.context() as patch:
+            patch.setattr(place._protocol, "used_lists", self.fail)
+            with pytest.raises(ServerBusy):
+                place.take(HANDLERS, 0.01)
+
+        assert place.take(HANDLERS, 0.01) == Token(driver.id, "h", 7)
+
+    @pytest.mark.parametrize("error", [ServerBusy("it is not ready"), Damaged("no")])
+    def test_token_is_worth_more_than_telling_others(
+        self, places: Any, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        protocol, queue = driver.protocol, driver.queue
+        protocol.mint(queue, "former", Tokens(2, "h:50"))
+        place = places()
+        place.take(HANDLERS, 1)
+        place._read_at -= 1
+        protocol.mint(queue, driver.id, Tokens(1, "h:99"))
+        news = QueueKeys(queue, to="h:99").news
+        driver.redis.delete(news)
+        driver.redis.lpush(news, "h:99")
+
+        def fail(*_: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place._protocol, "tell_again", fail)
+            assert place.take(HANDLERS, 1) == Token("former", "h", 50)
+
+        protocol.mint(queue, "former", Tokens(1, "h:50"))
+        driver.redis.delete(news)
+        assert place.take(HANDLERS, 1) == Token("former", "h", 50)
+        assert driver.redis.lrange(news, 0, -1) == [b"h:99"], "others are told with the next take"

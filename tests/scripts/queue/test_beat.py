@@ -1,5 +1,8 @@
 """beat.lua: a worker's heartbeat, and the queue's indexes it mends."""
 
+import pytest
+
+from streamq import Damaged
 from streamq.protocol.keys import QueueKeys
 from streamq.protocol.replies import Tokens
 from tests.support.by_hand import RequestByHand
@@ -109,3 +112,32 @@ def test_any_number_of_requests(driver: RequestByHand, queue_keys: QueueKeys) ->
     driver.protocol.beat(driver.queue, "w1", 60_000, b"", 20_000, requests)
 
     assert driver.redis.zcard(queue_keys.due) == 10_000
+
+
+@pytest.mark.parametrize("name", ["workers", "worker:w1"])
+def test_key_of_another_type_is_put_aside_for_the_next(
+    driver: RequestByHand, queue_keys: QueueKeys, name: str
+) -> None:
+    key = QueueKeys(driver.queue, spoilt=name)
+    driver.redis.set(key.spoilt, "not ours")
+
+    with pytest.raises(Damaged, match="renamed"):
+        driver.protocol.beat(driver.queue, "w1", 60_000, b"says this")
+    driver.protocol.beat(driver.queue, "w1", 60_000, b"says this")
+
+    assert driver.protocol.workers(driver.queue) == {"w1": b"says this"}
+    assert driver.redis.get(key.aside) == b"not ours"
+
+
+def test_worker_whose_key_is_of_another_type_is_passed_over(driver: RequestByHand) -> None:
+    for name in ("w1", "w2", "w3"):
+        driver.protocol.beat(driver.queue, name, 60_000, name.encode())
+    spoilt = QueueKeys(driver.queue, worker="w2").worker
+    driver.redis.delete(spoilt)
+    driver.redis.set(spoilt, "not ours")
+    driver.redis.delete(QueueKeys(driver.queue, worker="w3").worker)
+
+    found = driver.protocol.beats(driver.queue)
+
+    assert {name: said for name, (_, said) in found.items()} == {"w1": b"w1"}
+    assert found["w1"][0] == driver.redis.zscore(QueueKeys(driver.queue).workers, "w1")

@@ -66,6 +66,18 @@ def test_twice_moves_the_moment_of_the_purge(
     assert places(driver, queue_keys) == {"closed": 6_000}
 
 
+def test_request_that_a_heartbeat_made_open_again_was_closed_before(
+    driver: RequestByHand, queue_keys: QueueKeys, score: float
+) -> None:
+    driver.protocol.close(driver.queue, driver.id, score, 5_000)
+    driver.protocol.beat(driver.queue, "w1", 15_000, b"{}", 0, [driver.id])
+    assert set(places(driver, queue_keys)) == {"open", "due", "closed"}
+
+    assert not driver.protocol.close(driver.queue, driver.id, 0, 6_000)
+
+    assert places(driver, queue_keys) == {"closed": 6_000}
+
+
 def test_purged_request_is_nowhere(
     driver: RequestByHand, queue_keys: QueueKeys, score: float
 ) -> None:

@@ -193,6 +193,24 @@ class TestDropped:
         assert self.drop(driver) == 0
         assert driver.tokens(7) == ["b", "a", "b", "a"]
 
+    def test_request_that_no_index_knows_is_to_be_looked_at(
+        self, driver: RequestByHand, queue: str, queue_keys: QueueKeys
+    ) -> None:
+        """It may live: a failover forgets that it was registered."""
+        driver.load(1)
+        driver.redis.zadd(queue_keys.open, {"a": 1})
+        driver.redis.zadd(queue_keys.closed, {"ended": 1})
+        driver.redis.zadd(queue_keys.due, {"known": 7})
+        self.push(driver, queue, "a", "ended", "known", driver.id, driver.id)
+        before = driver.now_ms()
+
+        assert self.drop(driver) == 4
+
+        due = dict(driver.redis.zrange(queue_keys.due, 0, -1, withscores=True))
+        assert set(due) == {b"known", driver.id.encode()}
+        assert due[b"known"] == 7
+        assert before <= due[driver.id.encode()] <= driver.now_ms()
+
     def test_are_all_of_a_short_list(self, driver: RequestByHand, queue: str) -> None:
         self.push(driver, queue, *[driver.id] * 4_096)
 
