@@ -28,6 +28,9 @@ StreamqError
 │   └── ServerMissing      no server program was found to start
 └── WaitTimeout            the time given to wait is over
 
+Modules that read inputs, write outputs, load the user's code or run programs add errors of their
+own below ``InvalidValue`` and ``StreamqError``, such as ``records/inputs.py: BadInput``.
+
 Outcomes of normal running (nothing to run, at the limit, lease lost) are return
 values. An exception means that a caller broke a rule or that something is missing.
 """

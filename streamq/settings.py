@@ -1,9 +1,14 @@
-"""Settings: gathered from options, variables and files, and passed on as values.
+"""Settings: gathered from options, variables and files.
 
 A value comes from the first of these that has one: an option of the command, a variable
 ``STREAMQ_...``, the project's file, the user's file, a variable that other programs use too (for
 the URL only), the default. The project's file is the nearest ``streamq.toml``, or
 ``pyproject.toml`` with its table ``[tool.streamq]``, from the working directory upwards.
+
+``Settings.from_env`` reads the variables and files anew at each call. Commands call it, and so do
+the classes and functions that a Python program begins with, such as ``Client``. Three modules below
+them call it for times that their callers do not pass on: ``protocol/connecting.py``,
+``worker/options.py`` and ``worker/service.py``.
 """
 
 import difflib

@@ -1,1 +1,1 @@
-"""The scripts of ``lua/`` in Python: keys, arguments, typed replies. Decides nothing."""
+"""The scripts of ``lua/`` in Python: keys, arguments, typed replies. The rules are in the Lua."""

@@ -1,4 +1,8 @@
-"""The key layout, and the only place that spells a Redis key.
+"""The key layout: every key that is read or written is spelled here.
+
+Three modules know the form of the keys besides. ``admin/acl.py`` and ``admin/probe.py`` make
+patterns that match many keys. ``admin/probe.py`` and ``queue_protocol.py`` take names of keys
+apart.
 
 The braces are a hash tag. All keys of one request share a cluster slot, and so do
 all keys of one queue; a script touches keys of one tag only.

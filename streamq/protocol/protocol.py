@@ -1,7 +1,12 @@
 """The protocol in Python: one method for each script in ``lua/``.
 
-A method makes the call that ``request_calls``, ``part_calls`` or ``queue_calls`` describes. It
-decides nothing: every rule is in the Lua.
+A method makes the call that ``request_calls``, ``part_calls`` or ``queue_calls`` describes. The
+rules of requests and parts are in the Lua.
+
+A script touches keys of one tag only, so some methods make several calls, and decide their order.
+``submit`` and ``submit_all`` register a request before they create it. ``submit`` pushes a second
+token if creating the request took more than 1 ms after a worker was woken. ``ensure`` tells the
+next audit how many tokens it has pushed.
 """
 
 import time

@@ -1,4 +1,7 @@
-"""What can be done with a queue: the scripts of ``lua/queue/``, and waiting for tokens."""
+"""What can be done with a queue: the scripts of ``lua/queue/``, and waiting for tokens.
+
+A method that finds a key of the queue to be of another type than streamq writes has it renamed.
+"""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,6 +1,8 @@
 """Where records end: lines, and rows of a CSV, whose quoted fields may hold newlines.
 
-Loaders cut inputs there and workers cut parts there: both ask here.
+Loaders cut inputs there and workers cut parts there: both ask here. There is one exception. The
+lines of a part that is plain text are split by ``decoding.plain_values``, all at once, because
+asking for each line takes longer.
 """
 
 import csv
