@@ -34,10 +34,10 @@ fmt: .venv/ready ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Tests wait more than they work.
+# Tests wait more than they work. They start thousands of processes, which need not compile each module anew.
 TEST_JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
-	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(TEST_JOBS) --dist worksteal
 
 # Files in which most tests need no server: values, records, the runner, the slot table, headers of the scripts.
 UNIT := $(wildcard $(addprefix tests/test_,app.py cpus.py settings.py units.py) tests/records tests/protocol/test_snapshot.py \

@@ -110,7 +110,7 @@ class Context:
         return self._should_stop()
 
     def progress(self, percent: float) -> None:
-        """Report how far the part is, in percent; ``streamq workers`` shows it."""
+        """Note how far the part is, in percent. No command shows it yet."""
         self._progress(percent)
 
 

@@ -140,7 +140,7 @@ def _run(script: list[str], folder: Path) -> str:
         start_new_session=True,
     )
     try:
-        said, _ = shell.communicate(timeout=100)
+        said, _ = shell.communicate(timeout=300)
     finally:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGKILL)
@@ -159,6 +159,7 @@ def _blocks(page: Path, folder: Path) -> list[tuple[str, str]]:
     return blocks
 
 
+@pytest.mark.timeout(320)
 def test_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     blocks = _blocks(ROOT / "docs" / "tutorial.md", tmp_path)
 
@@ -199,6 +200,7 @@ def _commands(body: str) -> list[str]:
     return commands
 
 
+@pytest.mark.timeout(320)  # thirty commands, one after another
 def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     (tmp_path / "big.csv").write_text("item,count\n Pear ,3\nPLUM,4\n")
     (tmp_path / "words.txt").write_text("pear\nplum\napple\n")

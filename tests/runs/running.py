@@ -24,6 +24,9 @@ def begin_slowly(
     running = begin(*words, *options)
     output = folder / "out.txt"
     wait_until(lambda: output.exists() and output.stat().st_size > size, 60)
+    # What is written first may not be committed yet. What is written next comes after that.
+    first = output.stat().st_size
+    wait_until(lambda: output.stat().st_size > first, 60)
     return running, output
 
 

@@ -148,7 +148,7 @@ class TestFirstUse:
         taken = wait_until(lambda: [each.result() for each in waiting if each.done()])
 
         assert taken == [Token(driver.id, "h", 7)]
-        assert time.monotonic() - begun < 0.1
+        assert time.monotonic() - begun < 1, "a tenth of a wait"
         again = [len(place.waits) - before for place, before in zip(crowd, reads, strict=True)]
         assert sorted(again) == [0, 0, 0, 0, 0, 1], "nobody else is disturbed"
 
