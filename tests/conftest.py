@@ -26,6 +26,9 @@ from tests.support.secure import SecureCluster, SecureServer, as_role
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background or by nohup. What tests start would inherit it, and not be stopped.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # Under ``nohup``. A handler is not inherited, so programs that tests start can be hung up.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 _ASKED = os.environ.get("STREAMQ_TEST_SERVERS")
 KINDS = (
