@@ -381,7 +381,7 @@ class Soak:
         if self.grown > 4:
             self.wrong(f"the server has {self.grown:.1f} MiB more than at the start, and no key")
         self._end_pools()
-        if after := self._keys() - {QueueKeys(self.queue).workers}:
+        if after := self._keys() - {QueueKeys(self.queue).workers, QueueKeys(self.queue).used}:
             self.wrong(f"keys are left after the pools: {sorted(after)[:20]}")
         self._read_logs()
 
@@ -401,10 +401,12 @@ class Soak:
                     self.wrong(f"a pool's log has {word!r}: {log[log.index(word) :][:500]}")
 
     def standing_keys(self) -> set[str]:
-        """The index of workers (those killed are known for a day) and each live pool's card."""
+        """The index of workers (those killed are known for a day), each live pool's card, and the
+        lists in use, which janitors forget an hour after the last token.
+        """
         names = [f"{socket.gethostname()[:64]}.{pool.pid}" for pool in (self.calm, self.victim)]
         cards = {QueueKeys(self.queue, worker=name).worker for name in names}
-        return {QueueKeys(self.queue).workers} | cards
+        return {QueueKeys(self.queue).workers, QueueKeys(self.queue).used} | cards
 
     def _keys(self) -> set[str]:
         return {key.decode() for key in self.redis.scan_iter(count=1_000)}
