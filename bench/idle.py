@@ -184,7 +184,7 @@ def measure_takes(protocol: Protocol, times: int) -> None:
         handlers = tuple(f"handler{number:03d}" for number in range(many))
         used = frozenset(list_of(name, 50) for name in handlers)
         tokens = QueueKeys(queue, to=list_of(handlers[-1], 50)).tokens
-        take_used = partial(protocol.take_used, levels=LEVELS, used=used, news_first=True)
+        take_used = partial(protocol.take_used, levels=LEVELS, used=used)
         found: list[float] = []
         for take in (protocol.take, take_used):
             redis.lpush(tokens, *["r"] * times)

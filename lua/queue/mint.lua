@@ -6,7 +6,8 @@
 -- KEYS[2]  due       ZSET  request id, scored by when to look at it again (ms)
 -- KEYS[3]  open      ZSET  requests not finished, scored by submission (ms)
 -- KEYS[4]  closed    ZSET  finished requests, scored by when they may be purged (ms)
--- KEYS[5]  used      ZSET  lists that tokens came into, scored by when the first did (ms)
+-- KEYS[5]  used      ZSET  lists that tokens came into, scored by when the first did (ms); and
+--                          HANDLER:told, scored by when news of the handler were last pushed (ms)
 -- KEYS[6]  news      LIST  lists of the handler that came into use lately; has a TTL
 --
 -- ARGV[1]  request_id
@@ -14,7 +15,8 @@
 -- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list;
 --                    drop: push none, remove tokens of requests that have ended, and make due
 --                    the requests that neither open nor closed has;
---                    forget: push none, remove the list from used if it is empty
+--                    forget: push none, remove the list from used if it is empty;
+--                    heard: push none, remove the news of the list
 -- ARGV[4]  look_ms   moment to look at the request again, or 0
 -- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
 -- ARGV[6]  believed  to ensure: how many tokens of the request are believed out
@@ -39,8 +41,10 @@ local LEFT_OVER_MS = 250
 -- After this time every process knows a list: it reads `used` every 10 s, and a wait that began
 -- just before ends 10 s later (READ_EVERY_S, BLOCK_S).
 local KNOWN_AFTER_MS = 30000
--- A process that waits takes news at once. So news pile up only while no process waits.
-local MOST_NEWS = 64
+-- When a list comes into use, so many processes that wait are told of it at once.
+local TOLD_AT_ONCE = 1000
+-- Later tokens of the list bring one piece of news more, at most this often.
+local TELL_EVERY_MS = 250
 
 local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local used, news = KEYS[5], KEYS[6]
@@ -56,34 +60,52 @@ local function is_skipped()
   return times > 1 and now_ms() % times > 0
 end
 
--- Processes wait at the lists that they know to be in use, and at `news`. While a list may be new
--- to some of them, each token pushed there comes with a piece of news, and the process that takes
--- the news reads `used`. If `used` or `news` has another type, nothing is told: the next process
--- that reads it renames it (aside), and tokens are pushed all the same.
+-- Processes wait at the lists that they know to be in use, and at `news`. A process that takes a
+-- piece of news reads `used`. When a list comes into use, every process that waits gets a piece;
+-- what is left is removed by the first process that takes a second one (heard). A process that was
+-- just about to wait may have missed its piece, so for 30 s later tokens bring one now and then.
+-- If `used` or `news` has another type, nothing is told: the next process that reads it renames it
+-- (aside), and tokens are pushed all the same.
 local function is_spoilt(key, type)
   local found = redis.call("TYPE", key).ok
   return found ~= type and found ~= "none"
 end
 
-local function tell(pushed)
+-- Returns how many pieces of news are to lie in the list.
+local function news_wanted(now)
+  local since = tonumber(redis.call("ZSCORE", used, to))
+  if not since then
+    redis.call("ZADD", used, now, to)
+    return TOLD_AT_ONCE
+  end
+  if now - since > KNOWN_AFTER_MS then
+    return 0
+  end
+  local told = to:sub(1, -3) .. "told"
+  local elapsed = now - (tonumber(redis.call("ZSCORE", used, told)) or 0)
+  if mode == "push" and elapsed >= 0 and elapsed < TELL_EVERY_MS then
+    return 0
+  end
+  redis.call("ZADD", used, now, told)
+  return 1
+end
+
+local function tell()
   if is_spoilt(used, "zset") then
     return
   end
-  local now = now_ms()
-  local since = tonumber(redis.call("ZSCORE", used, to))
-  if not since then
-    since = now
-    redis.call("ZADD", used, now, to)
-  end
-  if now - since > KNOWN_AFTER_MS or is_spoilt(news, "list") then
+  local wanted = news_wanted(now_ms())
+  if wanted == 0 or is_spoilt(news, "list") then
     return
   end
-  local there = redis.call("LLEN", news)
-  -- At least one piece lies there, also for older tokens: the process told of them may have died.
-  for _ = 1, math.min(math.max(pushed, 1 - there), MOST_NEWS - there) do
-    redis.call("LPUSH", news, to)
+  local pieces = {}
+  for piece = 1, wanted - redis.call("LLEN", news) do
+    pieces[piece] = to
   end
-  redis.call("PEXPIRE", news, KNOWN_AFTER_MS)
+  if #pieces > 0 then
+    redis.call("LPUSH", news, unpack(pieces))
+    redis.call("PEXPIRE", news, KNOWN_AFTER_MS)
+  end
 end
 
 -- Returns whether the request is open. A request that is in neither index may still run: a failover
@@ -145,12 +167,16 @@ end
 if is_spoilt(tokens, "list") then
   -- Somebody else made another of the list, and what follows is refused. A process that waits at
   -- the list puts it aside: so tell of it, for only lists in use are waited at.
-  tell(1)
+  tell()
 end
 if mode == "forget" then
   if redis.call("LLEN", tokens) == 0 then
     redis.call("ZREM", used, to)
   end
+  return 0
+end
+if mode == "heard" then
+  redis.call("LREM", news, 0, to)
   return 0
 end
 if mode == "drop" then
@@ -173,6 +199,6 @@ for _ = 1, count do
   redis.call("LPUSH", tokens, request_id)
 end
 if count > 0 or (mode == "ensure" and redis.call("LLEN", tokens) > 0) then
-  tell(count)
+  tell()
 end
 return math.max(0, count)

@@ -76,7 +76,7 @@ class QueueKeys:
         root = f"{prefix}:{{q:{units.name(queue, 'queue')}}}:"
         #: LIST    request ids, pushed left and popped right; one for each handler and level
         self.tokens = f"{root}tokens:{to}"
-        #: ZSET    lists that tokens came into (``list_of``), scored by when the first did (ms)
+        #: ZSET    lists that tokens came into (``list_of``), scored by when; and HANDLER:told
         self.used = root + "used"
         #: LIST    lists of one handler that came into use lately; has a TTL
         self.news = f"{root}news:{to.rpartition(':')[0]}"
@@ -118,7 +118,7 @@ class KeySpace:
         self.queue = lru_cache(1024)(self._queue)
         #: The lists that tokens of these handlers may be in, best level first.
         self.token_lists = lru_cache(64)(self._token_lists)
-        #: The same of lists in use, and the lists of news, which come first or last.
+        #: The same of lists in use, after the lists of news.
         self.used_lists = lru_cache(64)(self._used_lists)
 
     def request(self, request_id: str) -> RequestKeys:
@@ -153,7 +153,6 @@ class KeySpace:
         handlers: tuple[str, ...],
         levels: tuple[int, ...],
         used: frozenset[str],
-        news_first: bool,
     ) -> tuple[str, ...]:
         root = self.queue(queue).tokens
         ends = {to[-2:] for to in used}
@@ -161,4 +160,4 @@ class KeySpace:
         wanted = (list_of(handler, level) for level in some for handler in handlers)
         lists = tuple(root + to for to in wanted if to in used)
         news = tuple(self.queue(queue, list_of(handler, 0)).news for handler in handlers)
-        return news + lists if news_first else lists + news
+        return news + lists

@@ -106,14 +106,12 @@ class QueueProtocol(Reads):
         block_s: float,
         levels: tuple[int, ...],
         used: frozenset[str],
-        *,
-        news_first: bool,
     ) -> Token | News | None:
         """Return the next token from lists that are in use (``used_lists``), or news of others.
 
-        News come before any token, or only if there is none.
+        News come before any token.
         """
-        lists = self._space.used_lists(queue, handlers, levels, used, news_first)
+        lists = self._space.used_lists(queue, handlers, levels, used)
         reply = self._pop(queue, lists, block_s)
         if reply is None:
             return None
@@ -137,6 +135,10 @@ class QueueProtocol(Reads):
     def tell_again(self, queue: str, to: str) -> None:
         """Push news of a list once more, if it has tokens, is new, and there are no news."""
         self.mint(queue, "", Tokens(0, to), mode="ensure")
+
+    def heard(self, queue: str, to: str) -> None:
+        """Remove news of a list: every process that waits has been told of it."""
+        self.mint(queue, "", Tokens(0, to), mode="heard")
 
     def forget_lists(self, queue: str, before_ms: int) -> None:
         """Forget lists that came into use before that and are empty; the next token is news."""

@@ -16,7 +16,7 @@ Ended = Literal["done", "failed", "cancelled"]
 FailKind = Literal["retry", "snooze", "hold", "abandon"]
 #: What ``mint`` is to do with tokens: push so many more; push those missing from so many; take out
 #: those of ended requests; push none, and forget the list if it is empty.
-MintMode = Literal["push", "ensure", "drop", "forget"]
+MintMode = Literal["push", "ensure", "drop", "forget", "heard"]
 #: Whether ``mint`` registers the request: no; yes, it is about to open; again, with a new score, so
 #: that a janitor that read the old score cannot close the request any more.
 Register = Literal["no", "yes", "again"]

@@ -13,13 +13,10 @@ from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Token
 
-#: What is in use is read again before a take when it was read so long ago. While a process may
-#: not have read it, every token of a new list comes with news (KNOWN_AFTER_MS of ``mint.lua``).
+#: A process reads again what is in use before a take when it last read it so long ago. Until each
+#: process has read it, tokens of a new list come with news (KNOWN_AFTER_MS of ``mint.lua``).
 READ_EVERY_S = 10.0
-#: Just after it was read, tokens come before news: otherwise each token of a new list would cost
-#: its taker a look at the news and a reading, and not just one in so long.
-NEWS_EVERY_S = 0.05
-#: And so often all lists are waited at, in use or not: earlier versions do not tell of theirs.
+#: A process waits so often at all lists, in use or not: earlier versions do not tell of theirs.
 ALL_EVERY_S = 60.0
 
 
@@ -31,14 +28,15 @@ class WaitingPlace:
         self._queue = queue
         self._levels = levels
         self._used: frozenset[str] = frozenset()
-        # News go to one process: who serves only some levels would take those of other lists.
+        # A piece of news goes to one process. One that serves only some levels might take a piece of a
+        # list that it does not serve.
         self._has_every_level = len(set(levels)) > LAST_LEVEL
         self._read_at = self._all_at = float("-inf")
         #: The list that this process was told of and has not seen to yet, or "".
         self._news = ""
 
     def take(self, handlers: tuple[str, ...], block_s: float) -> Token | None:
-        """The next token for one of these handlers, best level first."""
+        """Return the next token for one of these handlers, best level first, or None in time."""
         protocol, queue, levels = self._protocol, self._queue, self._levels
         now = time.monotonic()
         if not self._has_every_level or now - self._all_at > ALL_EVERY_S:
@@ -47,26 +45,32 @@ class WaitingPlace:
             return found
         if now - self._read_at > READ_EVERY_S:
             self._read(handlers)
-        while True:
-            is_late = time.monotonic() - self._read_at > NEWS_EVERY_S
-            token = protocol.take_used(
-                queue, handlers, block_s, levels, self._used, news_first=is_late
-            )
-            if not isinstance(token, News):
-                break
-            # Should the reading fail, the next take begins with it: nobody else was told.
-            self._news, self._read_at = token.to, float("-inf")
-            self._read(handlers)
+        while isinstance(
+            token := protocol.take_used(queue, handlers, block_s, levels, self._used), News
+        ):
+            self._hear(token.to, handlers)
         if self._news:
             self._see_to_news(token)
         return token
 
+    def _hear(self, to: str, handlers: tuple[str, ...]) -> None:
+        """Learn of a list that came into use. If it was known, nobody waits for news of it."""
+        is_known = to in self._used
+        if not is_known:
+            self._news = to
+        # Should a call fail, the next take begins with reading: nobody else was told.
+        self._read_at = float("-inf")
+        if is_known:
+            self._protocol.heard(self._queue, to)
+        self._read(handlers)
+
     def _see_to_news(self, token: Token | None) -> None:
-        """Tell others of the list that this process was told of, if it took no token of it."""
+        """Tell others of the list that this process learned of, if it took no token of it."""
         news = self._news
         if news in self._used and (not token or news != list_of(token.handler, token.level)):
-            # Its token is still there, and others may wait who do not know of the list. The token
-            # that was just taken is worth more than the news: they are told with the next take.
+            # The list may have tokens, and others may wait that do not know of it. The token that
+            # was just taken is worth more than the news: should this fail, the next take repeats
+            # it.
             try:
                 self._protocol.tell_again(self._queue, news)
             except (ServerError, Damaged):

@@ -33,7 +33,7 @@ from streamq.worker.slot_table import SlotTable
 #: A take blocks for up to 10 s. It is ended sooner for a stop, or if the server does not answer.
 BLOCK_S = 10.0
 #: A server at which a take blocks is asked this often whether it is there.
-CHECK_EVERY_S = 2.0
+CHECK_EVERY_S = 4.0
 #: A take that is to end is ended again after this time: it may have been just about to block.
 WAKE_EVERY_S = 0.005
 #: The parent is told this often how long there was nothing to do.

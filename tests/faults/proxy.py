@@ -181,8 +181,7 @@ class _Link:
 
     def _note_reply(self, data: bytes) -> None:
         if self._asked == "pop":
-            # News of a list are taken in the same way, and are no tokens.
-            self.proxy.pops += data.startswith(b"*2") and b":news:" not in data
+            self.proxy.pops += data.startswith(b"*2")
             self.proxy.idle += not data.startswith(b"*2")
         elif self._asked == "claim":
             self.proxy.granted += _GRANTED in data[:24]

@@ -134,14 +134,13 @@ class TestLists:
 
 
 class TestFirstUse:
-    def test_while_all_wait_one_is_woken_at_once(
+    def test_every_process_that_waits_is_told_at_once(
         self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
     ) -> None:
         driver.protocol.mint(driver.queue, "former", Tokens(1, "h:50"))
         assert places().take(HANDLERS, 1)
         crowd = [places() for _ in range(6)]
         waiting = [wait_there(place, threads) for place in crowd]
-        reads = [len(place.waits) for place in crowd]
 
         begun = time.monotonic()
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
@@ -149,8 +148,49 @@ class TestFirstUse:
 
         assert taken == [Token(driver.id, "h", 7)]
         assert time.monotonic() - begun < 1, "a tenth of a wait"
-        again = [len(place.waits) - before for place, before in zip(crowd, reads, strict=True)]
-        assert sorted(again) == [0, 0, 0, 0, 0, 1], "nobody else is disturbed"
+        wait_until(lambda: sum("tokens:h:07" in place.waits[-1] for place in crowd) == 6)
+
+    def test_tokens_of_a_list_that_all_know_cost_one_take_each(
+        self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
+    ) -> None:
+        """News of each token would make it two, and a reading."""
+        place = places()
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        assert place.take(HANDLERS, 1)
+        waiting = wait_there(place, threads)
+        before = len(place.waits)
+
+        for number in range(50):
+            driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+            assert waiting.result(5) == Token(driver.id, "h", 7)
+            if number < 49:
+                waiting = wait_there(place, threads)
+
+        took_s = time.monotonic() - place._read_at
+        assert len(place.waits) - before <= 49 + 4 * (took_s + 1), "four pieces of news a second"
+
+    def test_pieces_that_are_left_over_are_removed(
+        self, places: Any, driver: RequestByHand
+    ) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07"))
+        place = places()
+
+        assert [place.take(HANDLERS, 1) for _ in range(2)] == [Token(driver.id, "h", 7)] * 2
+        assert len(place.waits) == 3, "one of them brought news"
+        assert driver.redis.exists(QueueKeys(driver.queue, to="h:07").news) == 0
+
+    def test_who_hears_of_a_known_list_learns_of_all_others(
+        self, places: Any, driver: RequestByHand
+    ) -> None:
+        """While news of one list fill the place, others bring none of their own."""
+        protocol, queue = driver.protocol, driver.queue
+        protocol.mint(queue, "former", Tokens(1, "h:50"))
+        place = places()
+        place._used, place._read_at = frozenset({"h:50"}), time.monotonic()
+        protocol.mint(queue, driver.id, Tokens(1, "h:07"))
+        assert driver.redis.lpos(QueueKeys(queue, to="h:07").news, "h:07") is None
+
+        assert place.take(HANDLERS, 1) == Token(driver.id, "h", 7)
 
     def test_eight_tokens_wake_eight(
         self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
@@ -168,7 +208,6 @@ class TestFirstUse:
         driver.protocol.mint(driver.queue, "former", Tokens(4, "h:50"))
         assert place.take(HANDLERS, 1) == Token("former", "h", 50)
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
-        place._read_at -= waiting_place.NEWS_EVERY_S
 
         assert place.take(HANDLERS, 1) == Token(driver.id, "h", 7)
 
@@ -202,10 +241,8 @@ class TestFirstUse:
         protocol.mint(queue, driver.id, Tokens(1, "h:99"))
         protocol.mint(queue, "former", Tokens(1, "h:50"))
         news = QueueKeys(queue, to="h:50").news
-        driver.redis.ltrim(news, 0, -2)  # another's, of the list that everybody knows
-        while driver.redis.llen(news) > 1:
-            driver.redis.lpop(news)
-        driver.redis.lset(news, 0, "h:99")
+        driver.redis.delete(news)
+        driver.redis.lpush(news, "h:99")
         other._used, other._read_at = frozenset({"h:50"}), time.monotonic()
 
         assert told.take(HANDLERS, 1) == Token("former", "h", 50)
@@ -319,11 +356,12 @@ def test_news_are_no_token(driver: RequestByHand) -> None:
     protocol.mint(queue, driver.id, Tokens(1, "news:07"))
 
     found = [
-        protocol.take_used(queue, ("news",), 1, LEVELS, frozenset({"news:07"}), news_first=is_first)
-        for is_first in (False, True)
+        protocol.take_used(queue, ("news",), 1, LEVELS, frozenset({"news:07"})) for _ in range(2)
     ]
+    driver.redis.unlink(QueueKeys(queue, to="news:07").news)
+    found.append(protocol.take_used(queue, ("news",), 1, LEVELS, frozenset({"news:07"})))
 
-    assert found == [Token(driver.id, "news", 7), News("news:07")]
+    assert found == [News("news:07"), News("news:07"), Token(driver.id, "news", 7)]
 
 
 class TestSomeLevels:

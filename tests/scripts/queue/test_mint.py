@@ -280,18 +280,18 @@ class TestUse:
         driver.redis.zincrby(queue_keys.used, -ms, to)
         driver.redis.unlink(QueueKeys(driver.queue, to=to).news)
 
-    def test_first_tokens_are_news_of_their_handler(
+    def test_first_tokens_are_news_of_their_handler_for_every_process_that_may_wait(
         self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(3, "h:07"))
 
         assert driver.redis.zrange(queue_keys.used, 0, -1) == [b"h:07"]
-        assert self.news(driver) == [b"h:07"] * 3
+        assert self.news(driver) == [b"h:07"] * 1000
         assert self.news(driver, "g") == []
         assert 0 < driver.redis.pttl(QueueKeys(driver.queue, to="h:07").news) <= 30_000
 
-    @pytest.mark.parametrize(("ms", "told"), [(25_000, 2), (31_000, 0)])
-    def test_and_the_next_until_everybody_knows(
+    @pytest.mark.parametrize(("ms", "told"), [(25_000, 1), (31_000, 0)])
+    def test_later_ones_bring_one_piece_until_every_process_knows(
         self, driver: RequestByHand, queue_keys: QueueKeys, ms: int, told: int
     ) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
@@ -301,11 +301,45 @@ class TestUse:
 
         assert len(self.news(driver)) == told
 
-    def test_news_that_nobody_wants_are_few(self, driver: RequestByHand) -> None:
-        for number in range(20):
-            driver.protocol.mint(driver.queue, f"r{number}", Tokens(8, "h:07"))
+    def test_tokens_that_come_fast_bring_no_piece_each(
+        self, driver: RequestByHand, queue_keys: QueueKeys
+    ) -> None:
+        news = QueueKeys(driver.queue, to="h:07").news
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        driver.redis.unlink(news)
 
-        assert len(self.news(driver)) == 64
+        told = []
+        for ago_ms in (0, 0, 100, 300, -100_000):
+            driver.redis.zadd(queue_keys.used, {"h:told": -ago_ms}, incr=True, xx=True)
+            driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+            told.append(driver.redis.llen(news))
+            driver.redis.unlink(news)
+
+        assert told == [1, 0, 0, 1, 1], "also when the clock went back"
+
+    def test_list_that_comes_into_use_is_told_of_whatever_was_told_before(
+        self, driver: RequestByHand
+    ) -> None:
+        for to in ("h:07", "h:07", "h:08"):
+            driver.redis.unlink(QueueKeys(driver.queue, to=to).news)
+            driver.protocol.mint(driver.queue, driver.id, Tokens(1, to))
+
+        assert set(self.news(driver)) == {b"h:08"}
+
+    def test_news_that_no_process_takes_are_few(self, driver: RequestByHand) -> None:
+        for number in range(20):
+            driver.protocol.mint(driver.queue, f"r{number}", Tokens(8, f"h:{number:02d}"))
+
+        assert len(self.news(driver)) == 1000
+
+    def test_news_of_one_list_are_removed_when_they_were_heard(self, driver: RequestByHand) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(3, "h:07"))
+        driver.redis.lpush(QueueKeys(driver.queue, to="h:07").news, "h:50")
+
+        driver.protocol.heard(driver.queue, "h:07")
+
+        assert self.news(driver) == [b"h:50"]
+        assert driver.tokens(7) == [driver.id] * 3
 
     @pytest.mark.parametrize("count", [0, 2])
     def test_to_ensure_tells_again_of_what_is_there(
@@ -318,8 +352,16 @@ class TestUse:
         for _ in range(3):
             driver.protocol.mint(driver.queue, driver.id, Tokens(count, "h:07"), mode="ensure")
 
-        assert driver.redis.zrange(queue_keys.used, 0, -1) == [b"h:07"]
-        assert self.news(driver) == [b"h:07"]
+        assert b"h:07" in driver.redis.zrange(queue_keys.used, 0, -1)
+        assert set(self.news(driver)) == {b"h:07"}
+
+    def test_to_ensure_tells_again_whenever_it_is_asked(self, driver: RequestByHand) -> None:
+        driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07"))
+        for _ in range(3):
+            driver.redis.unlink(QueueKeys(driver.queue, to="h:07").news)
+            driver.protocol.tell_again(driver.queue, "h:07")
+
+            assert self.news(driver) == [b"h:07"]
 
     @pytest.mark.parametrize("mode", ["push", "ensure", "drop"])
     def test_no_token_is_no_news(
@@ -344,7 +386,19 @@ class TestUse:
 
         assert set(driver.redis.zrange(queue_keys.used, 0, -1)) == {b"h:50", b"g:50"}
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
-        assert self.news(driver) == [b"h:07"]
+        assert b"h:07" in self.news(driver)
+
+    def test_word_of_when_was_told_is_forgotten_like_a_list(
+        self, driver: RequestByHand, queue_keys: QueueKeys
+    ) -> None:
+        for _ in range(2):
+            driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+            driver.redis.unlink(QueueKeys(driver.queue, to="h:07").news)
+        assert driver.redis.zscore(queue_keys.used, "h:told")
+
+        driver.protocol.forget_lists(driver.queue, 2**53)
+
+        assert driver.redis.zrange(queue_keys.used, 0, -1) == [b"h:07"]
 
     @pytest.mark.parametrize("name", ["used", "news"])
     def test_key_of_another_type_keeps_no_token_back(
