@@ -28,8 +28,8 @@ class WaitingPlace:
         self._queue = queue
         self._levels = levels
         self._used: frozenset[str] = frozenset()
-        # A piece of news goes to one process. One that serves only some levels might take a piece of a
-        # list that it does not serve.
+        # A piece of news goes to one process. One that serves only some levels might take a piece
+        # of a list that it does not serve.
         self._has_every_level = len(set(levels)) > LAST_LEVEL
         self._read_at = self._all_at = float("-inf")
         #: The list that this process was told of and has not seen to yet, or "".
