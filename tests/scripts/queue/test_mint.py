@@ -6,7 +6,7 @@ from streamq.errors import Damaged
 from streamq.model import State
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Audit, MintMode, Register, Token, Tokens
-from streamq.queue.holding import LEFT_OVER_S
+from streamq.queue.taker import LEFT_OVER_S
 from tests.support.by_hand import RequestByHand
 
 
