@@ -82,7 +82,12 @@ class RunOptions(msgspec.Struct, kw_only=True):
         ),
     ] = 1
     output_form: Annotated[
-        str, typer.Option("--output-format", metavar="|".join(outputs.FORMS))
+        str,
+        typer.Option(
+            "--output-format",
+            metavar="|".join(outputs.FORMS),
+            help="Form of the lines; by the file's name if not given.",
+        ),
     ] = ""
     is_ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
