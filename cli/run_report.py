@@ -1,6 +1,7 @@
 """Carries out a run for ``streamq run``, and reports what came of it.
 
-It imports redis-py, so it is imported while the server and the processes start.
+This module imports redis-py, so ``streamq run`` imports it while the server and the processes
+start.
 """
 
 import signal

@@ -10,14 +10,14 @@ from streamq.queue.outcomes import PartNotDone
 class LeaseBook(Protocol):
     """Where a host writes down what one of its places holds. A place has one lease at a time.
 
-    A process of a pool keeps it where its parent can read it, who then speaks for a dead process.
-    What is written must be there when the method returns: ``Taker`` and ``HeldLease`` rely on the
-    order.
+    A process of a pool keeps the book where its parent can read it. The parent then speaks for a
+    dead process. A note must be in the book when the method returns: ``Taker`` and ``HeldLease``
+    rely on the order.
     """
 
     @property
     def name(self) -> str:
-        """What tells the place from others of the host; it is part of the names of holders."""
+        """The name of the place, unique among those of the host. Names of holders contain it."""
 
     def hold(self, holder: str, request_id: str) -> None:
         """Note that a claim is about to be sent, under this name. Numbers of calls begin anew."""
@@ -28,8 +28,8 @@ class LeaseBook(Protocol):
     def next_call(self) -> int:
         """Return the number of the next call under the lease.
 
-        It is the same one until that call is answered. There is room below it for calls of those
-        who speak for the host.
+        The number stays the same until that call is answered. Below it there is room for the calls
+        of a parent that speaks for the host.
         """
 
     def answered(self) -> None:

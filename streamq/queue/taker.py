@@ -56,23 +56,23 @@ KNOWN_REQUESTS = 1_000
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """Who takes tokens, from which queue, and what it can run."""
+    """A host of leases: its name, the queue it takes tokens from, and the handlers it can run."""
 
-    #: What the names of its holders begin with. No other host has it.
+    #: The names of its holders begin with this, and those of no other host do.
     name: str
     queue: str
     levels: tuple[int, ...]
     #: By the names of handlers: what ``claim`` is told of them.
     offers: dict[str, str]
     lease_ms: int
-    #: A batch takes about so long.
+    #: A batch is as large as takes about this time.
     quantum_s: float
 
 
 class KnownRequest(msgspec.Struct, Generic[Work], frozen=True):
     """What a host knows of a request that it has worked on."""
 
-    #: It tells the request from a later one with the same id.
+    #: A later request with the same id was created at another time.
     created_ms: int
     pace: Pace
     work: Work

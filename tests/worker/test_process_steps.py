@@ -1038,7 +1038,7 @@ class TestTelling:
         assert driver.tokens() == [driver.id]
         assert desk.process._taker._kept == {}
 
-    def test_idle_is_who_has_all_slots_free_or_waits_with_the_last(self, desk: Desk) -> None:
+    def test_process_is_idle_with_all_slots_free_or_the_last_one_waiting(self, desk: Desk) -> None:
         running = desk.process
         running._idle_since = time.monotonic() - 100
         running._say_idle()
