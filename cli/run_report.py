@@ -1,6 +1,7 @@
 """Carries out a run for ``streamq run``, and reports what came of it.
 
-It imports redis-py, so it is imported while the server and the processes start.
+This module imports redis-py, so ``streamq run`` imports it while the server and the processes
+start.
 """
 
 import signal
@@ -17,7 +18,7 @@ from streamq.records.outputs import OutputError
 from streamq.runs.collect import write_errors
 from streamq.runs.folder import RunFolder
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.run import Job, carry_out
+from streamq.runs.run import Run, carry_out
 from streamq.telemetry.logs import harmless
 
 from . import render
@@ -30,7 +31,7 @@ from .resuming import resume_command, resume_hint
 _MOST_TOLD = 10
 
 
-class Run:
+class RunReport:
     """A plan that is carried out, and its report to the user."""
 
     def __init__(self, plan: Plan, folder: RunFolder, *, is_resumed: bool, begun: float) -> None:
@@ -39,12 +40,12 @@ class Run:
         self._is_resumed = is_resumed
         self._begun = begun
 
-    def work(self, job: Job, *, force: bool) -> Status:
-        """Run the job. After an error, tell how to resume the run and exit."""
+    def work(self, run: Run, *, force: bool) -> Status:
+        """Carry the run out. After an error, tell how to resume it and exit."""
         show = Display(is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout))
         try:
             return carry_out(
-                job, self._plan, self._folder, show, force=force, is_resumed=self._is_resumed
+                run, self._plan, self._folder, show, force=force, is_resumed=self._is_resumed
             )
         except AppLoadError as error:
             show.end()
@@ -62,16 +63,16 @@ class Run:
             render.note(f"go on with: {resume_command(self._plan)}")
         raise typer.Exit(code) from None
 
-    def sum_up(self, job: Job, status: Status, *, is_json: bool) -> int:
+    def sum_up(self, run: Run, status: Status, *, is_json: bool) -> int:
         """Report how the run ended. Return the exit code."""
         plan, seconds = self._plan, time.monotonic() - self._begun
         if is_json:
             self._print(status, seconds)
-        if not job.is_complete:
+        if not run.is_complete:
             done = status.parts.done + status.parts.failed
             hint = resume_hint(plan, is_kept=self._folder.is_kept)
             render.note(f"stopped at {done} of {status.parts.total} parts{hint}")
-            return 128 + (job.stopped_by or signal.SIGINT)
+            return 128 + (run.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
         finished = records.done + records.failed
@@ -83,13 +84,13 @@ class Run:
             f"{'' if self._is_resumed else rate}{where}"
         )
         if plan.is_piped:
-            _tell(job.failures)
+            _tell(run.failures)
         else:
             try:
-                render.failures(job.failures, write_errors(job.failures, Path(plan.output)))
+                render.failures(run.failures, write_errors(run.failures, Path(plan.output)))
             except OutputError as error:
                 render.error(str(error))
-                _tell(job.failures)
+                _tell(run.failures)
                 return exit_code(error)
         return 1 if records.failed or status.state is not State.DONE else 0
 

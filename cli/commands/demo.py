@@ -15,8 +15,8 @@ from streamq.records.splitting import PartSize
 from streamq.runs import demo as demonstration
 from streamq.runs.plan import Plan
 from streamq.runs.progress import Progress
-from streamq.runs.run import Job
-from streamq.servers.local import FOR_ONE_JOB, LocalServer
+from streamq.runs.run import Run
+from streamq.servers.local import FOR_ONE_RUN, LocalServer
 from streamq.telemetry import logs
 
 TARGET = "streamq.runs.demo:count_letters"
@@ -29,7 +29,7 @@ def demo(
         bool, typer.Option("--chaos/--no-chaos", help="Kill a process on the way.")
     ] = True,
 ) -> None:
-    """Show it all in a few seconds: a job on an embedded server, a worker killed on purpose.
+    """Show it all in a few seconds: a run on an embedded server, a worker killed on purpose.
 
     streamq demo
     """
@@ -41,15 +41,15 @@ def demo(
         typer.echo(f"running   streamq run words.txt --map {TARGET} -o letters.jsonl")
         plan = _plan(source, output)
         home = Path(folder, "server")
-        with LocalServer.start(home, persist=True, options=FOR_ONE_JOB) as server:
-            job = Job(plan, server.url, PREFIX, log_level="error")
-            killer = _Killer(job, is_armed=has_chaos)
+        with LocalServer.start(home, persist=True, options=FOR_ONE_RUN) as server:
+            run = Run(plan, server.url, PREFIX, log_level="error")
+            killer = _Killer(run, is_armed=has_chaos)
             begun = time.monotonic()
-            status = job.run(killer, force=True)
+            status = run.run(killer, force=True)
             seconds = time.monotonic() - begun
-        if not job.is_complete:
+        if not run.is_complete:
             typer.echo("stopped")
-            raise typer.Exit(128 + job.stopped_by)
+            raise typer.Exit(128 + run.stopped_by)
         is_right = _is_right(source, output)
     records = status.records
     typer.echo(f"done      in {seconds:.1f} s: {records.done:,} records, {records.failed} failed")
@@ -81,15 +81,15 @@ def _plan(source: Path, output: Path) -> Plan:
 class _Killer:
     """Watches the progress, and kills a process once 20 parts are done."""
 
-    def __init__(self, job: Job, *, is_armed: bool) -> None:
-        self._job = job
+    def __init__(self, run: Run, *, is_armed: bool) -> None:
+        self._run = run
         self._is_armed = is_armed
         self.victim = 0
 
     def __call__(self, progress: Progress) -> None:
         status = progress.status
         if self._is_armed and not self.victim and status.parts.done > 20:
-            self.victim = self._job.processes()[0]
+            self.victim = self._run.processes()[0]
             os.kill(self.victim, signal.SIGKILL)
             typer.echo(
                 f"killing   process {self.victim}, after {status.parts.done} of "

@@ -82,7 +82,12 @@ class RunOptions(msgspec.Struct, kw_only=True):
         ),
     ] = 1
     output_form: Annotated[
-        str, typer.Option("--output-format", metavar="|".join(outputs.FORMS))
+        str,
+        typer.Option(
+            "--output-format",
+            metavar="|".join(outputs.FORMS),
+            help="Form of the lines; by the file's name if not given.",
+        ),
     ] = ""
     is_ordered: Annotated[
         bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
@@ -143,7 +148,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
 @with_options
 def run(
     *,
-    job: RunOptions,
+    options: RunOptions,
     request: RequestOptions,
     queue: QueueOption = "default",
     log_level: LogLevelOption = LogLevel.WARNING,
@@ -161,27 +166,27 @@ def run(
     """
     request.queue = queue
     configure_logs(log_level, LogFormat.TEXT)
-    with Spawner(job.slots, 0 if job.resume else job.processes) as spawner:
-        plan = load_plan(job.resume, "--resume") if job.resume else job.plan(request)
+    with Spawner(options.slots, 0 if options.resume else options.processes) as spawner:
+        plan = load_plan(options.resume, "--resume") if options.resume else options.plan(request)
         given_url = named_server(url, prefix)  # checked before anything is stored
         begun, folder = time.monotonic(), RunFolder(plan)
         with folder.held(), _hinted(plan, folder), folder.server(given_url) as address:
             # Importing redis-py takes about as long as server and processes take to start.
-            from streamq.runs.run import Job
+            from streamq.runs.run import Run
 
-            from ..run_report import Run
+            from ..run_report import RunReport
 
-            run_ = Run(plan, folder, is_resumed=bool(job.resume), begun=begun)
-            work = Job(
+            report = RunReport(plan, folder, is_resumed=bool(options.resume), begun=begun)
+            this_run = Run(
                 plan,
                 address(),
                 prefix or Settings.from_env().prefix,
                 log_level=log_level.value,
                 is_alone=not given_url,
-                spawner=None if job.resume else spawner,
+                spawner=None if options.resume else spawner,
             )
-            status = run_.work(work, force=job.force)
-    raise typer.Exit(run_.sum_up(work, status, is_json=job.is_json))
+            status = report.work(this_run, force=options.force)
+    raise typer.Exit(report.sum_up(this_run, status, is_json=options.is_json))
 
 
 @contextmanager

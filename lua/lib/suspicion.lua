@@ -5,9 +5,9 @@ local LOOK_EVERY_MS = 1000
 -- After a longer time between two looks there may have been an outage, so the grace begins anew.
 local MOST_BETWEEN_MS = 2000
 
--- Returns the grace: a live holder is heard within it. It is the time that one renewal waits for
--- its answer (a quarter of the lease, 1 s to 10 s), the longest rest after a failed one (2 s), and
--- the time of the next renewal (1 s).
+-- Returns the grace: 3 s and a quarter of the lease (1 s to 10 s). A live holder is heard within it:
+-- a renewal waits for its answer for a quarter of the lease (0.25 s to 3 s), and the next one is
+-- sent 1 s later at most.
 local function grace_ms(r)
   return 3000 + math.max(1000, math.min(10000, r.lease_ms / 4))
 end

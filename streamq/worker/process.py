@@ -1,7 +1,7 @@
 """One process of a pool: fills its slots with leases, and obeys its parent.
 
 The process never works out for itself whether it still owns a part: it presents its lease and
-accepts the answer (``queue/holding.py``). Its parent renews the leases and sees at once when the
+accepts the answer (``queue/held_lease.py``). Its parent renews the leases and sees at once when the
 process dies, so the process may be busy, stuck or gone without anything being lost.
 """
 
@@ -21,8 +21,9 @@ from streamq.errors import Damaged, ServerError
 from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant
-from streamq.queue.holding import KNOWN_REQUESTS, Host, Taker, report_outage
+from streamq.queue.held_lease import report_outage
 from streamq.queue.outages import Outage
+from streamq.queue.taker import KNOWN_REQUESTS, Host, Taker
 from streamq.records.references import Reader
 from streamq.worker.batches import Batches, SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, ProcessConfig, VisitAt

@@ -1,8 +1,8 @@
-"""A program as a handler: a part's records are its input, what it prints is the result.
+"""A program as a handler: the program reads the records of a part, and prints the result.
 
-Programs stay in the process group of the process that starts them, so whoever ends that
-process for good (a time limit, a cancelled request, a pool that is gone) ends them too,
-with everything they started themselves.
+A program stays in the process group of the worker process that starts it. The pool kills that group
+after a time limit or for a cancelled request, and the process kills it when its pool is gone. So
+the program ends, too, with everything that it started.
 """
 
 import os
@@ -20,12 +20,12 @@ from streamq.app import App, Context
 from streamq.errors import InvalidValue, ResultTooLarge, StreamqError
 from streamq.records.encoding import Verbatim
 
-#: So much of what a program says on stderr is kept with its failure.
+#: The last 2,000 bytes that a program writes to stderr are kept with its failure.
 _TAIL_BYTES = 2_000
 _BLOCK = 2**16
-#: How often a program that runs is asked whether it is still wanted.
+#: While a program runs, the handler checks this often whether the result is still wanted.
 _LOOK_S = 0.1
-#: How often it is looked at for its end where the system does not tell.
+#: Without ``pidfd_open`` the handler checks this often whether the program has ended.
 _NAP_S = 0.002
 
 
@@ -34,7 +34,7 @@ class ProgramMissing(StreamqError):
 
 
 class ProgramFailed(Exception):
-    """A program ended with an exit code or by a signal. The text ends with what it said."""
+    """A program ended with an exit code or by a signal. The text ends with its last errors."""
 
 
 def words_of(command: str, what: str = "--exec") -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def words_of(command: str, what: str = "--exec") -> tuple[str, ...]:
     ``what`` is the option's name in messages.
 
     Raises:
-        InvalidValue: it has no end, or no words.
+        InvalidValue: a quote is not closed, or there are no words.
     """
     try:
         words = tuple(shlex.split(command))
@@ -55,7 +55,7 @@ def words_of(command: str, what: str = "--exec") -> tuple[str, ...]:
 
 
 def app_of(name: str, argv: Sequence[str], max_result: int) -> App:
-    """An app whose one handler, of that name, runs the program with each part.
+    """Return an app whose one handler, of that name, runs the program with each part.
 
     Raises:
         ProgramMissing: there is no such program.
@@ -99,7 +99,12 @@ class _Run:
         )
 
     def result(self, part: bytes) -> bytes:
-        """What it prints, when it has ended well."""
+        """Return what the program prints.
+
+        Raises:
+            ProgramFailed: the program ended with an exit code other than 0, or by a signal.
+            ResultTooLarge: the program printed too much.
+        """
         with self._popen:
             try:
                 self._talk(part)
@@ -116,7 +121,7 @@ class _Run:
         return b"".join(self._output)
 
     def _talk(self, part: bytes) -> None:
-        """Give it the records and take what it prints, both as it is ready for them."""
+        """Write the records to the program and read what it prints, as either is possible."""
         popen, self._rest = self._popen, memoryview(part)
         with selectors.DefaultSelector() as selector:
             for stream, event, step in (
@@ -137,7 +142,7 @@ class _Run:
                 self._look()
 
     def _feed(self, fd: int) -> bool:
-        """Write what it takes. False at the end, or when it reads no more: it has had enough."""
+        """Write as much as the program takes. Return False at the end, or if it stops reading."""
         try:
             self._rest = self._rest[os.write(fd, self._rest[:_BLOCK]) :]
         except BlockingIOError:
@@ -147,7 +152,7 @@ class _Run:
         return bool(self._rest)
 
     def _hear(self, fd: int) -> bool:
-        """Read what it prints. False at the end."""
+        """Read what the program prints. Return False at the end."""
         data = os.read(fd, _BLOCK)
         self._output.append(data)
         self._size += len(data)
@@ -156,41 +161,41 @@ class _Run:
         return bool(data)
 
     def _heed(self, fd: int) -> bool:
-        """Read what it complains of, and keep the end of it. False at the end."""
+        """Read what the program writes to stderr, and keep the last. Return False at the end."""
         data = os.read(fd, _BLOCK)
         self._errors = (self._errors + data)[-_TAIL_BYTES:]
         return bool(data)
 
     def _look(self) -> None:
-        """End it when its result is not wanted any more."""
+        """Ask the program to end if its result is not wanted any more."""
         if time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
             if self._context.should_stop() and not self._is_unwanted:
                 self._is_unwanted = True
-                # If it does not care, the pool ends everything in its group after a while.
+                # If it goes on, the pool kills its group after the grace time (--cancel-grace).
                 self._signal(signal.SIGTERM)
 
     def _await_end(self) -> int:
-        """Its exit code: it may close what it prints to long before it ends."""
+        """Return the exit code. A program may close its stdout long before it ends."""
         while (code := self._popen.poll()) is None:
             _sleep_beside(self._popen.pid)
             self._look()
         return code
 
     def _signal(self, number: int) -> None:
-        """Signal the program and, where the system tells, everything that it started."""
+        """Signal the program and, on a system with ``/proc``, everything that it started."""
         self._popen.send_signal(number)
         marks = {f"{name}={value}".encode() for name, value in self._marks.items()}
         for path in Path("/proc").glob("[0-9]*/environ"):
             pid = int(path.parent.name)
-            with suppress(OSError):  # it has gone, or is not ours
+            with suppress(OSError):  # the process has gone, or is another user's
                 is_ours = pid != self._popen.pid and os.getpgid(pid) == os.getpgrp()
                 if is_ours and marks <= set(path.read_bytes().split(b"\0")):
                     os.kill(pid, number)
 
 
 def _sleep_beside(pid: int) -> None:
-    """Sleep until a child ends, or for a moment."""
+    """Sleep until a child ends, for 0.1 s at most."""
     if not hasattr(os, "pidfd_open"):
         time.sleep(_NAP_S)
         return

@@ -1,6 +1,7 @@
-"""The roles that stay: a pool of workers, and a janitor, with health and systemd around them.
+"""Runs a pool or a janitor until it is told to stop, with health, metrics and systemd around it.
 
-It needs the driver, and is imported while the processes start that run handlers.
+This module imports redis-py. Commands import it after they have started the worker processes, so
+both happen at the same time.
 """
 
 import logging
@@ -28,8 +29,9 @@ from streamq.worker.spawning import Spawner
 
 log = logging.getLogger(__name__)
 
-#: How often a janitor says that all is well, and how long a sweep may take to end.
+#: A janitor tells systemd and the health port this often that it lives.
 TICK_S = 0.2
+#: A janitor that stops waits so long for its sweeps to end.
 LEAVE_S = 5.0
 
 
@@ -43,16 +45,17 @@ def serve_pool(
     health_port: str = "",
     started: Callable[[Pool], object] = lambda _: None,
 ) -> int:
-    """Run a pool to its end, and tell of it at the port. Returns the exit code.
+    """Run a pool to its end, and report its health at the port. Return the exit code.
 
-    ``started`` is given the pool, for those who want to stop it.
+    ``started`` is called with the pool, so that the caller can stop it.
 
     Raises:
         AppLoadError: the user's module cannot be loaded.
     """
     settings = Settings.from_env()
-    # One description may be served several times, and at once by copies of a process: each pool
-    # has a word of its own, or the heartbeats of one would speak for the dead of another.
+    # A program may serve one description several times, also in forked processes at once. Each
+    # pool needs a word of its own. Otherwise a janitor would take the heartbeats of one pool for
+    # those of another pool that is dead.
     config = msgspec.structs.replace(config, pool=new_pool_word())
     keeper = LeaseKeeper(
         protocol,
@@ -75,7 +78,7 @@ def serve_pool(
 def _health(
     address: str, pool: Pool, protocol: Protocol, keeper: LeaseKeeper, config: ProcessConfig
 ) -> Generator[None]:
-    """Let those know how the pool is who ask at the address, if there is one."""
+    """Serve the health and the metrics of the pool at the address, if there is one."""
     if not address:
         yield
         return
@@ -99,7 +102,7 @@ def _health(
 def serve_janitor(
     protocol: Protocol, queues: Sequence[str], every_ms: int, health_port: str = ""
 ) -> None:
-    """Sweep queues until INT or TERM comes, and tell of it at the port."""
+    """Sweep queues until INT or TERM comes, and report the janitor's health at the port."""
     stop = _stop_on_signals()
     log.info("sweeping %s at %s", ", ".join(queues), protocol.connection.where)
     lookout = BacklogCache(protocol, list(queues))
@@ -134,7 +137,10 @@ def serve_janitor(
 
 
 def _stop_on_signals() -> threading.Event:
-    """Set by INT or TERM. A second INT ends the program wherever it is; TERM may be repeated."""
+    """Return an event that INT or TERM sets.
+
+    A second INT raises KeyboardInterrupt; a second TERM does nothing.
+    """
     stop = threading.Event()
 
     def on_signal(number: int, _: FrameType | None) -> None:
@@ -143,7 +149,7 @@ def _stop_on_signals() -> threading.Event:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        # What whoever started us has us ignore stays ignored.
+        # A signal that this program was started to ignore, as by nohup, stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, on_signal)
     return stop

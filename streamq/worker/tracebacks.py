@@ -1,4 +1,4 @@
-"""Tracebacks as a user wants them: of the user's own code, not of ours that called it."""
+"""Shortens a traceback to the user's own code: frames of streamq that called it are left out."""
 
 import traceback
 from pathlib import Path
@@ -9,7 +9,7 @@ _OURS = str(Path(__file__).parents[1])
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback without the frames of ours, and of the import machinery, at its beginning."""
+    """Return the traceback without the first frames, which are streamq's or the import system's."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
@@ -21,7 +21,7 @@ def users_traceback(error: BaseException) -> str:
 
 
 def safe_text(error: BaseException) -> str:
-    """What an error says, whatever it is made of, and not all of a very long story."""
+    """Return the text of an error, 2,000 characters at most, even if ``str`` of it raises."""
     try:
         return _clean(str(error))[:_MOST_CHARS]
     except Exception as worse:  # noqa: BLE001  an error that cannot be shown
@@ -29,7 +29,7 @@ def safe_text(error: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    """The text without halves of characters, which nothing could write."""
+    """Return the text without lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -66,7 +66,8 @@ TARGETS = [
             "streamq/worker/process.py",
             "streamq/worker/batches.py",
             "streamq/worker/slot_book.py",
-            "streamq/queue/holding.py",
+            "streamq/queue/taker.py",
+            "streamq/queue/held_lease.py",
             "streamq/queue/pace.py",
         ),
         (

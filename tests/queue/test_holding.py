@@ -9,8 +9,9 @@ from streamq.errors import ServerUnreachable
 from streamq.model import Failure, Part
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Tokens
-from streamq.queue.holding import Claimed, Host, Invitation, LeaseGone, Taker
+from streamq.queue.held_lease import LeaseGone
 from streamq.queue.outcomes import PartDone, PartNotDone
+from streamq.queue.taker import Claimed, Host, Invitation, Taker
 from tests.conftest import ANY_KIND
 from tests.support.by_hand import CAN_RUN, HANDLER, RequestByHand
 

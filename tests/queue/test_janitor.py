@@ -153,7 +153,7 @@ class TestSilence:
 
         assert looks.count(driver.id) > 1
 
-    def test_is_made_sure_of_by_who_sweeps_only_once(
+    def test_is_made_sure_of_by_a_janitor_that_sweeps_only_once(
         self, driver: RequestByHand, protocol: Protocol, queue: str
     ) -> None:
         protocol.mint(queue, driver.id, Tokens(), register="yes")
@@ -422,7 +422,7 @@ def test_request_of_another_queue_is_left_to_it(
     assert protocol.ids(f"{queue}-other") == [stranger.id]
 
 
-def test_one_who_is_redriven_is_not_closed_by_a_slow_janitor(
+def test_request_that_is_redriven_is_not_closed_by_a_slow_janitor(
     client: Client, protocol: Protocol, queue: str, request_id: str
 ) -> None:
     request = client.submit([b"a"], handler="h", queue=queue, id=request_id)

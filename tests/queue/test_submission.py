@@ -478,7 +478,7 @@ def test_names_out_of_an_enumeration(submit: Submit) -> None:
     assert (status.handler, status.level) == ("resize", 7)
 
 
-def test_one_of_many_is_not_closed_by_who_saw_the_end_of_a_former_one(
+def test_one_of_many_is_not_closed_by_a_janitor_that_saw_the_end_of_a_former_one(
     client: Client, protocol: Protocol, queue: str, request_id: str
 ) -> None:
     client.submit([], handler="h", queue=queue, id=request_id)

@@ -308,7 +308,7 @@ class TestFailedWhilePartsRun:
         assert collect(follow=True)
         assert time.monotonic() - began >= 0.5
 
-    def test_who_follows_waits_and_who_looks_does_not(
+    def test_collector_that_follows_waits_and_one_that_looks_does_not(
         self, protocol: Protocol, driver: RequestByHand, failed: str
     ) -> None:
         assert b"".join(show(protocol, driver.id, "raw", follow=False)) == b""

@@ -130,7 +130,7 @@ def test_live_request_is_read_as_far_as_it_is_and_goes_on(driver: RequestByHand)
 
 
 @pytest.mark.parametrize("is_patient", [True, False])
-def test_parts_that_run_when_a_request_has_failed_are_waited_for_by_who_is_patient(
+def test_parts_that_run_when_a_request_has_failed_are_waited_for_by_a_patient_reader(
     driver: RequestByHand, is_patient: bool
 ) -> None:
     driver.load(3, max_failures=0, limit=3)

@@ -1,4 +1,8 @@
-"""Workers as the server sees them: they take tokens, claim, finish, and push tokens."""
+"""Workers as the server sees them: they take tokens, claim, finish, and push tokens.
+
+They make the calls themselves, without ``Taker`` and ``HeldLease``: a test says how many parts they
+ask for, no token is dropped unclaimed, and every error reaches the test at once.
+"""
 
 import secrets
 import threading

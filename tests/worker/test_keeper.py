@@ -11,6 +11,7 @@ import pytest
 
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import State
+from streamq.protocol.keys import QueueKeys
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.queue import lease_keeper
 from streamq.queue.fleet import Running, WorkerDetails
@@ -235,6 +236,27 @@ class TestErrands:
         assert driver.protocol.workers(driver.queue) == {}
         assert not keeper._speaking._thread.is_alive()
         assert not keeper._sweeping._thread.is_alive()
+
+    def test_it_leaves_quietly_where_the_index_of_workers_is_damaged(
+        self,
+        keeper: LeaseKeeper,
+        driver: RequestByHand,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        raised: list[threading.ExceptHookArgs] = []
+        monkeypatch.setattr(threading, "excepthook", raised.append)
+        keeper.announce(["h"])
+        keeper.start()
+        wait_until(lambda: keeper.name in driver.protocol.workers(driver.queue))
+        workers = QueueKeys(driver.queue).workers
+        driver.redis.delete(workers)
+        driver.redis.set(workers, "no index")
+
+        keeper.stop()
+
+        assert raised == []
+        assert "left without a word" in caplog.text
 
 
 @ONE_KIND

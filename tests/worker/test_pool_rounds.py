@@ -878,6 +878,7 @@ class TestRun:
         assert stage.pool.stopped_by == signal.SIGTERM
         assert stage.pool.ticked_at > began
         assert stage.pool._bell.fileno() == stage.pool._button.fileno() == -1, "it is closed"
+        assert stage.pool._selector.get_map() is None, "it is closed"
 
     def test_until_stopped_now(self, scene: Any) -> None:
         stage = scene()

@@ -15,8 +15,9 @@ from streamq import Abandon, App, Client
 from streamq.errors import ServerUnreachable
 from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Grant, Token
-from streamq.queue.holding import Claimed, HeldLease, Invitation, KnownRequest
+from streamq.queue.held_lease import HeldLease
 from streamq.queue.pace import MOST_PARTS, Pace
+from streamq.queue.taker import Claimed, Invitation, KnownRequest
 from streamq.worker.batches import SlotLease
 from streamq.worker.channel import Channel
 from streamq.worker.process import WorkerProcess

@@ -18,10 +18,11 @@ from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachabl
 from streamq.model import Failure, Part
 from streamq.protocol.keys import QueueKeys
 from streamq.protocol.replies import Grant, Token, Tokens
-from streamq.queue import holding
-from streamq.queue.holding import Claimed, HeldLease, KnownRequest, LeaseGone
+from streamq.queue import held_lease, taker
+from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.queue.pace import Pace
+from streamq.queue.taker import Claimed, KnownRequest
 from streamq.worker import batches, counters, process
 from streamq.worker.batches import SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, VisitAt
@@ -353,7 +354,7 @@ class TestBatch:
         assert desk.process._batches._finish(lease, 5).parts == []
 
         left_s = desk.process._taker._ended[driver.id] - time.monotonic()
-        assert 0 < left_s <= holding.LEFT_OVER_S
+        assert 0 < left_s <= taker.LEFT_OVER_S
 
     def test_request_that_goes_on_is_not_left_alone(self, desk: Desk, claimed: Any) -> None:
         lease, grant = claimed()
@@ -692,7 +693,7 @@ class TestSlots:
     def test_requests_left_alone_are_forgotten_before_they_are_too_many(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(holding, "KNOWN_REQUESTS", 2)
+        monkeypatch.setattr(taker, "KNOWN_REQUESTS", 2)
         for name in "abc":
             desk.process._taker._leave_alone(name, 5.0)
 
@@ -739,7 +740,7 @@ class TestClaiming:
     def test_another_request_of_the_same_id_is_learnt_anew(
         self, desk: Desk, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(holding, "KNOWN_REQUESTS", 2)
+        monkeypatch.setattr(taker, "KNOWN_REQUESTS", 2)
         driver.load(10)
         grant = self.claim(desk, driver)
         assert grant is not None
@@ -981,7 +982,7 @@ class TestTelling:
             return "answer"
 
         begun = time.monotonic()
-        assert desk.process._taker.insist(call) == "answer"
+        assert held_lease.insist(call) == "answer"
         assert time.monotonic() - begun > 0.07, "pauses of 50 and 100 ms, each at least half of it"
 
     @pytest.mark.parametrize("error", [RequestUnknown("gone"), Damaged("broken")])
@@ -990,7 +991,7 @@ class TestTelling:
             raise error
 
         with pytest.raises(LeaseGone):
-            desk.process._taker.insist(call)
+            held_lease.insist(call)
 
     def test_tokens_are_pushed_and_moments_told(self, desk: Desk, driver: RequestByHand) -> None:
         driver.load(1)
@@ -1037,7 +1038,7 @@ class TestTelling:
         assert driver.tokens() == [driver.id]
         assert desk.process._taker._kept == {}
 
-    def test_idle_is_who_has_all_slots_free_or_waits_with_the_last(self, desk: Desk) -> None:
+    def test_process_is_idle_with_all_slots_free_or_the_last_one_waiting(self, desk: Desk) -> None:
         running = desk.process
         running._idle_since = time.monotonic() - 100
         running._say_idle()
@@ -1054,8 +1055,8 @@ class TestTelling:
         assert said == pytest.approx([100, 0, 100], abs=10)
 
     def test_outage_is_told_from_damage(self, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-        holding.report_outage(ServerBusy("not now"))
-        holding.report_outage(Damaged("broken"))
+        held_lease.report_outage(ServerBusy("not now"))
+        held_lease.report_outage(Damaged("broken"))
 
         assert [record.message for record in caplog.records] == [
             "waiting for the server: not now",

@@ -42,7 +42,7 @@ def test_request_that_was_registered_anew_stays_open(
     assert before["open"] > score
 
 
-def test_redrive_is_not_closed_by_who_saw_the_end_before_it(
+def test_redrive_is_not_closed_by_a_janitor_that_saw_the_end_before_it(
     driver: RequestByHand, queue_keys: QueueKeys, score: float
 ) -> None:
     driver.load(1)

@@ -6,7 +6,7 @@ from streamq.errors import Damaged
 from streamq.model import State
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Audit, MintMode, Register, Token, Tokens
-from streamq.queue.holding import LEFT_OVER_S
+from streamq.queue.taker import LEFT_OVER_S
 from tests.support.by_hand import RequestByHand
 
 
@@ -27,7 +27,7 @@ class TestTokens:
 
         assert taken == [Token(name, "h", 7) for name in ("a", "b", "a")]
 
-    def test_only_who_has_the_handler_is_given_one(self, driver: RequestByHand) -> None:
+    def test_only_a_worker_with_the_handler_is_given_one(self, driver: RequestByHand) -> None:
         driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
 
         assert driver.protocol.take(driver.queue, ("g", "h0"), 0.01) is None

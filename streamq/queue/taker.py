@@ -1,51 +1,40 @@
-"""The rules of a lease on the client's side, for every host that holds leases.
+"""Takes tokens for a host of leases, and claims parts with them.
 
-A host is a process of a pool, or whatever else runs parts or passes them on. A ``Taker`` takes
-tokens for its host and claims parts with them. A ``HeldLease`` is what a claim was granted: it
-finishes parts, fails them, hands them back, and ends. Both keep these rules (``lua/README.md``,
-section 4):
+A host is a process of a pool, or another program that runs parts or passes them on. What a claim is
+granted is a ``HeldLease`` (``queue/held_lease.py``). A ``Taker`` keeps these rules
+(``lua/README.md``, section 4):
 
 * The name of a holder is used for one claim. A claim is never sent twice: when the server did not
   answer it, the lease that it may have granted is released.
-* The host's ``LeaseBook`` has the name of a holder before its claim is sent, and the numbers of its
-  parts before one of them is run. So somebody else can speak for a host that dies.
-* Calls under a lease are numbered. A call is repeated, number and all, until the server answers it.
-* The tokens that a reply asks for are pushed before the parts that came with it are run.
+* The host's ``LeaseBook`` has the name of a holder before its claim is sent. So somebody else can
+  speak for a host that dies.
 * A token that can be of no use is dropped without a claim.
 """
 
 import logging
 import time
-import typing
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from streamq.errors import (
-    Damaged,
-    ProtocolError,
-    RequestNewer,
-    RequestUnknown,
-    ServerError,
-    StreamqError,
-)
-from streamq.model import Failure, Part, State
+from streamq.errors import Damaged, ProtocolError, RequestNewer, RequestUnknown, ServerError
+from streamq.model import Failure, State
 from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant, Outcome, Terms, Token, Tokens
-from streamq.queue.outages import Outage
-from streamq.queue.outcomes import PartDone, PartNotDone
-from streamq.queue.pace import MOST_PARTS, Pace
+from streamq.protocol.replies import Grant, Terms, Token, Tokens
+from streamq.queue.held_lease import HeldLease, LeaseGone, report_outage
+from streamq.queue.lease_book import LeaseBook
+from streamq.queue.outcomes import PartNotDone
+from streamq.queue.pace import Pace
 from streamq.queue.turns import Turns
 from streamq.queue.waiting_place import WaitingPlace
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 #: What a host makes of a request in order to work on it, such as a runner of its handler.
 Work = TypeVar("Work")
 
@@ -61,73 +50,29 @@ _NOT_YET_S = (0.0001, 0.0003, 0.0006, 0.0012, 0.0024)
 LEFT_OVER_S = 0.2
 #: Tokens of a request that a later version of streamq made are dropped unclaimed for 10 s.
 NEWER_PAUSE_S = 10.0
-#: What ``fail`` answers when the lease goes on.
-_GOES_ON = ("retry", "failed")
 _ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 #: A host remembers this many requests.
 KNOWN_REQUESTS = 1_000
 
 
-class LeaseGone(Exception):
-    """The lease is over, or its request is gone: what the holder has at hand is dropped."""
-
-
-class LeaseBook(typing.Protocol):
-    """Where a host writes down what one of its places holds. A place has one lease at a time.
-
-    A process of a pool keeps it where its parent can read it, who then speaks for a dead process.
-    What is written must be there when the method returns: ``Taker`` and ``HeldLease`` rely on the
-    order.
-    """
-
-    @property
-    def name(self) -> str:
-        """What tells the place from others of the host; it is part of the names of holders."""
-
-    def hold(self, holder: str, request_id: str) -> None:
-        """Note that a claim is about to be sent, under this name. Numbers of calls begin anew."""
-
-    def deal(self, numbers: Sequence[int]) -> None:
-        """Note the parts of a batch that is about to be run. No part of it is started."""
-
-    def next_call(self) -> int:
-        """Return the number of the next call under the lease.
-
-        It is the same one until that call is answered. There is room below it for calls of those
-        who speak for the host.
-        """
-
-    def answered(self) -> None:
-        """Note that the call with the number of ``next_call`` was answered."""
-
-    def drop(self) -> None:
-        """Note that the lease is over."""
-
-    def count_finished(self, handler: str, parts: int, records: int) -> None:
-        """Count parts whose results the server has counted."""
-
-    def count_failed(self, handler: str, part: Part, outcome: PartNotDone, word: str) -> None:
-        """Count a part that ``fail`` was told of, by the word that it answered."""
-
-
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """Who takes tokens, from which queue, and what it can run."""
+    """A host of leases: its name, the queue it takes tokens from, and the handlers it can run."""
 
-    #: What the names of its holders begin with. No other host has it.
+    #: The names of its holders begin with this, and those of no other host do.
     name: str
     queue: str
     levels: tuple[int, ...]
     #: By the names of handlers: what ``claim`` is told of them.
     offers: dict[str, str]
     lease_ms: int
-    #: A batch takes about so long.
+    #: A batch is as large as takes about this time.
     quantum_s: float
 
 
 class KnownRequest(msgspec.Struct, Generic[Work], frozen=True):
     """What a host knows of a request that it has worked on."""
 
-    #: It tells the request from a later one with the same id.
+    #: A later request with the same id was created at another time.
     created_ms: int
     pace: Pace
     work: Work
@@ -144,7 +89,7 @@ class Invitation(NamedTuple):
 class Claimed(NamedTuple, Generic[Work]):
     """A lease that was granted, its first batch, and what is known of its request."""
 
-    lease: "HeldLease"
+    lease: HeldLease
     grant: Grant
     known: KnownRequest[Work]
 
@@ -234,7 +179,7 @@ class Taker(Generic[Work]):
             return None
         return Claimed(lease, grant, known)
 
-    def _claim(self, lease: "HeldLease", level: int, first: int) -> Grant | None:
+    def _claim(self, lease: HeldLease, level: int, first: int) -> Grant | None:
         known = self._known.get(lease.request_id)
         terms = self.terms(known.pace.most() if known else first)
         # Before the claim is sent: somebody else can end the lease if this host dies now.
@@ -260,7 +205,7 @@ class Taker(Generic[Work]):
             lease.release()
             return None
 
-    def _claim_soon(self, lease: "HeldLease", terms: Terms, level: int, known: int) -> Grant:
+    def _claim_soon(self, lease: HeldLease, terms: Terms, level: int, known: int) -> Grant:
         """Claim; and again a moment later of a request that is registered and not there yet."""
         for pause_s in (*_NOT_YET_S, 0.0):
             try:
@@ -293,7 +238,7 @@ class Taker(Generic[Work]):
             self._known.popitem(last=False)
         return known
 
-    def _refuse(self, lease: "HeldLease", grant: Grant, error: Exception) -> None:
+    def _refuse(self, lease: HeldLease, grant: Grant, error: Exception) -> None:
         """Fail parts that cannot even be begun, rather than claim them again and again."""
         log.error("%s cannot be run on %s: %s", grant.handler, lease.request_id, error)
         for part in grant.parts:
@@ -326,23 +271,6 @@ class Taker(Generic[Work]):
             self.protocol.push(self._host.queue, request_id, tokens)
         if tokens.look_ms:
             self._visit_at(tokens.look_ms)
-
-    def insist(self, call: Callable[[], T]) -> T:
-        """Make a call until the server answers. Every repeat is the same call, number and all.
-
-        Raises:
-            LeaseGone: the answer is that there is nothing to be done under this lease.
-        """
-        outage = Outage(report_outage)
-        while True:
-            try:
-                return call()
-            except ServerError as error:
-                time.sleep(outage.failed(error))
-            except ProtocolError as error:
-                level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
-                log.log(level, "dropped: %s", error)
-                raise LeaseGone from None
 
     # Tokens that are of no use
 
@@ -385,143 +313,3 @@ class Taker(Generic[Work]):
                     return False
                 self._kept[token.request_id].append(token)
         return True
-
-
-class HeldLease:
-    """A lease that a host holds: its name, its calls, and the results that are not sent yet.
-
-    One thread at a time uses it.
-    """
-
-    def __init__(self, taker: Taker[Any], book: LeaseBook, holder: str, request_id: str) -> None:
-        self._taker = taker
-        self.book = book
-        self.holder = holder
-        self.request_id = request_id
-        #: Both are known when the claim is granted.
-        self.handler = ""
-        self.created_ms = 0
-        #: When the claim was sent, and when the batch at hand came.
-        self.asked_at = self.handed_at = time.monotonic()
-        #: Whether parts may be asked for after those at hand.
-        self.wants_more = True
-        #: Results that are not sent yet, each behind the number of its part; of how many records
-        #: they are, and how many bytes they have.
-        self.results: list[bytes | int] = []
-        self.records = 0
-        self.size = 0
-        #: The part that runs, or ran last since the last ``finish``.
-        self.part: Part | None = None
-
-    def begin(self, grant: Grant) -> None:
-        """Write the first batch down, and wake others before it is run."""
-        self._deal(grant)
-        self._taker.push(self.request_id, grant.tokens)
-
-    def record(self, part: Part, outcome: PartDone) -> None:
-        """Keep a result until ``finish`` sends it."""
-        self.results += (part.number, outcome.result)
-        self.records += outcome.records
-        self.size += len(outcome.result)
-
-    def finish(self, most: int, *, is_alone: bool) -> Grant:
-        """Send the results, and ask for more parts; 0 ends the lease.
-
-        A part that may kill its host is to run alone. Unless the host says that nothing runs beside
-        this lease, such a part goes back to the front: whoever claims it next makes room for it.
-
-        Raises:
-            LeaseGone: the request is gone.
-        """
-        taker, book = self._taker, self.book
-        call = book.next_call()
-        results, records, terms = self.results, self.records, taker.terms(most)
-        grant = taker.insist(
-            lambda: taker.protocol.finish(
-                self.request_id, self.holder, call, results, records, terms, self.created_ms
-            )
-        )
-        book.answered()
-        book.count_finished(self.handler, grant.counted, records)
-        self.results, self.records, self.size, self.part = [], 0, 0, None
-        is_suspect = any(part.is_suspect for part in grant.parts)
-        if grant.word == "late" or (is_suspect and not is_alone):
-            self.release()
-            grant = msgspec.structs.replace(grant, parts=[])
-        elif grant.parts:
-            if len(grant.parts) > MOST_PARTS:
-                # After a lost reply ``finish`` tells of all parts that the lease has. They may be
-                # more than a book can hold, if the server forgot its last moments. The others go
-                # back when the lease ends, and it ends with these.
-                self.wants_more = False
-                del grant.parts[MOST_PARTS:]
-            self.handed_at = time.monotonic()
-            self._deal(grant)
-        taker.note_end(self.request_id, grant)
-        taker.push(self.request_id, grant.tokens)
-        return grant
-
-    def fail(self, part: Part, outcome: PartNotDone) -> bool:
-        """Tell of a part that did not succeed. Returns whether the next of the batch may be begun.
-
-        Raises:
-            LeaseGone: the request is gone.
-        """
-        call = self.book.next_call()
-        answer = self._taker.insist(
-            lambda: self._taker.protocol.fail(
-                self.request_id,
-                self.holder,
-                call,
-                part.number,
-                outcome.failures,
-                kind=outcome.kind,
-                delay_ms=outcome.delay_ms,
-                records=outcome.records,
-                result=outcome.result,
-                partial=outcome.partial,
-            )
-        )
-        self.book.answered()
-        self.book.count_failed(self.handler, part, outcome, answer.word)
-        self._taker.push(self.request_id, answer.tokens)
-        if answer.word in _GOES_ON:
-            return True
-        self.wants_more = False
-        return False
-
-    def hand_back(self, numbers: Sequence[int]) -> None:
-        """Give back parts that were not begun, and go on with the others.
-
-        Raises:
-            LeaseGone: the request is gone.
-        """
-        self._answered(
-            lambda call: self._taker.protocol.handback(self.request_id, self.holder, call, numbers)
-        )
-
-    def release(self) -> None:
-        """End the lease, if it stands. What was not finished goes back to the front."""
-        with suppress(LeaseGone):
-            self._answered(
-                lambda call: self._taker.protocol.release(self.request_id, self.holder, call)
-            )
-
-    def drop(self) -> None:
-        """Note that nobody works under the lease any more."""
-        self.book.drop()
-
-    def _answered(self, make: Callable[[int], Outcome]) -> None:
-        call = self.book.next_call()
-        answer = self._taker.insist(lambda: make(call))
-        self.book.answered()
-        self._taker.push(self.request_id, answer.tokens)
-
-    def _deal(self, grant: Grant) -> None:
-        self.book.deal([part.number for part in grant.parts])
-
-
-def report_outage(error: StreamqError) -> None:
-    """Log why a call had no answer."""
-    what = "passed over" if isinstance(error, Damaged) else "waiting for the server"
-    log.warning("%s: %s", what, error)
