@@ -1116,7 +1116,7 @@ class TestTelling:
             ticks.append(seconds)
             now[0] += 1.0
             desk.process._taking_since = 1_000.0 if len(ticks) > 2 else 0.0
-            if len(ticks) == 9:
+            if len(ticks) == 12:
                 raise Over
 
         desk.process._said_idle = 0.0
@@ -1129,9 +1129,9 @@ class TestTelling:
             desk.process._tick()
         monkeypatch.undo()
 
-        assert ticks == [process.IDLE_EVERY_S] * 9
-        assert checks == [3, 6], "more than two seconds after the last"
-        assert len(desk.said(IdleFor)) == 8
+        assert ticks == [process.IDLE_EVERY_S] * 12
+        assert checks == [5, 10], "more than four seconds after the last"
+        assert len(desk.said(IdleFor)) == 11
 
 
 class TestMain:
