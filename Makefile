@@ -92,8 +92,8 @@ faults-peers: .venv/ready .venv-peers/ready ## The kill test for other queues
 	$(BIN)/python -m tests.faults.peers
 
 FUZZ_EXAMPLES ?= 30
-fuzz: .venv/ready ## FUZZ_EXAMPLES pieces of garbage for everything that is read, others each time
-	STREAMQ_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -n auto --timeout 3600 tests/fuzz
+fuzz: .venv/ready ## FUZZ_EXAMPLES pieces of garbage for everything that is read, and interleavings, others each time
+	STREAMQ_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) STREAMQ_TEST_EXAMPLES=4 $(BIN)/pytest -n auto --timeout 3600 tests/fuzz tests/protocol/interleavings
 
 MUTANTS ?= 30
 mutants: .venv/ready ## Change the code a little, MUTANTS times for each module: tests must notice (an hour)

@@ -19,6 +19,7 @@ from streamq import Client, Connection, Protocol
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
+from tests.support import warm
 from tests.support.by_hand import RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.secure import SecureCluster, SecureServer, as_role
@@ -65,6 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "urls" in getattr(item, "fixturenames", ()):
             item.add_marker("server")
+
+
+def pytest_unconfigure() -> None:
+    """End the process in whose forks commands run."""
+    warm.end()
 
 
 @pytest.fixture(scope="session")

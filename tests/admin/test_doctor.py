@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.conftest import KINDS
+from tests.support import warm
 from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
@@ -29,7 +29,12 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.commands
 
 
-@pytest.fixture(params=[kind for kind in KINDS if "cluster" not in kind])
+PLAIN = [kind for kind in KINDS if "cluster" not in kind]
+#: For what the doctor reads from keys, by scripts: it is the same on all of them.
+ONE_KIND = pytest.mark.parametrize("kind", PLAIN[:1], indirect=True)
+
+
+@pytest.fixture(params=PLAIN)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -43,13 +48,8 @@ def binary(kind: str) -> str | None:
 def doctor(url: str, *options: str, **variables: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code, and what was found. Who mends is the administrator."""
     url = url if "--fix" in options else as_role(url, "doctor")
-    ran = subprocess.run(
-        [sys.executable, "-m", "streamq.cli", "doctor", "--json", *options],
-        env=os.environ | {"STREAMQ_URL": url} | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [*warm.MODULE, "doctor", "--json", *options]
+    ran = warm.run_text(words, env=os.environ | {"STREAMQ_URL": url} | variables)
     assert ran.stdout, ran.stderr
     return ran.returncode, json.loads(ran.stdout)
 
@@ -104,6 +104,7 @@ def submitted(client: Client, driver: RequestByHand, fleet: Fleet) -> RequestByH
     return driver
 
 
+@ONE_KIND
 def test_lost_token(url: str, submitted: RequestByHand) -> None:
     redis = submitted.redis
     tokens = QueueKeys(submitted.queue, to=list_of("shout", 50)).tokens
@@ -123,6 +124,7 @@ def test_lost_token(url: str, submitted: RequestByHand) -> None:
     assert redis.llen(tokens) > 0
 
 
+@ONE_KIND
 def test_orphaned_lease(url: str, client: Client, protocol: Any, queue: str) -> None:
     request = client.submit([1, 2], handler=HANDLER, queue=queue, limit=1)
     driver = RequestByHand(protocol, queue, request.id)
@@ -137,6 +139,7 @@ def test_orphaned_lease(url: str, client: Client, protocol: Any, queue: str) -> 
     assert request.status().parts.running == 0
 
 
+@ONE_KIND
 def test_request_without_a_worker_for_its_handler(
     url: str, submitted: RequestByHand, client: Client
 ) -> None:
@@ -170,6 +173,7 @@ def test_missing_slot(binary: str | None) -> None:
     cluster.stop()
 
 
+@ONE_KIND
 @pytest.mark.parametrize(("ahead_s", "verdict"), [(5, "warn"), (-5, "warn"), (3600, "fail")])
 def test_clock_skew(url: str, tmp_path: Path, ahead_s: int, verdict: str) -> None:
     # A process whose clock is wrong.
@@ -244,6 +248,7 @@ def test_what_to_upgrade_to_is_good_itself() -> None:
     assert first_good("valkey", (8, 0, 1)) == (8, 0, 10)
 
 
+@ONE_KIND
 def test_request_in_no_index(server: LocalServer) -> None:
     with Client(server.url) as client:
         request = client.submit([1], handler="h", queue="q")
@@ -258,6 +263,7 @@ def test_request_in_no_index(server: LocalServer) -> None:
         assert found(doctor(server.url)[1], "orphans")[0] == "ok"
 
 
+@ONE_KIND
 def test_request_that_does_not_say_its_queue(server: LocalServer) -> None:
     with Client(server.url) as client:
         request = client.submit([1], handler="h", queue="q")
@@ -269,6 +275,7 @@ def test_request_that_does_not_say_its_queue(server: LocalServer) -> None:
         assert request.id in found(findings, "damage")[1]
 
 
+@ONE_KIND
 def test_books_that_do_not_add_up(url: str, submitted: RequestByHand) -> None:
     submitted.redis.set(RequestKeys(submitted.id).left, 7)
 
@@ -278,6 +285,7 @@ def test_books_that_do_not_add_up(url: str, submitted: RequestByHand) -> None:
     assert "7 parts" in found(findings, "count")[1]
 
 
+@ONE_KIND
 def test_busy_queue_is_well(url: str, fleet: Fleet, client: Client, queue: str) -> None:
     fleet.ready("-p", "2", "-c", "4")
     request = client.submit([0.02] * 5_000, handler="nap", queue=queue, limit=6)
@@ -291,10 +299,10 @@ def test_busy_queue_is_well(url: str, fleet: Fleet, client: Client, queue: str) 
     request.cancel()
 
 
+@ONE_KIND
 def test_without_a_server_and_for_people(server: LocalServer) -> None:
     def streamq(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "streamq.cli", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return warm.run_text([*warm.MODULE, *words], env=dict(os.environ))
 
     nobody = streamq("doctor", "--url", "redis://127.0.0.1:1")
     ran = streamq("doctor", "--url", server.url)

@@ -1,7 +1,5 @@
 """TLS, servers that anybody could use, and secrets that nobody gets to see."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from cli.app import COMMANDS
 from streamq import Client, ServerError, ServerUnreachable, ServerUnsafe
 from streamq.driver.url import ServerURL
 from streamq.servers.local import LocalServer
+from tests.support import warm
 from tests.support.command import environment, run
 from tests.support.fleet import APPS, Fleet
 from tests.support.secure import (
@@ -128,8 +127,8 @@ class TestSecrets:
         file.write_text(f"{self.SECRET}\n")
         server = LocalServer.start(port=0) if where == "refusing" else None
         url = server.url if server else "redis://127.0.0.1:1"
-        ran = subprocess.run(
-            [sys.executable, "-m", "streamq.cli", *words.split()],
+        ran = warm.run_text(
+            [*warm.MODULE, *words.split()],
             env=environment(
                 STREAMQ_URL=url,
                 STREAMQ_USERNAME="me",
@@ -137,9 +136,6 @@ class TestSecrets:
                 STREAMQ_LOG_LEVEL="debug",
             ),
             cwd=APPS,
-            capture_output=True,
-            text=True,
-            check=False,
         )
         if server:
             server.stop()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -219,9 +220,16 @@ def farm(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     farm.protocol.connection.close()
 
 
+@cache
+def entry_point() -> Callable[[], None]:
+    """Look up once what ``streamq`` calls: the search reads the metadata of every package."""
+    (main,) = entry_points(group="console_scripts", name="streamq")
+    found: Callable[[], None] = main.load()
+    return found
+
+
 def command(url: str, queue: str, *words: str) -> tuple[int, str]:
     """Run a command as its entry point does. Returns the exit code and what it said."""
-    (main,) = entry_points(group="console_scripts", name="streamq")
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", "replace")
     errors = io.StringIO()
     before = sys.argv
@@ -229,7 +237,7 @@ def command(url: str, queue: str, *words: str) -> tuple[int, str]:
     os.environ |= {"STREAMQ_URL": url, "STREAMQ_QUEUE": queue}
     try:
         with redirect_stdout(out), redirect_stderr(errors):
-            main.load()()
+            entry_point()()
     except SystemExit as end:
         return int(end.code or 0), errors.getvalue()
     finally:

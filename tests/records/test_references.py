@@ -14,6 +14,7 @@ from streamq import Client, Protocol
 from streamq.model import State
 from tests.conftest import ONE_KIND
 from tests.runs.loads import lines_of
+from tests.support import warm
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.web import Login, serve
@@ -29,14 +30,8 @@ def load(url: str, queue: str, tmp_path: Path) -> Load:
     environment = {"STREAMQ_URL": as_role(url, "load"), "STREAMQ_QUEUE": queue}
 
     def load(*words: Any, **more: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "streamq.cli", "load", *map(str, words)],
-            env=os.environ | environment | more,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        line = [*warm.MODULE, "load", *map(str, words)]
+        return warm.run_text(line, env=os.environ | environment | more, cwd=tmp_path)
 
     return load
 

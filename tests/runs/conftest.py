@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from tests.conftest import KINDS
 from tests.runs.loads import Load
 from tests.runs.running import COMMAND, Begin, Streamq
+from tests.support import warm
 from tests.support.secure import as_role
 
 
@@ -19,7 +19,7 @@ from tests.support.secure import as_role
 def command(url: str, queue: str) -> tuple[list[str], dict[str, str]]:
     """The command's beginning, and its environment."""
     environment = os.environ | {"STREAMQ_URL": as_role(url, "load"), "STREAMQ_QUEUE": queue}
-    return [sys.executable, "-m", "streamq.cli", "load"], environment
+    return [*warm.MODULE, "load"], environment
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def load(command: tuple[list[str], dict[str, str]]) -> Load:
 
     def load(*words: Any, stdin: bytes = b"") -> "subprocess.CompletedProcess[str]":
         line = [*command[0], *map(str, words)]
-        done = subprocess.run(line, env=command[1], capture_output=True, input=stdin, timeout=60)
+        done = warm.run(line, env=command[1], input=stdin)
         texts = done.stdout.decode(), done.stderr.decode()
         return subprocess.CompletedProcess(line, done.returncode, *texts)
 
@@ -88,14 +88,8 @@ def streamq(tmp_path: Path, environment: dict[str, str]) -> Streamq:
     (tmp_path / "job.py").write_text(CODE)
 
     def streamq(*words: Any, stdout: Any = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
-        done = subprocess.run(
-            [*COMMAND, *map(str, words)],
-            env=environment,
-            cwd=tmp_path,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            timeout=100,
-        )
+        line = [*COMMAND, *map(str, words)]
+        done = warm.run(line, env=environment, cwd=tmp_path, stdout=stdout, timeout=100)
         texts = [text.decode() if text is not None else "" for text in (done.stdout, done.stderr)]
         return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 

@@ -18,6 +18,7 @@ from streamq.protocol.replies import Terms
 from streamq.servers.local import LocalServer
 from tests.conftest import ONE_KIND
 from tests.runs.loads import Load, lines_of, total_of
+from tests.support import warm
 from tests.support.fleet import Fleet
 from tests.support.waiting import kill_on_the_way, wait_until
 
@@ -243,7 +244,7 @@ def test_full_server_keeps_what_it_has_and_the_same_command_goes_on(tmp_path: Pa
 
         def load() -> "subprocess.CompletedProcess[bytes]":
             env = os.environ | {"STREAMQ_URL": server.url}
-            return subprocess.run([*words, "--id", "big"], env=env, capture_output=True)
+            return warm.run([*words, "--id", "big"], env=env)
 
         full = load()
         kept = client.get("big").status().records.total

@@ -17,6 +17,7 @@ from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector
 from tests.conftest import ONE_KIND
+from tests.support import warm
 from tests.support.by_hand import RequestByHand
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
@@ -34,8 +35,7 @@ def environment(url: str, queue: str) -> dict[str, str]:
 @pytest.fixture
 def streamq(environment: dict[str, str]) -> Streamq:
     def streamq(*words: Any) -> "subprocess.CompletedProcess[bytes]":
-        line = [sys.executable, "-m", "streamq.cli", *map(str, words)]
-        return subprocess.run(line, env=environment, capture_output=True, timeout=60)
+        return warm.run([*warm.MODULE, *map(str, words)], env=environment)
 
     return streamq
 

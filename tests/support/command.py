@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tests.support import warm
+
 _INSTALLED = Path(sys.executable).with_name("streamq")
 COMMAND = [str(_INSTALLED)] if _INSTALLED.exists() else [sys.executable, "-m", "streamq.cli"]
 NOBODY = "redis://127.0.0.1:1"
@@ -23,15 +25,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(*words: str, **variables: str) -> Ran:
-    return subprocess.run(
-        [*COMMAND, *words],
-        env=environment(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return warm.run_text([*COMMAND, *words], env=environment(**variables))
 
 
 class Terminal:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support import warm
 from tests.support.secure import as_role
 from tests.support.waiting import wait_until
 
@@ -83,6 +84,10 @@ class Fleet:
             if word in ("", note.word) and request in ("", note.request)
         ]
 
+    def is_running(self) -> bool:
+        """Whether no pool has ended."""
+        return all(pool.poll() is None for pool in self._pools)
+
     def children(self, pool: "subprocess.Popen[bytes]") -> list[int]:
         """Ids of a pool's processes."""
         path = Path(f"/proc/{pool.pid}/task/{pool.pid}/children")
@@ -90,13 +95,9 @@ class Fleet:
 
     def command(self, *words: str) -> Any:
         """What a command prints as JSON."""
-        done = subprocess.run(
-            [sys.executable, "-m", "streamq.cli", *words, "--json"],
-            env=os.environ
-            | {"STREAMQ_URL": as_role(self.url, words[0]), "STREAMQ_QUEUE": self.queue},
-            capture_output=True,
-            check=True,
-        )
+        own = {"STREAMQ_URL": as_role(self.url, words[0]), "STREAMQ_QUEUE": self.queue}
+        done = warm.run([*warm.MODULE, *words, "--json"], env=os.environ | own)
+        done.check_returncode()
         return json.loads(done.stdout)
 
     def end(self) -> None:

@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from redis import Redis
 
 from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
 from streamq.servers.local import command_line
+from tests.support import warm
 from tests.support.waiting import wait_until
 
 #: Why there is none, or nothing.
@@ -163,10 +163,7 @@ class SecureSentinel(Secured):
 
 def streamq(*words: str, url: str = "") -> None:
     """A command of ours that must go well."""
-    command = [sys.executable, "-m", "streamq.cli", *words]
-    ran = subprocess.run(
-        command, env=os.environ | {"STREAMQ_URL": url}, capture_output=True, text=True, check=False
-    )
+    ran = warm.run_text([*warm.MODULE, *words], env=os.environ | {"STREAMQ_URL": url})
     assert ran.returncode == 0, ran.stderr
 
 

@@ -1,15 +1,30 @@
 """Handlers that crash, fork, hang or end what they run in: the pool survives."""
 
+import secrets
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.conftest import ANY_KIND
+from streamq import Client
+from tests.conftest import ANY_KIND, KINDS
 from tests.support.fleet import Fleet
 from tests.support.waiting import is_alive, wait_until
 from tests.worker.common import values
 
 pytestmark = pytest.mark.commands
+
+
+@pytest.fixture(scope="module")
+def survivor(
+    urls: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    """One pool for all the handlers that it has to survive, one after another."""
+    queue = f"q{secrets.token_hex(6)}"
+    fleet = Fleet(urls(KINDS[-1]), queue, tmp_path_factory.mktemp("survivor"))
+    fleet.ready()
+    yield fleet
+    fleet.end()
 
 
 class TestBadHandlers:
@@ -30,23 +45,19 @@ class TestBadHandlers:
         ],
     )
     def test_part_is_accounted_for_and_the_pool_survives(
-        self, fleet: Fleet, submit: Any, what: str, error: str
+        self, survivor: Fleet, client: Client, what: str, error: str
     ) -> None:
-        pool = fleet.ready()
-
-        request = submit([what, "fine"], "odd")
+        request = client.submit([what, "fine"], handler="odd", queue=survivor.queue)
 
         assert request.wait(20).parts.failed == 1
         assert [failure.error for failure in request.errors()] == [error]
         assert values(request) == ["fine"]
-        assert pool.poll() is None
+        assert survivor.is_running()
 
     @ANY_KIND
     @pytest.mark.parametrize("what", ["close_stdin", "print"])
-    def test_part_succeeds_all_the_same(self, fleet: Fleet, submit: Any, what: str) -> None:
-        fleet.ready()
-
-        request = submit([what, "fine"], "odd")
+    def test_part_succeeds_all_the_same(self, survivor: Fleet, client: Client, what: str) -> None:
+        request = client.submit([what, "fine"], handler="odd", queue=survivor.queue)
 
         assert request.wait(10).parts.done == 2
 

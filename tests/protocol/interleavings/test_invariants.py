@@ -19,7 +19,7 @@ from tests.protocol.interleavings.machine import Machine
 from tests.support.by_hand import RequestByHand
 
 TIMES = int(os.environ.get("STREAMQ_TEST_EXAMPLES", "1"))
-EXAMPLES = {"valkey": 80, "redis": 30, "cluster": 25}
+EXAMPLES = {"valkey": 45, "redis": 15, "cluster": 15}
 STEPS = 100
 # The longest run has to meet all of these: one that does not has tested less than it says.
 MET = (
