@@ -1,8 +1,7 @@
-"""Calls that are sent before the one before them is answered."""
+"""Appending parts before the call before is answered, for loads."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 from streamq.driver.connection import Connection
 from streamq.driver.errors import RedisError
@@ -14,58 +13,21 @@ from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Appended, Tokens
 from streamq.protocol.scripts import Scripts
 
-T = TypeVar("T")
-
 _BROKEN = (RedisError, StreamqError, OSError)
 
 
-class CallPipeline:
-    """Sends calls whose keys are of one request, each before the one before it is answered.
+class AppendPipeline:
+    """Calls ``append`` again and again: parts are on their way while the server adds those before.
 
     When anything goes wrong on that way, a call is made again in the usual way, one after the
-    other. So this is for scripts that may be repeated, and that refuse by themselves when one
-    before them has failed. The caller asks for answers in the order of the calls.
+    other: ``append`` may be repeated, and refuses parts that do not follow those that are there.
     """
 
-    def __init__(self, connection: Connection, key: str) -> None:
-        """``key`` says which node of a cluster the calls go to."""
+    def __init__(self, connection: Connection, keys: RequestKeys) -> None:
         self._scripts = Scripts(connection)
         self._connection = connection
-        self._key = key
-        self._lane: Lane | None = None
-
-    def send(self, call: Call[T]) -> Callable[[], T]:
-        """Send a call. Returns the function that waits for its answer."""
-        words = call.words()
-        try:
-            self._lane = self._lane or self._connection.lane(self._key)
-            self._lane.send(pack(words))
-        except _BROKEN:
-            self.close()
-        lane = self._lane
-
-        def answer() -> T:
-            if lane and lane is self._lane:
-                with suppress(*_BROKEN):
-                    return call.read(lane.receive())
-                self.close()
-            return self._scripts.do(call)
-
-        return answer
-
-    def close(self) -> None:
-        """Forget the answers that were not asked for."""
-        lane, self._lane = self._lane, None
-        if lane:
-            lane.close()
-
-
-class AppendPipeline:
-    """``append`` again and again: parts are on their way while the server adds those before."""
-
-    def __init__(self, connection: Connection, keys: RequestKeys) -> None:
-        self._pipeline = CallPipeline(connection, keys.meta)
         self._keys = keys
+        self._lane: Lane | None = None
         self._answer: Callable[[], Appended] | None = None
 
     def send(self, first: int, cursor: str, records: int, entries: Sequence[bytes | int]) -> Tokens:
@@ -75,8 +37,7 @@ class AppendPipeline:
             RequestEnded: the request takes no more parts.
             LoadGap: the parts do not follow those that are there.
         """
-        call = request_calls.append(self._keys, first, cursor, records, entries)
-        sent = self._pipeline.send(call)
+        sent = self._send(request_calls.append(self._keys, first, cursor, records, entries))
         tokens = self.wait()
         self._answer = sent
         return tokens
@@ -87,5 +48,27 @@ class AppendPipeline:
         return answer()[2] if answer else Tokens()
 
     def close(self) -> None:
-        """Let go of the way to the server."""
-        self._pipeline.close()
+        """Forget the answers that were not asked for, and close the connection."""
+        lane, self._lane = self._lane, None
+        if lane:
+            lane.close()
+
+    def _send(self, call: Call[Appended]) -> Callable[[], Appended]:
+        """Send a call. Returns the function that waits for its answer."""
+        words = call.words()
+        try:
+            # The key says which node of a cluster the calls go to.
+            self._lane = self._lane or self._connection.lane(self._keys.meta)
+            self._lane.send(pack(words))
+        except _BROKEN:
+            self.close()
+        lane = self._lane
+
+        def answer() -> Appended:
+            if lane and lane is self._lane:
+                with suppress(*_BROKEN):
+                    return call.read(lane.receive())
+                self.close()
+            return self._scripts.do(call)
+
+        return answer

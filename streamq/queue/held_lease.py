@@ -4,8 +4,8 @@ A host is a process of a pool, or another program that runs parts or passes them
 (``queue/taker.py``) claims leases. A ``HeldLease`` keeps these rules (``lua/README.md``,
 section 4):
 
-* The host's ``LeaseBook`` has the numbers of the parts before one of them is run. So somebody else
-  can speak for a host that dies.
+* The host's ``LeaseBook`` has the numbers of the parts before one of them is run. So the parent
+  of a pool can speak for a process that dies.
 * Calls under a lease are numbered. A call is repeated, number and all, until the server answers it.
 * The tokens that a reply asks for are pushed before the parts that came with it are run.
 """
@@ -96,7 +96,7 @@ class HeldLease:
         """Send the results, and ask for more parts; 0 ends the lease.
 
         A part that may kill its host is to run alone. Unless the host says that nothing runs beside
-        this lease, such a part goes back to the front: whoever claims it next makes room for it.
+        this lease, such a part goes back to the front, and the next claim of it makes room.
 
         Raises:
             LeaseGone: the request is gone.

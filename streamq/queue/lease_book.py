@@ -1,4 +1,4 @@
-"""Where a host of leases writes down what it holds, so that somebody else can speak for it."""
+"""Where a host of leases writes down what it holds, so that a parent can speak for it."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -20,12 +20,12 @@ from importlib.metadata import version
 import msgspec
 
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
-from streamq.model import Failure
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.janitor import Janitor, totals
 from streamq.queue.outages import Availability, Outages
+from streamq.queue.outcomes import GIVEN_UP, timed_out
 from streamq.queue.renewals import Holding, Renewals
 from streamq.queue.rounds import Rounds
 from streamq.telemetry.metrics import Samples
@@ -203,8 +203,7 @@ class LeaseKeeper:
         """Fail the part whose holder was stopped because the part took too long."""
         number = held.running
         assert number is not None
-        message = f"it took longer than {held.timeout_ms / 1e3:g} s"
-        failure = Failure(error="Timeout", message=message, part=number, attempts=held.attempt)
+        failure = timed_out(number, held.attempt, held.timeout_ms)
 
         def fail() -> Outcome:
             return self._hasty().fail(
@@ -220,7 +219,7 @@ class LeaseKeeper:
         def count(word: str) -> None:
             if word == "retry":
                 self.counts[held.handler, "retried"] += 1
-            elif word in ("failed", "ended", "done"):  # not if the lease was lost
+            elif word in GIVEN_UP:  # not if the lease was lost
                 self.counts[held.handler, "failed"] += 1
 
         self._send(held, fail, count)

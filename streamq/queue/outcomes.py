@@ -5,6 +5,9 @@ import msgspec
 from streamq.model import Failure
 from streamq.protocol.replies import FailKind
 
+#: What ``fail`` answers when the part failed for good. The request may have ended with the part.
+GIVEN_UP = ("failed", "ended", "done")
+
 
 class PartDone(msgspec.Struct):
     """A part that succeeded: its encoded result, and how many records it had."""
@@ -25,3 +28,9 @@ class PartNotDone(msgspec.Struct):
     result: bytes = b""
     #: What the next attempt is told of the records that have an outcome.
     partial: bytes = b""
+
+
+def timed_out(part: int, attempt: int, timeout_ms: int) -> Failure:
+    """Return the failure of a part that took longer than its time limit."""
+    message = f"it took longer than {timeout_ms / 1e3:g} s"
+    return Failure(error="Timeout", message=message, part=part, attempts=attempt)

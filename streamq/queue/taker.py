@@ -6,8 +6,8 @@ granted is a ``HeldLease`` (``queue/held_lease.py``). A ``Taker`` keeps these ru
 
 * The name of a holder is used for one claim. A claim is never sent twice: when the server did not
   answer it, the lease that it may have granted is released.
-* The host's ``LeaseBook`` has the name of a holder before its claim is sent. So somebody else can
-  speak for a host that dies.
+* The host's ``LeaseBook`` has the name of a holder before its claim is sent. So the parent of a
+  pool can speak for a process that dies.
 * A token that can be of no use is dropped without a claim.
 """
 
@@ -182,7 +182,7 @@ class Taker(Generic[Work]):
     def _claim(self, lease: HeldLease, level: int, first: int) -> Grant | None:
         known = self._known.get(lease.request_id)
         terms = self.terms(known.pace.most() if known else first)
-        # Before the claim is sent: somebody else can end the lease if this host dies now.
+        # Before the claim is sent: a parent can then end the lease if this host dies now.
         lease.book.hold(lease.holder, lease.request_id)
         try:
             return self._claim_soon(lease, terms, level, known.created_ms if known else 0)

@@ -24,7 +24,7 @@ from streamq.errors import (
 )
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.protocol.replies import FailKind
-from streamq.queue.outcomes import PartDone, PartNotDone
+from streamq.queue.outcomes import PartDone, PartNotDone, timed_out
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -238,8 +238,7 @@ class Runner:
 
     def time_out(self, part: Part) -> PartNotDone:
         """Return what becomes of a part that took too long."""
-        message = f"it took longer than {self.timeout_ms / 1_000:g} s"
-        failure = Failure(error="Timeout", message=message, part=part.number, attempts=part.attempt)
+        failure = timed_out(part.number, part.attempt, self.timeout_ms)
         return self._put_off(part, [failure], None)
 
     def retry_ms(self, part: Part) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from streamq.model import Part
-from streamq.queue.outcomes import PartNotDone
+from streamq.queue.outcomes import GIVEN_UP, PartNotDone
 from streamq.worker import counters
 from streamq.worker.slot_table import SlotTable
 
@@ -49,7 +49,7 @@ class SlotBook:
         slot, number, count = self._slot, self._handlers[handler], self._table.counters.count
         if word == "retry":
             count(slot, number, counters.RETRIED)
-        elif word in ("failed", "ended", "done"):  # the request may have ended with this part
+        elif word in GIVEN_UP:
             done, failed = outcome.records
             count(slot, number, counters.FAILED)
             count(slot, number, counters.RECORDS_DONE, done)
