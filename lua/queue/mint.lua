@@ -10,7 +10,7 @@
 --                          HANDLER:told, scored by when news of the handler were last pushed (ms)
 -- KEYS[6]  news      LIST  lists of the handler that came into use lately; has a TTL
 --
--- ARGV[1]  request_id
+-- ARGV[1]  request_id  "" to tell again of a list
 -- ARGV[2]  count     tokens
 -- ARGV[3]  mode      push: so many more; ensure: only those missing from so many in the list;
 --                    drop: push none, remove tokens of requests that have ended, and make due
@@ -38,12 +38,13 @@ local PUSH_AT_ONCE = 1000
 -- For 200 ms after a process saw a request end, it drops the request's tokens (LEFT_OVER_S). This
 -- is a little longer.
 local LEFT_OVER_MS = 250
--- After this time every process knows a list: it reads `used` every 10 s, and a wait that began
--- just before ends 10 s later (READ_EVERY_S, BLOCK_S).
+-- After this time every process knows a list: it reads `used` when it takes and read it 0.5 s ago,
+-- and a wait that began just before ends 10 s later (READ_EVERY_S, BLOCK_S).
 local KNOWN_AFTER_MS = 30000
 -- When a list comes into use, so many processes that wait are told of it at once.
 local TOLD_AT_ONCE = 1000
--- Later tokens of the list bring one piece of news more, at most this often.
+-- Later tokens of the list bring one piece of news more, at most this often. A process that has
+-- just learned of the list and saw tokens there asks for one at once (no request_id).
 local TELL_EVERY_MS = 250
 
 local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -74,7 +75,8 @@ end
 -- Returns how many pieces of news are to lie in the list.
 local function news_wanted(now)
   local since = tonumber(redis.call("ZSCORE", used, to))
-  if not since then
+  -- A moment that is still to come is of a clock that was wrong.
+  if not since or since > now then
     redis.call("ZADD", used, now, to)
     return TOLD_AT_ONCE
   end
@@ -83,7 +85,7 @@ local function news_wanted(now)
   end
   local told = to:sub(1, -3) .. "told"
   local elapsed = now - (tonumber(redis.call("ZSCORE", used, told)) or 0)
-  if mode == "push" and elapsed >= 0 and elapsed < TELL_EVERY_MS then
+  if request_id ~= "" and elapsed >= 0 and elapsed < TELL_EVERY_MS then
     return 0
   end
   redis.call("ZADD", used, now, told)

@@ -4,6 +4,7 @@ A method that finds a key of the queue to be of another type than streamq writes
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from streamq import units
 from streamq.driver.connection import Connection
@@ -146,7 +147,9 @@ class QueueProtocol(Reads):
         with translating_driver_errors(self.connection.where):
             old = self.connection.redis.zrange(key, "-inf", before_ms, byscore=True)
         for to in old:
-            self.mint(queue, "", Tokens(0, to.decode("utf-8", "replace")), mode="forget")
+            # A list of another type is put aside by a process that waits there.
+            with suppress(Damaged):
+                self.mint(queue, "", Tokens(0, to.decode("utf-8", "replace")), mode="forget")
 
     def drop_former_lists(self, queue: str) -> None:
         """Remove lists of one level for all handlers, which an earlier version pushes to.

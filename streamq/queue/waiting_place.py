@@ -9,13 +9,12 @@ import time
 
 from streamq.errors import Damaged, ServerError
 from streamq.model import LAST_LEVEL, News
-from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Token
 
-#: A process reads again what is in use before a take when it last read it so long ago. Until each
-#: process has read it, tokens of a new list come with news (KNOWN_AFTER_MS of ``mint.lua``).
-READ_EVERY_S = 10.0
+#: A process reads again what is in use before a take when it last read it so long ago. A busy
+#: process may miss the news of a list: another one has taken them and removed the rest.
+READ_EVERY_S = 0.5
 #: A process waits so often at all lists, in use or not: earlier versions do not tell of theirs.
 ALL_EVERY_S = 60.0
 
@@ -32,7 +31,7 @@ class WaitingPlace:
         # of a list that it does not serve.
         self._has_every_level = len(set(levels)) > LAST_LEVEL
         self._read_at = self._all_at = float("-inf")
-        #: The list that this process was told of and has not seen to yet, or "".
+        #: The list that this process has learned of and not yet told another one of, or "".
         self._news = ""
 
     def take(self, handlers: tuple[str, ...], block_s: float) -> Token | None:
@@ -41,17 +40,27 @@ class WaitingPlace:
         now = time.monotonic()
         if not self._has_every_level or now - self._all_at > ALL_EVERY_S:
             found = protocol.take(queue, handlers, block_s, levels)
-            self._all_at = now
+            # No news were waited for.
+            self._all_at, self._read_at = now, float("-inf")
             return found
         if now - self._read_at > READ_EVERY_S:
             self._read(handlers)
-        while isinstance(
-            token := protocol.take_used(queue, handlers, block_s, levels, self._used), News
-        ):
+        while isinstance(token := self._take_used(handlers, block_s), News):
             self._hear(token.to, handlers)
         if self._news:
-            self._see_to_news(token)
+            self._pass_on_news()
         return token
+
+    def _take_used(self, handlers: tuple[str, ...], block_s: float) -> Token | News | None:
+        """Return the next token of a list in use, or news."""
+        try:
+            return self._protocol.take_used(
+                self._queue, handlers, block_s, self._levels, self._used
+            )
+        except BaseException:
+            # News may have been on their way: the next take begins with reading.
+            self._read_at = float("-inf")
+            raise
 
     def _hear(self, to: str, handlers: tuple[str, ...]) -> None:
         """Learn of a list that came into use. If it was known, nobody waits for news of it."""
@@ -64,17 +73,17 @@ class WaitingPlace:
             self._protocol.heard(self._queue, to)
         self._read(handlers)
 
-    def _see_to_news(self, token: Token | None) -> None:
-        """Tell others of the list that this process learned of, if it took no token of it."""
-        news = self._news
-        if news in self._used and (not token or news != list_of(token.handler, token.level)):
-            # The list may have tokens, and others may wait that do not know of it. The token that
-            # was just taken is worth more than the news: should this fail, the next take repeats
-            # it.
-            try:
-                self._protocol.tell_again(self._queue, news)
-            except (ServerError, Damaged):
-                return
+    def _pass_on_news(self) -> None:
+        """Tell another process of the list that this one has learned of, if it has tokens left.
+
+        So each process that learns of the list wakes another one that does not know of it, for as
+        long as there is work. A process that knew of the list before does not do it: its news
+        would go round.
+        """
+        try:
+            self._protocol.tell_again(self._queue, self._news)
+        except (ServerError, Damaged):
+            return  # The token that was just taken is worth more. The next take repeats it.
         self._news = ""
 
     def _read(self, handlers: tuple[str, ...]) -> None:

@@ -186,7 +186,7 @@ class TestFirstUse:
         protocol, queue = driver.protocol, driver.queue
         protocol.mint(queue, "former", Tokens(1, "h:50"))
         place = places()
-        place._used, place._read_at = frozenset({"h:50"}), time.monotonic()
+        place._used, place._read_at = frozenset({"h:50"}), time.monotonic() + 60
         protocol.mint(queue, driver.id, Tokens(1, "h:07"))
         assert driver.redis.lpos(QueueKeys(queue, to="h:07").news, "h:07") is None
 
@@ -229,6 +229,54 @@ class TestFirstUse:
         assert place.take(HANDLERS, 5) == Token(driver.id, "h", 7)
         assert time.monotonic() - begun < 2
 
+    def test_process_that_learned_of_a_list_tells_the_next_while_there_is_work(
+        self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
+    ) -> None:
+        """They were busy when the list came into use, and one removed the news of it."""
+        protocol, queue = driver.protocol, driver.queue
+        protocol.mint(queue, driver.id, Tokens(4, "h:07"))
+        driver.redis.delete(QueueKeys(queue, to="h:07").news)
+        crowd = [places() for _ in range(4)]
+        for place in crowd:
+            place._used, place._read_at = frozenset({"h:50"}), time.monotonic() + 60
+        waiting = [wait_there(place, threads) for place in crowd]
+
+        driver.redis.lpush(QueueKeys(queue, to="h:07").news, "h:07")
+
+        assert [each.result(2) for each in waiting] == [Token(driver.id, "h", 7)] * 4
+        assert driver.redis.exists(QueueKeys(queue, to="h:07").news) == 0, "and then no more"
+
+    def test_process_that_was_cut_off_reads_before_it_waits_again(
+        self, places: Any, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = places()
+        assert place.take(HANDLERS, 0.01) is None
+        with monkeypatch.context() as patch:
+
+            def fail(*_: Any) -> Any:
+                raise ServerBusy("it is not ready")
+
+            patch.setattr(place.connection, "pop", fail)
+            place._read_at = time.monotonic() + 60
+            with pytest.raises(ServerBusy):
+                place.take(HANDLERS, 0.01)
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        driver.redis.delete(QueueKeys(driver.queue, to="h:07").news)
+
+        assert place.take(HANDLERS, 1) == Token(driver.id, "h", 7)
+
+    def test_process_that_waited_at_all_lists_reads_before_it_waits_again(
+        self, places: Any, driver: RequestByHand
+    ) -> None:
+        place = places()
+        place._all_at -= waiting_place.ALL_EVERY_S
+        place._read_at = time.monotonic() + 60
+        assert place.take(HANDLERS, 0.01) is None
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        driver.redis.delete(QueueKeys(driver.queue, to="h:07").news)
+
+        assert place.take(HANDLERS, 1) == Token(driver.id, "h", 7)
+
     def test_who_was_told_and_takes_another_token_tells_others(
         self, places: Any, threads: ThreadPoolExecutor, driver: RequestByHand
     ) -> None:
@@ -237,7 +285,7 @@ class TestFirstUse:
         protocol.mint(queue, "former", Tokens(1, "h:50"))
         told, other = places(), places()
         told.take(HANDLERS, 1)
-        told._read_at -= 1
+        told._read_at = time.monotonic() + 60
         protocol.mint(queue, driver.id, Tokens(1, "h:99"))
         protocol.mint(queue, "former", Tokens(1, "h:50"))
         news = QueueKeys(queue, to="h:50").news
@@ -447,7 +495,7 @@ class TestOutage:
         protocol.mint(queue, "former", Tokens(2, "h:50"))
         place = places()
         place.take(HANDLERS, 1)
-        place._read_at -= 1
+        place._read_at = time.monotonic() + 60
         protocol.mint(queue, driver.id, Tokens(1, "h:99"))
         news = QueueKeys(queue, to="h:99").news
         driver.redis.delete(news)

@@ -317,6 +317,44 @@ class TestUse:
 
         assert told == [1, 0, 0, 1, 1], "also when the clock went back"
 
+    def test_looks_that_come_fast_bring_no_piece_each(
+        self, driver: RequestByHand, queue_keys: QueueKeys
+    ) -> None:
+        news = QueueKeys(driver.queue, to="h:07").news
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+
+        told = []
+        for _ in range(2):
+            driver.redis.unlink(news)
+            driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"), mode="ensure")
+            told.append(driver.redis.llen(news))
+
+        assert told == [1, 0]
+
+    def test_moment_of_first_use_that_is_still_to_come_is_mended(
+        self, driver: RequestByHand, queue_keys: QueueKeys
+    ) -> None:
+        """A clock went back. Else each token would bring news until that moment."""
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+        began = driver.redis.zscore(queue_keys.used, "h:07")
+        driver.redis.zincrby(queue_keys.used, 10_000_000, "h:07")
+
+        driver.protocol.mint(driver.queue, driver.id, Tokens(1, "h:07"))
+
+        assert driver.redis.zscore(queue_keys.used, "h:07") < began + 60_000
+
+    def test_list_of_another_type_keeps_no_other_from_being_forgotten(
+        self, driver: RequestByHand, queue_keys: QueueKeys
+    ) -> None:
+        for to in ("h:07", "h:08"):
+            driver.protocol.mint(driver.queue, driver.id, Tokens(1, to))
+            driver.redis.unlink(QueueKeys(driver.queue, to=to).tokens)
+        driver.redis.set(QueueKeys(driver.queue, to="h:07").tokens, "not ours")
+
+        driver.protocol.forget_lists(driver.queue, 2**53)
+
+        assert driver.redis.zscore(queue_keys.used, "h:08") is None
+
     def test_list_that_comes_into_use_is_told_of_whatever_was_told_before(
         self, driver: RequestByHand
     ) -> None:
