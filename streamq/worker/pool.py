@@ -427,6 +427,7 @@ class Pool:
             elif number == signal.SIGQUIT:
                 self._stop_now(number)
             elif is_hup:
+                log.info("HUP: every process is replaced when it has finished what it runs")
                 self._replace_all()
             elif number == signal.SIGUSR1:
                 self._be_quiet()

@@ -1,5 +1,6 @@
 """A pool, round by round: the test plays its processes, which do nothing."""
 
+import logging
 import os
 import signal
 import socket
@@ -796,12 +797,14 @@ class TestStopping:
 
         assert (stage.pool.stopped_by, stage.pool._cold) == (signal.SIGTERM, signal.SIGQUIT)
 
-    def test_hup_replaces_all(self, scene: Any) -> None:
+    def test_hup_replaces_all(self, scene: Any, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "streamq")
         stage = scene(processes=2)
         played = stage.open()
 
         stage.signal(signal.SIGHUP)
 
+        assert "HUP: every process is replaced when it has finished what it runs" in caplog.text
         assert [each.orders() for each in played] == [["stop"], ["stop"]]
         assert stage.pool.unready() == ""
         assert len(stage.fill()) == 2
