@@ -29,8 +29,10 @@ def workers(
 ) -> None:
     """List the live workers, and what each runs now.
 
-    SLOTS are busy/total, UP is the time since the start, BEAT since the last heartbeat. RUNNING is
-    request/part and for how long; the table shows three parts, --json all of them.
+    SLOTS are busy/total, UP is the time since the start, BEAT since the last heartbeat: one comes
+    within a second when the number of busy slots changes, and every few seconds otherwise. RUNNING
+    is request/part and how long it had run at that heartbeat; the table shows three parts, --json
+    all of them.
 
         streamq workers --queue default
     """
@@ -60,7 +62,11 @@ def _row(worker: WorkerDetails) -> tuple[str, ...]:
 
 def _running(worker: WorkerDetails) -> str:
     oldest = sorted(worker.running, key=lambda part: part.since_ms)
-    shown = [f"{p.request}/{p.part} {render.age(p.since_ms)}" for p in oldest[:RUNNING]]
+    # At the heartbeat, by the worker's clock: a short part may have ended long ago by now.
+    shown = [
+        f"{part.request}/{part.part} {render.span(worker.beat_ms - part.since_ms)}"
+        for part in oldest[:RUNNING]
+    ]
     if len(oldest) > RUNNING:
         shown.append(f"{len(oldest) - RUNNING} more")
     return ", ".join(shown) or render.NOTHING

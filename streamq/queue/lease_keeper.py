@@ -38,6 +38,8 @@ SWEEP_EVERY_S = 1.0
 LOOK_EVERY_S = 0.5
 #: Errands that the server did not answer are tried again this often.
 ERRANDS_EVERY_S = 1.0
+#: A pool tells at once how many of its slots are busy when that changes, once in this time at most.
+NEWS_EVERY_S = 1.0
 #: A call waits for its answer for a quarter of the lease, but at least 0.25 s and at most 3 s; then
 #: it is made again a little later.
 MOST_REPLY_S = 3.0
@@ -96,6 +98,9 @@ class LeaseKeeper:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._is_empty = False
         self._wants_emptiness = False
+        #: How many slots the last heartbeat said are busy, and when it was sent.
+        self._told_busy = 0
+        self._told_at = 0.0
         self._availability = Availability()
         self._hasty_lock = threading.Lock()
         self._hasty_protocol: Protocol | None = None
@@ -131,8 +136,13 @@ class LeaseKeeper:
             self._hasty_protocol.connection.close()
 
     def hold(self, holdings: list[Holding]) -> None:
-        """Renew these leases, and no others, until told otherwise."""
+        """Renew these leases, and no others, until told otherwise.
+
+        If another number of slots is busy than the last heartbeat said, the next one comes soon.
+        """
         self._renewals.hold(holdings)
+        if len(holdings) != self._told_busy:
+            self._speaking.hurry(self._beat, self._told_at + NEWS_EVERY_S)
 
     @property
     def holdings(self) -> list[Holding]:
@@ -302,6 +312,7 @@ class LeaseKeeper:
 
     def _beat(self) -> None:
         holdings = self.holdings
+        self._told_busy, self._told_at = len(holdings), time.monotonic()
         requests = sorted({held.request_id for held in holdings})
         details = msgspec.json.encode(self._details(holdings))
         known_ms = max(KNOWN_MS, round(self._beat_s * 3_000))

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -321,6 +322,54 @@ class TestBeat:
         keeper.announce(["h"])
 
         assert (due[keeper._beat], keeper.handlers) == (0.0, ["h"])
+
+    def test_another_number_of_busy_slots_is_told_a_second_after_the_last_heartbeat(
+        self, keeper: LeaseKeeper, driver: RequestByHand
+    ) -> None:
+        held = claimed(driver)
+        due = keeper._speaking._due
+
+        def after(holdings: list[Holding]) -> float:
+            """When the next heartbeat is due, in seconds after the last one, which was in time."""
+            keeper._beat()
+            begun = keeper._told_at
+            due[keeper._beat] = begun + 60
+            keeper.hold(holdings)
+            return due[keeper._beat] - begun
+
+        try:
+            assert after([]) == 60, "nothing has changed: an idle pool says no more than before"
+            assert after([held]) == pytest.approx(1.0)
+            assert after([held]) == 60
+            assert after([held, held]) == pytest.approx(1.0)
+            keeper._beat()
+            assert details(driver, keeper).busy == 2
+            assert after([]) == pytest.approx(1.0)
+        finally:
+            keeper._renewals.stop()
+
+    def test_a_pool_whose_slots_come_and_go_beats_once_a_second(
+        self, keeper: LeaseKeeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held = claimed(driver)
+        beats: list[float] = []
+        said = keeper._hasty().beat
+        monkeypatch.setattr(
+            keeper._hasty(), "beat", lambda *of: (beats.append(time.monotonic()), said(*of))
+        )
+        keeper.start()
+        try:
+            begun = time.monotonic()
+            while time.monotonic() - begun < 2.5:
+                for holdings in ([held], []):
+                    keeper.hold(holdings)
+                    time.sleep(0.005)
+        finally:
+            keeper.stop()
+
+        pauses = [later - earlier for earlier, later in pairwise(beats[:-1])]  # the last says bye
+        assert 2 <= len(beats) - 1 <= 4
+        assert min(pauses) > 0.95
 
 
 @ONE_KIND
