@@ -6,12 +6,19 @@ redis-py is imported inside the functions that use it, so that ``--help`` does n
 import functools
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from streamq.driver.url import ServerURL
-from streamq.errors import InvalidValue, ProtocolError, ServerBusy, ServerUnreachable, SettingsError
+from streamq.errors import (
+    InvalidValue,
+    ProtocolError,
+    RequestUnknown,
+    ServerBusy,
+    ServerUnreachable,
+    SettingsError,
+)
 from streamq.settings import Settings, with_login
 
 from . import render
@@ -104,24 +111,41 @@ def naming(request_id: str) -> Generator[None]:
     """Put the request's id before the message of a refusal: scripts do not know it."""
     try:
         yield
+    except RequestUnknown:
+        raise  # its message names the id
     except ProtocolError as error:
         raise type(error)(f"{request_id}: {error}") from None
 
 
 def steer(
-    ids: Iterable[str], url: str | None, prefix: str | None, act: "Callable[[Request], str]"
+    ids: Iterable[str],
+    url: str | None,
+    prefix: str | None,
+    act: "Callable[[Request], tuple[str, dict[str, Any]]]",
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Do it to each request and say what was done. One that refuses does not stop the others."""
+    """Do it to each request and say what was done. One that refuses does not stop the others.
+
+    ``act`` returns what it did, in words and as values. As JSON there is an object for each
+    request: its id, ``ok``, and the values or the ``error``.
+    """
     from streamq.queue.request import Request
 
-    codes = {0}
+    codes, told = {0}, []
     with connected(url, prefix) as protocol:
         for request_id in dict.fromkeys(ids):
             try:
                 with naming(request_id):
-                    render.note(f"{request_id}: {act(Request(protocol, request_id))}")
+                    says, values = act(Request(protocol, request_id))
+                told.append({"id": request_id, "ok": True, **values})
+                if not as_json:
+                    render.note(f"{request_id}: {says}")
             except (ProtocolError, InvalidValue) as error:
+                told.append({"id": request_id, "ok": False, "error": str(error)})
                 render.error(str(error))
                 codes.add(exit_code(error))
+    if as_json:
+        render.as_json(told)
     if max(codes):
         raise typer.Exit(max(codes))

@@ -6,14 +6,14 @@ Data go to stdout and everything else to stderr, so that a pipe gets data only.
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 import typer
 
-from streamq.model import Status
+from streamq.model import State, Status
 from streamq.telemetry.logs import harmless
 
 NOTHING = "-"
@@ -25,11 +25,17 @@ _COLOURS = {
     "paused": "yellow",
     "cancelled": "yellow",
     "failed": "red",
+    "all-failed": "red",
     "done": "green",
     "ok": "green",
     "warn": "yellow",
     "fail": "red",
 }
+
+
+def state_colours() -> dict[str, str]:
+    """Return the colour of each state of a request."""
+    return {word: colour for word, colour in _COLOURS.items() if word not in ("ok", "warn", "fail")}
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -127,8 +133,19 @@ def clean(text: str) -> str:
 
 
 def state_of(status: Status) -> str:
-    """Return the state in one word; a live request that is paused is ``paused``."""
+    """Return the state in one word.
+
+    A live request that is paused is ``paused``, and one that is done without a single record that
+    is done is ``all-failed``.
+    """
+    if status.state is State.DONE and status.is_all_failed:
+        return "all-failed"
     return "paused" if status.paused and status.state.is_live else status.state.value
+
+
+def labels(found: Mapping[str, str]) -> str:
+    """Return ``env=test,user=62``, in the order of the names."""
+    return ",".join(f"{name}={clean(value)}" for name, value in sorted(found.items()))
 
 
 def count(number: int, noun: str) -> str:

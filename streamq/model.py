@@ -94,15 +94,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     rate_ms: float = 0.0
     delay_ms: int = 0
     spec: Spec = Spec()
+    #: Names and values that users gave the request to find it by; UNSET where there are none.
+    labels: tuple[tuple[str, str], ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def lasting(self) -> "Policy":
+        """What tells the policy from others: all but the delay, which counts from the first
+        submission, and the labels, which change nothing of what is done.
+        """
+        return msgspec.structs.replace(self, delay_ms=0, labels=msgspec.UNSET)
 
     @cached_property
     def digest(self) -> str:
-        """A digest to compare policies.
-
-        Without the delay, which counts from the first submission.
-        """
-        lasting = msgspec.structs.replace(self, delay_ms=0)
-        return hashlib.blake2b(msgspec.json.encode(lasting), digest_size=16).hexdigest()
+        """A digest to compare policies."""
+        return hashlib.blake2b(msgspec.json.encode(self.lasting), digest_size=16).hexdigest()
 
     @cached_property
     def fields(self) -> tuple[bytes, ...]:
@@ -120,6 +125,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "rate_ms": self.rate_ms,
             "spec": msgspec.json.encode(self.spec).decode(),
         }
+        if self.labels:
+            kept["labels"] = msgspec.json.encode(dict(self.labels)).decode()
         return tuple(str(value).encode() for pair in kept.items() for value in pair)
 
 
@@ -213,3 +220,37 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     #: Seconds until the end at this rate; None unless the request runs and is loaded completely.
     eta_s: float | None
+    #: What the request was labelled with when it was submitted.
+    labels: dict[str, str] = {}
+    #: Until when nothing starts (ms since 1970), because of a delay or a snooze; None: not held.
+    held_until_ms: int | None = None
+    #: At most so many starts a second; None: no rate was set.
+    rate_limit: float | None = None
+    #: More failures than this number, or this percentage, end the request; None: no such bound.
+    max_failures: int | None = None
+    max_percent: float | None = None
+    #: How often failed parts were run again by ``retry``.
+    retried: int = 0
+    #: Results that the server has now: those that were collected into a file are gone.
+    results: int = 0
+    #: How long the request is kept after its end.
+    keep_ms: int = 0
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a part or a record of the request failed."""
+        return self.parts.failed > 0 or self.records.failed > 0
+
+    @property
+    def is_all_failed(self) -> bool:
+        """Whether the request has ended and not one of its records is done."""
+        return not self.state.is_live and self.records.done == 0 and self.has_failures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the status as plain dicts, numbers and text, for JSON or a web framework.
+
+        Example:
+            json.dumps(request.status().to_dict())
+        """
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from typing import TypeGuard
 
 from streamq.errors import InvalidValue
@@ -22,6 +23,9 @@ _LONGEST_MS = 10**12
 #: Largest whole number: Lua's numbers are doubles, which count exactly up to 2^53.
 _LARGEST = 2**53
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+#: Most labels of a request, and the longest value of one, in characters.
+_MOST_LABELS = 8
+_LONGEST_LABEL = 256
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -32,6 +36,33 @@ def name(value: str, what: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidValue(f"{what} {value!r} is not 1 to 64 characters of A-Z a-z 0-9 _ . -")
     return str.__str__(value)  # plain text also where the value is a member of a StrEnum
+
+
+def labels(value: object, what: str = "labels") -> tuple[tuple[str, str], ...]:
+    """Return labels, names and values by name, if there are 8 at most and all can be shown."""
+    if not isinstance(value, Mapping):
+        raise InvalidValue(f'{what} {value!r:.80}: give names and values, such as {{"user": "62"}}')
+    if len(value) > _MOST_LABELS:
+        raise InvalidValue(f"{what}: {len(value)} are more than the {_MOST_LABELS} of a request")
+    checked = {name(key, "the name of a label"): text for key, text in value.items()}
+    for key, text in checked.items():
+        if not isinstance(text, str):
+            raise InvalidValue(f"the label {key} is {text!r:.80}, which is no text")
+        if len(text) > _LONGEST_LABEL:
+            raise InvalidValue(
+                f"the label {key} has {len(text)} characters, more than the {_LONGEST_LABEL} of one"
+            )
+        if not text.isprintable():
+            raise InvalidValue(f"the label {key} has characters that cannot be shown: {text!r:.80}")
+    return tuple(sorted(checked.items()))
+
+
+def label(text: str, what: str = "--label") -> tuple[str, str]:
+    """Return the name and the value of ``user=62``."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidValue(f"{what} {text!r}: write NAME=VALUE, such as user=62")
+    return name(key, "the name of a label"), value
 
 
 def file_name(value: str) -> str:

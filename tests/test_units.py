@@ -1,5 +1,6 @@
 """Durations, sizes, rates and names as people write them."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -175,3 +176,30 @@ def test_moment_that_cannot_be(value: Any) -> None:
 def test_an_error_shows_how_it_is_written(parse: Callable[[str], object]) -> None:
     with pytest.raises(InvalidValue, match="'much': write "):
         parse("much")
+
+
+def test_labels_are_ordered_by_name() -> None:
+    assert units.labels({"user": "62", "env": ""}) == (("env", ""), ("user", "62"))
+    assert units.label("a=b=c") == ("a", "b=c")
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ({f"n{number}": "" for number in range(9)}, "9 are more than the 8 of a request"),
+        ({"": "x"}, "the name of a label '' is not 1 to 64 characters"),
+        ({"x" * 65: ""}, "is not 1 to 64 characters"),
+        ({"user": "x" * 257}, "the label user has 257 characters, more than the 256 of one"),
+        ({"user": 62}, "the label user is 62, which is no text"),
+        ({"user": "a\x1b[2J"}, "the label user has characters that cannot be shown"),
+        (["user=62"], 'give names and values, such as {"user": "62"}'),
+    ],
+)
+def test_labels_that_are_refused(labels: Any, why: str) -> None:
+    with pytest.raises(InvalidValue, match=re.escape(why)):
+        units.labels(labels)
+
+
+def test_a_label_needs_a_value() -> None:
+    with pytest.raises(InvalidValue, match="--label 'user': write NAME=VALUE, such as user=62"):
+        units.label("user")

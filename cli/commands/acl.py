@@ -13,6 +13,7 @@ from streamq.errors import InvalidValue
 from streamq.settings import Settings
 
 from .. import render
+from ..shared_options import JsonOption
 
 FILE = "users.acl"
 
@@ -41,6 +42,7 @@ def acl(
             "--keep", help="Allow also the scripts that the file allows now, during an upgrade."
         ),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write an ACL file with a user for each role, and a password for each user.
 
@@ -59,10 +61,13 @@ def acl(
     passwords = {user: _password(folder / f"{user}.password") for user in rights.USERS}
     text = rights.file_text(passwords, name, chosen, kept, readers_load=readers_load)
     _write(file, text)
+    users = {user: role.says for user, role in rights.ROLES.items()}
+    users |= {user: says for user, (says, _) in rights.OTHERS.items()}
+    if as_json:
+        render.as_json({"file": str(file), "users": users})
+        return
     render.data(str(file))
-    for user, role in rights.ROLES.items():
-        render.note(f"{user:<8} {role.says}")
-    for user, (says, _) in rights.OTHERS.items():
+    for user, says in users.items():
         render.note(f"{user:<8} {says}")
 
 

@@ -1,7 +1,7 @@
 """``streamq cancel``."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,7 +10,7 @@ from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import steer
-from ..shared_options import IdsArgument, PrefixOption, UrlOption
+from ..shared_options import IdsArgument, JsonOption, PrefixOption, UrlOption
 
 
 def cancel(
@@ -18,6 +18,7 @@ def cancel(
     is_sure: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before cancelling several requests.")
     ] = False,
+    as_json: JsonOption = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
@@ -32,7 +33,9 @@ def cancel(
             )
         typer.confirm(f"Cancel {len(ids)} requests?", abort=True, err=True)
 
-    def act(request: Request) -> str:
-        return f"cancelled, {render.count(request.cancel(), 'part')} not finished"
+    def act(request: Request) -> tuple[str, dict[str, Any]]:
+        unfinished = request.cancel()
+        says = f"cancelled, {render.count(unfinished, 'part')} not finished"
+        return says, {"unfinished": unfinished}
 
-    steer(ids, url, prefix, act)
+    steer(ids, url, prefix, act, as_json=as_json)

@@ -39,6 +39,7 @@ def create(
         bool,
         typer.Option("--wait", help="Wait up to --timeout for servers that do not answer yet."),
     ] = False,
+    is_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
     """Make a cluster of empty servers, and wait until all of them see the whole cluster.
@@ -57,7 +58,10 @@ def create(
         target, replicas, timeout_s, is_waiting=is_waiting, is_insecure=is_insecure
     )
     found = clusters.status(target, is_insecure=is_insecure)
-    _show(found)
+    if is_json:
+        render.as_json(found)
+    else:
+        _show(found)
     render.note("the cluster is made" if is_new else "the cluster stands already, as asked")
     for node in found.nodes:
         if node.primary and _host(node.address) == _host(node.primary):

@@ -1,6 +1,6 @@
 """``streamq ls``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated
@@ -9,15 +9,15 @@ import typer
 
 from streamq import units
 from streamq.errors import Damaged, RequestUnknown
-from streamq.model import Status
+from streamq.model import State, Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.listing import MOST_LOOKS, Glimpse, find
 from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-PAGE = 100
 HEADERS = (
     "ID",
     "HANDLER",
@@ -57,6 +57,21 @@ def ls(
     is_all: Annotated[
         bool, typer.Option("--all", "-a", help="Also those that have ended.")
     ] = False,
+    is_failed: Annotated[
+        bool,
+        typer.Option(
+            "--failed", help="Only requests with a failed part or record; also ended ones."
+        ),
+    ] = False,
+    handler: Annotated[
+        str | None, typer.Option("--handler", metavar="NAME", help="Only requests of this handler.")
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="NAME=VALUE", help="Only requests with this label; may be repeated."
+        ),
+    ] = None,
     rows: Annotated[
         int, typer.Option("--limit-rows", "-n", min=0, help="Most rows to show; 0: all.")
     ] = 50,
@@ -67,51 +82,74 @@ def ls(
     """List requests, newest first.
 
     Requests that have ended are left out unless asked for. PARTS are done/total, RATE is records
-    finished per second since the start.
+    finished per second since the start. A request that is done without one record that is done is
+    shown as all-failed, and --state failed has it, too. To find the newest, up to 10,000 open and
+    10,000 ended requests are looked at, and a note says if there are more; -n 0 looks at all.
 
-        streamq ls --state failed -n 10
+        streamq ls --failed --label user=62 -n 10
     """
     units.name(queue, "queue")
-    has_ended = is_all if state is None else not state.is_live
-    found: list[Status] = []
+    wanted = dict(units.label(each) for each in labels or ())
+    has_ended = (is_all or is_failed) if state is None else not state.is_live
+
+    def fits(each: Glimpse) -> bool:
+        return (
+            (has_ended or each.state.is_live)
+            and (state is None or _is_in(each, state))
+            and (not is_failed or each.has_failures)
+            and (handler is None or each.handler == handler)
+            and each.has_labels(wanted)
+        )
+
+    most = MOST_LOOKS if rows else None
     with connected(url, prefix) as protocol:
-        for closed in (False, True) if has_ended else (False,):
-            statuses = _statuses(protocol, queue, closed=closed)
-            fit = (status for status in statuses if _fits(status, state, is_all=is_all))
-            # One more than is shown, to find out whether there are more.
-            found += islice(fit, rows + 1 if rows else None)
-    # A request may have moved from one index to the other between the two readings.
-    unique = {status.id: status for status in found}.values()
-    newest = sorted(unique, key=lambda status: (status.created_ms, status.id), reverse=True)
-    shown = newest[: rows or None]
+        found = find(protocol, queue, fits, ended=has_ended, most=most)
+        shown = list(islice(_statuses(protocol, found.requests), rows or None))
+    for request_id in found.damaged:
+        render.warning(f"{request_id}: what the server has of it cannot be read")
     if as_json:
         render.as_json(shown)
     else:
-        render.data(render.table(HEADERS, map(_row, shown)))
-    if len(newest) > len(shown):
+        render.data(_table(shown))
+    is_narrow = bool(is_failed or handler or wanted)
+    if len(found.requests) > len(shown) and rows:
         render.note(f"only the newest {rows} are shown; -n 0 shows every one")
-    if not shown:
+    if found.total > found.looked:
         render.note(
-            "there is none" if is_all or state else "none is open; --all has the ended ones"
+            f"looked at {found.looked:,} of {found.total:,} requests; -n 0 looks at every one"
+        )
+    if not shown:
+        is_wide = is_all or state or is_failed
+        render.note(
+            "there is none"
+            if is_wide
+            else f"none {'of these ' if is_narrow else ''}is open; --all has the ended ones"
         )
 
 
-def _fits(status: Status, state: Shown | None, *, is_all: bool) -> bool:
-    if state is None:
-        return is_all or status.state.is_live
+def _is_in(each: Glimpse, state: Shown) -> bool:
     if state is Shown.PAUSED:
-        return status.paused and status.state.is_live
-    return status.state.value == state.value
+        return each.paused
+    if state is Shown.FAILED and each.is_all_failed and each.state is State.DONE:
+        return True
+    return each.state.value == state.value
 
 
-def _statuses(protocol: Protocol, queue: str, *, closed: bool) -> Iterator[Status]:
-    for request_id in protocol.newest(queue, closed=closed, page=PAGE):
+def _statuses(protocol: Protocol, found: Iterable[Glimpse]) -> Iterator[Status]:
+    for each in found:
         try:
-            yield Request(protocol, request_id).status()
-        except RequestUnknown:  # registered and not opened yet, or just purged
+            yield Request(protocol, each.id).status()
+        except RequestUnknown:  # just purged
             continue
         except Damaged as error:
-            render.warning(f"{request_id}: {error}")
+            render.warning(f"{each.id}: {error}")
+
+
+def _table(shown: Sequence[Status]) -> str:
+    """Return the table; labels have a column of their own if a request has any."""
+    has_labels = any(status.labels for status in shown)
+    rows = [_row(status) + (render.labels(status.labels),) * has_labels for status in shown]
+    return render.table(HEADERS + ("LABELS",) * has_labels, rows)
 
 
 def _row(status: Status) -> tuple[str, ...]:

@@ -1,19 +1,26 @@
 """``streamq resume``."""
 
+from typing import Any
+
 from streamq.queue.request import Request
 
 from ..connecting import steer
-from ..shared_options import IdsArgument, PrefixOption, UrlOption
+from ..shared_options import IdsArgument, JsonOption, PrefixOption, UrlOption
 
 
-def resume(ids: IdsArgument, url: UrlOption = None, prefix: PrefixOption = None) -> None:
+def resume(
+    ids: IdsArgument,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
     """Start parts of requests again after a pause.
 
     streamq resume nightly
     """
 
-    def act(request: Request) -> str:
+    def act(request: Request) -> tuple[str, dict[str, Any]]:
         request.resume()
-        return "resumed"
+        return "resumed", {"paused": False}
 
-    steer(ids, url, prefix, act)
+    steer(ids, url, prefix, act, as_json=as_json)

@@ -4,14 +4,22 @@ from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming
-from ..shared_options import IdArgument, PrefixOption, UrlOption
+from ..shared_options import IdArgument, JsonOption, PrefixOption, UrlOption
 
 
-def retry(request_id: IdArgument, url: UrlOption = None, prefix: PrefixOption = None) -> None:
+def retry(
+    request_id: IdArgument,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
     """Run the failed parts of a request again, under the same id, and print their number.
 
     streamq retry nightly
     """
     with connected(url, prefix) as protocol, naming(request_id):
         parts = Request(protocol, request_id).retry()
+    if as_json:
+        render.as_json({"id": request_id, "parts": parts})
+        return
     render.data(f"{render.count(parts, 'part')} {'runs' if parts == 1 else 'run'} again")

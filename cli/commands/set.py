@@ -1,6 +1,6 @@
 """``streamq set``."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -8,7 +8,7 @@ from streamq.errors import InvalidValue
 from streamq.queue.request import Request
 
 from ..connecting import steer
-from ..shared_options import IdArgument, PrefixOption, UrlOption
+from ..shared_options import IdArgument, JsonOption, PrefixOption, UrlOption
 
 
 def set_(
@@ -26,6 +26,7 @@ def set_(
             "--rate", metavar="RATE", help="Most starts in a time: 100/s, 30/m; off: no rate."
         ),
     ] = None,
+    as_json: JsonOption = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
@@ -38,8 +39,8 @@ def set_(
     if not changes:
         raise InvalidValue("nothing to change: give --level, --limit or --rate")
 
-    def act(request: Request) -> str:
+    def act(request: Request) -> tuple[str, dict[str, Any]]:
         request.set(level=level, limit=limit, rate=rate)
-        return ", ".join(f"{name} {value}" for name, value in changes.items())
+        return ", ".join(f"{name} {value}" for name, value in changes.items()), changes
 
-    steer([request_id], url, prefix, act)
+    steer([request_id], url, prefix, act, as_json=as_json)

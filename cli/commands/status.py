@@ -6,12 +6,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq.errors import damaged_if_unreadable
 from streamq.model import State, Status
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.snapshot import Snapshot
 from streamq.queue import backlog
-from streamq.queue.fleet import WorkerDetails, live_workers
+from streamq.queue.fleet import live_workers
 from streamq.queue.request import Request
 
 from .. import render
@@ -70,10 +68,11 @@ def status(
             return
         with naming(request_id):
             found = Request(protocol, request_id).status()
+            able = [w for w in live_workers(protocol, found.queue) if found.handler in w.handlers]
             if as_json:
-                render.as_json(found)
+                render.as_json(found.to_dict() | {"workers": len(able)})
             else:
-                render.data(_request_text(protocol, found))
+                render.data(_request_text(found, len(able)))
 
 
 def _summary(protocol: Protocol, queue: str) -> Summary:
@@ -123,13 +122,14 @@ def _queue_text(summary: Summary) -> str:
     )
 
 
-def _request_text(protocol: Protocol, found: Status) -> str:
+def _request_text(found: Status, able: int) -> str:
     parts, records = found.parts, found.records
     facts = [
         ("request", found.id),
-        ("state", f"{found.state}{', paused' if found.paused else ''}"),
-        ("handler", _handler(found, live_workers(protocol, found.queue))),
+        ("state", _state(found)),
+        ("handler", _handler(found, able)),
         ("queue", found.queue),
+        *([("labels", render.labels(found.labels))] if found.labels else []),
         ("level", f"{found.level}"),
         ("limit", f"{found.limit}"),
         (
@@ -140,16 +140,19 @@ def _request_text(protocol: Protocol, found: Status) -> str:
         ("records", f"{records.done:,} of {records.total:,} done, {records.failed:,} failed"),
         *_speed(found),
         *_times(found),
+        *_policy(found),
     ]
-    with damaged_if_unreadable(f"what the server has of {found.id}"):
-        facts += _policy(protocol.inspect(found.id))
     return render.facts(facts)
 
 
-def _handler(found: Status, workers: list[WorkerDetails]) -> str:
-    able = [worker for worker in workers if found.handler in worker.handlers]
+def _state(found: Status) -> str:
+    more = ", paused" if found.paused else ", all records failed" if found.is_all_failed else ""
+    return f"{found.state}{more}"
+
+
+def _handler(found: Status, able: int) -> str:
     if able:
-        return f"{found.handler} ({render.count(len(able), 'live worker')} with it)"
+        return f"{found.handler} ({render.count(able, 'live worker')} with it)"
     if not found.state.is_live:
         return found.handler
     return f"{found.handler} {render.alarm(f'(no live worker has handler {found.handler})')}"
@@ -173,20 +176,19 @@ def _times(found: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _policy(request: Snapshot) -> list[tuple[str, str]]:
+def _policy(found: Status) -> list[tuple[str, str]]:
     """Return the options of the request that are not at their default, and what is kept."""
-    number = request.number
     facts = []
-    if number("hold_ms") > number("now_ms"):
-        facts.append(("held", f"until {render.moment(int(number('hold_ms')))}"))
-    if number("rate_ms"):
-        facts.append(("rate", f"at most {render.rate(1e3 / number('rate_ms'))}"))
-    if number("max_failures") >= 0:
-        facts.append(("tolerates", f"{number('max_failures'):,.0f} failures"))
-    elif number("max_percent") >= 0:
-        facts.append(("tolerates", f"{number('max_percent'):g} % of failures"))
-    if number("redrives"):
-        facts.append(("retried", f"{number('redrives'):.0f} times"))
-    facts.append(("results", f"{number('results'):,.0f} in the server"))
-    facts.append(("kept", f"{render.span(number('keep_ms'))} after its end"))
+    if found.held_until_ms is not None:
+        facts.append(("held", f"until {render.moment(found.held_until_ms)}"))
+    if found.rate_limit is not None:
+        facts.append(("rate", f"at most {render.rate(found.rate_limit)}"))
+    if found.max_failures is not None:
+        facts.append(("tolerates", f"{found.max_failures:,} failures"))
+    elif found.max_percent is not None:
+        facts.append(("tolerates", f"{found.max_percent:g} % of failures"))
+    if found.retried:
+        facts.append(("retried", render.count(found.retried, "time")))
+    facts.append(("results", f"{found.results:,} in the server"))
+    facts.append(("kept", f"{render.span(found.keep_ms)} after its end"))
     return facts

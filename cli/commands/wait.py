@@ -14,7 +14,7 @@ from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming
-from ..shared_options import IdsArgument, PrefixOption, UrlOption
+from ..shared_options import IdsArgument, JsonOption, PrefixOption, UrlOption
 
 #: Seconds between two updates of the progress line.
 LOOK_S = 1.0
@@ -29,13 +29,14 @@ def wait(
     is_quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Only the exit code, no progress.")
     ] = False,
+    as_json: JsonOption = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
 ) -> None:
     """Wait until requests have ended.
 
     It exits with 0 if all parts are done, 1 if some failed, 5 if a request was cancelled or is
-    unknown, 124 if the time was over first.
+    unknown, 124 if the time was over first. With --json it prints the last status of each.
 
         streamq wait nightly --timeout 2h && echo all done
     """
@@ -47,23 +48,28 @@ def wait(
             # An unknown id is reported at once, not after the requests before it have ended.
             for request in requests:
                 _first_look(request, deadline)
-            codes = [_follow(request, deadline, is_quiet=is_quiet) for request in requests]
+            ends = [_follow(request, deadline, is_quiet=is_quiet) for request in requests]
         except KeyboardInterrupt:
             if not is_quiet:
                 render.note("stopped waiting; the same command waits again")
             raise
-    raise typer.Exit(max(codes))
+    if as_json:
+        render.as_json(ends)
+    raise typer.Exit(max(map(_code, ends)))
 
 
-def _follow(request: Request, deadline: float, *, is_quiet: bool) -> int:
+def _follow(request: Request, deadline: float, *, is_quiet: bool) -> Status:
     with naming(request.id), render.Progress(is_shown=not is_quiet) as progress:
         status = _end(request, deadline, progress)
     if not is_quiet:
         render.note(_last_words(status))
+    return status
+
+
+def _code(status: Status) -> int:
     if status.state is State.CANCELLED:
         return 5
-    has_failures = status.parts.failed > 0 or status.records.failed > 0
-    return 1 if status.state is State.FAILED or has_failures else 0
+    return 1 if status.state is State.FAILED or status.has_failures else 0
 
 
 def _first_look(request: Request, deadline: float) -> None:

@@ -77,7 +77,7 @@ class Role(msgspec.Struct, frozen=True):
 
 ROLES: dict[str, Role] = {
     "loader": Role(
-        "submits, steers and collects requests: load, results, set, pause, cancel, retry",
+        "submits, steers and collects requests: load, results, set, pause, cancel, retry, purge",
         _LOADER,
         (*_FOLLOW, "hmget", "wait", "set", "memory|usage"),
         ("open", "closed", "workers", "worker", "failed", "results", "sync", "queue_sync"),
@@ -95,7 +95,7 @@ ROLES: dict[str, Role] = {
         ("used", "workers", "worker", "aside"),
     ),
     "reader": Role(
-        "looks, and changes nothing: status, ls, workers, wait, errors, doctor",
+        "looks, and changes nothing: status, ls, top, workers, wait, errors, doctor",
         ("inspect", "locate"),
         (
             *_FOLLOW,
@@ -115,6 +115,7 @@ ROLES: dict[str, Role] = {
             "lpos",
             "lrange",
             "hlen",
+            "hmget",
             "hgetall",
             "get",
             "exists",
@@ -125,6 +126,7 @@ ROLES: dict[str, Role] = {
             "closed",
             "due",
             "tokens",
+            "used",
             "workers",
             "worker",
             "failed",

@@ -45,7 +45,8 @@ class RequestKeys:
     sync: str
 
     def __init__(self, request_id: str, prefix: str = PREFIX) -> None:
-        self._root = f"{prefix}:{{r:{units.name(request_id, 'request id')}}}:"
+        self.id = units.name(request_id, "request id")
+        self._root = f"{prefix}:{{r:{self.id}}}:"
 
     def __getattr__(self, name: str) -> str:
         if name not in RequestKeys.__annotations__:

@@ -259,6 +259,23 @@ class Protocol(QueueProtocol):
         """Return everything that is known of a request, at one moment."""
         return self._do(request_calls.inspect(self.keys(request_id), request_id))
 
+    def inspect_all(self, ids: Sequence[str]) -> list[Snapshot | StreamqError]:
+        """Return what ``inspect`` returns for each request, or the error that it raises.
+
+        It takes one call for each, and one round trip to each node.
+
+        Raises:
+            ServerUnreachable: a node does not answer.
+        """
+        by_node: dict[str, list[str]] = {}
+        for each in ids:
+            by_node.setdefault(self.node_of(each), []).append(each)
+        found: dict[str, Snapshot | StreamqError] = {}
+        for some in by_node.values():
+            calls = [request_calls.inspect(self.keys(each), each) for each in some]
+            found |= zip(some, self._do_apart(calls), strict=True)
+        return [found[each] for each in ids]
+
     def locate(self, request_id: str, numbers: Sequence[int]) -> list[bytes]:
         """Return where parts came from, as their entries say; b"" where one has none."""
         return self._do(request_calls.locate(self.keys(request_id), numbers))

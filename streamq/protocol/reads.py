@@ -2,8 +2,9 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors
@@ -25,6 +26,11 @@ class Reads:
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         self.connection = connection
         self._space = KeySpace(prefix)
+
+    @property
+    def prefix(self) -> str:
+        """What every key begins with."""
+        return self._space.prefix
 
     def keys(self, request_id: str) -> RequestKeys:
         """Return the keys of a request."""
@@ -94,6 +100,51 @@ class Reads:
                 yield from read_names(found)
                 first += page
 
+    def latest(self, queue: str, most: int) -> list[str]:
+        """Return ids of open requests, those registered last first, so many at most."""
+        key = self._space.queue(queue).open
+        with translating_driver_errors(self.connection.where):
+            return read_names(self.connection.redis.zrange(key, 0, most - 1, desc=True))
+
+    def heard_lately(self, queue: str, most: int, within_ms: int) -> list[str]:
+        """Return names of workers that were heard so long before the last that was, at most."""
+        key = self._space.queue(queue).workers
+        with translating_driver_errors(self.connection.where):
+            found = self.connection.redis.zrange(key, 0, most - 1, desc=True, withscores=True)
+        return read_names(name for name, at_ms in found if at_ms >= found[0][1] - within_ms)
+
+    def details(self, queue: str, names: Sequence[str]) -> list[bytes | None]:
+        """Return what these workers say of themselves; None for one that is gone or unreadable."""
+        return self._each(
+            names, lambda pipe, name: pipe.hget(self._space.worker(queue, name).worker, "details")
+        )
+
+    def waiting_lists(self, queue: str) -> list[str]:
+        """Return the lists that tokens came into in the last hour or wait in, as ``list_of``."""
+        key = self._space.queue(queue).used
+        with translating_driver_errors(self.connection.where):
+            found = self.connection.redis.zrange(key, 0, -1)
+        names = (each.decode("utf-8", "replace") for each in found)
+        return [each for each in names if each[-2:].isdigit() and each[-3:-2] == ":"]
+
+    def tokens_in(self, queue: str, lists: Sequence[str]) -> list[int]:
+        """Return how many tokens wait in each of these lists."""
+        root = self._space.queue(queue).tokens
+        sizes = self._each(lists, lambda pipe, name: pipe.llen(root + name))
+        return [0 if size is None else size for size in sizes]
+
+    def _each(self, names: Sequence[str], ask: Callable[[Any, str], object]) -> list[Any]:
+        """Ask something for each name, in one round trip. Returns None where it was refused."""
+        redis = self.connection.redis
+        with (
+            translating_driver_errors(self.connection.where),
+            redis.pipeline(transaction=False) as pipe,
+        ):
+            for name in names:
+                ask(pipe, name)
+            replies = pipe.execute(raise_on_error=False) if names else []
+        return [None if isinstance(reply, Exception) else reply for reply in replies]
+
     def workers(self, queue: str) -> dict[str, bytes]:
         """Return what each live worker of the queue says of itself."""
         return {name: details for name, (_, details) in self.beats(queue).items()}
@@ -121,7 +172,27 @@ class Reads:
                     alive[name] = at_ms, reply
         return alive
 
+    def index_size(self, queue: str, *, closed: bool = False) -> int:
+        """Return how many requests of the queue are open, or have ended."""
+        keys = self._space.queue(queue)
+        with translating_driver_errors(self.connection.where):
+            return int(self.connection.redis.zcard(keys.closed if closed else keys.open))
+
     # Requests
+
+    def fields_of(self, ids: Sequence[str], fields: Sequence[str]) -> list[list[str] | None]:
+        """Return these fields of each request, "" for one it has not; None: it cannot be read.
+
+        It takes one command for each request, and one round trip to each node for all of them.
+        """
+        wanted = list(fields)
+        replies = self._each(ids, lambda pipe, each: pipe.hmget(self.keys(each).meta, wanted))
+        return [
+            None
+            if values is None
+            else ["" if value is None else value.decode("utf-8", "replace") for value in values]
+            for values in replies
+        ]
 
     def holders(self, request_id: str) -> list[str]:
         """Return who holds a lease of the request."""

@@ -22,12 +22,14 @@ from streamq.errors import (
     BY_CODE,
     UNREADABLE,
     Damaged,
+    RequestUnknown,
     ServerBusy,
     ServerError,
     ServerUnreachable,
     StreamqError,
 )
 from streamq.protocol.call import Call
+from streamq.protocol.keys import RequestKeys
 from streamq.protocol.lua import source
 
 T = TypeVar("T")
@@ -84,7 +86,7 @@ class Scripts:
                 # The script is not there, or the server is not ready: ``do`` waits for it.
                 return found + [self.do(call) for call in chain(made[index:], otherwise)]
             if isinstance(reply, Exception):
-                raise self._meant(reply)
+                raise self._meant(reply, call)
             found.append(call.read(reply))
         return found
 
@@ -129,7 +131,7 @@ class Scripts:
         if not isinstance(reply, Exception):
             return call.read(reply)
         if not self._is_of_server(reply):
-            raise self._meant(reply)
+            raise self._meant(reply, call)
         if isinstance(last, ServerError) and not isinstance(last, ServerBusy):
             raise last  # this call would wait for the same as long
         # The keys may be on another node by now, and this way leads there.
@@ -160,19 +162,22 @@ class Scripts:
                 return execute(*words)
             except _DRIVER_ERRORS as again:
                 error = again
-        raise self._meant(error) from None
+        raise self._meant(error, call) from None
 
     def _load(self, call: Call[Any], *, everywhere: bool) -> None:
         key = call.words()[3]
         self._connection.load_script(source(call.script), key, everywhere=everywhere)
 
-    def _meant(self, error: Exception) -> Exception:
+    def _meant(self, error: Exception, call: Call[Any]) -> Exception:
         """Return what an error of the driver, or the refusal of a script, means to a caller."""
         meant = ours(error, self._connection.where)
         if meant or not isinstance(error, ResponseError):
             return meant or error
         code, _, why = str(error).partition(" ")
-        if code in BY_CODE:
-            return BY_CODE[code](why)
+        kind = BY_CODE.get(code)
+        if kind is RequestUnknown and isinstance(call.keys, RequestKeys):
+            why = f"{call.keys.id}: {why}"  # the script does not know it
+        if kind:
+            return kind(why)
         # All arguments are ours: what the script stumbled over was in the keys.
         return Damaged(f"a script failed on what it found in the server: {error}")

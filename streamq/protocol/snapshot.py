@@ -41,7 +41,9 @@ Number = Literal[
     "suspected_ms",
     "total",
 ]
-Text = Literal["committed", "cursor", "digest", "handler", "queue", "source", "spec", "state"]
+Text = Literal[
+    "committed", "cursor", "digest", "handler", "labels", "queue", "source", "spec", "state"
+]
 
 
 class Snapshot:
@@ -132,6 +134,13 @@ class Snapshot:
         with damaged_if_unreadable(f"the options of {self.id}"):
             return msgspec.json.decode(self.fields["spec"], type=Spec)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What it was labelled with."""
+        text = self.optional_text("labels")
+        with damaged_if_unreadable(f"the labels of {self.id}"):
+            return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+
     def status(self) -> Status:
         """Return what users are told of it.
 
@@ -173,7 +182,20 @@ class Snapshot:
             finished_ms=finished_ms,
             rate=round(rate, 3),
             eta_s=round(left / rate, 1) if state is State.OPEN and rate > 0 else None,
+            labels=self.labels,
+            held_until_ms=number("hold_ms") if number("hold_ms") > number("now_ms") else None,
+            rate_limit=round(1e3 / rate_ms, 6) if (rate_ms := self.number("rate_ms")) > 0 else None,
+            max_failures=None if (most := self._bound("max_failures")) is None else int(most),
+            max_percent=self._bound("max_percent"),
+            retried=number("redrives"),
+            results=number("results"),
+            keep_ms=number("keep_ms"),
         )
+
+    def _bound(self, name: Number) -> float | None:
+        """Return a number that bounds something; None where there is none, or it is negative."""
+        value = self.number(name) if name in self.fields else -1.0
+        return value if value >= 0 else None
 
     def _damaged(self, error: Exception) -> Damaged:
         return Damaged(f"what the server has of {self.id} cannot be read: {error}")

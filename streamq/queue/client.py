@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -62,6 +62,11 @@ class Client:
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        prefix = self._protocol.prefix
+        more = "" if prefix == PREFIX else f", prefix={prefix!r}"
+        return f"Client({self._protocol.connection.where!r}{more})"
+
     def submit(  # noqa: PLR0913  the options of a request are many and flat
         self,
         payloads: Iterable[Any],
@@ -81,6 +86,7 @@ class Client:
         keep: str | float = "7d",
         poison: int = POISON,
         durable: int = 0,
+        labels: Mapping[str, str] | None = None,
     ) -> Request:
         """Submit payloads as a request, each as one part, and return the request.
 
@@ -95,6 +101,8 @@ class Client:
         * ``max_failures``: a number or a share (``"2%"``); more failures end the request.
         * ``keep``: how long results are kept after the end. ``poison``: how many workers a part may
           cost before it is given up. ``durable``: return when so many replicas have everything.
+        * ``labels``: up to 8 names and values to find the request by, such as ``{"user": "62"}``.
+          They change nothing of what is done, so the same call with others finds the request, too.
 
         Durations are seconds, or text such as ``"90s"``, ``"5m"``, ``"7d"``.
 
@@ -129,6 +137,8 @@ class Client:
             "max_failures": max_failures,
             "keep": keep,
             "poison": poison,
+            # As a tuple they can be a part of the cache's key.
+            "labels": units.labels(labels) if labels is not None else (),
         }
         try:
             meant = _cached_policy(**options)
@@ -137,9 +147,9 @@ class Client:
             meant = policy(**options)
         if durable != 0:
             units.whole(durable, "durable", 0)
-        # ``list`` is tested first: that a list is iterable takes longer to find out.
-        if isinstance(payloads, (str, bytes)) or not isinstance(payloads, (list, Iterable)):
-            raise InvalidValue(f"payloads are one {type(payloads).__name__}; give a list of them")
+        # ``list`` is tested first: the others take longer to find out.
+        if not isinstance(payloads, list):
+            _check_iterable(payloads)
         request_id = os.urandom(8).hex() if id is None else units.name(id, "request id")
         submission = Submission(self._protocol, request_id, meant, self._max_part)
         submission.run(payloads, can_go_on=id is not None)
@@ -192,6 +202,18 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_iterable(payloads: object) -> None:
+    """Raise InvalidValue for what is one payload, or would be taken for something else."""
+    kind = type(payloads).__name__
+    if isinstance(payloads, Mapping):
+        raise InvalidValue(
+            f"payloads are one {kind}, of which only the keys would be submitted; "
+            f"give a list of payloads: [{{...}}], or list(payloads.items())"
+        )
+    if isinstance(payloads, (str, bytes)) or not isinstance(payloads, Iterable):
+        raise InvalidValue(f"payloads are one {kind}; give a list of them")
 
 
 #: Most requests of a program have the same options.

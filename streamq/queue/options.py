@@ -1,6 +1,6 @@
 """Options of a request as people write them, checked and in the protocol's units."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -25,6 +25,7 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
     max_failures: str | int | None = None,
     keep: str | float = "7d",
     poison: int = POISON,
+    labels: Mapping[str, str] | tuple[tuple[str, str], ...] = (),
     spec: Spec = Spec(),  # noqa: B008  it is frozen
     named: Named = str,
 ) -> Policy:
@@ -45,6 +46,7 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
         keep_ms=units.duration_ms(keep, named("keep")),
         rate_ms=0.0 if rate is None else units.rate_ms(rate, named("rate")),
         delay_ms=0 if delay is None else units.duration_ms(delay, named("delay")),
+        labels=units.labels(dict(labels)) or msgspec.UNSET,
         spec=msgspec.structs.replace(
             spec,
             retries=None if retries is None else units.whole(retries, named("retries"), 0),

@@ -131,8 +131,7 @@ class Load:
         return error
 
     def _open(self, now: list[Identity]) -> Opened:
-        lasting = msgspec.structs.replace(self._policy, delay_ms=0)
-        text = msgspec.json.encode([lasting, self._size])
+        text = msgspec.json.encode([self._policy.lasting, self._size])
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         try:
             opened = self._loading.open(digest, msgspec.json.encode(now))

@@ -27,7 +27,7 @@ def test_status_of_a_request_as_json(streamq: Streamq, failed: RequestByHand) ->
 
     status = json.loads(ran.stdout)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert list(status) == STATUS
+    assert list(status) == [*STATUS, "workers"]
     assert status["state"] == "done"
     assert status["parts"] == {
         "total": 3,
@@ -74,6 +74,71 @@ def test_status_tells_a_persons_whole_story(
     assert fact(out, "held").startswith("until ")
     assert fact(out, "tolerates") == "2 % of failures"
     assert fact(out, "kept") == "2d after its end"
+
+
+def test_json_of_a_request_has_all_that_the_text_tells(
+    streamq: Streamq, client: Client, driver: RequestByHand, protocol: Protocol
+) -> None:
+    beat(protocol, driver.queue)
+    request = client.submit(
+        [b"1", b"2", b"3"],
+        handler=HANDLER,
+        id=driver.id,
+        queue=driver.queue,
+        max_failures="90%",
+        keep="2d",
+        labels={"user": "62", "env": "test"},
+    )
+    driver.give_up(1)
+    holder, _ = driver.claim(2)
+    driver.finish(holder, [2, 3])
+    request.retry()
+    request.set(rate="30/m")
+    request.pause()
+    driver.set_meta(hold_ms=driver.now_ms() + 3_600_000)
+
+    text = streamq("status", driver.id).stdout
+    told = json.loads(streamq("status", driver.id, "--json").stdout)
+
+    # Where in the JSON each line of the text is, and what stands there.
+    places = {
+        "request": {"id": driver.id},
+        "state": {"state": "open", "paused": True},
+        "handler": {"handler": HANDLER, "workers": 1},
+        "queue": {"queue": driver.queue},
+        "labels": {"labels": {"env": "test", "user": "62"}},
+        "level": {"level": 50},
+        "limit": {"limit": 8},
+        "parts": {"parts": told["parts"]},
+        "records": {"records": {"total": 3, "done": 2, "failed": 0}},
+        "speed": {"rate": told["rate"], "eta_s": told["eta_s"]},
+        "created": {"created_ms": told["created_ms"]},
+        "started": {"started_ms": told["started_ms"]},
+        "held": {"held_until_ms": told["held_until_ms"]},
+        "rate": {"rate_limit": 0.5},
+        "tolerates": {"max_failures": None, "max_percent": 90.0},
+        "retried": {"retried": 1},
+        "results": {"results": 2},
+        "kept": {"keep_ms": 2 * 86_400_000},
+    }
+    assert {line.split()[0] for line in text.splitlines()} == set(places)
+    assert {key: told[key] for place in places.values() for key in place} == {
+        key: value for place in places.values() for key, value in place.items()
+    }
+    assert None not in (told["rate"], told["eta_s"], told["started_ms"], told["held_until_ms"])
+    assert fact(text, "labels") == "env=test,user=62"
+    assert fact(text, "retried") == "1 time"
+
+
+def test_status_says_that_all_records_failed(
+    streamq: Streamq, submitted: RequestByHand, client: Client
+) -> None:
+    submitted.give_up(1, 2, 3)
+
+    status = client.get(submitted.id).status()
+
+    assert fact(streamq("status", submitted.id).stdout, "state") == "done, all records failed"
+    assert (status.state, status.has_failures, status.is_all_failed) == ("done", True, True)
 
 
 @ALL_KINDS

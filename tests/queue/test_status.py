@@ -1,5 +1,6 @@
 """What the client tells of a request, and which requests it finds."""
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from streamq import (
     ServerUnreachable,
     State,
 )
+from streamq.queue.options import policy
 from streamq.servers.local import LocalServer
 from tests.queue.common import finish
 from tests.support.by_hand import RequestByHand
@@ -31,7 +33,8 @@ class TestStatus:
 
         assert " ".join(found) == (
             "id queue handler state paused level limit parts records "
-            "created_ms started_ms finished_ms rate eta_s"
+            "created_ms started_ms finished_ms rate eta_s labels held_until_ms rate_limit "
+            "max_failures max_percent retried results keep_ms"
         )
         assert " ".join(found["parts"]) == "total waiting running retry done failed"
         assert " ".join(found["records"]) == "total done failed"
@@ -88,7 +91,62 @@ class TestStatus:
         assert status.eta_s == pytest.approx(1.5, rel=0.4)
 
 
+class TestForPrograms:
+    def test_a_status_as_plain_values(self, request_: Request) -> None:
+        told = request_.status().to_dict()
+
+        assert json.loads(json.dumps(told)) == told
+        assert (told["id"], told["state"], told["parts"]["total"]) == (request_.id, "open", 5)
+
+    @on_one_kind
+    def test_a_client_says_where_it_is_connected(self, url: str) -> None:
+        with Client(url) as plain, Client(url, prefix="mine") as other:
+            assert repr(plain) == f"Client('{url}')"
+            assert repr(other) == f"Client('{url}', prefix='mine')"
+
+
+class TestLabels:
+    def test_are_kept_with_the_request(self, client: Client, queue: str, request_id: str) -> None:
+        labels = {"user": "62", "note": 'für "x"'}
+        for payloads, id_ in (([b"a"], None), ([b"a"], request_id)):  # in one call, and in several
+            request = client.submit(payloads, handler="h", queue=queue, id=id_, labels=labels)
+
+            assert request.status().labels == labels
+
+    def test_do_not_tell_one_submission_from_another(
+        self, client: Client, queue: str, request_id: str
+    ) -> None:
+        client.submit([b"a"], handler="h", queue=queue, id=request_id, labels={"job": "1"})
+        again = client.submit([b"a"], handler="h", queue=queue, id=request_id, labels={"job": "2"})
+        without = client.submit([b"a"], handler="h", queue=queue, id=request_id)
+
+        assert again.status().labels == without.status().labels == {"job": "1"}
+
+    def test_a_policy_without_labels_is_told_as_before_there_were_any(self) -> None:
+        assert policy(handler="h").digest == "a09cb257224947c053194f9ad08a9225"
+
+    def test_that_are_refused_submit_nothing(
+        self, client: Client, queue: str, request_id: str
+    ) -> None:
+        with pytest.raises(InvalidValue, match="user is 62, which is no text"):
+            client.submit(
+                [b"a"],
+                handler="h",
+                queue=queue,
+                id=request_id,
+                labels={"user": 62},  # type: ignore[dict-item]
+            )
+        with pytest.raises(RequestUnknown):
+            client.get(request_id)
+
+
 class TestGetAndList:
+    def test_one_that_is_not_there_is_named(self, client: Client, request_id: str) -> None:
+        with pytest.raises(
+            RequestUnknown, match=f"^{request_id}: no such request, or it was purged"
+        ):
+            client.get(request_id)
+
     def test_get(self, client: Client, request_: Request) -> None:
         assert client.get(request_.id).status().parts.total == 5
         assert repr(request_) == f"Request({request_.id!r})"

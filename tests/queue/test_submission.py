@@ -396,6 +396,10 @@ class TestPayloadsThatFail:
 
 
 class TestBadInput:
+    def test_a_dict_of_which_only_the_keys_would_go(self, submit: Submit) -> None:
+        with pytest.raises(InvalidValue, match="one dict, of which only the keys would be"):
+            submit({"a": 1, "b": 2})
+
     NAMES = ("", "a}b", "{a", "a\n", "x" * 65, 7, b"a")
 
     @pytest.mark.parametrize(

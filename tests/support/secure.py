@@ -22,7 +22,7 @@ MISSING = ", ".join(
     f"no {program}" for program in ("redis-server", "openssl") if not shutil.which(program)
 )
 _ROLES = {"worker": "worker", "janitor": "janitor", "run": "runner"}
-_ROLES |= dict.fromkeys(("status", "ls", "workers", "wait", "errors", "doctor"), "reader")
+_ROLES |= dict.fromkeys(("status", "ls", "top", "workers", "wait", "errors", "doctor"), "reader")
 _OPEN = "user default on nopass ~* &* +@all\n"
 
 

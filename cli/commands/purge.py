@@ -1,0 +1,155 @@
+"""``streamq purge``."""
+
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from streamq import units
+from streamq.errors import InvalidValue, RequestOpen
+from streamq.model import Status
+from streamq.queue.listing import Glimpse, ended_before, find
+from streamq.queue.request import Request
+
+from .. import render
+from ..connecting import connected, steer
+from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
+
+HEADERS = ("ID", "HANDLER", "STATE", ">ENDED")
+
+
+class Ended(StrEnum):
+    """The states of a request that has ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+def purge(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of the requests.")
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than", metavar="TIME", help="All that ended longer ago: 12h, 7d; 0s: all."
+        ),
+    ] = None,
+    state: Annotated[
+        Ended | None, typer.Option("--state", help="All that ended in this state.")
+    ] = None,
+    queue: QueueOption = "default",
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Only show which requests would be removed.")
+    ] = False,
+    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    prefix: PrefixOption = None,
+) -> None:
+    """Remove requests that have ended from the server, with their results and failures.
+
+    Give their ids, or --older-than, --state or both, which look at every ended request of the
+    queue. A request that still runs is refused: cancel it first. Results that were written to a
+    file stay there.
+
+        streamq purge --older-than 7d --state done --dry-run
+    """
+    is_search = older_than is not None or state is not None
+    if bool(ids) == is_search:
+        raise InvalidValue(
+            "give either ids, or --older-than and --state"
+            if ids
+            else "which requests? Give their ids, --older-than 7d or --state done"
+        )
+    chosen = _search(older_than, state, queue, url, prefix) if is_search else {}
+    wanted = list(chosen) if is_search else list(dict.fromkeys(ids or ()))
+    if is_dry or not wanted:
+        _show(wanted, chosen, as_json=as_json, url=url, prefix=prefix)
+        return
+    if not is_sure:
+        what = f"{render.count(len(wanted), 'request')} with all results"
+        if not render.is_terminal(sys.stdin):
+            raise InvalidValue(f"say --yes to purge {what}: stdin is no terminal to ask on")
+        typer.confirm(f"Purge {what}?", abort=True, err=True)
+
+    def act(request: Request) -> tuple[str, dict[str, Any]]:
+        status = _ended(request)
+        seen = chosen.get(request.id)
+        if seen and (status.finished_ms or 0) != seen.finished_ms:
+            raise RequestOpen("it was run again meanwhile, and is left alone")
+        request.purge()
+        return "purged", {"purged": True, "state": status.state, "finished_ms": status.finished_ms}
+
+    steer(wanted, url, prefix, act, as_json=as_json)
+
+
+def _ended(request: Request) -> Status:
+    status = request.status()
+    if status.state.is_live:
+        raise RequestOpen(f"the request is {status.state}: cancel it first")
+    return status
+
+
+def _search(
+    older_than: str | None, state: Ended | None, queue: str, url: str | None, prefix: str | None
+) -> dict[str, Glimpse]:
+    """Return the ended requests that fit, the oldest first."""
+    seconds = units.duration_ms(older_than or "0s", "--older-than") / 1e3
+    is_old = ended_before(seconds)
+
+    def fits(each: Glimpse) -> bool:
+        return (is_old(each) if older_than else not each.state.is_live) and (
+            state is None or each.state.value == state.value
+        )
+
+    with connected(url, prefix) as protocol:
+        found = find(protocol, queue, fits, ended=True, most=None)
+    for request_id in found.damaged:
+        render.warning(f"{request_id}: what the server has of it cannot be read; it is left alone")
+    return {each.id: each for each in reversed(found.requests)}
+
+
+def _show(
+    wanted: list[str],
+    chosen: dict[str, Glimpse],
+    *,
+    as_json: bool,
+    url: str | None,
+    prefix: str | None,
+) -> None:
+    """Show what would be removed, and remove nothing."""
+    if wanted and not chosen:
+
+        def act(request: Request) -> tuple[str, dict[str, Any]]:
+            status = _ended(request)
+            values = {"purged": False, "state": status.state, "finished_ms": status.finished_ms}
+            return "would be purged", values
+
+        steer(wanted, url, prefix, act, as_json=as_json)
+        return
+    if as_json:
+        render.as_json(
+            [
+                {
+                    "id": each.id,
+                    "ok": True,
+                    "purged": False,
+                    "state": each.state,
+                    "finished_ms": each.finished_ms,
+                }
+                for each in chosen.values()
+            ]
+        )
+        return
+    if chosen:
+        rows = [
+            (each.id, each.handler, each.state.value, render.age(each.finished_ms))
+            for each in chosen.values()
+        ]
+        render.data(render.table(HEADERS, rows))
+    render.note(
+        f"{render.count(len(chosen), 'request')} would be purged" if chosen else "none fits"
+    )
