@@ -43,6 +43,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def is_full_terminal(stream: TextIO | None) -> bool:
+    """Return whether the stream is a terminal on which the cursor can be moved."""
+    return is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def _paint(text: str, colour: str | None, stream: TextIO | None) -> str:
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     if colour is None or is_plain or not is_terminal(stream):

@@ -9,7 +9,7 @@ import typer
 
 from streamq import units
 from streamq.errors import Damaged, RequestUnknown
-from streamq.model import State, Status
+from streamq.model import Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.listing import MOST_LOOKS, Glimpse, find
 from streamq.queue.request import Request
@@ -83,7 +83,7 @@ def ls(
 
     Requests that have ended are left out unless asked for. PARTS are done/total, RATE is records
     finished per second since the start. A request that is done without one record that is done is
-    shown as all-failed, and --state failed has it, too. To find the newest, up to 10,000 open and
+    shown as all-failed, and belongs to --state failed. To find the newest, up to 10,000 open and
     10,000 ended requests are looked at, and a note says if there are more; -n 0 looks at all.
 
         streamq ls --failed --label user=62 -n 10
@@ -95,7 +95,7 @@ def ls(
     def fits(each: Glimpse) -> bool:
         return (
             (has_ended or each.state.is_live)
-            and (state is None or _is_in(each, state))
+            and (state is None or each.is_in(state.value))
             and (not is_failed or each.has_failures)
             and (handler is None or each.handler == handler)
             and each.has_labels(wanted)
@@ -125,14 +125,6 @@ def ls(
             if is_wide
             else f"none {'of these ' if is_narrow else ''}is open; --all has the ended ones"
         )
-
-
-def _is_in(each: Glimpse, state: Shown) -> bool:
-    if state is Shown.PAUSED:
-        return each.paused
-    if state is Shown.FAILED and each.is_all_failed and each.state is State.DONE:
-        return True
-    return each.state.value == state.value
 
 
 def _statuses(protocol: Protocol, found: Iterable[Glimpse]) -> Iterator[Status]:

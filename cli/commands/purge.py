@@ -52,8 +52,8 @@ def purge(
     """Remove requests that have ended from the server, with their results and failures.
 
     Give their ids, or --older-than, --state or both, which look at every ended request of the
-    queue. A request that still runs is refused: cancel it first. Results that were written to a
-    file stay there.
+    queue; as for ls, a request of which all records failed counts as failed. A request that still
+    runs is refused: cancel it first. Results that were written to a file stay there.
 
         streamq purge --older-than 7d --state done --dry-run
     """
@@ -102,7 +102,7 @@ def _search(
 
     def fits(each: Glimpse) -> bool:
         return (is_old(each) if older_than else not each.state.is_live) and (
-            state is None or each.state.value == state.value
+            state is None or each.is_in(state.value)
         )
 
     with connected(url, prefix) as protocol:

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.cells import cell_len, set_cell_size
 
-from streamq.errors import InvalidValue, ServerError
+from streamq.errors import Damaged, InvalidValue, ServerError
 from streamq.queue.watching import View, Watch, Watched
 
 from .. import render
@@ -85,7 +86,7 @@ def top(
             width = shutil.get_terminal_size().columns if render.is_terminal(sys.stdout) else 1_000
             render.data("\n".join(frame(view, sort, width).lines))
             return
-        if not (render.is_terminal(sys.stdin) and render.is_terminal(sys.stdout)):
+        if not (render.is_terminal(sys.stdin) and render.is_full_terminal(sys.stdout)):
             raise InvalidValue("this is no terminal to watch on: say --once or --json")
         hasty = protocol.hasty(REPLY_S)
         try:
@@ -160,7 +161,7 @@ def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     """Return the lines of the table. Long ids, handlers and labels are cut to fit the width."""
     names = [header.lstrip(">") for header in HEADERS]
     lines = [tuple(names), *(tuple(render.clean(cell) for cell in row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     surplus = sum(widths) + len(widths) - 1 - width
     while surplus > 0:
         # The widest of those that can be cut gives way first.
@@ -173,7 +174,8 @@ def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
 
     def cell(text: str, at: int) -> str:
         cut = _fit(text, widths[at])
-        return cut.rjust(widths[at]) if HEADERS[at].startswith(">") else cut.ljust(widths[at])
+        padding = " " * (widths[at] - cell_len(cut))
+        return padding + cut if HEADERS[at].startswith(">") else cut + padding
 
     return [" ".join(cell(text, at) for at, text in enumerate(line)).rstrip() for line in lines]
 
@@ -198,7 +200,10 @@ def _cut_off(lines: list[str], most: int) -> list[str]:
 
 
 def _fit(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+    """Return the text cut to so many columns; some characters take two."""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(0, width - 1)) + "…"
 
 
 def _short(number: float) -> str:
@@ -246,13 +251,14 @@ def _watch(watch: Watch, queue: str, sort: str) -> None:
             if time.monotonic() >= look_at:
                 try:
                     view, note = watch.look(picture.shown), ""
-                except ServerError as error:
-                    note = f"- NO ANSWER: {error}"
+                except (ServerError, Damaged) as error:
+                    note = f"- NO NEWS: {error}"
                 look_at = time.monotonic() + EVERY_S
             size = console.size
             picture = frame(view, sort, size.width, size.height, first, note)
             first = picture.first
-            live.update(Text("\n").join(map(_painted, picture.lines)), refresh=True)
+            between = Text("\n", no_wrap=True, overflow="crop")
+            live.update(between.join(map(_painted, picture.lines)), refresh=True)
             page = max(1, len(picture.shown))
             for key in keys(max(0.0, look_at - time.monotonic())):
                 if key in ("q", "Q", "\x03", ""):
@@ -267,7 +273,7 @@ def _painted(line: str) -> Any:
     """Return the line with the words of a state in their colours; without any under NO_COLOR."""
     from rich.text import Text
 
-    text = Text(line, no_wrap=True, overflow="crop")
+    text = Text(line)
     if line.startswith("ID ") or line == "WORKERS":
         text.stylize("bold")
     for word, colour in render.state_colours().items():

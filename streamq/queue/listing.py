@@ -46,6 +46,16 @@ class Glimpse(msgspec.Struct, frozen=True, kw_only=True):
     is_all_failed: bool
     labels: dict[str, str]
 
+    def is_in(self, state: str) -> bool:
+        """Return whether the request is looked for under this state.
+
+        A request that is done without one record that is done counts as failed, not as done.
+        """
+        if state == "paused":
+            return self.paused
+        counts_as = State.FAILED if self.state is State.DONE and self.is_all_failed else self.state
+        return counts_as.value == state
+
     def has_labels(self, wanted: Mapping[str, str]) -> bool:
         """Return whether the request has all of these labels."""
         return all(self.labels.get(name) == value for name, value in wanted.items())

@@ -6,7 +6,7 @@ queue: ``MOST_COMMANDS`` says how many commands a look sends at most.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -102,6 +102,7 @@ class Watch:
         self._protocol = protocol
         self._queue = units.name(queue, "queue")
         self._known: dict[str, _Known] = {}
+        self._open: frozenset[str] = frozenset()
         #: Requests and workers, the one that was read longest ago first.
         self._turns: dict[str, float] = {}
         self._workers: dict[str, tuple[float, WorkerDetails | None]] = {}
@@ -143,21 +144,16 @@ class Watch:
             not at for at, _ in (*self._workers.values(), *self._lists.values())
         )
 
-    def _look_at_requests(self, ids: Iterable[str], shown: Sequence[str]) -> None:
-        there = set(ids)
-        now = time.monotonic()
-        for request_id in there - self._known.keys():
-            self._known[request_id] = _Known()
-            self._turns[request_id] = 0.0
-        for request_id, known in list(self._known.items()):
-            is_over = known.ended_at and now - known.ended_at > ENDED_S
-            if request_id not in there and (is_over or known.seen is None):
-                self._forget(request_id)
+    def _look_at_requests(self, ids: Sequence[str], shown: Sequence[str]) -> None:
+        self._keep_up(ids)
         first = [each for each in shown if self._is_open_to_change(each)]
         others = sorted(
             filter(self._is_open_to_change, self._known), key=lambda each: self._turns[each]
         )
+        # Of the others, too, some are read at each look. Of those that were never read the newest
+        # come first: the order of ``ids``, which sorting keeps.
         chosen = list(dict.fromkeys([*first[: REQUESTS_A_LOOK // 2], *others]))[:REQUESTS_A_LOOK]
+        now = time.monotonic()
         for request_id, found in zip(chosen, self._protocol.inspect_all(chosen), strict=True):
             self._turns[request_id] = now
             if isinstance(found, RequestUnknown):  # not opened yet, or purged
@@ -167,9 +163,22 @@ class Watch:
                 with suppress(Damaged):
                     self._known[request_id].note(found)
 
+    def _keep_up(self, ids: Sequence[str]) -> None:
+        """Know these requests, and forget others that ended long enough ago or never were."""
+        for request_id in ids:
+            if request_id not in self._known:
+                self._known[request_id] = _Known()
+                self._turns[request_id] = 0.0
+        self._open, now = frozenset(ids), time.monotonic()
+        for request_id, known in list(self._known.items()):
+            is_over = known.ended_at and now - known.ended_at > ENDED_S
+            if request_id not in self._open and (is_over or known.seen is None):
+                self._forget(request_id)
+
     def _is_open_to_change(self, request_id: str) -> bool:
+        """Return whether a look may find something new: an ended request may run again."""
         known = self._known.get(request_id)
-        return known is not None and not known.ended_at
+        return known is not None and (not known.ended_at or request_id in self._open)
 
     def _forget(self, request_id: str) -> None:
         del self._known[request_id]

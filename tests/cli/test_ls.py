@@ -175,7 +175,7 @@ def test_a_request_of_which_all_failed_is_among_the_failed(
 
     assert [row[:3] for row in rows(text)] == [[submitted.id, HANDLER, "all-failed"]]
     assert [(each["id"], each["state"]) for each in listed] == [(submitted.id, "done")]
-    assert done == {submitted.id: "all-failed", fine.id: "done"}
+    assert done == {fine.id: "done"}
 
 
 def test_a_search_is_bounded_and_says_where_it_stopped(

@@ -78,6 +78,9 @@ def test_purge_by_age_and_state(
     assert would("--older-than", "0s") == {done.id, cancelled}
     assert would("--older-than", "4h") == would("--state", "failed") == set()
     assert would("--state", "cancelled") == {cancelled}
+    done.set_meta(records_done=0, records_failed=3)
+    assert (would("--state", "done"), would("--state", "failed")) == (set(), {done.id})
+    done.set_meta(records_done=3, records_failed=0)
     assert would("--state", "cancelled", "--older-than", "2h") == set()
     assert streamq("purge", "--state", "failed").stderr == "none fits\n"
 

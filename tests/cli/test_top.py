@@ -9,6 +9,7 @@ import termios
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from cli.commands.top import DOWN, UP, frame, split_keys
 from streamq import Client, Protocol
@@ -115,6 +116,15 @@ def test_keys_sort_and_scroll() -> None:
     assert f"  10 above, {90 - len(down.shown)} below" in down.lines
 
 
+def test_characters_that_take_two_columns_move_nothing() -> None:
+    wide, plain = frame(view(watched(2, labels={"a": "日本" * 30}), watched(1)), "n", 80, 24).lines[
+        4:6
+    ]
+
+    assert cell_len(wide) == len(plain) <= 80
+    assert wide.endswith(" 8/8")
+
+
 def test_keys_as_terminals_send_them() -> None:
     assert split_keys("p\x1b[A\x1bOBq") == ["p", UP, DOWN, "q"]
     assert split_keys("") == [""]
@@ -208,6 +218,9 @@ class TestCost:
             each.open()
             beat(protocol, queue, name=f"web.{number}")
         watch = Watch(protocol, queue)
+        assert {each.status.id for each in Watch(protocol, queue).look().requests} == {
+            f"{request_id}-{number}" for number in range(70, 130)
+        }, "the newest come first"
 
         cost = [self.look(watch, protocol) for _ in range(3)]
 
@@ -261,3 +274,5 @@ def test_speed_is_that_of_the_last_seconds(
     assert (ended.status.state, ended.eta_s) == ("done", None)
     monkeypatch.setattr(watching, "ENDED_S", -1.0)
     assert watch.look().requests == []
+    driver.set_meta(state="open")
+    assert len(watch.look().requests) == 1, "it runs again"
