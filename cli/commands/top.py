@@ -52,6 +52,7 @@ HEADERS = (
 #: Columns that are cut when the terminal is narrow, and the least width of each.
 _CUT = {"ID": 8, "HANDLER": 6, "LABEL": 5}
 _LEAST_ROWS = 3
+_ROOM_FOR_WORKERS = 8
 
 
 def top(
@@ -122,8 +123,9 @@ def frame(
     else:
         # The header of the requests, a line that says how many more there are, and the keys.
         room = max(_LEAST_ROWS, height - len(head) - 3)
-        kept = min(len(workers), max(1, room // 4))
-        rows = room - (kept + 1 if workers else 0)
+        # In a low terminal the second line says enough of the workers.
+        kept = min(len(workers), room // 4 if room >= _ROOM_FOR_WORKERS else 0)
+        rows = room - (kept + 1 if kept else 0)
         workers = _cut_off(workers, kept)
     first = max(0, min(first, len(requests) - rows))
     some = requests[first : first + rows]
@@ -194,8 +196,8 @@ def _worker(worker: Any) -> str:
 
 def _cut_off(lines: list[str], most: int) -> list[str]:
     """Return so many of the lines; the last of them says how many are left out."""
-    if len(lines) <= most:
-        return lines
+    if len(lines) <= most or not most:
+        return lines[:most]
     return [*lines[: most - 1], f"  and {len(lines) - most + 1:,} more"]
 
 

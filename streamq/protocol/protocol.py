@@ -273,7 +273,8 @@ class Protocol(QueueProtocol):
         found: dict[str, Snapshot | StreamqError] = {}
         for some in by_node.values():
             calls = [request_calls.inspect(self.keys(each), each) for each in some]
-            found |= zip(some, self._do_apart(calls), strict=True)
+            replies = self._do_apart(calls)
+            found.update(zip(some, replies, strict=True))
         return [found[each] for each in ids]
 
     def locate(self, request_id: str, numbers: Sequence[int]) -> list[bytes]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_json_of_a_request_has_all_that_the_text_tells(
     told = json.loads(streamq("status", driver.id, "--json").stdout)
 
     # Where in the JSON each line of the text is, and what stands there.
-    places = {
+    places: dict[str, dict[str, Any]] = {
         "request": {"id": driver.id},
         "state": {"state": "open", "paused": True},
         "handler": {"handler": HANDLER, "workers": 1},

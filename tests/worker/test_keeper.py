@@ -354,9 +354,12 @@ class TestBeat:
         held = claimed(driver)
         beats: list[float] = []
         said = keeper._hasty().beat
-        monkeypatch.setattr(
-            keeper._hasty(), "beat", lambda *of: (beats.append(time.monotonic()), said(*of))
-        )
+
+        def beat(*of: Any) -> int:
+            beats.append(time.monotonic())
+            return said(*of)
+
+        monkeypatch.setattr(keeper._hasty(), "beat", beat)
         keeper.start()
         try:
             begun = time.monotonic()
