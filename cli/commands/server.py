@@ -51,7 +51,7 @@ def server(
     --detach it goes on in the background until --stop, and its data are kept; if a server runs in
     the folder already, that one's URL is printed and no second one starts.
 
-        export STREAMQ_URL=$(streamq server --detach)
+        streamq server --detach
     """
     if not cluster and replicas:
         raise InvalidValue("--replicas goes with --cluster")
