@@ -45,7 +45,7 @@ local KNOWN_AFTER_MS = 30000
 local TOLD_AT_ONCE = 1000
 -- Later tokens of the list bring one piece of news more, at most this often. A process that has
 -- just learned of the list and saw tokens there asks for one at once (no request_id).
-local TELL_EVERY_MS = 250
+local TELL_EVERY_MS = 1000
 
 local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local used, news = KEYS[5], KEYS[6]
