@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,7 +109,8 @@ class Played:
             self.popen.send_signal(number)
         # After the signal: to send one to a process that has ended would wait for it.
         self.popen.stdin.close()
-        os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ChildProcessError):  # A pool that runs beside may have waited for it.
+            os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
         self.channel.close()
 
 
