@@ -39,7 +39,7 @@ LOOK_EVERY_S = 0.5
 #: Errands that the server did not answer are tried again this often.
 ERRANDS_EVERY_S = 1.0
 #: A pool tells at once how many of its slots are busy when that changes, once in this time at most.
-NEWS_EVERY_S = 1.0
+CHANGE_EVERY_S = 1.0
 #: A call waits for its answer for a quarter of the lease, but at least 0.25 s and at most 3 s; then
 #: it is made again a little later.
 MOST_REPLY_S = 3.0
@@ -142,7 +142,7 @@ class LeaseKeeper:
         """
         self._renewals.hold(holdings)
         if len(holdings) != self._told_busy:
-            self._speaking.hurry(self._beat, self._told_at + NEWS_EVERY_S)
+            self._speaking.hurry(self._beat, self._told_at + CHANGE_EVERY_S)
 
     @property
     def holdings(self) -> list[Holding]:
