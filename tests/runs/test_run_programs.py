@@ -64,6 +64,7 @@ class TestPrograms:
         pids = tmp_path / "pids"
         wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
         below = descendants(running.pid)
+        assert {int(pid) for pid in pids.read_text().split()} <= set(below)
 
         running.kill()
         running.wait()
