@@ -36,7 +36,7 @@ EXIT_MEANINGS = {
     1: "finished with failures (`wait`, `run`); refused, because the request has ended (`set`, "
     "`pause`, `cancel`, ...); something is wrong (`doctor`)",
     2: "wrong usage or settings, no URL",
-    3: "the server does not answer, does not let us in, may drop keys, or lets in anybody",
+    3: "the server does not answer, refuses the login, may evict keys, or has no password",
     4: "the app or the function cannot be imported",
     5: "no such request, or it was cancelled",
     124: "the time given to `wait` is over",

@@ -37,7 +37,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
     ] = "256KiB"
     lines: Annotated[
         int,
-        typer.Option("--lines", min=0, help="A part holds so many records, instead of --bytes."),
+        typer.Option("--lines", min=0, help="A part holds this many records, instead of --bytes."),
     ] = 0
     delimiter: Annotated[
         str,
@@ -74,7 +74,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
     rate: Annotated[
         str,
         typer.Option(
-            "--rate", metavar="N/s", help="Most records (of a map) or parts that start in a time."
+            "--rate", metavar="N/s", help="Start at most N records (of a map) or parts a second."
         ),
     ] = ""
     retries: Annotated[int | None, typer.Option("--retries", help="Attempts after the first.")] = (
@@ -88,7 +88,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         typer.Option(
             "--max-failures",
             metavar="N|P%",
-            help="More failures end the request; P% is judged from 1,000 on and at the end.",
+            help="More failures end the request; P% is checked after 1,000 records and at the end.",
         ),
     ] = ""
 

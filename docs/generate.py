@@ -74,7 +74,7 @@ def _words(name: str, command: Any) -> list[tuple[str, Any]]:
 def _common(command: Any) -> str:
     options = [each for each in command.params if each.name in COMMON]
     return (
-        "Commands that speak to a server take these options, before or behind their name.\n\n"
+        "Commands that speak to a server take these options, before or after the command.\n\n"
         + _table(("option", "does"), (_option(each) for each in options))
     )
 
@@ -112,7 +112,7 @@ def _option(option: Any) -> tuple[str, str]:
     default = option.default
     if option.is_flag and option.secondary_opts:
         names += "".join(f", `{name}`" for name in option.secondary_opts if name.strip())
-    elif default not in (None, "", False, ()) and not callable(default) and "[default" not in says:
+    elif default not in (None, "", 0, (), []) and not callable(default) and "[default" not in says:
         shown = ", ".join(map(str, default)) if isinstance(default, list) else default
         says += f" (default {getattr(shown, 'value', shown)})"
     if option.envvar:

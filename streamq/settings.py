@@ -62,8 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     patience_ms: Annotated[
         int, _says("How long a command waits for a server that fails over or starts.")
     ] = 30_000
-    lease_ms: Annotated[int, _says("How long a lease holds without a heartbeat.")] = 20_000
-    beat_ms: Annotated[int, _says("Time between two heartbeats of a worker.")] = 5_000
+    lease_ms: Annotated[int, _says("How long a lease holds without being renewed.")] = 20_000
+    beat_ms: Annotated[int, _says("Most time between heartbeats; 4 s with leases of 20 s.")] = 5_000
     audit_ms: Annotated[int, _says("Time between two looks of a janitor at an open request.")] = (
         5_000
     )

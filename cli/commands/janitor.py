@@ -43,7 +43,7 @@ def janitor(
     """Take back the parts of dead workers, and purge requests whose retention is over.
 
     Every worker pool does this too; any number of janitors may run at once. Ctrl-C or TERM ends it
-    politely. With --once it waits some seconds where a lease has just expired, until it is known
+    politely. If a lease has just expired, --once waits some seconds until the janitor knows
     whether the holder is dead.
 
         streamq janitor --queue default --queue slow

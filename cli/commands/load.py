@@ -42,7 +42,7 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     ] = None,
     limit: Annotated[int, typer.Option(help="Parts that run at once, at most.")] = LIMIT,
     keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help="Keep the request so long after its end.")
+        str, typer.Option("--keep", metavar="TIME", help="Keep it for this long after its end.")
     ] = "7d",
     labels: Annotated[
         list[str] | None,

@@ -82,7 +82,7 @@ def ls(
     """List requests, newest first.
 
     Requests that have ended are left out unless asked for. PARTS are done/total, RATE is records
-    finished per second since the start. A request that is done without one record that is done is
+    finished per second since the start. A request that is done although every record failed is
     shown as all-failed, and belongs to --state failed. To find the newest, up to 10,000 open and
     10,000 ended requests are looked at, and a note says if there are more; -n 0 looks at all.
 

@@ -49,7 +49,7 @@ def results(
     """Write the results of a request: one line for each record that returned something.
 
     Each result goes into the file exactly once, and is then deleted from the server. A command that
-    was killed continues when it is run again. Failures go to FILE.errors.jsonl. Without a file,
+    was killed continues if run again. Failures of out.jsonl go to out.errors.jsonl. Without a file,
     results are shown on stdout and stay in the server.
 
         streamq results ID -o out.jsonl --follow

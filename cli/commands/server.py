@@ -20,7 +20,7 @@ from ..shared_options import JsonOption
 
 
 def server(
-    cluster: Annotated[int, typer.Option(help="Start a cluster of so many primaries.")] = 0,
+    cluster: Annotated[int, typer.Option(help="Start a cluster with this many primaries.")] = 0,
     replicas: Annotated[int, typer.Option(help="Replicas of each primary of a cluster.")] = 0,
     port: Annotated[
         int | None,

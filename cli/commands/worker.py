@@ -41,12 +41,19 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
     handler: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="With --exec: the handler's name that the program has in requests."
+            metavar="NAME", help="With --exec: the name by which requests call the program."
         ),
     ] = ""
     processes: Annotated[
         int,
-        typer.Option("-p", "--processes", min=1, max=MOST_PROCESSES, envvar="STREAMQ_PROCESSES"),
+        typer.Option(
+            "-p",
+            "--processes",
+            min=1,
+            max=MOST_PROCESSES,
+            envvar="STREAMQ_PROCESSES",
+            help="Processes of the pool.",
+        ),
     ] = 1
     slots: Annotated[
         int,

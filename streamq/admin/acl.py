@@ -77,7 +77,7 @@ class Role(msgspec.Struct, frozen=True):
 
 ROLES: dict[str, Role] = {
     "loader": Role(
-        "submits, steers and collects requests: load, results, set, pause, cancel, retry, purge",
+        "submits and collects requests: load, results, set, pause, resume, cancel, retry, purge",
         _LOADER,
         (*_FOLLOW, "hmget", "wait", "set", "memory|usage"),
         ("open", "closed", "workers", "worker", "failed", "results", "sync", "queue_sync"),

@@ -80,8 +80,9 @@ def collect(
     """Write the results of a request to a file, each exactly once, as ``streamq results`` does.
 
     With ``follow`` the call returns when the request has ended. After a crash the same call
-    continues where the file ends; results that are written are deleted from the server. Failures go
-    to ``OUTPUT.errors.jsonl``. The format is jsonl, csv or raw; by default the file's name decides.
+    continues where the file ends; results that are written are deleted from the server. Failures
+    of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv or raw; by default the
+    file's name decides.
     Return whether the request has ended and everything is in the file.
 
     Raises:
@@ -131,8 +132,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     imports it anew. Instead, ``exec`` is a program, as a shell would write it. Without a URL, here
     and in the settings, the run starts a server of its own, whose data are in ``.streamq`` until
     the run is done. A run that was stopped continues with ``resume``, its id. ``watch`` is called
-    with the progress about 4 times a second. Failures go to ``OUTPUT.errors.jsonl``. Return the
-    last status.
+    with the progress about 4 times a second. Failures of ``out.jsonl`` go to
+    ``out.errors.jsonl``. Return the last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.
