@@ -75,7 +75,7 @@ docs: .venv/ready ## Write docs/reference.md and docs/python.md from the code
 	$(BIN)/python -m docs.generate
 
 FAULTS_N ?= 5000
-faults: .venv/ready ## Every fault on every server, 40 minutes; writes the tables of docs/faults.md
+faults: .venv/ready ## Every fault on every server, an hour; writes the tables of docs/faults.md
 	rm -rf build/faults && mkdir -p build/faults
 	$(BIN)/python -m tests.faults run --parts $(FAULTS_N) --results build/faults/figures --keep build/faults; \
 	  code=$$?; $(BIN)/python -m tests.faults report build/faults/figures docs/faults.md; exit $$code

@@ -294,6 +294,7 @@ def _figures(
         told_s=round(max(course.told, default=0.0), 2),
         waiters=WAITERS,
         pops=sum(proxy.pops for proxy in proxies),
+        news=sum(proxy.news for proxy in proxies),
         claims=sum(proxy.granted for proxy in proxies) or len(notes) // 2,
         counted=counted,
         refused=sum(given.values()) - counted,
@@ -329,10 +330,21 @@ def _broken(figures: Figures, scenario: Scenario) -> "list[str]":
         found.append(f"A4 {figures.again} starts too many, {figures.faults} faults")
     if figures.overlap > figures.limit + figures.stalled:
         found.append(f"A5 {figures.overlap} ran at once, the limit is {figures.limit}")
-    if figures.subject == "streamq" and figures.pops > 1.1 * figures.claims + figures.faults + 8:
-        found.append(f"A9 {figures.pops} tokens popped for {figures.claims} claims")
+    if figures.subject == "streamq":
+        found += spins(figures)
     if figures.subject == "streamq" and scenario.is_seen and figures.is_ended:
         found += _uncounted(figures)
+    return found
+
+
+def spins(figures: Figures) -> "list[str]":
+    """Tokens are about as many as claims, and news of lists in use come at most once a second."""
+    found = []
+    tokens = figures.pops - figures.news
+    if tokens > 1.1 * figures.claims + figures.faults + 8:
+        found.append(f"A9 {tokens} tokens popped for {figures.claims} claims")
+    if figures.news > figures.took_s + figures.faults + 8:
+        found.append(f"A9 {figures.news} news popped in {figures.took_s} s")
     return found
 
 
@@ -356,7 +368,8 @@ def _line(figures: Figures) -> str:
         f"again {figures.again}, wrong {figures.wrong}, overlap {figures.overlap}/{figures.limit}, "
         f"silence {figures.silence_s} s, "
         f"told {figures.told}/{figures.waiters} after {figures.told_s} s, "
-        f"pops {figures.pops}/{figures.claims}, charged {figures.charged}/{figures.died}"
+        f"pops {figures.pops}/{figures.claims}, news {figures.news}, "
+        f"charged {figures.charged}/{figures.died}"
     )
     if figures.scenario in {episode.name for episode in EPISODES}:
         text = (

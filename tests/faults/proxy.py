@@ -40,8 +40,9 @@ class Proxy:
         #: Whether replicas are cut off.
         self.is_cut = False
         self.lost = 0
-        #: Tokens popped, pops that found none, claims that were granted parts.
-        self.pops = self.idle = self.granted = 0
+        #: Tokens and news popped, news among them, pops that found nothing, claims that were
+        #: granted parts.
+        self.pops = self.news = self.idle = self.granted = 0
         #: Results that came with calls of finish that were answered, by lease and call; a call
         #: that is repeated counts once. And how many of them the server counted.
         self.given: dict[tuple[bytes, ...], int] = {}
@@ -182,6 +183,7 @@ class _Link:
     def _note_reply(self, data: bytes) -> None:
         if self._asked == "pop":
             self.proxy.pops += data.startswith(b"*2")
+            self.proxy.news += data.startswith(b"*2") and b":news:" in data[:96]
             self.proxy.idle += not data.startswith(b"*2")
         elif self._asked == "claim":
             self.proxy.granted += _GRANTED in data[:24]

@@ -8,7 +8,7 @@ import msgspec
 from streamq import Connection, Protocol
 from streamq.servers.local import LocalServer
 from tests.faults.gauges import Gauges, Rule
-from tests.faults.program import report
+from tests.faults.program import report, spins
 from tests.faults.proxy import Proxy
 from tests.faults.verdict import Figures
 from tests.support.by_hand import RequestByHand
@@ -47,6 +47,18 @@ def figures(**changes: object) -> bytes:
     return msgspec.json.encode(
         msgspec.convert(known | {"parts": 10, "limit": 4} | changes, Figures)
     )
+
+
+def test_more_tokens_than_claims_are_spinning_and_so_are_news_more_than_once_a_second() -> None:
+    calm = {"took_s": 20.0, "claims": 100, "pops": 146, "news": 28}
+
+    def found(**changes: object) -> list[str]:
+        return spins(msgspec.json.decode(figures(**(calm | changes)), type=Figures))
+
+    assert found() == []
+    assert found(pops=147) == ["A9 119 tokens popped for 100 claims"]
+    assert found(pops=147, faults=1) == []
+    assert found(pops=147, news=29) == ["A9 29 news popped in 20.0 s"]
 
 
 def test_page_of_a_run_cut_short_has_what_there_is(tmp_path: Path) -> None:

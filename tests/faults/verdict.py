@@ -34,8 +34,10 @@ class Figures(msgspec.Struct, kw_only=True):
     told: int = 0
     told_s: float = 0.0
     waiters: int = 0
-    #: Tokens popped, and claims that were given parts; for the old design, parts that were run.
+    #: Tokens and news popped, and how many of these were news of a list in use; claims that were
+    #: given parts, or for the old design, parts that were run.
     pops: int = 0
+    news: int = 0
     claims: int = 0
     #: Results that the server counted and those it did not take, as seen at its door; and parts
     #: that handlers ended.
