@@ -222,6 +222,29 @@ class TestErrands:
         keeper._beat()
         assert keeper.is_server_up
 
+    def test_one_is_said_before_the_next_round_is_due(
+        self, keeper: LeaseKeeper, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held = claimed(driver)
+        monkeypatch.setattr("streamq.queue.rounds.LONGEST_WAIT_S", 600.0)
+        hour = {chore: time.monotonic() + 3_600 for chore in keeper._speaking._due}
+        keeper._speaking._due |= hour
+        keeper._speaking._chores = [(chore, 3_600.0) for chore in hour]
+        keeper._speaking.start()
+
+        keeper.release(held, 7, None)
+
+        wait_until(lambda: driver.leases() == {})
+        keeper._speaking.end()
+        keeper._speaking.join(5)
+
+    def test_lease_is_unwanted_when_the_renewals_say_so(
+        self, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(keeper._renewals, "is_unwanted", lambda holder: holder == "lost")
+
+        assert (keeper.is_unwanted("lost"), keeper.is_unwanted("held")) == (True, False)
+
     def test_last_ones_are_said_before_it_leaves(
         self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:
