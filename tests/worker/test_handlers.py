@@ -157,7 +157,7 @@ class TestHandlers:
             waits.append(time.monotonic() - begun)
 
         print("waits", sorted(waits))
-        assert sorted(waits)[-2] < 0.1
+        assert sorted(waits)[-2] < 1.0
 
     @ANY_KIND
     def test_error_is_retried_with_backoff_then_given_up_with_its_traceback(
