@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
+.PHONY: help setup demo check fmt test test-long model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
 .PHONY: fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
@@ -37,7 +37,10 @@ fmt: .venv/ready ## Format the code and mend what the linter can mend
 # Tests wait more than they work. They start thousands of processes, which need not compile each module anew.
 TEST_JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 test: .venv/ready ## Run the tests on every server found: embedded Valkey, a cluster of it, Redis
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not model"
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not model and not long"
+
+test-long: .venv/ready ## Run the tests that make test leaves out: kills on the other servers, a whole job on a secure cluster
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m long
 
 model: .venv/ready ## Explore the whole model of the protocol, also its large configurations (a minute)
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal tests/protocol/model

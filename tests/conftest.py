@@ -47,6 +47,13 @@ ONE_KIND = pytest.mark.parametrize("kind", KINDS[:1], indirect=True)
 #: For tests of what the kind of server has no part in: they run on one, that asks most of clients.
 ANY_KIND = pytest.mark.parametrize("kind", KINDS[-1:], indirect=True)
 
+#: For tests that take seconds: on one kind in ``make test``, on the others in ``make test-long``.
+FIRST_KIND = pytest.mark.parametrize(
+    "kind",
+    [*KINDS[:1], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])],
+    indirect=True,
+)
+
 Server = LocalServer | LocalCluster | SecureServer | SecureCluster
 
 

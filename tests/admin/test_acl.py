@@ -90,7 +90,9 @@ FORBIDDEN: dict[str, list[tuple[Any, ...]]] = {
 @SECURE
 class TestRoles:
     # What a sentinel watches is a plain server, and ``make test-secure`` has commands on another.
-    @pytest.mark.parametrize("kind", [SecureCluster, SecureSentinel])
+    @pytest.mark.parametrize(
+        "kind", [pytest.param(SecureCluster, marks=pytest.mark.long), SecureSentinel]
+    )
     def test_whole_job_with_each_command_as_its_own_user(
         self,
         kind: type[Secured],

@@ -16,7 +16,7 @@ from streamq.errors import RequestEnded, StreamqError
 from streamq.model import Policy
 from streamq.protocol.replies import Terms
 from streamq.servers.local import LocalServer
-from tests.conftest import ONE_KIND
+from tests.conftest import FIRST_KIND, ONE_KIND
 from tests.runs.loads import Load, lines_of, total_of
 from tests.support import warm
 from tests.support.fleet import Fleet
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.commands
 
 
 class TestGoingOn:
+    @FIRST_KIND
     def test_killed_at_random_moments_every_record_is_there_once(
         self,
         command: tuple[list[str], dict[str, str]],

@@ -16,7 +16,7 @@ from streamq.protocol.replies import Terms
 from streamq.records.encoding import encode_result
 from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector
-from tests.conftest import ONE_KIND
+from tests.conftest import FIRST_KIND, ONE_KIND
 from tests.support import warm
 from tests.support.by_hand import RequestByHand
 from tests.support.fleet import Fleet
@@ -157,6 +157,7 @@ def test_what_a_retry_yields_is_appended(
     assert target.read_bytes() == before, "it failed again, and nothing was written twice"
 
 
+@FIRST_KIND
 def test_collector_killed_at_random_moments_writes_every_line_once(
     fleet: Fleet, streamq: Streamq, environment: dict[str, str], tmp_path: Path
 ) -> None:

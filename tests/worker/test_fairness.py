@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamq import Client, Request
-from tests.conftest import ONE_KIND
+from tests.conftest import FIRST_KIND, ONE_KIND
 from tests.support.fleet import Fleet, most_at_once
 from tests.support.waiting import wait_until
 
@@ -116,6 +116,7 @@ class TestLimit:
             assert most_at_once(fleet.notes(request=request.id)) == limit
 
 
+@FIRST_KIND
 class TestKills:
     def test_parts_are_done_once_whoever_is_killed(
         self, fleet: Fleet, submit: Any, kind: str

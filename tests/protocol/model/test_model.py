@@ -74,6 +74,15 @@ LARGE = {
     "stop, late",
     "fail",
     "reuse",
+    "tokens",
+    "crash, two janitors",
+    "rollback, two workers",
+    "late",
+    "crash, late",
+    "stall, late",
+    "three parts",
+    "rollback, load",
+    "load with room",
 }
 
 WITHOUT = {
