@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check fmt test test-long model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
-.PHONY: fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
+.PHONY: proto help setup demo check fmt test test-long model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
+.PHONY: test-ui fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -55,9 +55,15 @@ COVERAGE_SERVERS ?= valkey
 coverage: export PYTHONPATH := $(CURDIR)
 coverage: .venv/ready ## Run the tests on Valkey and print how much of each folder they cover, child processes too
 	rm -rf build/coverage && mkdir -p build/coverage
-	STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) $(BIN)/coverage run -m pytest -n $(TEST_JOBS) --dist worksteal $(COVERAGE_OF); \
+	STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) $(BIN)/coverage run -m pytest -o timeout=600 -n $(TEST_JOBS) --dist worksteal $(COVERAGE_OF); \
 	  code=$$?; $(BIN)/coverage combine -q && $(BIN)/coverage json -q -o build/coverage/report.json && \
 	  $(BIN)/python -m tests.coverage_by_folder build/coverage/report.json; exit $$code
+
+build/ui/node_modules:
+	mkdir -p build/ui && cd build/ui && npm install --silent --no-package-lock --no-audit --no-fund axe-core@4 || echo "without npm axe-core is left out"
+
+test-ui: .venv/ready build/ui/node_modules ## Run the tests of the pages in a real browser (Debian's chromium), with axe-core
+	STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) $(BIN)/pytest -rs tests/ui
 
 test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role
 	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto -m commands
@@ -74,8 +80,11 @@ package: .venv/ready ## Build sdist and wheel, then try the wheel in an empty en
 test-kills: .venv/ready ## Kill workers for half a minute, and loader and collector 50 times, on each server
 	STREAMQ_TEST_KILL_S=30 STREAMQ_TEST_KILLS=50 $(BIN)/pytest -k "TestKills or killed_at_random" -rP --timeout 600
 
-docs: .venv/ready ## Write docs/reference.md and docs/python.md from the code
+docs: .venv/ready ## Write docs/reference.md, docs/python.md, the man pages and cli/words.json from the code
 	$(BIN)/python -m docs.generate
+
+proto: .venv/ready ## Write streamq/gateway/streamq_pb2.py from proto/streamq.proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=streamq/gateway proto/streamq.proto
 
 FAULTS_N ?= 5000
 faults: .venv/ready ## Every fault on every server, an hour; writes the tables of docs/faults.md

@@ -21,7 +21,7 @@ from typing import Any
 from streamq import Connection, Protocol
 from streamq.model import MAX_PART, Policy, Spec
 from streamq.queue.loading import forget
-from streamq.records.splitting import PartSize
+from streamq.records.sizes import PartSize
 from streamq.runs.load import Load
 from streamq.servers.local import LocalServer
 

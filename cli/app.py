@@ -6,13 +6,14 @@ every other command stay quick.
 
 import os
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from .exits import guarded
+from .help_text import Command, Group
 from .shared_options import ConfigOption, InsecureOption, PrefixOption, UrlOption
 
 #: Each command: its panel in the help, and its summary. Its module has the command's name.
@@ -28,31 +29,50 @@ COMMANDS = {
     "workers": ("Inspect", "List the live workers, and what each runs now."),
     "wait": ("Inspect", "Wait until requests have ended."),
     "errors": ("Inspect", "Show which parts of a request failed, and why."),
-    "set": ("Control", "Change level, limit or rate of a request that runs."),
+    "report": ("Inspect", "Write a request as one HTML file, with its failures."),
+    "set": ("Control", "Change level, limit, rate or weight of a request that runs."),
     "pause": ("Control", "Start no more parts of requests; running parts go on."),
     "resume": ("Control", "Start parts of requests again."),
+    "release": ("Control", "Let all parts of requests run that wait after a canary."),
     "cancel": ("Control", "End requests now."),
     "retry": ("Control", "Run the failed parts of a request again."),
     "purge": ("Control", "Remove ended requests and their results from the server."),
     "janitor": ("Serve", "Take back the parts of dead workers, as every worker pool does, too."),
+    "serve": ("Serve", "Serve workers and loaders in any language, over HTTP and JSON."),
     "server": ("Serve", "Start an embedded server or a real local cluster, for development."),
     "cluster": ("Serve", "Make a cluster of running servers, or show one."),
     "doctor": ("Admin", "Find what is wrong with a server or a queue, and say what to do."),
     "config": ("Admin", "Show the settings that hold here, and where they come from."),
     "acl": ("Admin", "Write an ACL file with a user for each role."),
+    "completion": ("Admin", "Let the shell complete commands, options and ids."),
+    "help": ("Admin", "List the commands, or explain one."),
 }
 #: Commands with a second word. Each second word is a function in the module of the first.
-GROUPS = {"cluster": ("create", "status")}
+GROUPS = {"cluster": ("create", "status"), "serve": ("key",)}
+#: Those of them that do something by themselves, too.
+ALONE = ("serve",)
+#: Options of ``run`` that take an id, or the last run if no id follows.
+_OF_A_RUN = ("--resume", "--retry-failed")
 
 
 def main() -> None:
     """Run the command that was typed."""
     _keep_standard_numbers()
-    words = sys.argv[1:]
+    words = with_last(sys.argv[1:])
     # If the first word is a command, only that one is put together. Else all are listed, and a word
     # that happens to be a command's name only costs its import.
     shown = words[:1] if COMMANDS.keys() & words[:1] else COMMANDS
-    application(words, shown)(prog_name="streamq")
+    application(words, shown)(words, prog_name="streamq")
+
+
+def with_last(words: Sequence[str]) -> list[str]:
+    """Return the words of a command, with the last run where an option of ``run`` names none."""
+    found = list(words)
+    if found[:1] == ["run"]:
+        for index in range(len(found) - 1, 0, -1):
+            if found[index] in _OF_A_RUN and (found[index + 1 :] or ["-"])[0].startswith("-"):
+                found.insert(index + 1, "last")
+    return found
 
 
 def _keep_standard_numbers() -> None:
@@ -69,9 +89,12 @@ def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> type
     """
     app = typer.Typer(
         name="streamq",
+        cls=Group,
         help="Put a huge input through your function, on a shared fleet, and lose nothing.",
         no_args_is_help=True,
         add_completion=False,
+        # Errors and help are plain text: importing rich takes longer than all the rest.
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -80,11 +103,11 @@ def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> type
         panel, summary = COMMANDS[name]
         command = _load(name) if name in wanted else _stub(summary)
         options: dict[str, Any] = {"rich_help_panel": panel, "short_help": summary}
-        options["help"] = _help(command)
+        options["help"], options["epilog"] = _help(command)
         if name in GROUPS and name in wanted:
-            app.add_typer(_group(name), name=name, callback=command, **options)
+            app.add_typer(_group(name), name=name, cls=Group, callback=command, **options)
         else:
-            app.command(name, **options)(command)
+            app.command(name, cls=Command, **options)(command)
     return app
 
 
@@ -96,11 +119,15 @@ def _load(name: str, second: str = "") -> Callable[..., Any]:
 
 
 def _group(name: str) -> typer.Typer:
-    group = typer.Typer(no_args_is_help=True)
+    is_alone = name in ALONE
+    group = typer.Typer(
+        no_args_is_help=not is_alone, invoke_without_command=is_alone, rich_markup_mode=None
+    )
     for second in GROUPS[name]:
         command = _load(name, second)
         summary = (command.__doc__ or "").partition("\n")[0]
-        group.command(second, short_help=summary, help=_help(command))(command)
+        says, example = _help(command)
+        group.command(second, cls=Command, short_help=summary, help=says, epilog=example)(command)
     return group
 
 
@@ -112,12 +139,11 @@ def _stub(summary: str) -> Callable[[], None]:
     return command
 
 
-def _help(command: Callable[..., Any]) -> str:
-    """Return a command's docstring as its help; an example at its end is moved to the front."""
+def _help(command: Callable[..., Any]) -> tuple[str, str]:
+    """Return a command's docstring as its help, and the example that stands at its end."""
     paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").split("\n\n")]
-    if paragraphs[-1].startswith("streamq "):
-        paragraphs.insert(0, paragraphs.pop())
-    return "\n\n".join(paragraphs)
+    example = paragraphs.pop() if paragraphs[-1].startswith("streamq ") else ""
+    return "\n\n".join(paragraphs), example
 
 
 def _show_version(is_asked: bool) -> None:

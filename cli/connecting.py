@@ -4,15 +4,12 @@ redis-py is imported inside the functions that use it, so that ``--help`` does n
 """
 
 import functools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from streamq.driver.url import ServerURL
 from streamq.errors import (
-    InvalidValue,
     ProtocolError,
     RequestUnknown,
     ServerBusy,
@@ -22,11 +19,9 @@ from streamq.errors import (
 from streamq.settings import Settings, with_login
 
 from . import render
-from .exits import exit_code
 
 if TYPE_CHECKING:
     from streamq.protocol.protocol import Protocol
-    from streamq.queue.request import Request
 
 NO_URL = """which server? Give its URL in one of three ways:
   --url redis://HOST:PORT          for this command
@@ -115,37 +110,3 @@ def naming(request_id: str) -> Generator[None]:
         raise  # its message names the id
     except ProtocolError as error:
         raise type(error)(f"{request_id}: {error}") from None
-
-
-def steer(
-    ids: Iterable[str],
-    url: str | None,
-    prefix: str | None,
-    act: "Callable[[Request], tuple[str, dict[str, Any]]]",
-    *,
-    as_json: bool = False,
-) -> None:
-    """Do it to each request and say what was done. One that refuses does not stop the others.
-
-    ``act`` returns what it did, in words and as values. As JSON there is an object for each
-    request: its id, ``ok``, and the values or the ``error``.
-    """
-    from streamq.queue.request import Request
-
-    codes, told = {0}, []
-    with connected(url, prefix) as protocol:
-        for request_id in dict.fromkeys(ids):
-            try:
-                with naming(request_id):
-                    says, values = act(Request(protocol, request_id))
-                told.append({"id": request_id, "ok": True, **values})
-                if not as_json:
-                    render.note(f"{request_id}: {says}")
-            except (ProtocolError, InvalidValue) as error:
-                told.append({"id": request_id, "ok": False, "error": str(error)})
-                render.error(str(error))
-                codes.add(exit_code(error))
-    if as_json:
-        render.as_json(told)
-    if max(codes):
-        raise typer.Exit(max(codes))

@@ -49,11 +49,10 @@ def bar(progress: Progress) -> str:
 def words(progress: Progress) -> str:
     """Return the progress in one line."""
     status = progress.status
-    parts, records = status.parts, status.records
+    records = status.records
     told = [
         "     " if progress.done is None else f"{progress.done:4.0%} ",
-        f"{parts.done + parts.failed:,}/{parts.total:,}{'+' * (status.state == 'loading')} parts",
-        f" · {records.done:,} records",
+        f"{records.done + records.failed:,}{_of_all(progress)} records",
         *(f" · {each}" for each in render.pace(progress.rate, records.done + records.failed)),
         "" if progress.eta_s is None else f" · {render.span(max(1.0, progress.eta_s) * 1e3)} left",
         f" · {progress.busy}/{progress.slots} busy",
@@ -61,3 +60,9 @@ def words(progress: Progress) -> str:
         f" · {records.failed:,} failed" if records.failed else "",
     ]
     return "".join(told)
+
+
+def _of_all(progress: Progress) -> str:
+    if progress.total is None:
+        return ""
+    return f"{'/' if progress.is_counted else ' of about '}{progress.total:,}"

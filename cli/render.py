@@ -6,14 +6,15 @@ Data go to stdout and everything else to stderr, so that a pipe gets data only.
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 import typer
 
-from streamq.model import State, Status
+from streamq.model import Failure, State, Status
 from streamq.telemetry.logs import harmless
 
 NOTHING = "-"
@@ -23,6 +24,7 @@ _COLOURS = {
     "loading": "cyan",
     "open": "cyan",
     "paused": "yellow",
+    "canary": "yellow",
     "cancelled": "yellow",
     "failed": "red",
     "all-failed": "red",
@@ -53,6 +55,12 @@ def _paint(text: str, colour: str | None, stream: TextIO | None) -> str:
     if colour is None or is_plain or not is_terminal(stream):
         return text
     return typer.style(text, fg=colour)
+
+
+def heading(text: str) -> str:
+    """Return a heading of the help, in bold on a terminal."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if is_plain or not is_terminal(sys.stdout) else typer.style(text, bold=True)
 
 
 def data(text: str) -> None:
@@ -140,12 +148,14 @@ def clean(text: str) -> str:
 def state_of(status: Status) -> str:
     """Return the state in one word.
 
-    A live request that is paused is ``paused``, and one that is done without a single record that
-    is done is ``all-failed``.
+    A live request that is paused is ``paused``, one whose canary has ended is ``canary``, and one
+    that is done without a single record that is done is ``all-failed``.
     """
     if status.state is State.DONE and status.is_all_failed:
         return "all-failed"
-    return "paused" if status.paused and status.state.is_live else status.state.value
+    if status.paused and status.state.is_live:
+        return "paused"
+    return "canary" if status.waits_for_release else status.state.value
 
 
 def labels(found: Mapping[str, str]) -> str:
@@ -156,6 +166,11 @@ def labels(found: Mapping[str, str]) -> str:
 def count(number: int, noun: str) -> str:
     """Return ``1 part``, ``1,200 parts``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def blank_lines(number: int) -> str:
+    """Return how many blank lines were passed, for the end of a summary; "" for none."""
+    return f", {count(number, 'blank line')} skipped" if number else ""
 
 
 def failed_of(number: int) -> str:
@@ -226,7 +241,36 @@ class Progress:
                 write_no_more(sys.stderr)
 
 
-def failures(found: Sized, path: Path) -> None:
-    """Say where failures were written, if there are any."""
-    if found:
-        note(f"{count(len(found), 'failure')} in {path}")
+#: So many failures are shown at the end.
+_FIRST_FAILURES = 3
+_MOST_KINDS = 5
+
+
+def failures(found: Sequence[Failure], path: Path) -> None:
+    """Say where failures were written, if there are any; show how many of each kind, and three."""
+    if not found:
+        return
+    kinds = Counter(each.error for each in found).most_common(_MOST_KINDS)
+    told = ", ".join(f"{number:,} {kind}" for kind, number in kinds)
+    note(f"{count(len(found), 'failure')} in {path}: {told}")
+    for each in found[:_FIRST_FAILURES]:
+        note(f"  {first_line(each)}")
+    parts = [each for each in found if each.records > 1]
+    if parts:
+        records = sum(each.records for each in parts)
+        note(
+            f"  {count(len(parts), 'part')} with {count(records, 'record')} failed as a whole: one "
+            "call gets a part. --lines 1 makes each record a part of its own"
+        )
+
+
+def first_line(failure: Failure) -> str:
+    """Return a failure in a line: where, and why."""
+    place = failure.source or f"part {failure.part}"
+    if failure.source and failure.line:
+        place = f"{failure.source}:{failure.line}"
+    message = failure.message.strip().splitlines()
+    why = f"{failure.error}: {message[0]}" if message else failure.error
+    # What a file that cannot be read is refused with names the file, too.
+    is_named = bool(failure.source and message and message[0].startswith(failure.source))
+    return clean(why if is_named else f"{place}: {why}")

@@ -1,18 +1,20 @@
 """The options of a request that ``load`` and ``run`` share."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from streamq.model import LEVEL, Policy
+from streamq.model import LEVEL, WEIGHT, Policy
 from streamq.queue.options import policy
 from streamq.records.names import FORMATS
 from streamq.runs import options
 from streamq.runs.options import Source, describe_source
 
-from . import render
+from . import panels
 from .option_structs import named
+
+_OF_FILES = [each for each in FORMATS if each != "requests"]
 
 
 class RequestOptions(msgspec.Struct, kw_only=True):
@@ -27,68 +29,179 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         str,
         typer.Option(
             "--format",
-            metavar="|".join(FORMATS),
-            help="How files are split into records; auto goes by the name.",
+            metavar="FORMAT",
+            # `load` alone takes `requests`, and its own text explains that.
+            help=f"What the files hold: {', '.join(_OF_FILES)}. auto goes by the name of a file; "
+            "file makes each file one record.",
+            rich_help_panel=panels.INPUT,
         ),
     ] = "auto"
     part_bytes: Annotated[
         str,
-        typer.Option("--bytes", metavar="SIZE", help="A part holds whole records up to this size."),
-    ] = "256KiB"
+        typer.Option(
+            "--bytes",
+            metavar="SIZE",
+            help="Put whole records into a part up to this size. A part is what a worker gets at a "
+            "time.",
+            show_default="what takes 0.25 s, up to 256KiB",
+            rich_help_panel=panels.INPUT,
+        ),
+    ] = ""
     lines: Annotated[
         int,
-        typer.Option("--lines", min=0, help="A part holds this many records, instead of --bytes."),
+        typer.Option(
+            "--lines",
+            min=0,
+            help="Put this many records into a part, instead of going by --bytes.",
+            show_default="as for --bytes",
+            rich_help_panel=panels.INPUT,
+        ),
     ] = 0
     delimiter: Annotated[
         str,
-        typer.Option("--delimiter", metavar="CHAR", help="Character between the fields of a CSV."),
+        typer.Option(
+            "--delimiter",
+            metavar="CHAR",
+            help="Character between two fields.",
+            show_default="a comma; a tab in .tsv",
+            rich_help_panel=panels.CSV,
+        ),
     ] = ""
     quote: Annotated[
         str,
         typer.Option(
-            "--quote", metavar="CHAR", help="Character around fields of a CSV; '' for none."
+            "--quote",
+            metavar="CHAR",
+            help="Character around fields that hold a delimiter; '' for none.",
+            rich_help_panel=panels.CSV,
         ),
     ] = '"'
     escape: Annotated[
         str,
         typer.Option(
-            "--escape", metavar="CHAR", help="Character before one that is meant literally."
+            "--escape",
+            metavar="CHAR",
+            help="Character before a quote or delimiter that belongs to the field, such as \\.",
+            show_default="none; quotes are doubled",
+            rich_help_panel=panels.CSV,
         ),
     ] = ""
     header: Annotated[
         str,
-        typer.Option("--header", metavar="A,B,C", help="Column names, for a CSV without a header."),
+        typer.Option(
+            "--header",
+            metavar="A,B,C",
+            help="Names of the columns, for files whose first line is not a header. One that has a "
+            "header, too, needs --skip-rows 1.",
+            rich_help_panel=panels.CSV,
+        ),
     ] = ""
     has_no_header: Annotated[
-        bool, typer.Option("--no-header", help="The CSV has no header: handlers get rows as lists.")
+        bool,
+        typer.Option(
+            "--no-header",
+            help="The first line is data too: the function gets each row as a list.",
+            rich_help_panel=panels.CSV,
+        ),
     ] = False
+    skip_rows: Annotated[
+        int,
+        typer.Option(
+            "--skip-rows",
+            min=0,
+            metavar="N",
+            help="Leave out the first N rows of each file: titles, or a header that --header "
+            "replaces.",
+            show_default="none",
+            rich_help_panel=panels.CSV,
+        ),
+    ] = 0
+    encoding: Annotated[
+        str,
+        typer.Option(
+            "--encoding",
+            metavar="NAME",
+            help="How the text in the files is encoded: latin-1, cp1252, utf-16.",
+            show_default="utf-8",
+            rich_help_panel=panels.INPUT,
+        ),
+    ] = ""
     by_reference: Annotated[
         bool,
         typer.Option(
-            "--by-reference", help="Store only where each part's bytes are; workers read the files."
+            "--by-reference",
+            help="Send workers the place of the data instead of the data: for large files that "
+            "every worker can read.",
+            rich_help_panel=panels.INPUT,
         ),
     ] = False
-    level: Annotated[int, typer.Option("--level", "--priority", help="0 goes first, 99 last.")] = (
-        LEVEL
-    )
+    is_strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Stop at a file that cannot be read or is too large. Else it is one failure, and "
+            "the others go on.",
+            rich_help_panel=panels.FAILURES,
+        ),
+    ] = False
+    level: Annotated[
+        int,
+        typer.Option(
+            "--level",
+            "--priority",
+            metavar="0-99",
+            help="Priority among requests: 0 goes first, 99 last.",
+            rich_help_panel=panels.SPEED,
+        ),
+    ] = LEVEL
+    weight: Annotated[
+        int,
+        typer.Option(
+            "--weight",
+            metavar="1-64",
+            help="Share among requests of the same level: a 4 gets half as many turns as an 8.",
+            rich_help_panel=panels.SPEED,
+        ),
+    ] = WEIGHT
     rate: Annotated[
         str,
         typer.Option(
-            "--rate", metavar="N/s", help="Start at most N records (of a map) or parts a second."
+            "--rate",
+            metavar="N/s",
+            help="Start at most so many records in a time: 100/s, 30/m. Where the function takes "
+            "a whole part, parts are counted.",
+            show_default="no bound",
+            rich_help_panel=panels.SPEED,
         ),
     ] = ""
-    retries: Annotated[int | None, typer.Option("--retries", help="Attempts after the first.")] = (
-        None
-    )
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            "--retries",
+            help="Try a failed record again so many times.",
+            show_default="what the function says, else 3",
+            rich_help_panel=panels.FAILURES,
+        ),
+    ] = None
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="Longest time that a part may run.")
+        str,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Longest time that a part may run: 30s, 5m, 1h30m.",
+            show_default="what the function says, else none",
+            rich_help_panel=panels.FAILURES,
+        ),
     ] = ""
     max_failures: Annotated[
         str,
         typer.Option(
             "--max-failures",
             metavar="N|P%",
-            help="More failures end the request; P% is checked after 1,000 records and at the end.",
+            help="End the request when more than N records, or P per cent of them, have failed. A "
+            "percentage is checked after 1,000 records and at the end.",
+            show_default="no bound",
+            rich_help_panel=panels.FAILURES,
         ),
     ] = ""
 
@@ -105,7 +218,6 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             limit=self.limit,
             keep=self.keep,
             named=named,
-            warn=render.warning,
             **self.given(),
         )
 
@@ -120,13 +232,35 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             "escape": self.escape,
             "header": self.header,
             "no_header": self.has_no_header,
+            "skip_rows": self.skip_rows,
+            "encoding": self.encoding,
+            "strict": self.is_strict,
             "by_reference": self.by_reference,
             "level": self.level,
+            "weight": self.weight,
             "rate": self.rate or None,
             "retries": self.retries,
             "timeout": self.timeout or None,
             "max_failures": self.max_failures or None,
         }
+
+    def of_stages(self) -> dict[str, Any]:
+        """Return the options that hold for each stage of a flow that does not set them itself."""
+        given = {
+            "rate": self.rate,
+            "retries": self.retries,
+            "timeout": self.timeout,
+            "max_failures": self.max_failures,
+        }
+        common: dict[str, Any] = {
+            "queue": self.queue,
+            "level": self.level,
+            "limit": self.limit,
+            "weight": self.weight,
+            "keep": self.keep,
+            "named": named,
+        }
+        return common | {name: value for name, value in given.items() if value not in (None, "")}
 
     def policy_of_each(self) -> Policy:
         """Return the policy that all requests of ``--format requests`` have in common."""
@@ -134,6 +268,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             handler=self.handler,
             queue=self.queue,
             level=self.level,
+            weight=self.weight,
             limit=self.limit,
             rate=self.rate or None,
             retries=self.retries,

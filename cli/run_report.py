@@ -7,17 +7,16 @@ start.
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import NoReturn
 
 import typer
 
-from streamq.errors import AppLoadError, StreamqError
+from streamq.errors import AppLoadError, RequestExists, StreamqError
 from streamq.model import Failure, State, Status
-from streamq.records.outputs import OutputError
-from streamq.runs.collect import write_errors
+from streamq.records.outputs import OutputExists
 from streamq.runs.folder import RunFolder
-from streamq.runs.plan import STANDARD, Plan
+from streamq.runs.home import retry_command
+from streamq.runs.plan import STANDARD
 from streamq.runs.run import Run, carry_out
 from streamq.telemetry.logs import harmless
 
@@ -27,6 +26,8 @@ from .exits import exit_code
 from .progress import Display
 from .resuming import resume_command, resume_hint
 
+#: A rate is shown for runs of so many seconds, or of so many records.
+_RATE_FROM_S, _RATE_FROM = 5.0, 1_000
 #: So many failures are printed where there is no file to write them to.
 _MOST_TOLD = 10
 
@@ -34,19 +35,25 @@ _MOST_TOLD = 10
 class RunReport:
     """A plan that is carried out, and its report to the user."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, *, is_resumed: bool, begun: float) -> None:
-        self._plan = plan
+    def __init__(self, folder: RunFolder, *, begun: float) -> None:
+        self._plan = folder.plan
         self._folder = folder
-        self._is_resumed = is_resumed
         self._begun = begun
+
+    def begin(self) -> None:
+        """Tell the run's id, and how to resume it if it dies without a word."""
+        if self._folder.is_kept and not self._folder.is_found:
+            render.note(f"run {self._plan.id}; if it is stopped: {self._how_to_go_on}")
+
+    @property
+    def _how_to_go_on(self) -> str:
+        return resume_command(self._plan, is_retry=self._folder.is_retry)
 
     def work(self, run: Run, *, force: bool) -> Status:
         """Carry the run out. After an error, tell how to resume it and exit."""
         show = Display(is_quiet=self._plan.output == STANDARD and render.is_terminal(sys.stdout))
         try:
-            return carry_out(
-                run, self._plan, self._folder, show, force=force, is_resumed=self._is_resumed
-            )
+            return carry_out(run, self._folder, show, force=force)
         except AppLoadError as error:
             show.end()
             typer.echo(harmless(error.trace), err=True, nl=False)
@@ -59,8 +66,10 @@ class RunReport:
 
     def _fail(self, error: StreamqError, code: int) -> NoReturn:
         render.error(str(error))
-        if self._folder.is_kept:
-            render.note(f"go on with: {resume_command(self._plan)}")
+        if isinstance(error, RequestExists | OutputExists) and self._folder.is_found:
+            render.note("or start over: the same command with --fresh")
+        elif self._folder.is_kept:
+            render.note(f"go on with: {self._how_to_go_on}")
         raise typer.Exit(code) from None
 
     def sum_up(self, run: Run, status: Status, *, is_json: bool) -> int:
@@ -69,29 +78,33 @@ class RunReport:
         if is_json:
             self._print(status, seconds)
         if not run.is_complete:
-            done = status.parts.done + status.parts.failed
-            hint = resume_hint(plan, is_kept=self._folder.is_kept)
-            render.note(f"stopped at {done} of {status.parts.total} parts{hint}")
+            done = status.records.done + status.records.failed
+            hint = resume_hint(plan, is_kept=self._folder.is_kept, is_retry=self._folder.is_retry)
+            render.note(f"stopped after {render.count(done, 'record')}{hint}")
             return 128 + (run.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
         finished = records.done + records.failed
-        rate = f", {render.rate(finished / max(seconds, 1e-3))}" if finished else ""
+        # The rate of a moment says nothing: most of it is the start.
+        is_long = seconds >= _RATE_FROM_S or finished >= _RATE_FROM
+        rate = f", {render.rate(finished / max(seconds, 1e-3))}" if finished and is_long else ""
         render.note(
             f"{status.state} in {seconds:.1f} s: "
             f"{render.count(finished, 'record')} in "
             f"{render.count(status.parts.total, 'part')}, {render.failed_of(records.failed)}"
-            f"{'' if self._is_resumed else rate}{where}"
+            f"{render.blank_lines(run.blank_lines)}"
+            f"{'' if self._folder.is_resumed else rate}{where}"
         )
-        if plan.is_piped:
-            _tell(run.failures)
+        if problem := self._folder.errors_problem:
+            render.error(str(problem))
+        if self._folder.errors_file:
+            render.failures(run.failures, self._folder.errors_file)
         else:
-            try:
-                render.failures(run.failures, write_errors(run.failures, Path(plan.output)))
-            except OutputError as error:
-                render.error(str(error))
-                _tell(run.failures)
-                return exit_code(error)
+            _tell(run.failures)
+        if self._folder.can_retry:
+            render.note(f"to run them again: {retry_command(plan.id)}")
+        if problem:
+            return exit_code(problem)
         return 1 if records.failed or status.state is not State.DONE else 0
 
     def _print(self, status: Status, seconds: float) -> None:

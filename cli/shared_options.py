@@ -12,7 +12,7 @@ from streamq.errors import SettingsError
 from streamq.settings import gather, variable_of
 from streamq.telemetry import logs
 
-from . import render
+from . import panels, render
 
 
 class LogLevel(StrEnum):
@@ -77,14 +77,16 @@ ConfigOption = Annotated[
         help="Read settings from this file; else from the nearest streamq.toml or pyproject.toml.",
         callback=_use_config,
         is_eager=True,
+        rich_help_panel=panels.SERVER,
     ),
 ]
 InsecureOption = Annotated[
     bool | None,
     typer.Option(
         "--insecure/ ",
-        help="Use a server on another machine that asks for no password.",
+        help="Allow a server on another machine that asks for no password.",
         callback=_be_insecure,
+        rich_help_panel=panels.SERVER,
     ),
 ]
 #: Options of all commands that talk to a server, besides those they name themselves.
@@ -96,8 +98,10 @@ UrlOption = Annotated[
         "-u",
         envvar="STREAMQ_URL",
         metavar="URL",
-        help="Where the server is: redis://, redis+cluster://, unix://, ...",
+        help="URL of the server, such as redis://HOST:6379, redis+cluster://HOST:6379 or "
+        "unix:///PATH.",
         callback=_inherited,
+        rich_help_panel=panels.SERVER,
     ),
 ]
 PrefixOption = Annotated[
@@ -106,28 +110,53 @@ PrefixOption = Annotated[
         "--prefix",
         envvar="STREAMQ_PREFIX",
         metavar="NAME",
-        help="What every key in the server begins with; sq if not given.",
+        help="Begin every key in the server with this name.",
         callback=_inherited,
+        show_default="sq",
+        rich_help_panel=panels.SERVER,
     ),
 ]
 QueueOption = Annotated[
-    str, typer.Option("--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="The queue to use.")
+    str,
+    typer.Option(
+        "--queue",
+        envvar="STREAMQ_QUEUE",
+        metavar="NAME",
+        help="Queue to use; workers serve one queue each.",
+        rich_help_panel=panels.SERVER,
+    ),
 ]
 QueuesOption = Annotated[
     list[str],
     typer.Option(
-        "--queue", envvar="STREAMQ_QUEUE", metavar="NAME", help="A queue to sweep; may be repeated."
+        "--queue",
+        envvar="STREAMQ_QUEUE",
+        metavar="NAME",
+        help="Queue to look after; may be repeated.",
+        rich_help_panel=panels.SERVER,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the request.")]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of the requests.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for programs.")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the request; streamq ls lists them.")
+]
+_OR_THE_RUN = "without one, the run that goes on in this folder."
+RunIdArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="ID", help=f"Id of the request or the run; {_OR_THE_RUN}"),
+]
+RunIdsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help=f"Ids of requests or runs; {_OR_THE_RUN}"),
+]
 ExecOption = Annotated[
     str,
     typer.Option(
         "--exec",
         metavar="'PROGRAM ARGS'",
-        help="Run a program instead: the records of a part on its stdin, results on stdout.",
+        help="Run this program instead of a Python function. It reads records from standard "
+        "input, one in a line, and writes results to standard output. No shell is used.",
+        rich_help_panel=panels.FUNCTION,
     ),
 ]
 LogLevelOption = Annotated[
@@ -136,7 +165,8 @@ LogLevelOption = Annotated[
         "--log-level",
         envvar="STREAMQ_LOG_LEVEL",
         case_sensitive=False,
-        help="Log lines of this level and above.",
+        help="Log messages of this level and worse.",
+        rich_help_panel=panels.LOGS,
     ),
 ]
 LogFormatOption = Annotated[
@@ -145,7 +175,9 @@ LogFormatOption = Annotated[
         "--log-format",
         envvar="STREAMQ_LOG_FORMAT",
         case_sensitive=False,
-        help="Lines for people, or JSON; auto: JSON unless stderr is a terminal.",
+        help="Write log lines as text for people or as JSON; auto means text on a terminal, "
+        "and JSON elsewhere.",
+        rich_help_panel=panels.LOGS,
     ),
 ]
 HealthPortOption = Annotated[
@@ -154,7 +186,9 @@ HealthPortOption = Annotated[
         "--health-port",
         envvar="STREAMQ_HEALTH_PORT",
         metavar="[HOST:]PORT",
-        help="Answer /livez, /readyz, /metrics and /scale there.",
+        help="Serve health checks and metrics over HTTP on this port: /livez, /readyz, /metrics, "
+        "/scale.",
+        rich_help_panel=panels.LOGS,
     ),
 ]
 

@@ -1,10 +1,8 @@
-"""Writes docs/reference.md (commands, settings, metrics, exit codes) and docs/python.md.
-
-``make docs`` writes both; with ``--print`` and its name one is only shown, for the test that it is
-not stale.
+"""Writes docs/reference.md (commands, settings, metrics, exit codes), docs/python.md, the man pages
+in docs/man, and cli/words.json, from which shells complete.
 """
 
-import sys
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,21 @@ from typing import Any
 import msgspec
 import typer
 
-from cli.app import COMMANDS, application
+import streamq
+from cli import panels
+from cli.app import ALONE, COMMANDS, application
 from cli.exits import EXIT_MEANINGS
+from cli.help_text import argument_of, default_of, panels_of, value_of
+from docs import man_pages as man
 from docs import python_page
 from streamq.admin import acl
+from streamq.gateway import openapi
+from streamq.gateway.routes import ROUTES
 from streamq.settings import FIELDS, SECRETS, Settings, variable_of
 from streamq.telemetry.metrics import METRICS
 
 FOLDER = Path(__file__).parent
+OPENAPI = FOLDER.parent / "proto" / "openapi.json"
 #: Options that every command with a server has; they are told once.
 COMMON = ("url", "prefix", "insecure", "config")
 HEAD = """# Reference
@@ -39,12 +44,28 @@ A setting can come from several places. The first of these that has a value coun
 4. `streamq/config.toml` in `XDG_CONFIG_HOME`,
 5. for the URL also `REDIS_URL` and `VALKEY_URL`.
 
-A key that is not in this table is an error. `streamq config show --origin` shows each value, and
-where it came from.
+A time in `..._ms` is milliseconds, or has a unit: `20s`. A key that is not in this table is an
+error. `streamq config show --origin` shows each value, and where it came from.
 
 """
 SETTINGS_END = """
 A file has no `password`, but `password_file` and `url_file`, relative to itself.
+"""
+UNITS = """## Times and sizes
+
+A TIME is a number with a unit: `500ms`, `90s`, `5m`, `1.5h`, `7d`. Words will do (`90 min`,
+`2 days`), and several amounts, the largest first: `1h30m`. Without a unit it is seconds.
+
+A SIZE is a number with a unit. `k`, `M` and `G` are the same as `KiB`, `MiB` and `GiB`: `64k` is
+65,536 bytes. `KB`, `MB` and `GB` are powers of 1,000. Without a unit it is bytes.
+
+A rate is a number per second, minute or hour: `100/s`, `30/m`, `1000/h`.
+"""
+ROUTES_HEAD = """## Routes of the gateway
+
+What `streamq serve` answers ([the gateway](gateway.md)). A running gateway tells all of it, with
+the members of each body, at `/v1/openapi.json`; `proto/openapi.json` in the checkout is a copy.
+
 """
 METRICS_HEAD = """## Metrics
 
@@ -61,14 +82,15 @@ def text() -> str:
     for name, (panel, _) in COMMANDS.items():
         for words, command in _words(name, group.commands[name]):
             sections.append(_command(words, panel, command))
-    sections += [_settings(), _exit_codes(), _metrics(), _roles()]
+    sections += [UNITS, _settings(), _exit_codes(), _routes(), _metrics(), _roles()]
     return "\n".join(sections)
 
 
 def _words(name: str, command: Any) -> list[tuple[str, Any]]:
     """A command by its words; of one that has second words, each of these."""
     seconds = getattr(command, "commands", {})
-    return [(f"{name} {word}", second) for word, second in seconds.items()] or [(name, command)]
+    own = [(name, command)] if not seconds or name in ALONE else []
+    return own + [(f"{name} {word}", second) for word, second in seconds.items()]
 
 
 def _common(command: Any) -> str:
@@ -80,44 +102,38 @@ def _common(command: Any) -> str:
 
 
 def _command(name: str, panel: str, command: Any) -> str:
-    example, *paragraphs = command.help.split("\n\n")
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [
         each
         for each in command.params
         if each.param_type_name == "option" and each.name not in (*COMMON, "help")
     ]
-    words = " ".join(_argument(each) for each in arguments)
+    words = " ".join(argument_of(each) for each in arguments)
     lines = [
         f"### streamq {name}\n",
         f"`streamq {name} {words}`".replace(" `", "`") + f" · {panel}\n",
     ]
-    lines += [f"{paragraph}\n" for paragraph in paragraphs]
-    lines += [f"```\n{example}\n```\n"]
-    if options:
-        lines.append(_table(("option", "does"), (_option(each) for each in options)))
+    lines += [f"{paragraph}\n" for paragraph in command.help.split("\n\n")]
+    lines += [f"```\n{command.epilog}\n```\n"]
+    rows = [(f"`{argument_of(each).strip('[]')}`", each.help.rstrip(".")) for each in arguments]
+    if rows:
+        lines.append(_table(("argument", "is"), rows))
+    for title, some in panels_of(options).items():
+        head = "option" if title == panels.OTHERS else f"option · {title}"
+        lines.append(_table((head, "does"), (_option(each) for each in some)))
     return "\n".join(lines)
 
 
-def _argument(argument: Any) -> str:
-    name = argument.metavar or argument.name.upper()
-    return name if argument.required else f"[{name}]"
-
-
 def _option(option: Any) -> tuple[str, str]:
-    names = ", ".join(f"`{name}`" for name in option.opts)
-    metavar = option.metavar or ""
-    says = option.help or ""
-    says = says if says.endswith("...") else says.rstrip(".")
-    default = option.default
-    if option.is_flag and option.secondary_opts:
-        names += "".join(f", `{name}`" for name in option.secondary_opts if name.strip())
-    elif default not in (None, "", 0, (), []) and not callable(default) and "[default" not in says:
-        shown = ", ".join(map(str, default)) if isinstance(default, list) else default
-        says += f" (default {getattr(shown, 'value', shown)})"
+    names = ", ".join(
+        f"`{name}`" for name in (*option.opts, *option.secondary_opts) if name.strip()
+    )
+    says = (option.help or "").rstrip(".")
+    if default := default_of(option):
+        says += f" (default {default})"
     if option.envvar:
         says += f" · `{option.envvar}`"
-    return f"{names} {metavar}".strip(), says.strip(" ·")
+    return f"{names} {value_of(option)}".strip(), says
 
 
 def _settings() -> str:
@@ -149,6 +165,19 @@ def _metrics() -> str:
     return METRICS_HEAD + _table(("name", "kind", "labels", "says"), rows)
 
 
+def _routes() -> str:
+    rows = (
+        (
+            f"`{route.method} {route.path}`",
+            route.role.value,
+            route.summary.rstrip("."),
+            ", ".join(f"`{name}`: {param.says}" for name, param in route.query.items()),
+        )
+        for route in ROUTES
+    )
+    return ROUTES_HEAD + _table(("route", "role", "does", "query"), rows)
+
+
 def _roles() -> str:
     rows = (
         (f"`{name}`", role.says, " ".join(sorted(set(role.scripts))))
@@ -165,10 +194,42 @@ def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def words() -> str:
+    """The words of all commands, for completion in a shell: options, and what they take."""
+    group: Any = typer.main.get_command(application(COMMANDS))
+    table = {}
+    for name in COMMANDS:
+        for typed, command in _words(name, group.commands[name]):
+            options: dict[str, str] = {}
+            arguments = []
+            for each in command.params:
+                if each.param_type_name == "argument":
+                    arguments.append(argument_of(each).strip("[].").removesuffix("..."))
+                else:
+                    names = filter(str.strip, (*each.opts, *each.secondary_opts))
+                    options |= dict.fromkeys(names, value_of(each))
+            table[typed] = {"arguments": arguments, "options": options | {"--help": ""}}
+    return json.dumps(table, indent=1) + "\n"
+
+
+def man_pages() -> dict[str, str]:
+    """The man pages, by the names of their files."""
+    group: Any = typer.main.get_command(application(COMMANDS))
+    return man.pages(group, streamq.__version__)
+
+
+def generated() -> dict[Path, str]:
+    """Every file that is made from the code."""
+    return {
+        FOLDER / "reference.md": text(),
+        FOLDER / "python.md": python_page.text(),
+        FOLDER.parent / "cli" / "words.json": words(),
+        OPENAPI: openapi.encoded(ROUTES, "1").decode() + "\n",
+        **{FOLDER / "man" / name: page for name, page in man_pages().items()},
+    }
+
+
 if __name__ == "__main__":
-    pages = {"reference.md": text, "python.md": python_page.text}
-    if "--print" in sys.argv:
-        sys.stdout.write(pages[sys.argv[-1]]())
-    else:
-        for name, page in pages.items():
-            (FOLDER / name).write_text(page())
+    for path, made in generated().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(made)

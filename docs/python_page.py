@@ -21,8 +21,9 @@ This page is written by `make docs` from the code.
 Import them from the package `streamq` itself. All other names may change in any release; for
 public names [the policy](upgrading.md#deprecations) holds. The package is typed.
 
-Durations are seconds or text (`"90s"`, `"5m"`, `"7d"`), sizes are bytes or text (`"1MiB"`). What
-handlers may be given, and what they may return, is in [workers and handlers](worker.md).
+Durations are seconds or text (`"90s"`, `"1h30m"`, `"7d"`), sizes are bytes or text (`"64k"`,
+`"1MiB"`). What handlers may be given, and what they may return, is in
+[workers and handlers](worker.md).
 
 """
 #: In the order of the page; a test sees to it that every public name is there.
@@ -30,8 +31,10 @@ SECTIONS = {
     title: [name for name in names.split() if name in streamq.__all__]
     for title, names in {
         "Handlers": "App Context Retry Snooze Abandon",
-        "Submitting and following": "Client Request Status State Failure",
-        "Files and workers": "run load collect Worker",
+        "Flows": "Flow Spread Failed",
+        "Submitting and following": "Client Request AsyncClient AsyncRequest "
+        "Start Webhook Status State Failure",
+        "Files and workers": "run load collect find_run FoundRun Worker",
         "Settings": "Settings",
         "Building blocks": "Connection Protocol Janitor",
     }.items()
@@ -42,7 +45,7 @@ NOTES = {
     "[the protocol](../lua/README.md), and change with it.\n",
 }
 #: Users are given these, and do not make them.
-GIVEN = ("Context", "Request")
+GIVEN = ("AsyncRequest", "Context", "Failed", "Flow", "FoundRun", "Request")
 #: Of these the methods are not told: they are the protocol's.
 BRIEF = ("Connection", "Protocol", "Janitor")
 ERRORS = """## Errors

@@ -14,6 +14,8 @@ from streamq.errors import (
     Damaged,
     DecodeError,
     EncodeError,
+    FleetTooOld,
+    FlowUntold,
     InvalidValue,
     LoadGap,
     PartTooLarge,
@@ -35,17 +37,23 @@ from streamq.errors import (
     ServerUnsafe,
     SettingsError,
     StreamqError,
+    SubmissionLate,
     WaitTimeout,
 )
 
 if TYPE_CHECKING:
     from streamq.app import Abandon, App, Context, Retry, Snooze
     from streamq.driver.connection import Connection
+    from streamq.flows.flow import Flow
+    from streamq.flows.values import Failed, Spread
     from streamq.model import Failure, State, Status
     from streamq.protocol.protocol import Protocol
+    from streamq.queue.async_client import AsyncClient, AsyncRequest
+    from streamq.queue.callbacks import Start, Webhook
     from streamq.queue.client import Client
     from streamq.queue.janitor import Janitor
     from streamq.queue.request import Request
+    from streamq.runs.finding import FoundRun, find_run
     from streamq.runs.functions import collect, load, run
     from streamq.settings import Settings
     from streamq.worker.worker import Worker
@@ -54,12 +62,17 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "app": ("Abandon", "App", "Context", "Retry", "Snooze"),
+    "flows.flow": ("Flow",),
+    "flows.values": ("Failed", "Spread"),
+    "queue.async_client": ("AsyncClient", "AsyncRequest"),
+    "queue.callbacks": ("Start", "Webhook"),
     "queue.client": ("Client",),
     "driver.connection": ("Connection",),
     "queue.janitor": ("Janitor",),
     "queue.request": ("Request",),
     "model": ("Failure", "State", "Status"),
     "protocol.protocol": ("Protocol",),
+    "runs.finding": ("FoundRun", "find_run"),
     "runs.functions": ("collect", "load", "run"),
     "settings": ("Settings",),
     "worker.worker": ("Worker",),
@@ -70,6 +83,8 @@ __all__ = [
     "Abandon",
     "App",
     "AppLoadError",
+    "AsyncClient",
+    "AsyncRequest",
     "Client",
     "CollectorLost",
     "Connection",
@@ -77,7 +92,12 @@ __all__ = [
     "Damaged",
     "DecodeError",
     "EncodeError",
+    "Failed",
     "Failure",
+    "FleetTooOld",
+    "Flow",
+    "FlowUntold",
+    "FoundRun",
     "InvalidValue",
     "Janitor",
     "LoadGap",
@@ -104,12 +124,17 @@ __all__ = [
     "Settings",
     "SettingsError",
     "Snooze",
+    "Spread",
+    "Start",
     "State",
     "Status",
     "StreamqError",
+    "SubmissionLate",
     "WaitTimeout",
+    "Webhook",
     "Worker",
     "collect",
+    "find_run",
     "load",
     "run",
 ]

@@ -6,13 +6,14 @@ with, found by name.
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, overload
 
 import msgspec
 
 from streamq import units
 from streamq.errors import InvalidValue
+from streamq.flows.flow import Flow
 from streamq.model import RETRIES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,6 +99,8 @@ class Context:
     ) -> None:
         self.request = request
         self.part = part
+        #: Of a reduce with ``on_failure="run"``: how many parts before it failed.
+        self.failed = 0
         #: The file that the part was loaded from; "" for none.
         self.source = source
         #: 1 for the first run, one more for each error since.
@@ -110,7 +113,7 @@ class Context:
         return self._should_stop()
 
     def progress(self, percent: float) -> None:
-        """Note how far the part is, in percent. No command shows it yet."""
+        """Note how far the part is, in percent. ``streamq workers`` shows it."""
         self._progress(percent)
 
 
@@ -128,6 +131,14 @@ class Handler(msgspec.Struct, frozen=True):
     context_name: str | None
     timeout_ms: int | None = None
     retries: int | None = None
+    #: The annotation of a second parameter, that of a join: what the children returned. ``...``
+    #: where there is no such parameter.
+    second: Any = ...
+
+    @property
+    def takes_two(self) -> bool:
+        """Whether it is called with two values, as the handler of a join."""
+        return self.second is not ...
 
     @property
     def offer(self) -> str:
@@ -218,6 +229,28 @@ class App:
         options = {"name": name, "timeout": timeout, "retries": retries}
         return self._register(function, is_map=False, options=options)
 
+    def flow(self, name: str) -> Flow:
+        """Return a flow of this name without stages; its methods add them.
+
+        Example:
+            shop = app.flow("shop").map(fetch).spread(photos).map(describe).join(merge)
+            client.submit(urls, flow=shop)
+        """
+        return Flow(name, name_of=self._name_of)
+
+    def _name_of(self, function: Any) -> str:
+        """Return the name of a registered function.
+
+        Raises:
+            InvalidValue: it is no handler of this app.
+        """
+        for handler in self.handlers.values():
+            if handler.function is function:
+                return handler.name
+        known = ", ".join(self.handlers) or "none"
+        name = getattr(function, "__name__", repr(function))
+        raise InvalidValue(f"{name:.80} is no handler of this app; its handlers: {known}")
+
     def _register(self, function: Any, *, is_map: bool, options: dict[str, Any]) -> Any:
         def register(wanted: F) -> F:
             handler = describe(wanted, is_map=is_map, **options)
@@ -243,7 +276,7 @@ def describe(
         InvalidValue: the function takes no record, or its name cannot be a handler's.
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
-    annotation, context_name = _parameters(name, function)
+    annotation, context_name, second = _parameters(name, function, is_map=is_map)
     return Handler(
         name,
         function,
@@ -253,11 +286,16 @@ def describe(
         context_name,
         None if timeout is None else units.duration_ms(timeout, "timeout"),
         None if retries is None else units.whole(retries, "retries", 0),
+        second,
     )
 
 
-def _parameters(name: str, function: Callable[..., Any]) -> tuple[Any, str | None]:
-    """Return the first parameter's annotation, and the name of the parameter for the context."""
+def _parameters(
+    name: str, function: Callable[..., Any], *, is_map: bool
+) -> tuple[Any, str | None, Any]:
+    """Return the first parameter's annotation, the name of the parameter for the context, and the
+    annotation of a second parameter that must be given (``...``: there is none).
+    """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidValue(f"handler {name} yields: let it return the result of a record instead")
     try:
@@ -266,18 +304,48 @@ def _parameters(name: str, function: Callable[..., Any]) -> tuple[Any, str | Non
     except (NameError, TypeError, ValueError) as error:
         raise InvalidValue(f"handler {name}: {error}") from None
     context_name = next((p for p in signature.parameters if hints.get(p) is Context), None)
+    context = {context_name: None} if context_name else {}
     try:
-        signature.bind(None, **({context_name: None} if context_name else {}))
+        signature.bind(None, **context)
+        takes_two = False
     except TypeError as error:
-        raise InvalidValue(
-            f"handler {name} is called with a record or a part, and its Context if it has one "
-            f"after that: {error}"
-        ) from None
-    first = next(p for p in signature.parameters if p != context_name)
+        takes_two = not is_map and _takes_two(signature, context)
+        if not takes_two:
+            raise InvalidValue(
+                f"handler {name} is called with a record or a part, and its Context if it has one "
+                f"after that: {error}"
+            ) from None
+    first, *others = (p for p in signature.parameters if p != context_name)
+    second = hints.get(others[0], inspect.Parameter.empty) if takes_two else ...
     annotation = hints.get(first, inspect.Parameter.empty)
     try:
         if annotation is not inspect.Parameter.empty:
-            msgspec.json.Decoder(annotation)
+            msgspec.json.Decoder(_checked_type(annotation))
     except TypeError as error:
         raise InvalidValue(f"handler {name}: {annotation} cannot be decoded: {error}") from None
-    return annotation, context_name
+    return annotation, context_name, second
+
+
+def is_iterator(annotation: Any) -> bool:
+    """Return whether the annotation is that of a reduce's handler: ``Iterator[Page]``."""
+    return typing.get_origin(annotation) in (Iterator, Iterable) or annotation in (
+        Iterator,
+        Iterable,
+    )
+
+
+def _checked_type(annotation: Any) -> Any:
+    """Return the type that can be decoded: of an iterator, that of what it yields."""
+    if not is_iterator(annotation):
+        return annotation
+    args = typing.get_args(annotation)
+    return args[0] if args else Any
+
+
+def _takes_two(signature: inspect.Signature, context: dict[str, None]) -> bool:
+    """Return whether a function can be called with two values, as the handler of a join is."""
+    try:
+        signature.bind(None, None, **context)
+    except TypeError:
+        return False
+    return True

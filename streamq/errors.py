@@ -7,11 +7,14 @@ StreamqError
 │   ├── RequestEnded       ENDED     the request is done, failed or cancelled
 │   ├── RequestOpen        NOTENDED  the request still runs
 │   ├── LoadGap            SHORT     the load left parts out
+│   ├── SubmissionLate     LATE      a callback is started too late to be surely the first
 │   ├── CollectorLost      FENCED    another collector has committed meanwhile
 │   └── Damaged            (any other reply)  what is in the server is not what was put there
-│       └── RequestNewer   NEWER     a later version of streamq made the request
+│       ├── RequestNewer   NEWER     a later version of streamq made the request
+│       └── FlowUntold     FLOW      the caller does not know that it is a flow
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
+├── FleetTooOld            a live worker cannot run what was to be submitted
 ├── AppLoadError           the app or the function cannot be imported, or is not one
 ├── RecordError            a record fails for good, before or after its handler ran
 │   ├── DecodeError        the record is not what the handler asks for
@@ -80,6 +83,12 @@ class LoadGap(ProtocolError):
     code = "SHORT"
 
 
+class SubmissionLate(ProtocolError):
+    """A callback is started so late that another process may have started it long ago."""
+
+    code = "LATE"
+
+
 class CollectorLost(ProtocolError):
     """Another collector has committed results of this request meanwhile."""
 
@@ -100,6 +109,20 @@ class RequestNewer(Damaged):
     """
 
     code = "NEWER"
+
+
+class FleetTooOld(StreamqError):
+    """A live worker of the queue is of a version that cannot run what was to be submitted."""
+
+
+class FlowUntold(Damaged):
+    """The caller of a script does not know that the request is a flow, or knows another shape.
+
+    ``Protocol`` reads the shape from the message and makes the call again: callers see this only if
+    the flow is replaced by another again and again.
+    """
+
+    code = "FLOW"
 
 
 #: What reading something raises that is not what it must be.

@@ -4,7 +4,7 @@ import hashlib
 import re
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,11 +13,19 @@ PREFIX = "sq"
 #: Defaults of a request.
 LEVEL = 50
 LIMIT = 8
+#: How many tokens of a request are out at most: its share among requests of its level.
+WEIGHT = 8
 RETRIES = 3
 #: After so many workers have died while they ran a part, it is given up as poison.
 POISON = 3
 #: Levels go from 0, which is served first, to this one.
 LAST_LEVEL = 99
+#: The protocol version of requests with fields that earlier versions must not ignore.
+GUARDED = 2
+#: A callback is kept for at least this long after its end, so that nobody starts it again.
+OUTLIVE_MS = 600_000
+#: Largest weight.
+MOST_WEIGHT = 64
 #: Largest part, in bytes.
 MAX_PART = 2**20
 #: One call to the server carries at most so many parts, and about so many bytes.
@@ -74,10 +82,58 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     delimiter: str = ","
     quote: str = '"'
     escape: str = ""
+    #: Rows of a CSV that are left out at the beginning of each file.
+    skip_rows: int = 0
+    #: A file that cannot be read ends the load; else it is a failure of its own.
+    is_strict: bool = False
+    #: How the files are encoded; "" for UTF-8. The loader makes UTF-8 of it.
+    encoding: str = ""
     #: Names of the files that parts came from; reports of failures show them.
     files: tuple[str, ...] = ()
     #: Parts hold no bytes of their own: each says where in these files its bytes are.
     by_reference: bool = False
+    #: Of a stage of a flow: which one it is, from 1; the kinds of all stages; what the scripts know
+    #: of this one (``flows/shape.py``); and what a join or reduce does without some of its inputs.
+    stage: int = 0
+    shape: str = ""
+    facts: str = ""
+    on_failure: str = "fail"
+
+
+class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of a flow, checked, and in the units of the protocol."""
+
+    kind: str
+    #: How its parts are treated. That of the first stage is the request's own.
+    policy: "Policy"
+    #: How many parts and bytes may be unfinished in it; 0 parts: any number.
+    window: tuple[int, int] = (0, 0)
+
+    @property
+    def fields(self) -> tuple[bytes, ...]:
+        """What the server stores of the stage besides its policy: names and values in turn."""
+        spec = self.policy.spec
+        kept: dict[str, Any] = {
+            "kind": self.kind,
+            "shape": spec.shape,
+            "facts": spec.facts,
+            "window": self.window[0],
+            "window_bytes": self.window[1],
+            "on_failure": spec.on_failure,
+        }
+        return tuple(str(value).encode() for pair in kept.items() for value in pair)
+
+
+class FlowPlan(msgspec.Struct, frozen=True):
+    """A flow, checked, as a request keeps it."""
+
+    name: str
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def shape(self) -> str:
+        """The kinds of the stages, as ``flows/shape.py`` writes them."""
+        return ",".join(stage.kind for stage in self.stages)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -96,13 +152,30 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     spec: Spec = Spec()
     #: Names and values that users gave the request to find it by; UNSET where there are none.
     labels: tuple[tuple[str, str], ...] | msgspec.UnsetType = msgspec.UNSET
+    #: Its share among requests of its level; UNSET for ``WEIGHT``, which most have.
+    weight: int | msgspec.UnsetType = msgspec.UNSET
+    #: So many parts run, and the others when the request is released; UNSET: all run.
+    canary: int | msgspec.UnsetType = msgspec.UNSET
+    #: The stages of a flow; UNSET for a plain request.
+    flow: FlowPlan | msgspec.UnsetType = msgspec.UNSET
+    #: What is started when the request has ended; UNSET where nothing is.
+    calls: "tuple[Callback, ...] | msgspec.UnsetType" = msgspec.UNSET
+    #: Moment (ms since 1970) at which it fails if it has not ended; UNSET: it may take any time.
+    deadline_ms: int | msgspec.UnsetType = msgspec.UNSET
+    #: Of a callback: the request whose end it is about, when that was created, and its run.
+    parent: str | msgspec.UnsetType = msgspec.UNSET
+    #: Of a callback: after this moment (ms) it is not created any more.
+    not_after: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def lasting(self) -> "Policy":
-        """What tells the policy from others: all but the delay, which counts from the first
+        """What tells the policy from others: all but the moments, which count from the first
         submission, and the labels, which change nothing of what is done.
         """
-        return msgspec.structs.replace(self, delay_ms=0, labels=msgspec.UNSET)
+        unset = msgspec.UNSET
+        return msgspec.structs.replace(
+            self, delay_ms=0, labels=unset, deadline_ms=unset, not_after=unset
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -112,7 +185,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def fields(self) -> tuple[bytes, ...]:
         """The policy as the server stores it, without the delay: names and values in turn."""
-        kept: dict[str, Any] = {
+        # The scripts look for ``not_after`` in the first place only.
+        fence = {"not_after": self.not_after} if self.not_after else {}
+        kept: dict[str, Any] = fence | {
             "handler": self.handler,
             "queue": self.queue,
             "level": self.level,
@@ -127,7 +202,58 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
         if self.labels:
             kept["labels"] = msgspec.json.encode(dict(self.labels)).decode()
+        if self.weight:
+            kept["weight"] = self.weight
+        if self.canary:
+            kept["ceiling"] = self.canary
+        if self.deadline_ms:
+            kept["deadline_ms"] = self.deadline_ms
+        if self.calls:
+            kept["calls"] = msgspec.json.encode(self.calls).decode()
+            kept["owes"] = len(self.calls)
+        if self.parent:
+            kept |= {"parent": self.parent, "outlive_ms": OUTLIVE_MS}
+        if self.canary or self.calls or self.parent:
+            kept["protocol"] = GUARDED
         return tuple(str(value).encode() for pair in kept.items() for value in pair)
+
+
+#: When a callback is started: the request is done; it failed or was cancelled; in any case.
+Event = Literal["then", "failure", "finally"]
+
+
+class Callback(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is started when a request has ended, as the request keeps it."""
+
+    event: Event
+    policy: Policy
+    #: Payloads of the request that is started; None: one, which tells of the end.
+    payloads: list[Any] | None = None
+    #: Where a webhook is posted to; "" where it is none.
+    url: str = ""
+
+    def fits(self, state: State) -> bool:
+        """Return whether it is started after an end in this state."""
+        if self.event == "finally":
+            return not state.is_live
+        return (state is State.DONE) if self.event == "then" else state in _FAILURES
+
+    def id_of(self, request_id: str, run: int) -> str:
+        """Return the id of what is started, which is made from that of the request."""
+        return f"{request_id}.{self.event}" + (f".{run}" if run else "")
+
+
+_FAILURES = (State.FAILED, State.CANCELLED)
+
+
+class CallbackStatus(msgspec.Struct, frozen=True):
+    """Show what is started at the end of a request."""
+
+    event: Event
+    #: The handler's name, or the URL.
+    target: str
+    #: The id of the request that it runs as; None while it is not started.
+    id: str | None
 
 
 class Part(msgspec.Struct):
@@ -144,6 +270,13 @@ class Part(msgspec.Struct):
     is_suspect: bool = False
     #: Outcomes of the part's records that were finished in an earlier attempt.
     partial: bytes = b""
+    #: What an earlier attempt noted of the records that ran when it ended (``worker/marks.py``).
+    mark: bytes = b""
+    #: How often the part was redriven; how many workers died while they ran it; and after how many
+    #: a record is given up, if any died.
+    run: int = 0
+    crashes: int = 0
+    poison: int = 0
 
     @property
     def records(self) -> int | None:
@@ -174,6 +307,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: has.
     last_line: int = 0
     records: int = 0
+    #: The record itself, or the part that failed as a whole, up to 64 KiB: in the file of failures.
+    #: In base64 where it is not UTF-8.
+    input: str = ""
+    input_base64: str = ""
+    input_is_cut: bool = False
+    #: Of a flow: the name of the stage, and the item, such as ``17/3`` for child 3 of input 17.
+    stage: str = ""
+    item: str = ""
 
 
 class PartCounts(msgspec.Struct, frozen=True):
@@ -235,6 +376,25 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     results: int = 0
     #: How long the request is kept after its end.
     keep_ms: int = 0
+    #: Its share of the turns among requests of its level: a 4 gets half as many as an 8.
+    weight: int = WEIGHT
+    #: So many of its first parts run before it is released; None: it has no canary, or not any
+    #: more.
+    canary: int | None = None
+    #: Whether these parts have ended, and the others wait for the release.
+    waits_for_release: bool = False
+    #: Moment (ms since 1970) at which it fails if it has not ended; None: it may take any time.
+    deadline_ms: int | None = None
+    #: Why it failed, where that is not the number of failures: ``deadline``.
+    reason: str = ""
+    #: What is started when it has ended.
+    callbacks: list[CallbackStatus] = []
+
+    #: Of a flow: its name, its stages, and how many groups of children are open, and how many of
+    #: these have failed children.
+    flow: str | msgspec.UnsetType = msgspec.UNSET
+    stages: "list[StageStatus] | msgspec.UnsetType" = msgspec.UNSET
+    groups: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def has_failures(self) -> bool:
@@ -254,3 +414,18 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         """
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
+
+
+class StageStatus(Status, frozen=True, kw_only=True):
+    """Show one stage of a flow at one moment. ``Status.stages`` has these."""
+
+    #: Its place among the stages, from 1; the name of its handler; map, spread, join or reduce.
+    number: int
+    name: str
+    kind: str
+    #: How the server calls it: ``ID`` or ``ID/2``.
+    place: str
+    #: How many leases stand.
+    leases: int
+    #: Why it starts nothing now, in some words; "" if nothing holds it.
+    held_by: str = ""

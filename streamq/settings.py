@@ -8,7 +8,7 @@ the URL only), the default. The project's file is the nearest ``streamq.toml``, 
 ``Settings.from_env`` reads the variables and files anew at each call. Commands call it, and so do
 the classes and functions that a Python program begins with, such as ``Client``. Three modules below
 them call it for times that their callers do not pass on: ``protocol/connecting.py``,
-``worker/options.py`` and ``worker/service.py``.
+``worker/options.py`` and ``worker/service.py``. ``runs/options.py`` calls it for the team.
 """
 
 import difflib
@@ -27,9 +27,18 @@ from streamq.model import PREFIX
 
 #: Settings that hold a secret. Each may be read from a file that another setting names, such as
 #: ``password_file``.
-SECRETS = ("url", "password")
+SECRETS = ("url", "password", "key")
 #: Variables that begin with ``STREAMQ_`` and are no settings.
-_OTHER_VARIABLES = ("STREAMQ_CONFIG", "STREAMQ_SERVER_BIN", "STREAMQ_TEST_", "STREAMQ_BENCH_")
+_OTHER_VARIABLES = (
+    "STREAMQ_CONFIG",
+    "STREAMQ_SERVER_BIN",
+    "STREAMQ_WEBHOOK_SECRET",
+    "STREAMQ_TEST_",
+    "STREAMQ_BENCH_",
+    "STREAMQ_GATEWAY",
+)
+#: Settings that are names, and what checks them.
+_CHECKS = {"prefix": units.name, "queue": units.name, "team": units.team}
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -47,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     url: Annotated[str, _says("The URL of the server.")] = ""
     username: Annotated[str, _says("The user to log in as, if the URL names none.")] = ""
     password: Annotated[str, _says("The user's password, if the URL has none.")] = ""
+    key: Annotated[str, _says("The key for a gateway, if the URL is one's.")] = ""
     tls_ca_file: Annotated[
         str, _says("File with the CA certificates that the server's is checked with.")
     ] = ""
@@ -59,6 +69,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     prefix: Annotated[str, _says("What every key begins with.")] = PREFIX
     queue: Annotated[str, _says("The queue of commands that name none.")] = "default"
+    team: Annotated[
+        str, _says("The team whose users we are: ids of new requests begin with its name.")
+    ] = ""
     patience_ms: Annotated[
         int, _says("How long a command waits for a server that fails over or starts.")
     ] = 30_000
@@ -198,10 +211,10 @@ def _from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[Any, str]]:
         what = f"{key} in {path}"
         if name not in FIELDS:
             raise SettingsError(f"{path}: there is no setting {key!r}{_nearest(key)}")
-        if key == "password":
+        if key in ("password", "key"):
             raise SettingsError(
-                f"{path}: others may read this file, so it must not hold a password: "
-                "put it into a file of its own and name that with password_file"
+                f"{path}: others may read this file, so it must not hold a {key}: "
+                f"put it into a file of its own and name that with {key}_file"
             )
         if name != key:
             found[name] = _secret(path.parent / str(value), what), str(path)
@@ -269,16 +282,26 @@ def _value(name: str, value: Any, what: str) -> str | int | bool:
         if kind is bool:
             return _truth(value, what)
         if kind is int:
-            return units.whole(int(value) if isinstance(value, str) else value, what, 1)
+            return units.whole(_number(name, value, what), what, 1)
         if name == "health_port" and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
             raise SettingsError(f"{what} is not text")
-        return units.name(value, what) if name in ("prefix", "queue") else value
+        check = _CHECKS.get(name)
+        return check(value, what) if check else value
     except InvalidValue as error:
         raise SettingsError(str(error)) from None
     except ValueError:
         raise SettingsError(f"{what} {value!r} is not a whole number") from None
+
+
+def _number(name: str, value: Any, what: str) -> Any:
+    """Return a number that is given as text; a time may have a unit, and is in ms without one."""
+    if not isinstance(value, str):
+        return value
+    if name.endswith("_ms") and value.strip()[-1:].isalpha():
+        return units.duration_ms(value, what)
+    return int(value)
 
 
 def _truth(value: Any, what: str) -> bool:

@@ -15,6 +15,7 @@ from streamq.telemetry.systemd import Notifier
 from streamq.worker import process_handle
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.slot_table import SlotTable
+from tests.support.command import python_path
 from tests.support.waiting import wait_until
 
 
@@ -38,7 +39,7 @@ def test_run_without_what_only_linux_has(tmp_path: Path) -> None:
 
     ran = subprocess.run(
         [sys.executable, "-m", "streamq.cli", *words, "-o", "out.txt"],
-        env=environment | {"PYTHONPATH": str(tmp_path)},
+        env=environment | {"PYTHONPATH": python_path(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -33,12 +33,14 @@ def test_every_setting_has_a_variable_and_a_key(nowhere: Path) -> None:
         "url": "redis://h",
         "username": "u",
         "password": "p",
+        "key": "k",
         "tls_ca_file": "/ca",
         "tls_cert_file": "/cert",
         "tls_key_file": "/key",
         "insecure": True,
         "prefix": "p",
         "queue": "q",
+        "team": "t",
         "patience_ms": 1500,
         "lease_ms": 9000,
         "beat_ms": 3000,
@@ -52,12 +54,23 @@ def test_every_setting_has_a_variable_and_a_key(nowhere: Path) -> None:
     }
     env = {variable_of(name): str(value) for name, value in given.items()}
     (nowhere / "streamq.toml").write_text(
-        "".join(f"{k} = {json.dumps(v)}\n" for k, v in given.items() if k != "password")
+        "".join(
+            f"{k} = {json.dumps(v)}\n" for k, v in given.items() if k not in ("password", "key")
+        )
     )
 
     assert set(given) == set(FIELDS)
     assert Settings.from_env(env, nowhere) == Settings(**given)
-    assert Settings.from_env({"STREAMQ_PASSWORD": "p"}, nowhere) == Settings(**given)
+    assert Settings.from_env({"STREAMQ_PASSWORD": "p", "STREAMQ_KEY": "k"}, nowhere) == Settings(
+        **given
+    )
+
+
+@pytest.mark.parametrize(("text", "ms"), [("9000", 9_000), ("9s", 9_000), ("1m 30 sec", 90_000)])
+def test_a_time_is_milliseconds_or_has_a_unit(text: str, ms: int, nowhere: Path) -> None:
+    assert Settings.from_env({"STREAMQ_LEASE_MS": text}, nowhere).lease_ms == ms
+    (nowhere / "streamq.toml").write_text(f'lease_ms = "{text}"\n')
+    assert Settings.from_env({}, nowhere).lease_ms == ms
 
 
 def test_the_stronger_source_wins(nowhere: Path, tmp_path: Path) -> None:

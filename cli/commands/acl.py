@@ -20,20 +20,42 @@ FILE = "users.acl"
 
 def acl(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where the file and the passwords go.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder for the file and the passwords.")
     ],
     queues: Annotated[
         list[str] | None,
-        typer.Option("--queue", metavar="NAME", help="Only this queue; may be repeated."),
+        typer.Option("--queue", metavar="NAME", help="Allow only this queue; may be repeated."),
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", metavar="NAME", help="What every key begins with.")
+        str | None,
+        typer.Option(
+            "--prefix",
+            metavar="NAME",
+            help="Begin every key in the server with this name.",
+            show_default="sq",
+        ),
     ] = None,
+    team: Annotated[
+        str | None,
+        typer.Option(
+            "--team",
+            metavar="NAME",
+            help="Add users who may touch only this team's requests: their ids begin with NAME-.",
+        ),
+    ] = None,
+    only_janitors_load: Annotated[
+        bool,
+        typer.Option(
+            "--only-janitors-load",
+            help="Let no role load scripts but janitor; then a janitor must run.",
+        ),
+    ] = False,
     readers_load: Annotated[
         bool,
         typer.Option(
             "--readers-load/--readers-never-load",
-            help="Whether readers may load scripts; if not, run doctor --fix after a restart.",
+            help="Whether readers may load scripts; if not, run a janitor, or doctor --fix after a "
+            "restart.",
         ),
     ] = True,
     is_keeping: Annotated[
@@ -49,26 +71,68 @@ def acl(
     Passwords that exist already are kept. The server reads the file that its setting aclfile names,
     at its start and after ACL LOAD. Users log in with STREAMQ_USERNAME and STREAMQ_PASSWORD_FILE.
 
+    With --team the command adds users such as shop-worker to the file. They may touch the team's
+    queue (the queue of its name, or those of --queue) and the team's requests, and no others.
+    Programs of the team set STREAMQ_TEAM, so that new requests get an id of the team.
+
         streamq acl /etc/valkey/streamq --queue default
+        streamq acl /etc/valkey/streamq --team shop
     """
-    name = units.name(prefix or Settings.from_env().prefix, "prefix")
     chosen = [units.name(queue, "queue") for queue in queues or ()]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    scope = rights.Scope(
+        prefix=units.name(prefix or Settings.from_env().prefix, "prefix"),
+        queues=tuple(chosen or ([team] if team else [])),
+        team=units.team(team, "--team") if team is not None else "",
+        loading=_loading(only_janitors=only_janitors_load, readers=readers_load),
+    )
     file = folder / FILE
-    if is_keeping and not file.exists():
+    before = file.read_text("utf-8") if file.exists() else ""
+    if is_keeping and not before:
         raise InvalidValue(f"--keep: there is no {file} yet")
-    kept = file.read_text("utf-8") if is_keeping else ""
-    passwords = {user: _password(folder / f"{user}.password") for user in rights.USERS}
-    text = rights.file_text(passwords, name, chosen, kept, readers_load=readers_load)
-    _write(file, text)
-    users = {user: role.says for user, role in rights.ROLES.items()}
-    users |= {user: says for user, (says, _) in rights.OTHERS.items()}
+    if scope.team:
+        _check_team(scope.team, before, file)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    passwords = {user: _password(folder / f"{user}.password") for user in scope.users}
+    _write(file, rights.file_text(passwords, scope, before, is_keeping=is_keeping))
+    users = {user: _says(user) for user in scope.users}
     if as_json:
         render.as_json({"file": str(file), "users": users})
         return
     render.data(str(file))
+    width = max(map(len, users))
     for user, says in users.items():
-        render.note(f"{user:<8} {says}")
+        render.note(f"{user:<{width}} {says}")
+    if scope.team:
+        variables = f"STREAMQ_TEAM={team} STREAMQ_QUEUE={scope.queues[0]}"
+        render.note(f"programs of the team need {variables}")
+
+
+def _loading(*, only_janitors: bool, readers: bool) -> tuple[str, ...]:
+    """Return the roles that may load scripts."""
+    if only_janitors:
+        return (rights.JANITOR,)
+    return tuple(name for name, role in rights.ROLES.items() if readers or not role.only_looks)
+
+
+def _check_team(team: str, before: str, file: Path) -> None:
+    """Make sure that the team's ids are not those of another team, and that there is an admin."""
+    if not before:
+        raise InvalidValue(
+            f"--team adds users to {file}, which is not there yet: run streamq acl {file.parent} "
+            "first, for admin and the users that see every team"
+        )
+    for other in sorted(rights.teams_in(before) - {team}):
+        short, long = sorted((team, other), key=len)
+        if long.startswith(units.id_head(short)):
+            raise InvalidValue(
+                f"--team {team}: ids of {long} begin with {units.id_head(short)}, as those of "
+                f"{short} do; give one of them another name"
+            )
+
+
+def _says(user: str) -> str:
+    role, _ = rights.role_of(user)
+    return rights.ROLES[role].says if role else rights.OTHERS[user][0]
 
 
 def _password(file: Path) -> str:

@@ -9,12 +9,12 @@ from streamq.errors import InvalidValue
 from streamq.queue.request import Request
 
 from .. import render
-from ..connecting import steer
-from ..shared_options import IdsArgument, JsonOption, PrefixOption, UrlOption
+from ..finding import steer
+from ..shared_options import JsonOption, PrefixOption, RunIdsArgument, UrlOption
 
 
 def cancel(
-    ids: IdsArgument,
+    ids: RunIdsArgument = None,
     is_sure: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before cancelling several requests.")
     ] = False,
@@ -26,6 +26,7 @@ def cancel(
 
     streamq cancel nightly
     """
+    ids = ids or []
     if len(ids) > 1 and not is_sure:
         if not render.is_terminal(sys.stdin):
             raise InvalidValue(

@@ -31,9 +31,10 @@ def create(
             metavar="HOST:PORT", help="Empty servers, started with cluster-enabled yes."
         ),
     ],
-    replicas: Annotated[int, typer.Option(min=0, help="Replicas of each primary.")] = 1,
+    replicas: Annotated[int, typer.Option(min=0, help="Give each primary so many replicas.")] = 1,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Time for all nodes to agree.")
+        str,
+        typer.Option(metavar="TIME", help="Wait so long for all nodes to agree on the cluster."),
     ] = "60s",
     is_waiting: Annotated[
         bool,

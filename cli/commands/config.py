@@ -30,9 +30,9 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def config(
-    action: Annotated[Action, typer.Argument(help="show: every setting, as it holds here.")],
+    action: Annotated[Action, typer.Argument(help="The word show: list every setting.")],
     with_origin: Annotated[
-        bool, typer.Option("--origin", help="Also where each value comes from.")
+        bool, typer.Option("--origin", help="Show also where each value comes from.")
     ] = False,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
@@ -48,7 +48,8 @@ def config(
     gathered = gather()
     values = msgspec.structs.asdict(gathered.settings)
     values["url"] = mask(values["url"])
-    values["password"] = "***" if values["password"] else ""
+    for secret in ("password", "key"):
+        values[secret] = "***" if values[secret] else ""
     settings = [Setting(name, values[name], gathered.origins[name]) for name in values]
     if as_json:
         render.as_json(settings)

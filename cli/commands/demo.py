@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import msgspec
 import typer
 
 from streamq.model import PREFIX, Policy, Spec
-from streamq.records.splitting import PartSize
+from streamq.records.sizes import PartSize
 from streamq.runs import demo as demonstration
 from streamq.runs.plan import Plan
 from streamq.runs.progress import Progress
@@ -19,21 +20,34 @@ from streamq.runs.run import Run
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
 from streamq.telemetry import logs
 
+from ..ui import watched
+
 TARGET = "streamq.runs.demo:count_letters"
 PROCESSES = 2
+DEFAULT_LINES = 200_000
 
 
 def demo(
-    lines: Annotated[int, typer.Option(min=1_000, help="Lines of input to make.")] = 200_000,
+    lines: Annotated[
+        int, typer.Option(min=1_000, help="Make an input of so many lines.")
+    ] = DEFAULT_LINES,
     has_chaos: Annotated[
-        bool, typer.Option("--chaos/--no-chaos", help="Kill a process on the way.")
+        bool,
+        typer.Option("--chaos/--no-chaos", help="Kill a worker process on the way, or do not."),
     ] = True,
+    has_ui: Annotated[
+        bool,
+        typer.Option(
+            "--ui", help="Show it in a browser, too, until Ctrl-C; with 10 times the lines."
+        ),
+    ] = False,
 ) -> None:
     """Show it all in a few seconds: a run on an embedded server, a worker killed on purpose.
 
     streamq demo
     """
     logs.configure("error", "text")
+    lines = lines * 10 if has_ui and lines == DEFAULT_LINES else lines
     with tempfile.TemporaryDirectory(prefix="streamq-demo-") as folder:
         source, output = Path(folder, "words.txt"), Path(folder, "letters.jsonl")
         size = demonstration.make_input(source, lines)
@@ -44,9 +58,14 @@ def demo(
         with LocalServer.start(home, persist=True, options=FOR_ONE_RUN) as server:
             run = Run(plan, server.url, PREFIX, log_level="error")
             killer = _Killer(run, is_armed=has_chaos)
-            begun = time.monotonic()
-            status = run.run(killer, force=True)
-            seconds = time.monotonic() - begun
+            with watched(server.url, PREFIX, plan.policy.queue, wanted=has_ui):
+                begun = time.monotonic()
+                status = run.run(killer, force=True)
+                seconds = time.monotonic() - begun
+                if has_ui and run.is_complete:
+                    typer.echo(f"done      in {seconds:.1f} s; the dashboard stays until Ctrl-C")
+                    with suppress(KeyboardInterrupt):
+                        signal.pause()
         if not run.is_complete:
             typer.echo("stopped")
             raise typer.Exit(128 + run.stopped_by)

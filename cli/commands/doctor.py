@@ -19,7 +19,7 @@ from ..shared_options import JsonOption, PrefixOption, UrlOption
 def doctor(
     queues: Annotated[
         list[str] | None,
-        typer.Option("--queue", metavar="NAME", help="Only this queue; may be repeated."),
+        typer.Option("--queue", metavar="NAME", help="Check only this queue; may be repeated."),
     ] = None,
     is_mending: Annotated[
         bool, typer.Option("--fix", help="Mend what can be mended without harm.")

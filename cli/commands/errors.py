@@ -7,11 +7,10 @@ import msgspec
 import typer
 
 from streamq.model import Failure
-from streamq.queue.request import Request
 
 from .. import render
-from ..connecting import connected, naming
-from ..shared_options import IdArgument, JsonOption, PrefixOption, UrlOption
+from ..finding import found_request
+from ..shared_options import JsonOption, PrefixOption, RunIdArgument, UrlOption
 
 HEADERS = (">PART", ">RECORD", "WHERE", ">ATTEMPTS", "ERROR")
 
@@ -27,15 +26,19 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def errors(
-    request_id: IdArgument,
+    request_id: RunIdArgument = None,
     is_grouped: Annotated[
-        bool, typer.Option("--group", help="Count equal failures, the most frequent first.")
+        bool,
+        typer.Option(
+            "--group", help="Count failures with the same message, the most frequent first."
+        ),
     ] = False,
     is_traced: Annotated[
         bool, typer.Option("--traceback", help="Also show each traceback.")
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, help="Most failures to show; 0: all.")
+        int,
+        typer.Option("--limit", min=0, help="Show at most so many failures.", show_default="all"),
     ] = 0,
     as_json: JsonOption = False,
     url: UrlOption = None,
@@ -45,8 +48,7 @@ def errors(
 
     streamq errors nightly --group
     """
-    with connected(url, prefix) as protocol, naming(request_id):
-        request = Request(protocol, request_id)
+    with found_request(request_id, url, prefix) as request:
         request.status()
         failures = request.errors()
     found = _groups(failures) if is_grouped else failures
@@ -54,7 +56,7 @@ def errors(
     if as_json:
         render.as_json(shown)
     elif not found:
-        render.note(f"{request_id}: nothing failed")
+        render.note(f"{request.id}: nothing failed")
     elif is_grouped or is_traced:
         render.data("\n".join(_block(each, is_traced=is_traced) for each in shown))
     else:

@@ -6,6 +6,7 @@ import typer
 
 from streamq import units
 from streamq.errors import InvalidValue
+from streamq.protocol.script_cache import ScriptCache
 from streamq.queue.janitor import Janitor
 from streamq.worker.service import serve_janitor
 
@@ -30,9 +31,7 @@ def janitor(
     queues: QueuesOption = ["default"],  # noqa: B006  typer reads it and nobody changes it
     interval: Annotated[
         str,
-        typer.Option(
-            "--interval", metavar="TIME", help="Time between two looks at an open request."
-        ),
+        typer.Option("--interval", metavar="TIME", help="Look at each open request so often."),
     ] = "5s",
     health_port: HealthPortOption = "",
     log_level: LogLevelOption = LogLevel.INFO,
@@ -42,9 +41,11 @@ def janitor(
 ) -> None:
     """Take back the parts of dead workers, and purge requests whose retention is over.
 
-    Every worker pool does this too; any number of janitors may run at once. Ctrl-C or TERM ends it
-    politely. If a lease has just expired, --once waits some seconds until the janitor knows
-    whether the holder is dead.
+    Every worker pool does this too; any number of janitors may run at once. A janitor also loads
+    streamq's scripts into the server, for users who may not (streamq acl --only-janitors-load).
+
+    Ctrl-C or TERM ends it politely. If a lease has just expired, --once waits some seconds until
+    the janitor knows whether the holder is dead.
 
         streamq janitor --queue default --queue slow
     """
@@ -55,6 +56,7 @@ def janitor(
     configure_logs(log_level, log_format)
     with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
         if is_once:
+            ScriptCache(protocol.connection).fill()
             for name in names:
                 Janitor(protocol, name, every_ms).sweep_out()
             return

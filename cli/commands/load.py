@@ -1,6 +1,5 @@
 """``streamq load``."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,21 +8,29 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from streamq import units
-from streamq.errors import ServerError
+from streamq.errors import InvalidValue, ServerError
+from streamq.flows.flow import Flow
 from streamq.model import LIMIT, Policy
 from streamq.protocol.protocol import Protocol
+from streamq.queue.callbacks import callbacks_of, deadline_ms, refuse_taken_names
 from streamq.queue.fleet import live_workers
+from streamq.queue.flow_policy import check_fleet, flow_policy
 from streamq.records.names import expand
 from streamq.records.remote import RemoteUnreachable
 from streamq.runs.load import Load
 from streamq.runs.load_requests import submit_lines
 from streamq.runs.options import check_format
+from streamq.settings import Settings
+from streamq.worker.load_app import load_flow
 
-from .. import render
+from .. import panels, render
 from ..connecting import connected
 from ..option_structs import named, with_options
 from ..request_options import RequestOptions
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
+
+#: So many files that cannot be read are named.
+_MOST_TOLD = 3
 
 
 @with_options
@@ -31,29 +38,118 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     *,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...", help="Files, folders, patterns, URLs, or - for stdin."),
+        typer.Argument(
+            metavar="FILE...",
+            help="Files, folders, patterns such as 'data/*.csv', URLs, or - for standard input.",
+            rich_help_panel=panels.INPUT,
+        ),
     ],
-    handler: Annotated[str, typer.Option(metavar="NAME", help="The handler that runs the parts.")],
+    handler: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Function of the workers' app that is called, by its name.",
+            show_default=False,
+            rich_help_panel=panels.FUNCTION,
+        ),
+    ] = "",
+    flow: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:FLOW",
+            help="Flow whose stages the input goes through, instead of one function: a name in a "
+            "module or a file.py, or a TOML file.",
+            show_default=False,
+            rich_help_panel=panels.FUNCTION,
+        ),
+    ] = "",
     request_id: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="ID", help="Name of the request; the same again continues a load."
+            "--id",
+            metavar="ID",
+            help="Name of the request. Running the same command again continues it.",
+            show_default="made up",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Parts that run at once, at most.")] = LIMIT,
+    limit: Annotated[
+        int,
+        typer.Option(
+            help="Run at most so many parts of this request at once, on all workers together.",
+            rich_help_panel=panels.SPEED,
+        ),
+    ] = LIMIT,
     keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help="Keep it for this long after its end.")
+        str,
+        typer.Option(
+            "--keep", metavar="TIME", help="Keep the request and its results so long after its end."
+        ),
     ] = "7d",
     labels: Annotated[
         list[str] | None,
         typer.Option(
             "--label",
             metavar="NAME=VALUE",
-            help="Label the request, to find it by; up to 8, each with --label.",
+            help="Label to find the request by, such as user=62; may be repeated up to 8 times.",
         ),
     ] = None,
+    canary: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Run only the first N records, and the rest after streamq release ID. Each of "
+            "them is a part of its own.",
+            show_default="run all",
+        ),
+    ] = 0,
+    then: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|URL",
+            help="When the request is done, call this handler, or post to this URL.",
+            show_default="nothing",
+            rich_help_panel=panels.CALLBACKS,
+        ),
+    ] = None,
+    on_failure: Annotated[
+        str | None,
+        typer.Option(
+            "--on-failure",
+            metavar="NAME|URL",
+            help="The same when it has failed or was cancelled.",
+            show_default="nothing",
+            rich_help_panel=panels.CALLBACKS,
+        ),
+    ] = None,
+    finally_: Annotated[
+        str | None,
+        typer.Option(
+            "--finally",
+            metavar="NAME|URL",
+            help="The same in any case.",
+            show_default="nothing",
+            rich_help_panel=panels.CALLBACKS,
+        ),
+    ] = None,
+    finish_by: Annotated[
+        str,
+        typer.Option(
+            "--finish-by",
+            metavar="TIME",
+            help="End the request as failed if it has not ended by then: 2h from now, or a moment "
+            "such as 2026-01-31T18:00.",
+            show_default="no bound",
+            rich_help_panel=panels.FAILURES,
+        ),
+    ] = "",
     window: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most bytes of parts that wait in the server.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Stop reading while the server holds this much of the input.",
+            show_default="no bound",
+            rich_help_panel=panels.SPEED,
+        ),
     ] = "",
     options: RequestOptions,
     queue: QueueOption = "default",
@@ -72,20 +168,38 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
 
         streamq load big.csv --handler clean --limit 20
     """
-    options.files, options.handler, options.queue = files, handler, queue
+    stages = _stages(handler, flow, options)
+    options.files, options.queue = files, queue
     options.limit, options.keep = limit, keep
     told = units.labels(dict(units.label(each) for each in labels or ()), "--label")
-    name = secrets.token_hex(8) if request_id is None else units.name(request_id, "--id")
+    name = units.request_id(request_id, Settings.from_env().team, "--id")
     if check_format(options.form, named) == "requests":
+        if canary or then or on_failure or finally_ or finish_by:
+            raise InvalidValue(
+                "--canary, --finish-by and callbacks are for one request, and --format requests "
+                "makes many"
+            )
         each = replace(options.policy_of_each(), labels=told or UNSET)
         can_go_on = request_id is not None
         _load_requests(each, files, name, url, prefix, can_go_on=can_go_on, as_json=as_json)
         return
     policy, size = options.source()
-    policy = replace(policy, labels=told or UNSET)
+    policy = flow_policy(stages, options.of_stages(), policy.spec) if stages else policy
+    first = units.whole(canary, "--canary", 1) if canary else UNSET
+    calls = callbacks_of(
+        queue=queue, keep=keep, then=then, on_failure=on_failure, finally_=finally_, named=named
+    )
+    policy = replace(
+        policy,
+        labels=told or UNSET,
+        canary=first,
+        calls=calls or UNSET,
+        deadline_ms=deadline_ms(finish_by, "--finish-by") if finish_by else UNSET,
+    )
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix, advice="") as protocol:
-        _warn_of_no_worker(protocol, policy.queue, policy.handler)
+        _check_workers(protocol, policy)
+        refuse_taken_names(protocol, name, policy)
         load_ = Load(protocol, name, policy, size, window_bytes=room)
         try:
             parts = load_.run(lambda: None if as_json else typer.echo(name))
@@ -96,7 +210,35 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     if as_json:
         render.as_json({"id": name, "parts": parts})
         return
-    render.note(f"loaded {_few(policy.spec.files)}: {render.count(parts, 'part')}")
+    for why in load_.refused[:_MOST_TOLD]:
+        render.warning(f"{why}. It is one failure, and the other files are loaded")
+    if len(load_.refused) > _MOST_TOLD:
+        render.warning(f"and {len(load_.refused) - _MOST_TOLD:,} more: streamq errors {name}")
+    blank = render.blank_lines(load_.blank_lines)
+    render.note(f"loaded {_few(policy.spec.files)}: {render.count(parts, 'part')}{blank}")
+
+
+def _stages(handler: str, flow: str, options: RequestOptions) -> Flow | None:
+    """Return the flow that --flow names; None where --handler names a function."""
+    if bool(handler) == bool(flow):
+        raise InvalidValue("give either --handler or --flow")
+    options.handler = handler
+    if not flow:
+        return None
+    found = load_flow(flow)
+    options.handler = found.stages[0].handler if found.shape else ""
+    # A join waits for the children of a part, so there a part is one record.
+    if "join" in found.shape.kinds and not options.lines and not options.part_bytes:
+        options.lines = 1
+    return found
+
+
+def _check_workers(protocol: Protocol, policy: Policy) -> None:
+    """Refuse a flow that live workers are too old for, and warn of handlers that none has."""
+    if policy.flow:
+        check_fleet(protocol, policy.flow)
+    for each in [stage.policy for stage in policy.flow.stages] if policy.flow else [policy]:
+        _warn_of_no_worker(protocol, each.queue, each.handler)
 
 
 def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:

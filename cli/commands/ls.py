@@ -16,6 +16,7 @@ from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected
+from ..finding import queue_place
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 HEADERS = (
@@ -55,7 +56,7 @@ def ls(
         Shown | None, typer.Option("--state", help="Only requests in this state.")
     ] = None,
     is_all: Annotated[
-        bool, typer.Option("--all", "-a", help="Also those that have ended.")
+        bool, typer.Option("--all", "-a", help="Show also requests that have ended.")
     ] = False,
     is_failed: Annotated[
         bool,
@@ -73,7 +74,7 @@ def ls(
         ),
     ] = None,
     rows: Annotated[
-        int, typer.Option("--limit-rows", "-n", min=0, help="Most rows to show; 0: all.")
+        int, typer.Option("--limit-rows", "-n", min=0, help="Show at most so many rows; 0 for all.")
     ] = 50,
     as_json: JsonOption = False,
     url: UrlOption = None,
@@ -102,8 +103,9 @@ def ls(
         )
 
     most = MOST_LOOKS if rows else None
-    with connected(url, prefix) as protocol:
-        found = find(protocol, queue, fits, ended=has_ended, most=most)
+    place = queue_place(url, prefix, queue)
+    with connected(place.url, place.prefix) as protocol:
+        found = find(protocol, place.queue, fits, ended=has_ended, most=most)
         shown = list(islice(_statuses(protocol, found.requests), rows or None))
     for request_id in found.damaged:
         render.warning(f"{request_id}: what the server has of it cannot be read")

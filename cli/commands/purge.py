@@ -13,7 +13,8 @@ from streamq.queue.listing import Glimpse, ended_before, find
 from streamq.queue.request import Request
 
 from .. import render
-from ..connecting import connected, steer
+from ..connecting import connected
+from ..finding import steer
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 HEADERS = ("ID", "HANDLER", "STATE", ">ENDED")
@@ -29,22 +30,27 @@ class Ended(StrEnum):
 
 def purge(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of the requests.")
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Ids of the requests; streamq ls -a lists them."),
     ] = None,
     older_than: Annotated[
         str | None,
         typer.Option(
-            "--older-than", metavar="TIME", help="All that ended longer ago: 12h, 7d; 0s: all."
+            "--older-than",
+            metavar="TIME",
+            help="Remove all that ended longer ago than this: 12h, 7d; 0s for all.",
         ),
     ] = None,
     state: Annotated[
-        Ended | None, typer.Option("--state", help="All that ended in this state.")
+        Ended | None, typer.Option("--state", help="Remove all that ended in this state.")
     ] = None,
     queue: QueueOption = "default",
     is_dry: Annotated[
         bool, typer.Option("--dry-run", help="Only show which requests would be removed.")
     ] = False,
-    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before.")] = False,
+    is_sure: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before removing.")
+    ] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,

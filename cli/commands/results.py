@@ -10,33 +10,58 @@ from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import State, Status
 from streamq.queue.request import Request
-from streamq.records.outputs import FORMS, FileOutput, form_of, is_stream
+from streamq.records.gaps import gaps_beside
+from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
 from streamq.runs.collect import Collector, file_of, show, write_errors
 
 from .. import render
 from ..connecting import connected, naming
-from ..shared_options import PrefixOption, UrlOption
+from ..finding import Place, place_of
+from ..shared_options import PrefixOption, RunIdArgument, UrlOption
 
 
 def results(
-    request_id: Annotated[str, typer.Argument(metavar="ID")],
+    request_id: RunIdArgument = None,
     output: Annotated[
-        str, typer.Option("-o", "--output", metavar="FILE", help="Write here instead of stdout.")
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write results to this file, instead of standard output.",
+        ),
     ] = "",
     is_ordered: Annotated[
-        bool, typer.Option("--ordered/--unordered", help="In input order, or as they come.")
+        bool,
+        typer.Option(
+            "--ordered/--unordered",
+            help="Write results in the order of the input, or as they come.",
+        ),
     ] = True,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the request has ended.")
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Go on until the request has ended, and write results as they come.",
+        ),
     ] = False,
     form: Annotated[
         str,
         typer.Option(
             "--output-format",
             metavar="|".join(FORMS),
-            help="Form of the lines; by the file's name if not given.",
+            help="Write each result as JSON, as a CSV row, or as the text it is.",
+            show_default="by the name of the output",
         ),
     ] = "",
+    has_keys: Annotated[
+        bool,
+        typer.Option(
+            "--with-keys",
+            help="Write the numbers of part and record with each result, for JSON lines and CSV.",
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -49,27 +74,34 @@ def results(
     """Write the results of a request: one line for each record that returned something.
 
     Each result goes into the file exactly once, and is then deleted from the server. A command that
-    was killed continues if run again. Failures of out.jsonl go to out.errors.jsonl. Without a file,
-    results are shown on stdout and stay in the server.
+    was killed continues if run again. Failures of out.jsonl go to out.errors.jsonl. Results of
+    parts that were retried are put in their place in the file. Without a file, results are shown on
+    stdout and stay in the server.
 
         streamq results ID -o out.jsonl --follow
     """
+    check_name(output, form)
     form = form or form_of(output)
-    if form not in FORMS:
-        raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
-    if not output and not is_ordered:
-        raise InvalidValue("--unordered goes with -o FILE")
-    units.file_name(str(Path(output).absolute()))
-    if output and is_stream(Path(output)):
-        raise InvalidValue(f"{output} is no regular file: leave -o out, and use the shell's >")
-    with connected(url, prefix) as protocol, naming(request_id):
+    _check(form, output, is_ordered=is_ordered, has_keys=has_keys)
+    place = place_of(request_id, url, prefix)
+    request_id = place.ids[0]
+    _refuse_run(place, output)
+    with connected(place.url, place.prefix) as protocol, naming(request_id):
         if not output:
-            for data in show(protocol, request_id, form, follow=follow):
+            for data in show(protocol, request_id, form, follow=follow, has_keys=has_keys):
                 sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
             _account(Request(protocol, request_id), file_of(protocol, request_id))
             return
-        collector = Collector(protocol, request_id, FileOutput(Path(output), request_id), form)
+        path = Path(output)
+        collector = Collector(
+            protocol,
+            request_id,
+            FileOutput(path, request_id),
+            form,
+            gaps=gaps_beside(path, request_id),
+            has_keys=has_keys,
+        )
         try:
             is_complete = collector.run(is_ordered=is_ordered, follow=follow, force=force)
         except KeyboardInterrupt:
@@ -81,6 +113,24 @@ def results(
             _refuse_cancelled(request.status())
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")
+
+
+def _refuse_run(place: Place, output: str) -> None:
+    """Refuse to write the results of a run of this folder: it does that itself."""
+    if place.run and output:
+        raise InvalidValue(f"run {place.run.id} itself writes its results, to {place.run.output}")
+
+
+def _check(form: str, output: str, *, is_ordered: bool, has_keys: bool) -> None:
+    if form not in FORMS:
+        raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
+    if has_keys:
+        check_keys(form, "--with-keys")
+    if not output and not is_ordered:
+        raise InvalidValue("--unordered goes with -o FILE")
+    units.file_name(str(Path(output).absolute()))
+    if output and is_stream(Path(output)):
+        raise InvalidValue(f"{output} is no regular file: leave -o out, and use the shell's >")
 
 
 def _account(request: Request, file: str) -> None:

@@ -4,12 +4,12 @@ from typing import Any
 
 from streamq.queue.request import Request
 
-from ..connecting import steer
-from ..shared_options import IdsArgument, JsonOption, PrefixOption, UrlOption
+from ..finding import steer
+from ..shared_options import JsonOption, PrefixOption, RunIdsArgument, UrlOption
 
 
 def resume(
-    ids: IdsArgument,
+    ids: RunIdsArgument = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
@@ -23,4 +23,4 @@ def resume(
         request.resume()
         return "resumed", {"paused": False}
 
-    steer(ids, url, prefix, act, as_json=as_json)
+    steer(ids or [], url, prefix, act, as_json=as_json)

@@ -1,5 +1,9 @@
 """``streamq retry``."""
 
+from typing import Annotated
+
+import typer
+
 from streamq.queue.request import Request
 
 from .. import render
@@ -9,6 +13,14 @@ from ..shared_options import IdArgument, JsonOption, PrefixOption, UrlOption
 
 def retry(
     request_id: IdArgument,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            "--stage",
+            metavar="STAGE",
+            help="Only those of one stage of a flow: its number, or the name of its handler.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
     prefix: PrefixOption = None,
@@ -18,7 +30,7 @@ def retry(
     streamq retry nightly
     """
     with connected(url, prefix) as protocol, naming(request_id):
-        parts = Request(protocol, request_id).retry()
+        parts = Request(protocol, request_id).retry(stage=stage)
     if as_json:
         render.as_json({"id": request_id, "parts": parts})
         return

@@ -10,18 +10,21 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq import cpus, units
+from streamq import units
 from streamq.errors import InvalidValue
 from streamq.records import outputs
-from streamq.runs.folder import RunFolder, load_plan
-from streamq.runs.options import describe_run
+from streamq.records.remote import is_remote
+from streamq.runs.folder import Beginning, RunFolder, beginning_of
+from streamq.runs.home import load_plan
+from streamq.runs.options import KEEP, Capacity, capacity, describe_run
 from streamq.runs.plan import STANDARD, Plan
+from streamq.runs.same import on_server, server_name
 from streamq.settings import Settings
 from streamq.worker import program
-from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, check_capacity
+from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS
 from streamq.worker.spawning import Spawner
 
-from .. import render
+from .. import panels, render
 from ..connecting import named_server
 from ..option_structs import named, with_options
 from ..request_options import RequestOptions
@@ -36,6 +39,7 @@ from ..shared_options import (
     UrlOption,
     configure_logs,
 )
+from ..ui import watched
 
 
 class RunOptions(msgspec.Struct, kw_only=True):
@@ -43,12 +47,19 @@ class RunOptions(msgspec.Struct, kw_only=True):
 
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE...", help="Files, folders, patterns, URLs, or - for stdin."),
+        typer.Argument(
+            metavar="FILE...",
+            help="Files, folders, patterns such as 'data/*.csv', URLs, or - for standard input.",
+            rich_help_panel=panels.INPUT,
+        ),
     ] = None
     target: Annotated[
         str,
         typer.Option(
-            "--map", metavar="MODULE:FUNCTION", help="The function; also file.py:function."
+            "--map",
+            metavar="MODULE:FUNCTION",
+            help="Call this function with each record: module:function or file.py:function.",
+            rich_help_panel=panels.FUNCTION,
         ),
     ] = ""
     command: ExecOption = ""
@@ -58,7 +69,8 @@ class RunOptions(msgspec.Struct, kw_only=True):
             "-o",
             "--output",
             metavar="FILE",
-            help="Where results go; - is stdout, the default in a pipe.",
+            help="Write results to this file. With -, or in a pipe, to standard output.",
+            rich_help_panel=panels.OUTPUT,
         ),
     ] = ""
     processes: Annotated[
@@ -68,7 +80,9 @@ class RunOptions(msgspec.Struct, kw_only=True):
             "--processes",
             min=0,
             max=MOST_PROCESSES,
-            help="Processes that run the function; 0: one for each CPU.",
+            help="Run the function in so many processes.",
+            show_default="one for each CPU",
+            rich_help_panel=panels.SPEED,
         ),
     ] = 0
     slots: Annotated[
@@ -76,46 +90,131 @@ class RunOptions(msgspec.Struct, kw_only=True):
         typer.Option(
             "-c",
             "--concurrency",
-            min=1,
+            min=0,
             max=MOST_SLOTS,
-            help="Parts that run at once in each process.",
+            show_default="one for each CPU",
+            help="Run so many at once: in all, or with -p in each process. More than there are "
+            "CPUs where the function waits, as for an API.",
+            rich_help_panel=panels.SPEED,
         ),
-    ] = 1
+    ] = 0
     output_form: Annotated[
         str,
         typer.Option(
             "--output-format",
             metavar="|".join(outputs.FORMS),
-            help="Form of the lines; by the file's name if not given.",
+            help="Write each result as JSON, as a CSV row, or as the text it is.",
+            show_default="by the name of the output",
+            rich_help_panel=panels.OUTPUT,
         ),
     ] = ""
     is_ordered: Annotated[
-        bool, typer.Option("--ordered/--unordered", help="Results in input order, or not.")
+        bool,
+        typer.Option(
+            "--ordered/--unordered",
+            help="Write results in the order of the input, or as they come.",
+            rich_help_panel=panels.OUTPUT,
+        ),
     ] = True
     limit: Annotated[
-        int, typer.Option(min=0, help="Most parts that run at once; 0: one for each slot.")
+        int,
+        typer.Option(
+            min=0,
+            help="Run at most so many parts at once, in all processes together.",
+            show_default="as many as --concurrency allows",
+            rich_help_panel=panels.SPEED,
+        ),
     ] = 0
     window: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most bytes of parts and results in the server.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Stop reading while the server holds this much of inputs and results.",
+            rich_help_panel=panels.SPEED,
+        ),
     ] = "256MiB"
-    force: Annotated[bool, typer.Option("--force", help="Replace an output file that exists.")] = (
-        False
-    )
-    resume: Annotated[str, typer.Option(metavar="ID", help="Continue a run that was stopped.")] = ""
-    is_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace an output file that exists.", rich_help_panel=panels.OUTPUT
+        ),
+    ] = False
+    resume: Annotated[
+        str,
+        typer.Option(
+            metavar="[ID]", help="Continue a run that was stopped; without an id, the last one."
+        ),
+    ] = ""
+    retry: Annotated[
+        str,
+        typer.Option(
+            "--retry-failed",
+            metavar="[ID]",
+            help="Run the failed records of a run that is done again, and put their results into "
+            "their place in its output; without an id, of the last one.",
+        ),
+    ] = ""
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Keep a run that is done with failures so long in .streamq, for --retry-failed.",
+        ),
+    ] = KEEP
+    is_fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Start over, instead of continuing what this command began before."
+        ),
+    ] = False
+    has_ui: Annotated[
+        bool,
+        typer.Option(
+            "--ui",
+            help="Show the run in a browser while it goes on, at an address of this machine that "
+            "is printed. It needs: pip install 'streamq[serve]'.",
+        ),
+    ] = False
+    is_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary at the end as JSON, for programs.")
+    ] = False
 
     def __post_init__(self) -> None:
-        self.processes = self.processes or cpus.usable()
-        check_capacity(self.processes, self.slots)
-        if not self.resume and (not self.files or bool(self.target) == bool(self.argv)):
+        _ = self.room  # it may be refused
+        if not self.stored and (not self.files or bool(self.target) == bool(self.argv)):
             raise InvalidValue(
                 "give FILE... and either --map MODULE:FUNCTION or --exec 'PROGRAM', or --resume ID"
             )
+        _ = self.beginning
+
+    @property
+    def stored(self) -> str:
+        """The id of the run that is gone on with or retried; "" for none."""
+        return self.resume or self.retry
+
+    @property
+    def beginning(self) -> Beginning:
+        """How the run begins."""
+        return beginning_of(resume=self.resume, retry=self.retry, is_fresh=self.is_fresh)
+
+    @property
+    def room(self) -> Capacity:
+        """How many processes there are, and how many parts run at once."""
+        return capacity(self.processes, self.slots)
 
     @property
     def argv(self) -> tuple[str, ...]:
         """The words of the program to run; empty without ``--exec``."""
         return program.words_of(self.command)
+
+    def stored_plan(self) -> Plan:
+        """Return the run that is gone on with or retried.
+
+        Raises:
+            InvalidValue: there is no such run in this folder.
+        """
+        what = "--retry-failed" if self.retry else "--resume"
+        return load_plan(self.stored, what, is_retry=bool(self.retry))
 
     def plan(self, request: RequestOptions) -> Plan:
         """Return a new run as the options describe it.
@@ -138,9 +237,9 @@ class RunOptions(msgspec.Struct, kw_only=True):
             limit=self.limit,
             window=self.window,
             force=self.force,
+            keep=self.keep,
             queue=request.queue,
             named=named,
-            warn=render.warning,
             **request.given(),
         )
 
@@ -158,7 +257,7 @@ def run(
     """Put files through a function, and collect what it returns, in one command.
 
     Without a URL it starts a server of its own, whose data are kept in .streamq until the run is
-    done: after Ctrl-C or a crash `--resume ID` continues it.
+    done: after Ctrl-C or a crash the same command continues it, and so does `--resume ID`.
 
     With - it reads standard input, and in a pipe it writes standard output.
 
@@ -166,37 +265,46 @@ def run(
     """
     request.queue = queue
     configure_logs(log_level, LogFormat.TEXT)
-    with Spawner(options.slots, 0 if options.resume else options.processes) as spawner:
-        plan = load_plan(options.resume, "--resume") if options.resume else options.plan(request)
+    with Spawner(options.room.slots, 0 if options.stored else options.room.processes) as spawner:
+        plan = options.plan(request) if not options.stored else options.stored_plan()
         given_url = named_server(url, prefix)  # checked before anything is stored
-        begun, folder = time.monotonic(), RunFolder(plan)
-        with folder.held(), _hinted(plan, folder), folder.server(given_url) as address:
+        prefix = prefix or Settings.from_env().prefix
+        plan = on_server(plan, server_name(given_url, prefix))
+        begun = time.monotonic()
+        folder = RunFolder(plan, options.beginning, named=named)
+        with folder.held(), _hinted(folder), folder.server(given_url, prefix) as address:
             # Importing redis-py takes about as long as server and processes take to start.
-            from streamq.runs.run import Run
+            from streamq.runs.retry import new_run
 
             from ..run_report import RunReport
 
-            report = RunReport(plan, folder, is_resumed=bool(options.resume), begun=begun)
-            this_run = Run(
-                plan,
+            report = RunReport(folder, begun=begun)
+            this_run = new_run(
+                folder,
                 address(),
-                prefix or Settings.from_env().prefix,
+                prefix,
                 log_level=log_level.value,
                 is_alone=not given_url,
-                spawner=None if options.resume else spawner,
+                spawner=None if options.stored else spawner,
+                on_begun=report.begin,
             )
-            status = report.work(this_run, force=options.force)
+            with watched(address(), prefix, folder.plan.policy.queue, wanted=options.has_ui):
+                status = report.work(this_run, force=options.force)
     raise typer.Exit(report.sum_up(this_run, status, is_json=options.is_json))
 
 
 @contextmanager
-def _hinted(plan: Plan, folder: RunFolder) -> Generator[None]:
+def _hinted(folder: RunFolder) -> Generator[None]:
     """Tell the user how to resume a run that Ctrl-C ends."""
+    if folder.is_found:
+        render.note(f"going on with run {folder.plan.id}, which was stopped; --fresh starts over")
     try:
         yield
     except KeyboardInterrupt:
         if folder.is_kept:
-            render.note(f"stopped{resume_hint(plan, is_kept=True)}")
+            render.note(
+                f"stopped{resume_hint(folder.plan, is_kept=True, is_retry=folder.is_retry)}"
+            )
         raise
 
 
@@ -208,4 +316,6 @@ def _place_of(output: str) -> str:
         return STANDARD
     if not output:
         raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
+    if is_remote(output):
+        outputs.check_name(output)
     return units.file_name(str(Path(output).absolute()))

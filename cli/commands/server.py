@@ -20,18 +20,30 @@ from ..shared_options import JsonOption
 
 
 def server(
-    cluster: Annotated[int, typer.Option(help="Start a cluster with this many primaries.")] = 0,
-    replicas: Annotated[int, typer.Option(help="Replicas of each primary of a cluster.")] = 0,
+    cluster: Annotated[
+        int,
+        typer.Option(
+            help="Start a cluster with so many primaries, instead of one server.",
+            show_default=False,
+        ),
+    ] = 0,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            help="Give each primary of the cluster so many replicas.", show_default="none"
+        ),
+    ] = 0,
     port: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=65_535,
-            help="Listen on this port of 127.0.0.1, 0: a free one, instead of a unix socket.",
+            help="Listen on this port of 127.0.0.1 instead of a unix socket; 0 for a free one.",
         ),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Keep the data here, over restarts.")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Keep the data in this folder, over restarts."),
     ] = None,
     is_detached: Annotated[
         bool,

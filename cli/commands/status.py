@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq.model import State, Status
+from streamq.model import WEIGHT, State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue import backlog
 from streamq.queue.fleet import live_workers
@@ -14,10 +14,14 @@ from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming
+from ..finding import Place, is_named, place_of
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: The progress line is updated after every 500 requests read.
 STEP = 500
+
+
+_EVENTS = {"then": "then", "failure": "on failure", "finally": "finally"}
 
 
 class WaitingParts(msgspec.Struct, frozen=True):
@@ -48,7 +52,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def status(
     request_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="The request; if not given, the whole queue.")
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="The request; without one, the queue, or the run that goes on in this folder.",
+        ),
     ] = None,
     queue: QueueOption = "default",
     as_json: JsonOption = False,
@@ -61,7 +69,12 @@ def status(
 
         streamq status nightly --json
     """
-    with connected(url, prefix) as protocol:
+    if request_id is None and is_named(url):
+        place = Place(url, prefix, queue=queue)
+    else:
+        place = place_of(request_id, url, prefix, queue=queue)
+        request_id = place.ids[0]
+    with connected(place.url, place.prefix) as protocol:
         if request_id is None:
             summary = _summary(protocol, queue)
             render.as_json(summary) if as_json else render.data(_queue_text(summary))
@@ -73,6 +86,8 @@ def status(
                 render.as_json(found.to_dict() | {"workers": len(able)})
             else:
                 render.data(_request_text(found, len(able)))
+                if found.stages:
+                    render.data(_stages(found))
 
 
 def _summary(protocol: Protocol, queue: str) -> Summary:
@@ -126,12 +141,14 @@ def _request_text(found: Status, able: int) -> str:
     parts, records = found.parts, found.records
     facts = [
         ("request", found.id),
+        *([("flow", found.flow)] if found.flow else []),
         ("state", _state(found)),
         ("handler", _handler(found, able)),
         ("queue", found.queue),
         *([("labels", render.labels(found.labels))] if found.labels else []),
         ("level", f"{found.level}"),
         ("limit", f"{found.limit}"),
+        *([("weight", f"{found.weight}")] if found.weight != WEIGHT else []),
         (
             "parts",
             f"{parts.done:,} of {parts.total:,} done, {parts.waiting:,} waiting, "
@@ -145,8 +162,42 @@ def _request_text(found: Status, able: int) -> str:
     return render.facts(facts)
 
 
+def _stages(found: Status) -> str:
+    """Return a line for each stage of a flow, and what holds it."""
+    headers = (
+        *("STAGE", "KIND", "QUEUE", ">LIMIT", ">WAITING", ">RUNNING", ">RETRY", ">DONE"),
+        *(">FAILED", ">RATE", "HELD BY"),
+    )
+    rows = [
+        (
+            f"{each.number} {each.name}",
+            each.kind,
+            each.queue,
+            f"{each.leases}/{each.limit}",
+            f"{each.parts.waiting:,}",
+            f"{each.parts.running:,}",
+            f"{each.parts.retry:,}",
+            f"{each.parts.done:,}",
+            f"{each.parts.failed:,}",
+            render.rate(each.rate) if each.rate else "",
+            each.held_by,
+        )
+        for each in found.stages or ()
+    ]
+    groups = found.groups or {}
+    more = f"\ngroups   {groups['open']:,} open, {groups['blocked']:,} with failed children"
+    return render.table(headers, rows) + (more if any(groups.values()) else "")
+
+
 def _state(found: Status) -> str:
     more = ", paused" if found.paused else ", all records failed" if found.is_all_failed else ""
+    if found.reason:
+        more += f", {found.reason}"
+    if found.waits_for_release:
+        more += f", canary: the first {found.canary:,} have ended, and the others wait for "
+        more += f"`streamq release {found.id}`"
+    elif found.canary is not None and found.state.is_live:
+        more += f", canary: only the first {found.canary:,} run"
     return f"{found.state}{more}"
 
 
@@ -187,6 +238,11 @@ def _policy(found: Status) -> list[tuple[str, str]]:
         facts.append(("tolerates", f"{found.max_failures:,} failures"))
     elif found.max_percent is not None:
         facts.append(("tolerates", f"{found.max_percent:g} % of failures"))
+    if found.deadline_ms is not None and found.state.is_live:
+        facts.append(("finish by", render.moment(found.deadline_ms)))
+    for each in found.callbacks:
+        started = f", started as {each.id}" if each.id else ""
+        facts.append(("callback", f"{_EVENTS[each.event]}: {each.target}{started}"))
     if found.retried:
         facts.append(("retried", render.count(found.retried, "time")))
     facts.append(("results", f"{found.results:,} in the server"))

@@ -20,6 +20,7 @@ from streamq.queue.watching import View, Watch, Watched
 
 from .. import render
 from ..connecting import connected
+from ..finding import queue_place
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 EVERY_S = 1.0
@@ -61,7 +62,12 @@ def top(
         bool, typer.Option("--once", help="Print everything once, and end: for scripts.")
     ] = False,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="|".join(SORTS), help="Sort as this key does.")
+        str,
+        typer.Option(
+            "--sort",
+            metavar="|".join(SORTS),
+            help="Sort by newest, progress, rate, failures or level: the key of that order.",
+        ),
     ] = "n",
     as_json: JsonOption = False,
     url: UrlOption = None,
@@ -78,7 +84,9 @@ def top(
     """
     if sort not in SORTS:
         raise InvalidValue(f"--sort {sort!r} is none of {', '.join(SORTS)}")
-    with connected(url, prefix, is_patient=is_once or as_json) as protocol:
+    place = queue_place(url, prefix, queue)
+    queue = place.queue
+    with connected(place.url, place.prefix, is_patient=is_once or as_json) as protocol:
         if is_once or as_json:
             view = _whole(Watch(protocol, queue))
             if as_json:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -11,23 +11,34 @@ from streamq.errors import ServerBusy, ServerUnreachable, StreamqError, WaitTime
 from streamq.model import State, Status
 from streamq.queue.outages import Outage
 from streamq.queue.request import Request
+from streamq.runs.finding import FoundRun, is_kept, live_runs
 
 from .. import render
-from ..connecting import connected, naming
-from ..shared_options import IdsArgument, JsonOption, PrefixOption, UrlOption
+from ..connecting import naming
+from ..finding import found_requests
+from ..shared_options import JsonOption, PrefixOption, RunIdsArgument, UrlOption
 
 #: Seconds between two updates of the progress line.
 LOOK_S = 1.0
 
 
 def wait(
-    ids: IdsArgument,
+    ids: RunIdsArgument = None,
     timeout: Annotated[
         str | None,
-        typer.Option("--timeout", metavar="TIME", help="Wait at most so long: 30s, 5m, 2h."),
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Wait at most so long: 90s, 5m, 1h30m.",
+            show_default="no bound",
+        ),
     ] = None,
     is_quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Only the exit code, no progress.")
+        bool, typer.Option("--quiet", "-q", help="Show no progress; the exit code tells the end.")
+    ] = False,
+    for_canary: Annotated[
+        bool,
+        typer.Option("--canary", help="Wait no longer than until the canary of each has ended."),
     ] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
@@ -42,13 +53,16 @@ def wait(
     """
     seconds = float("inf") if timeout is None else units.duration_ms(timeout, "timeout") / 1e3
     deadline = time.monotonic() + seconds
-    with connected(url, prefix, is_patient=False) as protocol:
-        requests = [Request(protocol, request_id) for request_id in dict.fromkeys(ids)]
+    with found_requests(ids or [], url, prefix, is_patient=False) as found:
+        requests = [Waited(request, place.run) for request, place in found]
         try:
             # An unknown id is reported at once, not after the requests before it have ended.
             for request in requests:
                 _first_look(request, deadline)
-            ends = [_follow(request, deadline, is_quiet=is_quiet) for request in requests]
+            ends = [
+                _follow(request, deadline, is_quiet=is_quiet, for_canary=for_canary)
+                for request in requests
+            ]
         except KeyboardInterrupt:
             if not is_quiet:
                 render.note("stopped waiting; the same command waits again")
@@ -58,9 +72,36 @@ def wait(
     raise typer.Exit(max(map(_code, ends)))
 
 
-def _follow(request: Request, deadline: float, *, is_quiet: bool) -> Status:
+class Waited(NamedTuple):
+    """A request that is waited for, and the run of this folder that it is; None for no run."""
+
+    request: Request
+    run: FoundRun | None
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.request.id
+
+    def refuse_ended(self) -> None:
+        """Raise if the server will not come back, because the run that started it has ended.
+
+        Raises:
+            InvalidValue: the run was stopped.
+            StreamqError: the run has ended, and nobody can tell how.
+        """
+        if self.run is None:
+            return
+        if not is_kept(self.run.id):
+            raise StreamqError(
+                f"run {self.run.id} has ended before it was seen how; it wrote {self.run.output}"
+            )
+        live_runs(self.run.id)
+
+
+def _follow(request: Waited, deadline: float, *, is_quiet: bool, for_canary: bool) -> Status:
     with naming(request.id), render.Progress(is_shown=not is_quiet) as progress:
-        status = _end(request, deadline, progress)
+        status = _end(request, deadline, progress, for_canary=for_canary)
     if not is_quiet:
         render.note(_last_words(status))
     return status
@@ -72,24 +113,28 @@ def _code(status: Status) -> int:
     return 1 if status.state is State.FAILED or status.has_failures else 0
 
 
-def _first_look(request: Request, deadline: float) -> None:
+def _first_look(request: Waited, deadline: float) -> None:
     with naming(request.id), render.Progress(is_shown=False) as progress:
-        _insist(request, lambda _: request.status(), lambda _: True, deadline, progress)
+        _insist(request, lambda _: request.request.status(), lambda _: True, deadline, progress)
 
 
-def _end(request: Request, deadline: float, progress: render.Progress) -> Status:
-    """Wait for the end of the request. Return its last status."""
+def _end(
+    request: Waited, deadline: float, progress: render.Progress, *, for_canary: bool
+) -> Status:
+    """Wait for the end of the request, or of its canary. Return its last status."""
 
     def is_last(status: Status) -> bool:
         if status.state.is_live:
             progress.show(_progress(status))
-        return not status.state.is_live
+        return not status.state.is_live or (for_canary and status.waits_for_release)
 
-    return _insist(request, lambda seconds: _look(request, seconds), is_last, deadline, progress)
+    return _insist(
+        request, lambda seconds: _look(request.request, seconds), is_last, deadline, progress
+    )
 
 
 def _insist(
-    request: Request,
+    request: Waited,
     look: Callable[[float], Status],
     is_enough: Callable[[Status], bool],
     deadline: float,
@@ -108,6 +153,7 @@ def _insist(
         try:
             status = look(seconds)
         except (ServerBusy, ServerUnreachable) as error:
+            request.refuse_ended()
             outage.failed(error)
             time.sleep(seconds)
         else:
@@ -126,21 +172,21 @@ def _look(request: Request, seconds: float) -> Status:
 
 
 def _progress(status: Status) -> str:
-    parts, records = status.parts, status.records
+    records = status.records
     told = render.pace(status.rate, records.done + records.failed)
     pace = "".join(f", {each}" for each in told)
     eta = "" if status.eta_s is None else f", {render.span(status.eta_s * 1e3)} to go"
-    return (
-        f"{status.id} {render.state_of(status)}: {parts.done:,}/{parts.total:,} parts, "
-        f"{records.done:,} records, {records.failed:,} failed{pace}{eta}"
-    )
+    so_far = " so far" if status.state is State.LOADING else ""
+    done = f"{records.done:,}/{records.total:,} records{so_far}"
+    return f"{status.id} {render.state_of(status)}: {done}, {records.failed:,} failed{pace}{eta}"
 
 
 def _last_words(status: Status) -> str:
     started = status.started_ms or status.created_ms
     took = render.span((status.finished_ms or started) - started)
     records = status.records
+    state = "canary" if status.waits_for_release else status.state
     return (
-        f"{status.id}: {status.state}, {records.done + records.failed:,} records, "
+        f"{status.id}: {state}, {records.done + records.failed:,} records, "
         f"{render.failed_of(records.failed)}, {took}"
     )

@@ -13,7 +13,7 @@ from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, de
 from streamq.worker.program import words_of
 from streamq.worker.spawning import Spawner
 
-from .. import render
+from .. import panels, render
 from ..connecting import connected, url_of
 from ..option_structs import named, with_options
 from ..shared_options import (
@@ -35,13 +35,20 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
     """The options of a pool, as they were typed."""
 
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="package.module:app or file.py:app")
+        str,
+        typer.Argument(
+            metavar="MODULE:APP",
+            help="The app with the handlers: package.module:app or file.py:app.",
+            rich_help_panel=panels.FUNCTION,
+        ),
     ] = ""
     command: ExecOption = ""
     handler: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="With --exec: the name by which requests call the program."
+            metavar="NAME",
+            help="With --exec: the name by which requests call the program.",
+            rich_help_panel=panels.FUNCTION,
         ),
     ] = ""
     processes: Annotated[
@@ -52,7 +59,8 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
             min=1,
             max=MOST_PROCESSES,
             envvar="STREAMQ_PROCESSES",
-            help="Processes of the pool.",
+            help="Run handlers in so many processes.",
+            rich_help_panel=panels.SPEED,
         ),
     ] = 1
     slots: Annotated[
@@ -63,60 +71,124 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
             min=1,
             max=MOST_SLOTS,
             envvar="STREAMQ_CONCURRENCY",
-            help="Parts at once in each process.",
+            help="Run so many parts at once in each process: more than 1 where handlers wait, as "
+            "for an API.",
+            rich_help_panel=panels.SPEED,
         ),
     ] = 1
     queue: QueueOption = "default"
     levels: Annotated[
-        str, typer.Option(metavar="RANGE", help="Take only these levels, such as 0-19.")
+        str,
+        typer.Option(
+            metavar="RANGE",
+            help="Take only requests of these priorities, such as 0-19.",
+            rich_help_panel=panels.SPEED,
+        ),
     ] = ALL_LEVELS
-    is_burst: Annotated[bool, typer.Option("--burst", help="Exit when nothing is left to do.")] = (
-        False
-    )
+    is_burst: Annotated[
+        bool,
+        typer.Option(
+            "--burst",
+            help="Exit when nothing is left to do.",
+            rich_help_panel=panels.STOPPING,
+        ),
+    ] = False
     max_idle: Annotated[
-        str, typer.Option(metavar="TIME", help="Exit after this time without a part.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Exit after this time without anything to do.",
+            show_default="never",
+            rich_help_panel=panels.STOPPING,
+        ),
     ] = ""
     max_parts: Annotated[
-        int, typer.Option(min=0, help="Replace a process after it has run so many parts.")
+        int,
+        typer.Option(
+            min=0,
+            help="Replace a process by a new one after so many parts.",
+            show_default="never",
+            rich_help_panel=panels.STOPPING,
+        ),
     ] = 0
     max_memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Replace a process that grows beyond this.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Replace a process by a new one when it uses more memory than this.",
+            show_default="never",
+            rich_help_panel=panels.STOPPING,
+        ),
     ] = ""
-    max_result: Annotated[str, typer.Option(metavar="SIZE", help="Largest result of a part.")] = (
-        LARGEST_RESULT
-    )
+    max_result: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Fail a part whose results are larger than this.",
+            rich_help_panel=panels.SPEED,
+        ),
+    ] = LARGEST_RESULT
     grace: Annotated[
         str,
         typer.Option(
             metavar="TIME",
             envvar="STREAMQ_GRACE",
-            help="Time for running parts to end after a stop signal.",
+            help="After TERM or Ctrl-C, let running parts go on for so long.",
+            rich_help_panel=panels.STOPPING,
         ),
     ] = "25s"
     cancel_grace: Annotated[
-        str, typer.Option(metavar="TIME", help="Time for a cancelled part to end.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Let a part whose request was cancelled go on for so long.",
+            rich_help_panel=panels.STOPPING,
+        ),
     ] = "10s"
     quantum: Annotated[
         str,
-        typer.Option(metavar="TIME", help="Longest time on one request before others have a turn."),
+        typer.Option(
+            metavar="TIME",
+            help="Work on one request for so long before others of its priority have a turn.",
+            rich_help_panel=panels.SPEED,
+        ),
     ] = "50ms"
     lease: Annotated[
         str,
         typer.Option(
             metavar="TIME",
-            help="After a pool was silent for so long, and some seconds of grace, other workers "
-            "take its parts. [default: 20s]",
+            help="Other workers take over the parts of this one when it has been silent for so "
+            "long, and some seconds more.",
+            show_default="20s",
+            rich_help_panel=panels.STOPPING,
         ),
     ] = ""
     health_port: HealthPortOption = ""
     allow_read: Annotated[
         list[str],
         typer.Option(
-            metavar="DIR|URL", help="Parts may refer to files below this; may be repeated."
+            metavar="DIR|URL",
+            help="Let requests loaded with --by-reference read files below this; may be repeated.",
+            show_default="none",
+            rich_help_panel=panels.FUNCTION,
+        ),
+    ] = []
+    allow_post: Annotated[
+        list[str],
+        typer.Option(
+            metavar="URL",
+            help="Post webhooks of requests to URLs below this; may be repeated.",
+            show_default="none",
+            rich_help_panel=panels.FUNCTION,
         ),
     ] = []
     is_reloading: Annotated[
-        bool, typer.Option("--reload", help="Restart the processes when the code changes.")
+        bool,
+        typer.Option(
+            "--reload",
+            help="Restart the processes when the code changes, for development.",
+            rich_help_panel=panels.FUNCTION,
+        ),
     ] = False
     log_level: LogLevelOption = LogLevel.INFO
     log_format: LogFormatOption = LogFormat.TEXT
@@ -139,6 +211,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
             lease=self.lease or None,
             max_result=self.max_result,
             allow_read=self.allow_read,
+            allow_post=self.allow_post,
             log_level=self.log_level.value,
             log_format=log_style(self.log_format),
             named=named,

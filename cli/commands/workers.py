@@ -4,6 +4,7 @@ from streamq.queue.fleet import WorkerDetails, live_workers
 
 from .. import render
 from ..connecting import connected
+from ..finding import queue_place
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: The table shows at most so many running parts of a worker.
@@ -31,19 +32,20 @@ def workers(
 
     SLOTS are busy/total, UP is the time since the start, BEAT since the last heartbeat: one comes
     within a second when the number of busy slots changes, and every few seconds otherwise. RUNNING
-    is request/part and how long it had run at that heartbeat; the table shows three parts, --json
-    all of them.
+    is request/part, how long it had run at that heartbeat, and how far its handler said that it is
+    (Context.progress); the table shows three parts, --json all of them.
 
         streamq workers --queue default
     """
-    with connected(url, prefix) as protocol:
-        found = live_workers(protocol, queue)
+    place = queue_place(url, prefix, queue)
+    with connected(place.url, place.prefix) as protocol:
+        found = live_workers(protocol, place.queue)
     if as_json:
         render.as_json(found)
         return
     render.data(render.table(HEADERS, map(_row, found)))
     if not found:
-        render.note(f"no live worker in queue {queue}")
+        render.note(f"no live worker in queue {place.queue}")
 
 
 def _row(worker: WorkerDetails) -> tuple[str, ...]:
@@ -65,6 +67,7 @@ def _running(worker: WorkerDetails) -> str:
     # At the heartbeat, by the worker's clock: a short part may have ended long ago by now.
     shown = [
         f"{part.request}/{part.part} {render.span(worker.beat_ms - part.since_ms)}"
+        + (f" {part.progress} %" if part.progress else "")
         for part in oldest[:RUNNING]
     ]
     if len(oldest) > RUNNING:

@@ -1,5 +1,8 @@
 -- Ends a request: the end is recorded first and published second.
 local function end_request(k, r, now, state)
+  if r.flow then
+    r.flow.end_all(r.flow, state)
+  end
   put(r, "state", state)
   put(r, "finished_ms", now)
   save(k.meta, r)
@@ -23,6 +26,9 @@ end
 -- Subtracts finished parts from `left`; at 0 the request ends. Entries of failed parts stay for
 -- redrive. Returns whether this was the end.
 local function count_down(k, r, now, parts)
+  if r.flow then
+    return r.flow.count(r.flow, parts)
+  end
   if redis.call("DECRBY", k.left, parts) > 0 or not is_live(r) then
     return false
   end

@@ -69,18 +69,20 @@ local function choose(k, due, already)
   return chosen, false
 end
 
--- Returns what is stored about earlier trouble of these entries: number, tries, partial, number,
--- ...
+-- Returns what is stored about earlier trouble of these entries: number, tries, partial, mark,
+-- number, ... Behind the tries of a part that killed workers is how many it may kill.
 local function troubles_of(k, entries)
   local troubles = {}
   for _, entry in ipairs(entries) do
     local number = number_of(entry[1])
     local text = redis.call("HGET", k.tries, number)
-    local partial = redis.call("HGET", k.partial, number)
-    if text or partial then
-      troubles[#troubles + 1] = number
-      troubles[#troubles + 1] = tries_text(read_tries(text))
-      troubles[#troubles + 1] = partial or ""
+    local kept = redis.call("HMGET", k.partial, number, number .. "@")
+    if text or kept[1] or kept[2] then
+      local t = read_tries(text)
+      local poison = t.crashes > 0 and " " .. (redis.call("HGET", k.meta, "poison") or "") or ""
+      local n = #troubles
+      troubles[n + 1], troubles[n + 2] = number, tries_text(t) .. poison
+      troubles[n + 3], troubles[n + 4] = kept[1] or "", kept[2] or ""
     end
   end
   return troubles
@@ -139,10 +141,13 @@ end
 
 -- Hands out new parts. They are read a few at a time, so that large parts stop at max_bytes.
 local function hand_new(k, r, holder, n, max_bytes, basket)
-  local before, got, bytes, reads = basket.bytes, 0, 0, 0
-  while got < n and bytes < max_bytes and r.delivered < r.total and reads < MOST_HELD do
+  local before, got, bytes, reads, last = basket.bytes, 0, 0, 0, last_startable(r)
+  while got < n and bytes < max_bytes and r.delivered < last and reads < MOST_HELD do
     reads = reads + 1
     local count = math.min(n - got, READ_AT_ONCE)
+    if r.ceiling > 0 then
+      count = math.min(count, last - r.delivered)
+    end
     if got > 0 then
       count = math.min(count, math.max(1, math.floor((max_bytes - bytes) * got / bytes)))
     elseif max_bytes < r.bytes then
@@ -182,7 +187,7 @@ end
 -- Hands out parts. Returns a basket, and the troubles of the parts in it that had any.
 local function hand(k, r, now, holder, n, max_bytes)
   local basket = new_basket()
-  n = math.min(n, MOST_HELD)
+  n = math.min(n, MOST_HELD, r.room or MOST_HELD)
   if r.rate_ms > 0 then
     return hand_by_rate(k, r, now, holder, n, basket)
   end
@@ -194,6 +199,13 @@ local function hand(k, r, now, holder, n, max_bytes)
     hand_new(k, r, holder, n - #entries, max_bytes, basket)
   end
   return basket, troubles_of(k, entries)
+end
+
+-- Notes that parts were handed out for which the next stage of a flow has room.
+local function take_room(r, basket)
+  if r.room then
+    r.room = math.max(0, r.room - #basket.ids)
+  end
 end
 
 -- Returns everything pending under a holder, for a call that is repeated because its reply was

@@ -5,11 +5,11 @@ local FIELDS = {
   "state", "handler", "unit",
   "paused", "level", "limit", "total", "bytes", "delivered", "done", "records_done",
   "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms", "rate_charge_ms", "retries", "created_ms",
-  "lease_ms", "protocol",
+  "lease_ms", "weight", "ceiling", "eased", "eased_ms", "protocol",
 }
 local MORE = {
   "failed", "records_failed", "poison", "max_failures", "max_percent",
-  "finished_ms", "keep_ms",
+  "finished_ms", "keep_ms", "redrives", "owes", "settled", "outlive_ms",
 }
 
 -- Returns the request; or nil if it is absent; or nil and the refusal if its version is too new.
@@ -60,6 +60,11 @@ end
 
 local function is_live(r)
   return r.state == "loading" or r.state == "open"
+end
+
+-- Returns whether callbacks of the request's last end are to be started. load_more() has read it.
+local function is_owed(r)
+  return not is_live(r) and r.owes > 0 and r.settled <= r.redrives
 end
 
 local function unknown()

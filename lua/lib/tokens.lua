@@ -58,14 +58,24 @@ local function is_smooth(k, r)
   return r.smooth
 end
 
+-- Returns the number of the last part that may start: all may, but for a canary that is not
+-- released.
+local function last_startable(r)
+  return r.ceiling > 0 and math.min(r.ceiling, r.total) or r.total
+end
+
 -- Returns how many parts could start now, and the moment (0: none) at which more could.
 local function startable(k, r, now)
-  local ready, later = r.total - r.delivered, 0
+  local ready, later = math.max(0, last_startable(r) - r.delivered), 0
   local first = is_smooth(k, r) and {} or redis.call("ZRANGE", k.retry, 0, 0, "WITHSCORES")
   if first[2] and tonumber(first[2]) <= now then
     ready = ready + redis.call("ZCOUNT", k.retry, "-inf", now)
   elseif first[2] then
     later = tonumber(first[2])
+  end
+  -- Of a stage of a flow: no more than the next stage has room for.
+  if r.room and r.room < ready then
+    ready = r.room
   end
   local blocked = blocked_until(r, now)
   if blocked > now and (ready > 0 or later > 0) then
@@ -83,16 +93,57 @@ local function look_again(r, now, later)
   return 0
 end
 
+-- Returns how many tokens of the request may be out at most. Tokens in a list are turns, so this is
+-- the request's share among those of its level.
+local function weight_of(r)
+  return r.weight > 0 and r.weight or MOST_OUT
+end
+
+-- Every 10 s a limit that was eased grows by a fiftieth, at least by 1.
+local EASED_STEP_MS = 10000
+
+-- Returns how many leases the request may have now: its limit, or less for a while after a handler
+-- held the request.
+local function limit_of(r, now)
+  if r.eased <= 0 then
+    return r.limit
+  end
+  local steps = math.max(0, math.floor((now - r.eased_ms) / EASED_STEP_MS))
+  return math.min(r.limit, r.eased + steps * math.max(1, math.floor(r.eased / 50)))
+end
+
+-- Eases the limit: a handler that holds the request found that too many run at once.
+local function ease(k, r, now, until_ms)
+  local at_once = math.min(limit_of(r, now), leases_of(k, r))
+  put(r, "eased", math.max(1, math.floor(at_once * 0.85)))
+  put(r, "eased_ms", until_ms)
+end
+
+-- Returns the earlier of a moment (0: none) and that at which an eased limit grows next, if parts
+-- are ready: nobody calls then, so a look has to push the token.
+local function or_growth(r, now, ready, later)
+  if r.eased <= 0 or ready <= 0 or limit_of(r, now) >= r.limit then
+    return later
+  end
+  local steps = math.max(0, math.floor((now - r.eased_ms) / EASED_STEP_MS))
+  local grows = r.eased_ms + (steps + 1) * EASED_STEP_MS
+  return later > 0 and math.min(later, grows) or grows
+end
+
 -- Returns how many tokens to push, and when to look again.
 local function invite(k, r, now)
-  if not is_live(r) or r.paused == 1 then
+  if not is_live(r) then
+    -- The script that ended the request has read what it owes: a janitor comes at once.
+    return 0, r.owes and is_owed(r) and now or 0
+  end
+  if r.paused == 1 then
     return 0, 0
   end
   local ready, later = startable(k, r, now)
-  local free = r.limit - leases_of(k, r)
-  local mint = math.max(0, math.min(free, ready, MOST_OUT) - r.out)
+  local free = limit_of(r, now) - leases_of(k, r)
+  local mint = math.max(0, math.min(free, ready, weight_of(r)) - math.max(0, r.out))
   if mint > 0 then
-    put(r, "out", r.out + mint)
+    put(r, "out", math.max(0, r.out) + mint)
   end
-  return mint, look_again(r, now, later)
+  return mint, look_again(r, now, or_growth(r, now, ready, later))
 end

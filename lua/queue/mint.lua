@@ -21,6 +21,7 @@
 -- ARGV[5]  register  no; yes: it is about to open; again: it is about to be redriven
 -- ARGV[6]  believed  to ensure: how many tokens of the request are believed out
 -- ARGV[7]  to        the list, as it is called in used and news: HANDLER:LL
+-- ARGV[8+] weight    to ensure: how many tokens of the request may be out, if that is not 8
 --
 -- Returns  tokens pushed; to drop: tokens removed
 -- Errors   none
@@ -46,12 +47,14 @@ local TOLD_AT_ONCE = 1000
 -- Later tokens of the list bring one piece of news more, at most this often. A process that has
 -- just learned of the list and saw tokens there asks for one at once (no request_id).
 local TELL_EVERY_MS = 1000
+-- No request has a larger weight. A damaged count must not keep the server busy.
+local MOST_WEIGHT = 64
 
 local tokens, due, open, closed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local used, news = KEYS[5], KEYS[6]
 local request_id, count, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local look_ms, register, believed = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
-local to = ARGV[7]
+local to, weight = ARGV[7], unpack(ARGV, 8)
 
 -- To count one request's tokens, the whole list is read. A long list is read only now and then:
 -- with a look at each request in it, reading would take the server longer than the work. At other
@@ -184,19 +187,19 @@ end
 if mode == "drop" then
   return drop_ended()
 end
+local most = math.min(tonumber(weight) or MOST_OUT, MOST_WEIGHT)
 local is_counted = mode ~= "push" and not is_skipped()
 if mode == "ensure" and not is_counted then
   count = count - believed
 elseif mode == "ensure" then
-  local found = #redis.call("LPOS", tokens, request_id, "COUNT", 2 * MOST_OUT)
-  if found > MOST_OUT then
+  local found = #redis.call("LPOS", tokens, request_id, "COUNT", 2 * most)
+  if found > most then
     -- The request has more tokens than may be out, and so more turns than others: drop the surplus.
-    redis.call("LREM", tokens, found - MOST_OUT, request_id)
+    redis.call("LREM", tokens, found - most, request_id)
   end
   count = count - found
 end
--- At most MOST_OUT tokens of one request are of use. A damaged count must not keep the server busy.
-count = math.min(count, MOST_OUT)
+count = math.min(count, MOST_WEIGHT)
 for _ = 1, count do
   redis.call("LPUSH", tokens, request_id)
 end

@@ -5,15 +5,19 @@
 -- KEYS[1]  meta      HASH    state, limit, counts, tokens believed out
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
+-- KEYS[4+] next      meta of the next stage of a flow, for its window
 --
 -- ARGV[1]  pushed    tokens that the caller found missing after its last audit, and has pushed
 --
 -- Returns  state; queue; tokens that should be out; their list; when to look again; leases
 --          that may be reaped; when the request may be purged (0: it has not ended, or leases
 --          stand); entries in its stream that were not ours, since the last audit; leases past
---          their deadline; tokens that were believed out
+--          their deadline; tokens that were believed out; then name, value, ... of what most
+--          requests do not have: weight; owed: 1 when callbacks of its end are to be started, and
+--          it is not to be closed before; overdue_by: ms since its deadline
 -- Errors   UNKNOWN   no such request
 --          NEWER     a later version of streamq made the request
+--          FLOW      the caller does not know that it is a stage of a flow, or which shape
 -- Cost     O(log leases)
 -- Flags    allow-oom
 
@@ -23,19 +27,25 @@
 -- @include most_out
 -- @include tokens
 -- @include suspicion
+-- @include window
 
-local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3] }
+local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3], next = { unpack(KEYS, 4) } }
 local pushed = tonumber(ARGV[1])
 
 local r, newer = load_request(k.meta)
 if not r then
   return newer or unknown()
 end
+local refused_flow = untold(k.meta, r, k.next)
+if refused_flow then
+  return refused_flow
+end
 
 local now = now_ms()
 local believed = r.out + pushed
 put(r, "out", 0)
 put(r, "due_ms", 0)
+note_room(k, r, k.next)
 local want, look = invite(k, r, now)
 -- `out` is never more than was believed or pushed. Tokens that the caller will find missing are not
 -- out yet, and another caller of mint must not be told that they are. A belief that is too low only
@@ -69,14 +79,28 @@ if next_look and (look == 0 or next_look < look) then
 end
 local purge_at = 0
 -- Not while a lease stands: its holder may be dead, and nobody looks at a closed request.
-if not is_live(r) and overdue == 0 and not next_look then
+local more = {}
+if r.weight > 0 then
+  more = { "weight", r.weight }
+end
+if not is_live(r) then
   load_more(k.meta, r)
+end
+if not is_live(r) and is_owed(r) then
+  more[#more + 1], more[#more + 2] = "owed", 1
+elseif not is_live(r) and overdue == 0 and not next_look then
   purge_at = r.finished_ms + r.keep_ms
 end
 save(k.meta, r)
-local strays = tonumber(redis.call("HGET", k.meta, "strays")) or 0
+local rest = redis.call("HMGET", k.meta, "queue", "strays", "deadline_ms")
+local queue, strays, deadline = rest[1], tonumber(rest[2]) or 0, tonumber(rest[3])
 if strays > 0 then
   redis.call("HDEL", k.meta, "strays")
 end
-return { r.state, redis.call("HGET", k.meta, "queue"), want, list_of(r), look, expired, purge_at, strays,
-  overdue, believed }
+if deadline and is_live(r) and deadline <= now then
+  more[#more + 1], more[#more + 2] = "overdue_by", now - deadline
+elseif deadline and is_live(r) and (look == 0 or deadline < look) then
+  look = deadline
+end
+return { r.state, queue, want, list_of(r), look, expired, purge_at, strays,
+  overdue, believed, unpack(more) }

@@ -10,6 +10,7 @@
 -- KEYS[6]  tries     HASH    part number, what went wrong with it
 -- KEYS[7]  partial   HASH    part number, outcomes so far
 -- KEYS[8]  gone      ZSET    holder that was released without a lease, scored by when (ms)
+-- KEYS[9+] next      meta of the next stage of a flow, for its window
 --
 -- ARGV[1]  holder    a name never used before; kept when this call is repeated
 -- ARGV[2]  level     of the list that the token came from, or -1 without a token
@@ -23,10 +24,11 @@
 -- Returns  ok, empty, limit, held, paused, handler, level, lost or the state of an ended request;
 --          tokens to push; their list; when to look again; handler; and with parts: spec, or
 --          "" when known; creation time; how long (ms) it has been there to be run;
---          troubles (number, tries, partial, ...); and of the parts, if there are any: their ids,
+--          troubles (number, tries, partial, mark, ...); and of the parts, if there are any: ids,
 --          a line about each, the sizes of their payloads (I4), payloads, some of them joined
 -- Errors   UNKNOWN   no such request
 --          NEWER     a later version of streamq made the request
+--          FLOW      the caller does not know that it is a stage of a flow, or which shape
 -- Cost     O(parts handed out)
 -- Flags    allow-oom
 
@@ -38,10 +40,11 @@
 -- @include lease
 -- @include tries
 -- @include hand
+-- @include window
 
 local k = {
   meta = KEYS[1], parts = KEYS[2], leases = KEYS[3], retry = KEYS[4],
-  holders = KEYS[5], tries = KEYS[6], partial = KEYS[7], gone = KEYS[8],
+  holders = KEYS[5], tries = KEYS[6], partial = KEYS[7], gone = KEYS[8], next = { unpack(KEYS, 9) },
 }
 local holder, level, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, lease_ms, known = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -49,6 +52,10 @@ local max_bytes, lease_ms, known = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumbe
 local r, newer = load_request(k.meta)
 if not r then
   return newer or unknown()
+end
+local refused_flow = untold(k.meta, r, k.next)
+if refused_flow then
+  return refused_flow
 end
 local now = now_ms()
 
@@ -94,6 +101,7 @@ if leases_of(k, r) > 0 and redis.call("ZSCORE", k.leases, holder) then
   -- took.
   redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
   local basket, troubles = hand_again(k, holder)
+  note_room(k, r, k.next)
   local mint, look = invite(k, r, now)
   return answer("ok", mint, look, troubles, basket)
 end
@@ -116,7 +124,7 @@ if not unit then
   -- A stray token: tokens of the request go only to workers that have its handler.
   return answer("handler", 0, 0)
 end
-if leases_of(k, r) >= r.limit then
+if leases_of(k, r) >= limit_of(r, now) then
   return refuse("limit")
 end
 if blocked_until(r, now) > now then
@@ -130,7 +138,9 @@ if r.unit == "" then
 end
 
 local is_first = r.delivered == 0
+note_room(k, r, k.next)
 local basket, troubles = hand(k, r, now, holder, most, max_bytes)
+take_room(r, basket)
 if #basket.ids == 0 then
   redis.call("XGROUP", "DELCONSUMER", k.parts, "w", holder)
   return refuse("empty")

@@ -44,6 +44,7 @@
 -- @include tries
 -- @include hand
 -- @include ending
+-- @include marks
 
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
@@ -81,7 +82,7 @@ local function settle_troubles(fields, parts)
     end
   end
   redis.call("HDEL", k.tries, unpack(parts))
-  redis.call("HDEL", k.partial, unpack(parts))
+  forget_outcomes(k.partial, parts)
   redis.call("ZREM", k.retry, unpack(parts))
 end
 
@@ -156,7 +157,7 @@ end
 
 -- Hands over the next batch, or ends the lease: a call that hands out nothing leaves no lease.
 local function go_on()
-  local room = leases_of(k, r) <= r.limit
+  local room = leases_of(k, r) <= limit_of(r, now)
   if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r, now) <= now then
     local basket, troubles = hand(k, r, now, holder, most, max_bytes)
     if #basket.ids > 0 then
@@ -176,7 +177,7 @@ elseif given > 0 and created == r.created_ms then
   record_mercifully()
 end
 if counted > 0 and count_down(k, r, now, counted) then
-  return { r.state, 0, list_of(r), 0, counted, {} }
+  return { r.state, 0, list_of(r), is_owed(r) and now or 0, counted, {} }
 end
 
 local word, basket, troubles = "lost", nil, nil

@@ -7,6 +7,7 @@
 -- KEYS[3]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[4]  retry     ZSET    part number, scored by when it may run again
 -- KEYS[5]  holders   HASH    call number and running part of each lease
+-- KEYS[6+] next      meta of the next stage of a flow, for its window
 --
 -- ARGV[1]  holder
 -- ARGV[2]  call      number of this call under the lease; kept when it is repeated
@@ -16,6 +17,7 @@
 --          when to look again
 -- Errors   UNKNOWN   no such request
 --          NEWER     a later version of streamq made the request
+--          FLOW      the caller does not know that it is a stage of a flow, or which shape
 -- Cost     O(parts held)
 -- Flags    allow-oom
 
@@ -25,8 +27,10 @@
 -- @include most_out
 -- @include tokens
 -- @include lease
+-- @include window
 
-local k = { meta = KEYS[1], parts = KEYS[2], leases = KEYS[3], retry = KEYS[4], holders = KEYS[5] }
+local k = { meta = KEYS[1], parts = KEYS[2], leases = KEYS[3], retry = KEYS[4], holders = KEYS[5],
+  next = { unpack(KEYS, 6) } }
 local holder, call = ARGV[1], tonumber(ARGV[2])
 local struck = {}
 for i = 3, #ARGV do
@@ -36,6 +40,10 @@ end
 local r, newer = load_request(k.meta)
 if not r then
   return newer or unknown()
+end
+local refused_flow = untold(k.meta, r, k.next)
+if refused_flow then
+  return refused_flow
 end
 local refused = refusal(k, r, holder, call)
 if refused then
@@ -50,6 +58,7 @@ for _, number in ipairs(held(k.parts, holder)) do
   end
 end
 park(k, given)
+note_room(k, r, k.next)
 local mint, look = invite(k, r, now_ms())
 save(k.meta, r)
 return { is_live(r) and "ok" or r.state, mint, list_of(r), look }

@@ -37,7 +37,7 @@ end
 local now = now_ms()
 redis.call("XGROUP", "CREATE", parts, "w", 0, "MKSTREAM")
 redis.call("SET", left, 1)
-redis.call("HSET", meta, unpack(ARGV, 3))
+redis.call("HSET", meta, "protocol", PLAIN, unpack(ARGV, 3))
 redis.call("HSET", meta, "digest", digest, "state", "loading", "total", 0, "cursor", "",
-  "created_ms", now, "hold_ms", delay_ms > 0 and now + delay_ms or 0, "protocol", PROTOCOL)
+  "created_ms", now, "hold_ms", delay_ms > 0 and now + delay_ms or 0)
 return { 1, "loading", 0, "" }

@@ -13,6 +13,7 @@
 -- KEYS[8]  partial   HASH    part number, outcomes so far
 -- KEYS[9]  failed    HASH    part number, what was given up
 -- KEYS[10] events    channel the end is published there
+-- KEYS[11+] flow     of the other stages, as lib/flow.lua reads them
 --
 -- ARGV[1]  limit     leases to reap at most; fewer when they have very many parts
 -- ARGV[2]  failure   what to keep of a part that is given up as poison
@@ -22,6 +23,7 @@
 --          again
 -- Errors   UNKNOWN   no such request
 --          NEWER     a later version of streamq made the request
+--          FLOW      the caller does not know that it is a stage of a flow, or which shape
 -- Cost     O(parts taken back): PARTS_AT_ONCE, and those of one lease
 -- Flags    allow-oom
 
@@ -35,6 +37,9 @@
 -- @include ending
 -- @include giveup
 -- @include suspicion
+-- @include window
+-- @include flow
+-- @include handover
 
 -- About so many parts may keep the server busy in one call.
 local PARTS_AT_ONCE = 500
@@ -42,6 +47,7 @@ local PARTS_AT_ONCE = 500
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
   holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], failed = KEYS[9], events = KEYS[10],
+  flow = { unpack(KEYS, 11) },
 }
 local limit, failure = tonumber(ARGV[1]), ARGV[2]
 local heard = {}
@@ -54,6 +60,15 @@ if not r then
   return newer or unknown()
 end
 local now = now_ms()
+local f, refused_flow = enter_flow(k, r, now)
+if refused_flow then
+  return refused_flow
+end
+local before = 0
+if f then
+  load_more(k.meta, r)
+  before = r.total - r.done - r.failed
+end
 
 -- Returns whether the holder's pool was heard after the deadline of the lease. A dead pool was not:
 -- it renewed its leases until it died. A live pool renews all leases of its processes and charges
@@ -63,6 +78,13 @@ local now = now_ms()
 local function is_pool_alive(holder, deadline)
   local silent_ms = heard[string.match(holder, "^(%x+)%.")]
   return silent_ms and now - silent_ms > tonumber(deadline)
+end
+
+-- Returns whether the parts may never have come to a worker. The holders of gateways have names that
+-- begin with "g". A gateway renews a lease when its worker was told of the parts, and a renewal says
+-- what runs. So without that word the gateway died before, and no part is to blame.
+local function is_undelivered(holder, said)
+  return not said and string.sub(holder, 1, 1) == "g"
 end
 
 -- Returns the part that ran when the holder died: the one it named last, or the only one it had.
@@ -114,7 +136,7 @@ for i = 1, #expired, 2 do
   local said = redis.call("HGET", k.holders, holder .. "#")
   local numbers = end_lease(k, holder)
   reaped, taken = reaped + 1, taken + #numbers
-  if not is_pool_alive(holder, deadline) then
+  if not is_pool_alive(holder, deadline) and not is_undelivered(holder, said) then
     local running = running_of(numbers, said)
     set_apart(numbers, running)
     if running then
@@ -125,6 +147,8 @@ for i = 1, #expired, 2 do
     break
   end
 end
+note_room_behind(f)
 local mint, look = invite(k, r, now)
+local others = f and leave_flow(f, before)
 save(k.meta, r)
-return { reaped, taken, r.state, mint, list_of(r), look }
+return { reaped, taken, r.state, mint, list_of(r), look, others or nil }

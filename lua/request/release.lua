@@ -14,6 +14,7 @@
 -- KEYS[9]  failed    HASH    part number, what was given up
 -- KEYS[10] events    channel the end is published there
 -- KEYS[11] gone      ZSET    holder that was released without a lease, scored by when (ms)
+-- KEYS[12+] flow     of the other stages, as lib/flow.lua reads them
 --
 -- ARGV[1]  holder
 -- ARGV[2]  call      number of this call under the lease; kept when it is repeated
@@ -24,6 +25,7 @@
 --          when to look again
 -- Errors   UNKNOWN   no such request
 --          NEWER     a later version of streamq made the request
+--          FLOW      the caller does not know that it is a stage of a flow, or which shape
 -- Cost     O(parts held)
 -- Flags    allow-oom
 
@@ -36,6 +38,9 @@
 -- @include tries
 -- @include ending
 -- @include giveup
+-- @include window
+-- @include flow
+-- @include handover
 
 -- A claim may arrive up to ten minutes late; its holder's name is remembered for so long.
 local GONE_MS = 600000
@@ -43,7 +48,7 @@ local GONE_MS = 600000
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
   holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], failed = KEYS[9], events = KEYS[10],
-  gone = KEYS[11],
+  gone = KEYS[11], flow = { unpack(KEYS, 12) },
 }
 local holder, call, crashed, failure = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 
@@ -52,6 +57,10 @@ if not r then
   return newer or unknown()
 end
 local now = now_ms()
+local f, refused_flow = enter_flow(k, r, now)
+if refused_flow then
+  return refused_flow
+end
 local refused = refusal(k, r, holder, call)
 if refused and refused[1] == "lost" then
   -- The claim of this holder may still arrive, and would grant a lease that no process knows of.
@@ -63,11 +72,18 @@ if refused then
   return refused
 end
 
+local before = 0
+if f then
+  load_more(k.meta, r)
+  before = r.total - r.done - r.failed
+end
 local is_held = crashed ~= "" and #redis.call("XPENDING", k.parts, "w", crashed, crashed, 1, holder) == 1
 end_lease(k, holder)
 if is_held then
   charge_crash(k, r, now, crashed, failure)
 end
+note_room_behind(f)
 local mint, look = invite(k, r, now)
+local others = f and leave_flow(f, before)
 save(k.meta, r)
-return { is_live(r) and "over" or r.state, mint, list_of(r), look }
+return { is_live(r) and "over" or r.state, mint, list_of(r), look, others or nil }

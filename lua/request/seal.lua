@@ -12,6 +12,7 @@
 -- KEYS[7]  tries     HASH    part number, what went wrong with it
 -- KEYS[8]  partial   HASH    part number, outcomes so far
 -- KEYS[9]  events    channel the end is published there
+-- KEYS[10+] flow     of the other stages, as lib/flow.lua reads them
 --
 -- ARGV[1]  total     parts of the whole load
 -- ARGV[2]  cursor    where the load stands at its end
@@ -21,6 +22,7 @@
 --          SHORT     the server has another number of parts
 --          EXISTS    the request was loaded from other content
 --          NEWER     a later version of streamq made the request
+--          FLOW      the caller does not know that it is a stage of a flow, or which shape
 -- Cost     O(1)
 -- Flags    allow-oom
 
@@ -29,11 +31,17 @@
 -- @include request
 -- @include most_out
 -- @include tokens
+-- @include lease
+-- @include tries
 -- @include ending
+-- @include window
+-- @include flow
+-- @include handover
 
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
   holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], events = KEYS[9],
+  flow = { unpack(KEYS, 10) },
 }
 local total, cursor = tonumber(ARGV[1]), ARGV[2]
 
@@ -58,11 +66,17 @@ if sealed then
 end
 
 local now = now_ms()
+local f, refused_flow = enter_flow(k, r, now)
+if refused_flow then
+  return refused_flow
+end
 put(r, "sealed", 1)
 if r.state == "loading" then
   put(r, "state", "open")
 end
 count_down(k, r, now, 1)
+note_room_behind(f)
 local mint, look = invite(k, r, now)
+local others = f and leave_flow(f, 0)
 save(k.meta, r)
-return { r.state, mint, list_of(r), look }
+return { r.state, mint, list_of(r), look, others or nil }

@@ -11,10 +11,12 @@
 -- ARGV[2]  cursor    where the load stands at its end; opaque
 -- ARGV[3]  delay_ms  nothing starts before this much time has passed
 -- ARGV[4]  total     parts, of one record each
--- ARGV[5+] rest      the rest of meta, as field, value, ...; then payload, about, payload, about
+-- ARGV[5+] rest      the rest of meta, as field, value, ...; then payload, about, payload, about.
+--                    If the first field is not_after, the call is refused after that moment (ms)
 --
 -- Returns  tokens to push; when to look again
 -- Errors   EXISTS    the id is taken by another submission
+--          LATE      the call was made too long ago
 --          NEWER     a later version of streamq made the request
 -- Cost     O(parts)
 -- Flags    none
@@ -40,6 +42,11 @@ if found[1] then
 end
 
 local now = now_ms()
+local first, not_after = unpack(ARGV, 5, 6)
+if first == "not_after" and now > tonumber(not_after) then
+  return redis.error_reply("LATE the submission was made " .. now - tonumber(not_after)
+    .. " ms too long ago, and might be the second")
+end
 local hold_ms = delay_ms > 0 and now + delay_ms or 0
 -- One token is enough: the claim made with it asks for more.
 local out = delay_ms > 0 and 0 or 1
@@ -53,5 +60,5 @@ end
 redis.call("SET", left, total)
 redis.call("HSET", meta, "digest", digest, "state", "open", "sealed", 1, "total", total,
   "records", total, "bytes", bytes, "cursor", cursor, "created_ms", now, "hold_ms", hold_ms,
-  "out", out, "protocol", PROTOCOL, unpack(ARGV, 5, fields))
+  "out", out, "protocol", PLAIN, unpack(ARGV, 5, fields))
 return { out, hold_ms }

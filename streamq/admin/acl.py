@@ -4,6 +4,10 @@ The rights of a role are worked out from the scripts it runs, not listed. The he
 scripts name the keys and their bodies the commands, because a server checks each command of a
 script against the rights of its caller. Scripts are allowed by digest, so a user can load any
 script but run only ours.
+
+Users of a team have the rights of their role on the team's queues, and on requests whose ids begin
+with the team's name. The keys of a request carry its id and not its queue, so the id is what a
+server can tell teams apart by.
 """
 
 import hashlib
@@ -12,9 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from streamq import units
 from streamq.model import PREFIX
 from streamq.protocol import lua
-from streamq.protocol.keys import QueueKeys, RequestKeys
+from streamq.protocol.keys import MORE, QueueKeys, RequestKeys
 
 #: What every connection needs: commands to check the server, and to find nodes of a cluster.
 _EVERYBODY = (
@@ -33,16 +38,35 @@ _EVERYBODY = (
 #: The right to load scripts that a server does not have. A user with it can fill a server's memory
 #: with scripts.
 _LOAD = "script|load"
+#: The right to ask which scripts a server has.
+_LOADED = "script|exists"
+#: Commands that tell the names of all keys: users of a team may not use them.
+_OF_ALL_TEAMS = ("scan",)
 _FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
 #: Commands to wait for tokens, and to end such a wait.
 _TAKE = ("brpop", "client|id", "client|unblock")
 #: Commands to see whether keys of the queue have another type.
 _ASIDE = ("type",)
-_JANITOR = ("tick", "audit", "reap", "close", "purge", "mint", "inspect", "aside")
+#: To settle a request is to submit its callbacks.
+_SETTLE = ("settle", "submit")
+_JANITOR = (
+    "tick",
+    "audit",
+    "reap",
+    "close",
+    "purge",
+    "mint",
+    "inspect",
+    "aside",
+    "expire",
+    *_SETTLE,
+)
 _LOADER = (
     "submit",
     "open",
+    "lay",
     "append",
+    "refuse",
     "seal",
     "mint",
     "inspect",
@@ -56,7 +80,18 @@ _LOADER = (
     "purge",
     "close",
 )
-_WORKER = ("claim", "finish", "fail", "handback", "release", "renew", "beat", *_JANITOR)
+_WORKER = (
+    "claim",
+    "finish",
+    "pass_on",
+    "fail",
+    "keep",
+    "handback",
+    "release",
+    "renew",
+    "beat",
+    *_JANITOR,
+)
 _CALL = re.compile(r'redis\.p?call\("([A-Z]+)"(?:,\s*"([A-Z]+)")?')
 _WITH_SUBCOMMANDS = ("XGROUP",)
 _DIGEST = re.compile(r"\+evalsha\|([0-9a-f]{40})")
@@ -70,8 +105,7 @@ class Role(msgspec.Struct, frozen=True):
     commands: tuple[str, ...]
     #: Keys that the role's commands touch outside of scripts.
     keys: tuple[str, ...] = ()
-    #: Whether the role can work without the right to load scripts, once other users have loaded
-    #: them.
+    #: Whether the role changes nothing. It can do without the right to load scripts.
     only_looks: bool = False
 
 
@@ -80,18 +114,28 @@ ROLES: dict[str, Role] = {
         "submits and collects requests: load, results, set, pause, resume, cancel, retry, purge",
         _LOADER,
         (*_FOLLOW, "hmget", "wait", "set", "memory|usage"),
-        ("open", "closed", "workers", "worker", "failed", "results", "sync", "queue_sync"),
+        (
+            "open",
+            "closed",
+            "workers",
+            "worker",
+            "failed",
+            "results",
+            "sync",
+            "queue_sync",
+            "groups",
+        ),
     ),
     "worker": Role(
         "runs parts, and does a janitor's work: worker",
         _WORKER,
-        (*_TAKE, "zrange", "hget", *_ASIDE),
-        ("tokens", "used", "news", "open", "workers", "worker", "aside"),
+        (*_TAKE, "zrange", "hget", "hmget", *_ASIDE),
+        ("tokens", "used", "news", "open", "workers", "worker", "aside", "got", "groups", "kids"),
     ),
     "janitor": Role(
         "takes back the parts of dead workers: janitor",
         _JANITOR,
-        ("zrange", "hget", *_ASIDE),
+        ("zrange", "hget", _LOADED, *_ASIDE),
         ("used", "workers", "worker", "aside"),
     ),
     "reader": Role(
@@ -102,7 +146,7 @@ ROLES: dict[str, Role] = {
             "role",
             "cluster|info",
             "cluster|nodes",
-            "script|exists",
+            _LOADED,
             "xinfo|groups",
             "xinfo|consumers",
             "xpending",
@@ -130,10 +174,30 @@ ROLES: dict[str, Role] = {
             "workers",
             "worker",
             "failed",
+            "groups",
             "parts",
             "holders",
         ),
         only_looks=True,
+    ),
+    "gateway": Role(
+        "serves workers and loaders elsewhere: serve",
+        (*_LOADER, *_WORKER),
+        (*_FOLLOW, "hmget", "zcard", "wait", "set", "memory|usage", *_TAKE, *_ASIDE),
+        (
+            "aside",
+            "tokens",
+            "used",
+            "news",
+            "open",
+            "closed",
+            "workers",
+            "worker",
+            "failed",
+            "results",
+            "sync",
+            "queue_sync",
+        ),
     ),
     "runner": Role(
         "is loader and worker at once: run --url",
@@ -155,6 +219,8 @@ ROLES: dict[str, Role] = {
 }
 #: Users beside the roles: the administrator, the replicas of a primary, and sentinels.
 ADMIN, REPLICA, SENTINEL = "admin", "replica", "sentinel"
+#: The role that loads scripts for all others, if they may not.
+JANITOR = "janitor"
 OTHERS: dict[str, tuple[str, str]] = {
     ADMIN: ("may do everything: to load this file, and for emergencies", "~* &* +@all"),
     REPLICA: (
@@ -167,55 +233,79 @@ OTHERS: dict[str, tuple[str, str]] = {
         "+multi +exec +slaveof +config|rewrite +client|setname +client|kill +script|kill",
     ),
 }
-USERS = (*ROLES, *OTHERS)
+DEFAULT = "user default off resetkeys resetchannels -@all"
 
 
-def file_text(
-    passwords: Mapping[str, str],
-    prefix: str = PREFIX,
-    queues: Iterable[str] = (),
-    kept: str = "",
-    *,
-    readers_load: bool = True,
-) -> str:
-    """Return an ACL file with a user for each role that has a password.
+class Scope(msgspec.Struct, frozen=True):
+    """What the rights of users extend to."""
 
-    Without ``readers_load`` a reader may not load scripts: another user has to. ``kept`` is an
-    earlier file: scripts that it allows a role stay allowed, for as long as workers of two versions
-    run side by side.
+    prefix: str = PREFIX
+    #: The only queues that users may touch; none: all queues.
+    queues: tuple[str, ...] = ()
+    #: The team whose requests users may touch; "": all requests.
+    team: str = ""
+    #: The roles that may load scripts.
+    loading: tuple[str, ...] = tuple(ROLES)
+
+    @property
+    def users(self) -> list[str]:
+        """The users to write: those of the team, or those of the whole server."""
+        return [f"{self.team}-{role}" for role in ROLES] if self.team else [*ROLES, *OTHERS]
+
+
+def file_text(passwords: Mapping[str, str], scope: Scope, before: str, *, is_keeping: bool) -> str:
+    """Return an ACL file with the users that have a password, and those of other scopes.
+
+    ``before`` is the earlier file. Its users that have no password here stay as they are. With
+    ``is_keeping`` scripts that it allows a user stay allowed, for as long as workers of two
+    versions run side by side.
     """
-    lines = ["user default off resetkeys resetchannels -@all"]
+    lines = [DEFAULT]
     for user, password in passwords.items():
         login = f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()}"
         if user in OTHERS:
             _, rights = OTHERS[user]
         else:
-            digests = _kept_digests(kept, user)
-            loads = readers_load or not ROLES[user].only_looks
-            rights = " ".join(rights_of(user, prefix, queues, digests, loads=loads))
+            digests = _kept_digests(before, user) if is_keeping else []
+            rights = " ".join(rights_of(role_of(user)[0], scope, digests))
         lines.append(f"{login} {rights}")
+    mine = {"default", *passwords}
+    lines += [line for line in before.splitlines() if (user_of(line) or "default") not in mine]
     return "\n".join(lines) + "\n"
 
 
-def rights_of(
-    name: str,
-    prefix: str = PREFIX,
-    queues: Iterable[str] = (),
-    digests: Iterable[str] = (),
-    *,
-    loads: bool = True,
-) -> list[str]:
+def teams_in(text: str) -> set[str]:
+    """Return the teams whose users are in an ACL file."""
+    return {role_of(user_of(line))[1] for line in text.splitlines()} - {""}
+
+
+def user_of(line: str) -> str:
+    """Return the user that a line of an ACL file is about; "" for other lines."""
+    word, _, rest = line.partition(" ")
+    return rest.partition(" ")[0] if word == "user" else ""
+
+
+def role_of(user: str) -> tuple[str, str]:
+    """Return the role that a user is named after, "" if none, and the user's team, if any."""
+    team, _, role = user.rpartition("-")
+    return (role, team) if role in ROLES else ("", "")
+
+
+def rights_of(name: str, scope: Scope, digests: Iterable[str] = ()) -> list[str]:
     """Return a role's rights, in the words of the server's ACL."""
     role = ROLES[name]
     allowed = sorted({*map(lua.digest, role.scripts), *digests})
-    patterns, channels = _patterns(role, prefix, tuple(queues))
+    patterns, channels = _patterns(role, scope)
+    not_allowed = {*(_OF_ALL_TEAMS if scope.team else ())}
+    if name not in scope.loading:
+        not_allowed.add(_LOAD)
     return [
         "resetkeys",
         "resetchannels",
         "-@all",
         *(f"~{pattern}" for pattern in patterns),
         *(f"&{channel}" for channel in channels),
-        *(f"+{command}" for command in commands_of(role) if loads or command != _LOAD),
+        *(f"+{command}" for command in commands_of(role) if command not in not_allowed),
         *(f"+evalsha|{digest}" for digest in allowed),
     ]
 
@@ -238,10 +328,16 @@ class Trial(msgspec.Struct, frozen=True):
     filling: str = ""
 
 
-def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
-    """Yield a call for each script, key and command of a role."""
+def trials_of(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Trial]:
+    """Yield a call for each script, key and command that a role, or that of a team, needs.
+
+    A role can do without the right to load scripts, as long as a user who has it loads them.
+    """
     role = ROLES[name]
-    request = RequestKeys("ID", prefix)
+    optional = {_LOAD, *(_OF_ALL_TEAMS if team else ())}
+    if name == JANITOR:
+        optional.add(_LOADED)
+    request = RequestKeys(f"{units.id_head(team)}ID", prefix)
     keys = QueueKeys(queue, prefix, worker="WORKER", spoilt="due")
     for script in role.scripts:
         own = [_key(key, request, keys) for key in lua.signature(script)[0]]
@@ -251,7 +347,7 @@ def trials_of(name: str, prefix: str, queue: str) -> Iterator[Trial]:
         spelt = _key(key, request, keys)
         yield Trial(f"read {spelt}", ("HGET", spelt, "field"))
     for command in commands_of(role):
-        if role.only_looks and command == _LOAD:
+        if command in optional:
             continue
         filling = request.events if "subscribe" in command or command == "spublish" else spelt
         yield Trial(command, tuple(command.split("|")), filling)
@@ -262,17 +358,22 @@ def _key(name: str, request: RequestKeys, keys: QueueKeys) -> str:
     return str(getattr(keys, name.removeprefix("queue_")) if is_queue else getattr(request, name))
 
 
-def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def _patterns(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
     """Return patterns of the keys and of the channels that a role touches."""
     names = {key for script in role.scripts for key in lua.signature(script)[0]} | {*role.keys}
+    names |= {key for script in role.scripts for key in MORE.get(lua.more_keys(script), ())}
     names.discard("spoilt")  # it is one of the other keys
-    request = RequestKeys("ID", prefix)
+    prefix, queues = scope.prefix, scope.queues
+    request, stage = RequestKeys("ID", prefix), RequestKeys("ID/2", prefix)
+    ids = f"{{r:{units.id_head(scope.team)}*}}"
     found, channels = set(), set()
     for name in names:
         if name == "events" or "ssubscribe" in role.commands:
-            channels.add(request.events.replace("{r:ID}", "{r:*}"))
+            channels.add(request.events.replace("{r:ID}", ids))
         if hasattr(request, name):
-            found.add(getattr(request, name).replace("{r:ID}", "{r:*}"))
+            found.add(getattr(request, name).replace("{r:ID}", ids))
+            # A ``*`` in the place of the id does not cover the number of a stage.
+            found.add(getattr(stage, name).replace("{r:ID}:2", f"{ids}:*").replace("{r:ID}", ids))
         for queue in queues or ("ANY",):
             keys = QueueKeys(queue, prefix, worker="WORKER")
             if name != "sync" and hasattr(keys, name.removeprefix("queue_")):
@@ -284,5 +385,5 @@ def _patterns(role: Role, prefix: str, queues: tuple[str, ...]) -> tuple[list[st
 
 
 def _kept_digests(text: str, user: str) -> list[str]:
-    lines = (line for line in text.splitlines() if line.startswith(f"user {user} "))
+    lines = (line for line in text.splitlines() if user_of(line) == user)
     return [digest for line in lines for digest in _DIGEST.findall(line)]

@@ -90,7 +90,7 @@ def create(
             return False
         groups = arrange(peers, replicas)
         for peer in peers:
-            _refuse_used(peer, views)
+            _refuse_used(peer, peers, views)
         _refuse_other_layout(groups, views)
         if replicas and "password" in target.options:
             _refuse_without_masterauth(peers)
@@ -219,10 +219,20 @@ def _refuse_twins(peers: Sequence[Peer], views: dict[str, View]) -> None:
             raise InvalidValue(f"{twin} and {peer.name} are one and the same server")
 
 
-def _refuse_used(peer: Peer, views: dict[str, View]) -> None:
-    """Raise unless the server knows only the given servers and has no keys."""
+def _refuse_used(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> None:
+    """Raise unless the server knows only the given servers and has no keys.
+
+    A node that the server has just been introduced to has a made-up id until it answers: such a
+    node is known by its address.
+    """
     ours = {topology.own(known).id for known in views.values()}
-    strangers = [member for member in views[peer.name].values() if member.id not in ours]
+    places = {(each.machine, each.port) for each in peers}
+    strangers = [
+        member
+        for member in views[peer.name].values()
+        if member.id not in ours
+        and not ("handshake" in member.flags and (member.host, member.port) in places)
+    ]
     if strangers:
         others = ", ".join(sorted(_text(member.host, member.port) for member in strangers))
         raise ServerRefused(f"{peer.name} is already in a cluster, with {others}")

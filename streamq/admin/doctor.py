@@ -229,6 +229,6 @@ def _standstills(books: Books) -> Iterator[tuple[str, str]]:
     count = books.request.count
     is_held = books.request.is_held or count("rate_at_ms") > count("now_ms")
     free = count("limit") - count("leases")
-    ready = count("total") - count("delivered") + books.retry_due
+    ready = books.request.startable - count("delivered") + books.retry_due
     if min(free, ready) > 0 and not books.tokens and not is_held:
         yield "token", "parts could run, but no token invites a worker: it was lost"

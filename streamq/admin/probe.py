@@ -12,6 +12,7 @@ from streamq.errors import ServerError, ServerRefused, damaged_if_unreadable
 from streamq.model import PREFIX
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.script_cache import ScriptCache
 from streamq.protocol.snapshot import Snapshot
 
 
@@ -48,13 +49,12 @@ class Probe:
         self._connection = connection
         self.prefix = prefix
         self._protocol = Protocol(connection, prefix)
+        self.scripts = ScriptCache(connection)
         self._lengths: dict[str, int] = {}
 
     def primaries(self) -> list[Any]:
         """Return the nodes to ask. None stands for the only server."""
-        if not self._connection.is_cluster:
-            return [None]
-        return list(self._connection.redis.get_primaries())
+        return self._connection.primaries()
 
     def name(self, node: Any) -> str:
         """Return the name of a node for messages."""

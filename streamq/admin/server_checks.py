@@ -1,6 +1,7 @@
 """Checks of a server: its version, settings, replicas, slots and clock, and our rights."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -193,9 +194,10 @@ class ServerChecks(Examiner):
     def _rights(self) -> Iterator[Finding]:
         user = self._whoami()
         # A user named after a role should have that role; any other user at least one role.
-        roles = [user] if user in acl.ROLES else list(acl.ROLES)
+        own, team = acl.role_of(user)
+        roles = [own] if own else list(acl.ROLES)
         for node in self._probe.primaries():
-            missing = {name: self._lacks(node, user, name) for name in roles}
+            missing = {name: self._lacks(node, user, name, team) for name in roles}
             able = _largest(name for name, lacks in missing.items() if not lacks)
             where = f"{self._probe.name(node)}: user {user}"
             if able:
@@ -213,13 +215,13 @@ class ServerChecks(Examiner):
                 "ACL LOAD it on every node",
             )
 
-    def _lacks(self, node: Any, user: str, role: str) -> list[str]:
+    def _lacks(self, node: Any, user: str, role: str, team: str) -> list[str]:
         """Return what a role does and the user may not do, on the queue where that is least."""
         return min(
             (
                 [
                     trial.what
-                    for trial in acl.trials_of(role, self._probe.prefix, queue)
+                    for trial in acl.trials_of(role, self._probe.prefix, queue, team)
                     if not self._may(node, user, trial)
                 ]
                 for queue in self._queues
@@ -241,24 +243,21 @@ class ServerChecks(Examiner):
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def _scripts(self) -> Iterator[Finding]:
-        known = sorted({name for role in acl.ROLES.values() for name in role.scripts})
+        known = len(lua.names())
+        scripts = self._probe.scripts
         for node in self._probe.primaries():
-            digests = [lua.digest(name) for name in known]
-            there = self._probe.ask(node, "SCRIPT EXISTS", *digests)
-            missing = [name for name, is_there in zip(known, there, strict=True) if not is_there]
-            has = f"{self._probe.name(node)} has {len(known) - len(missing)} of {len(known)}"
+            missing = scripts.missing(node)
+            has = f"{self._probe.name(node)} has {known - len(missing)} of {known}"
             if missing and self._is_mending:
                 yield self.mend(
                     "scripts",
                     has,
                     "ask as a user that may load them: admin of streamq acl",
-                    lambda node=node, missing=missing: [  # type: ignore[misc]
-                        self._probe.ask(node, "SCRIPT LOAD", lua.source(name)) for name in missing
-                    ],
+                    partial(scripts.load, node, missing),
                     verdict=WARN,
                 )
                 continue
-            says = f"{has}; others come when needed"
+            says = f"{has}; a user who may load scripts, or a janitor, loads others when needed"
             yield Finding(check="scripts", verdict=OK, says=says)
 
 

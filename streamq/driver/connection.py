@@ -192,6 +192,28 @@ class Connection:
         finally:
             client.close()
 
+    def insist(self, call: Callable[[], Any]) -> Any:
+        """Make the call; while this thread is patient, repeat it until the server is ready."""
+        return self._patience.ask(call)
+
+    def primaries(self) -> list[Any]:
+        """Return the primaries of a cluster, as far as they are known; [None] for one server."""
+        return list(self.redis.get_primaries()) if self.is_cluster else [None]
+
+    def ask_node(self, node: Any, *words: Any) -> Any:
+        """Send a command to one of the ``primaries`` and return the answer.
+
+        Raises:
+            ServerError: the node does not answer, or refuses the command.
+        """
+        options = {} if node is None else {"target_nodes": node}
+        where = self.where if node is None else str(node.name)
+        try:
+            with translating_driver_errors(where):
+                return self.redis.execute_command(*words, **options)
+        except driver.ResponseError as error:
+            raise ServerRefused(f"{where} refuses {words[0]}: {error}") from None
+
     def load_script(self, text: str, key: str, *, everywhere: bool) -> None:
         """Load a script into the node that has the key, or into every primary that answers."""
         with translating_driver_errors(self.where):

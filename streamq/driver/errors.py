@@ -26,15 +26,22 @@ __all__ = [
     "RedisClusterException",
     "RedisError",
     "ResponseError",
+    "ScriptNotLoaded",
     "ours",
     "translating_driver_errors",
 ]
+
+
+class ScriptNotLoaded(driver.ResponseError):
+    """The server does not have a script, and does not let this user load it."""
+
 
 # What redis-py raises, and what that means to a caller. The first row that fits counts.
 _KINDS: tuple[tuple[type[Exception], type[ServerError], str], ...] = (
     (driver.AuthenticationError, ServerRefused, "does not let us in"),
     (driver.AuthorizationError, ServerRefused, "does not let us in"),
     (driver.NoPermissionError, ServerRefused, "does not let us do this"),
+    (ScriptNotLoaded, ServerBusy, "is not ready"),
     (driver.OutOfMemoryError, ServerFull, "is out of memory: let workers drain it"),
     (driver.ReadOnlyError, ServerBusy, "is not ready"),
     (driver.BusyLoadingError, ServerBusy, "is not ready"),

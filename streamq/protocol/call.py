@@ -11,7 +11,7 @@ import msgspec
 
 from streamq.errors import UNREADABLE, Damaged
 from streamq.protocol.keys import QueueKeys, RequestKeys
-from streamq.protocol.lua import digest, signature
+from streamq.protocol.lua import digest, more_keys, signature
 
 T = TypeVar("T")
 
@@ -44,6 +44,8 @@ class Call(msgspec.Struct, Generic[T], frozen=True):
         if is_variadic:
             argv.extend(argv.pop())
         keys = self.keys.of(key_names)
+        if self.keys.shape:
+            keys += self.keys.more(more_keys(self.script))
         return ("EVALSHA", digest(self.script), len(keys), *keys, *argv)
 
     def read(self, reply: Any) -> T:

@@ -8,14 +8,44 @@ The braces are a hash tag. All keys of one request share a cluster slot, and so 
 all keys of one queue; a script touches keys of one tag only.
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from streamq import units
+from streamq.flows.shape import Shape
 from streamq.model import LAST_LEVEL, PREFIX
+
+#: Keys that all stages of a flow share. Each stage has the others for itself.
+_SHARED = frozenset(("left", "results", "events", "groups", "kids", "sync"))
+#: The keys that a later stage has, in the order in which ``lay`` and ``cancel`` take them.
+_OF_STAGE = (
+    "meta",
+    "parts",
+    "leases",
+    "retry",
+    "holders",
+    "tries",
+    "partial",
+    "got",
+    "failed",
+)
+_NEIGHBOURS = ("groups", "kids", "got", "results", "meta", "parts", "leases", "retry", "failed")
+#: What the lists of keys hold that ``RequestKeys.more`` returns, by the lists' names.
+MORE: dict[str, tuple[str, ...]] = {
+    "next": ("meta",),
+    "metas": ("meta",),
+    "resuming": ("meta",),
+    "walk": ("kids",),
+    "flow": (*_NEIGHBOURS, "tries"),
+    "stages": ("groups", "kids", *_OF_STAGE),
+    "whole": ("groups", "kids", *_OF_STAGE, "gone", "left", "results"),
+}
 
 
 class RequestKeys:
-    """Keys of one request. Each is spelled when it is asked for, since most calls need few."""
+    """Keys of one place: of a request, or of a later stage of its flow.
+
+    Each is spelled when it is asked for, since most calls need few.
+    """
 
     #: HASH    everything that is known of the request
     meta: str
@@ -43,24 +73,99 @@ class RequestKeys:
     events: str
     #: STRING  written before replicas are waited for, and gone a moment later
     sync: str
+    #: HASH    of a join or reduce: origin -> result that waits for it
+    got: str
+    #: HASH    of a flow: origin of a spread part -> its unfinished children, and more
+    groups: str
+    #: HASH    of a flow: origin -> number of its children, of spreads that no join closes
+    kids: str
 
-    def __init__(self, request_id: str, prefix: str = PREFIX) -> None:
-        self.id = units.name(request_id, "request id")
-        self._root = f"{prefix}:{{r:{self.id}}}:"
+    def __init__(self, place: str, prefix: str = PREFIX, shape: Shape | None = None) -> None:
+        """``shape`` is that of the flow whose stage the place is, as far as the caller knows."""
+        #: The place: a request's id, or that and a stage.
+        self.id = place
+        self.shape = shape
+        if "/" in place:
+            request_id, self._stage = units.place(place)
+            self._shared = f"{prefix}:{{r:{request_id}}}:"
+            self._root = f"{self._shared}{self._stage}:"
+        else:
+            self._stage = ""
+            self._root = self._shared = f"{prefix}:{{r:{units.name(place, 'request id')}}}:"
 
     def __getattr__(self, name: str) -> str:
         if name not in RequestKeys.__annotations__:
             raise AttributeError(name)
-        return self._root + name
+        return (self._shared if name in _SHARED else self._root) + name
 
     def of(self, names: tuple[str, ...]) -> list[str]:
         """Return the keys of these names."""
-        root = self._root
-        return [root + name for name in names]
+        root, shared = self._root, self._shared
+        if root == shared:
+            return [root + name for name in names]
+        return [(shared if name in _SHARED else root) + name for name in names]
 
     def all(self) -> dict[str, str]:
         """Return every key by its name."""
-        return {name: self._root + name for name in RequestKeys.__annotations__}
+        return {name: getattr(self, name) for name in RequestKeys.__annotations__}
+
+    def more(self, name: str) -> list[str]:
+        """Return the keys that a script wants besides, of a stage; none where no flow is known."""
+        found: list[str] = getattr(self, f"_{name}") if self.shape and name else []
+        return found
+
+    def _of(self, stage: int, *names: str) -> list[str]:
+        root = self._shared if stage == 1 else f"{self._shared}{stage}:"
+        return [root + name for name in names]
+
+    @property
+    def _number(self) -> int:
+        return int(self._stage) if self._stage.isdigit() else 1
+
+    @property
+    def _next(self) -> list[str]:
+        """The meta of the next stage, whose window counts; it need not be there."""
+        return self._of(self._number + 1, "meta")
+
+    @property
+    def _metas(self) -> list[str]:
+        assert self.shape
+        return [key for stage in range(1, len(self.shape) + 1) for key in self._of(stage, "meta")]
+
+    @cached_property
+    def _flow(self) -> list[str]:
+        """Everything that handing over a part of this stage touches; as ``lua/lib/flow.lua``."""
+        assert self.shape
+        shape, stage = self.shape, self._number
+        keys = [self.groups, self.kids, self.got, self.results, *self._metas]
+        if shape.feeds(stage) == "parts":
+            keys += self._of(stage + 1, "parts", "leases", "retry")
+        for other in (shape.closing_join(stage), shape.barrier(stage)):
+            if other:
+                keys += self._of(other, "parts", "leases", "retry", "failed", "tries", "got")
+        return keys
+
+    @property
+    def _resuming(self) -> list[str]:
+        return self._next + self._metas
+
+    @property
+    def _walk(self) -> list[str]:
+        return [self.kids]
+
+    @property
+    def _stages(self) -> list[str]:
+        """The keys of all later stages, to create them or to drop what they hold."""
+        assert self.shape
+        later = range(2, len(self.shape) + 1)
+        return [self.groups, self.kids] + [k for n in later for k in self._of(n, *_OF_STAGE)]
+
+    @property
+    def _whole(self) -> list[str]:
+        """All keys of all stages."""
+        own = self._of(1, *_OF_STAGE, "gone", "left", "results")
+        later = range(2, len(self.shape or ()) + 1)
+        return [*own, *self._stages, *(key for n in later for key in self._of(n, "gone"))]
 
 
 def list_of(handler: str, level: int) -> str:
@@ -70,6 +175,10 @@ def list_of(handler: str, level: int) -> str:
 
 class QueueKeys:
     """Keys of one queue, seen from one list of tokens (``list_of``) and one worker of it."""
+
+    #: A queue is no flow, and no place of one.
+    shape = None
+    id = ""
 
     def __init__(
         self, queue: str, prefix: str = PREFIX, to: str = "", worker: str = "", spoilt: str = ""
@@ -98,6 +207,10 @@ class QueueKeys:
         #: any     the same when it was set aside
         self.aside = f"{root}aside:{spoilt}"
 
+    def more(self, name: str) -> list[str]:
+        """Return none: a queue has no keys besides."""
+        raise AssertionError(f"a queue has no keys {name}")
+
     def of(self, names: tuple[str, ...]) -> list[str]:
         """Return the keys of these names."""
         own = self.__dict__
@@ -122,9 +235,9 @@ class KeySpace:
         #: The same of lists in use, after the lists of news.
         self.used_lists = lru_cache(64)(self._used_lists)
 
-    def request(self, request_id: str) -> RequestKeys:
-        """Return the keys of a request."""
-        return RequestKeys(request_id, self.prefix)
+    def request(self, place: str, shape: Shape | None = None) -> RequestKeys:
+        """Return the keys of a request, or of a stage of the flow of that shape."""
+        return RequestKeys(place, self.prefix, shape)
 
     def worker(self, queue: str, worker: str) -> QueueKeys:
         """Return the keys of a queue, seen from one worker of it."""

@@ -21,6 +21,13 @@ _FLAGS = re.compile(r"^-- Flags\s+([a-z-]+)$", re.MULTILINE)
 
 
 @cache
+def names() -> tuple[str, ...]:
+    """Return the names of all scripts, sorted."""
+    found = (file.name for folder in FOLDERS for file in (files("streamq.lua") / folder).iterdir())
+    return tuple(sorted(name.removesuffix(".lua") for name in found if name.endswith(".lua")))
+
+
+@cache
 def text(name: str) -> str:
     """Return the text of a script's file. A name is in one folder only.
 
@@ -64,8 +71,18 @@ def digest(name: str) -> str:
 
 @cache
 def signature(name: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Return names of a script's keys, of its arguments, and whether the last takes many values."""
+    """Return names of a script's keys, of its arguments, and whether the last takes many values.
+
+    Keys that only a stage of a flow has (``KEYS[n+]``) are not among them: see ``more_keys``.
+    """
     found = _PARAMETER.findall(text(name))
-    keys = tuple(key for table, _, key in found if table == "KEYS")
+    keys = tuple(key for table, many, key in found if table == "KEYS" and not many)
     args = tuple(arg for table, _, arg in found if table == "ARGV")
-    return keys, args, any(many for _, many, _ in found)
+    return keys, args, any(many for table, many, _ in found if table == "ARGV")
+
+
+@cache
+def more_keys(name: str) -> str:
+    """Return what the header calls the keys that a stage of a flow has besides; "" for none."""
+    found = _PARAMETER.findall(text(name))
+    return next((key for table, many, key in found if table == "KEYS" and many), "")

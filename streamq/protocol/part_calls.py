@@ -18,10 +18,13 @@ from streamq.protocol.replies import (
     FailKind,
     Grant,
     Outcome,
+    PassedPart,
     Reaped,
     Renewed,
     Terms,
     Tokens,
+    pairs,
+    read_others,
     read_tokens,
 )
 
@@ -82,6 +85,32 @@ def finish(
     return Call("finish", keys, args, _finished)
 
 
+def pass_on(
+    keys: RequestKeys,
+    holder: str,
+    call: int,
+    passed: Sequence[PassedPart],
+    records: int,
+    terms: Terms,
+    created_ms: int,
+    facts: str,
+) -> Call[Grant]:
+    """Hand finished parts of a stage over to the next, and ask for the next parts."""
+    payloads = [payload for part in passed for payload in part.payloads]
+    asked = (holder, call, terms.most, terms.max_bytes, terms.lease_ms, created_ms, records)
+    args = {
+        "terms": " ".join(map(str, asked)),
+        "facts": facts,
+        "numbers": struct.pack(f"<{len(passed)}Q", *(part.number for part in passed)),
+        "origins": " ".join([part.origin for part in passed]),
+        "counts": struct.pack(f"<{len(passed)}I", *(len(part.payloads) for part in passed)),
+        "sizes": struct.pack(f"<{len(payloads)}I", *map(len, payloads)),
+        "labels": "\n".join([label for part in passed for label in part.labels]),
+        "payloads": b"".join(payloads),
+    }
+    return Call("pass_on", keys, args, _passed)
+
+
 def fail(
     keys: RequestKeys,
     holder: str,
@@ -107,8 +136,30 @@ def fail(
         "failure": msgspec.json.encode(failures),
         "result": result,
         "partial": partial,
+        "late": failures[0].record if kind == "late" else "",
     }
     return Call("fail", keys, args, _outcome)
+
+
+def keep(
+    keys: RequestKeys,
+    holder: str,
+    call: int,
+    number: int,
+    partial: bytes,
+    mark: bytes,
+    created_ms: int,
+) -> Call[str]:
+    """Keep what the records of a running part came to, and which of them are about to run."""
+    args = {
+        "holder": holder,
+        "call": call,
+        "created": created_ms,
+        "number": number,
+        "partial": partial,
+        "mark": mark,
+    }
+    return Call("keep", keys, args, _word)
 
 
 def handback(keys: RequestKeys, holder: str, call: int, numbers: Iterable[int]) -> Call[Outcome]:
@@ -154,7 +205,7 @@ def _claimed(reply: Sequence[Any]) -> Grant:
         word.decode(),
         Tokens(count, to.decode(), look),
         _parts(told, troubles),
-        retried=len(troubles) // 3,
+        retried=len(troubles) // 4,
         handler=handler.decode(),
         spec=spec or b"",
         created_ms=created,
@@ -167,6 +218,21 @@ def _finished(reply: Sequence[Any]) -> Grant:
     return Grant(
         word.decode(),
         Tokens(count, to.decode(), look),
+        _parts(told, troubles),
+        retried=len(troubles) // 4,
+        counted=counted,
+    )
+
+
+def _word(reply: bytes) -> str:
+    return reply.decode()
+
+
+def _passed(reply: Sequence[Any]) -> Grant:
+    word, count, to, look, counted, troubles, others, *told = reply
+    return Grant(
+        word.decode(),
+        Tokens(count, to.decode(), look, read_others(others)),
         _parts(told, troubles),
         retried=len(troubles) // 3,
         counted=counted,
@@ -191,7 +257,9 @@ def _reaped(reply: Sequence[Any]) -> Reaped:
 
 def _audited(reply: Sequence[Any]) -> Audit:
     state, queue, want, to, look, *rest = reply
-    return Audit(State(state.decode()), queue.decode(), Tokens(want, to.decode(), look), *rest)
+    tokens = Tokens(want, to.decode(), look)
+    more = {name.decode(): value for name, value in pairs(rest[5:])}
+    return Audit(State(state.decode()), queue.decode(), tokens, *rest[:5], **more)
 
 
 def _parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:
@@ -218,9 +286,10 @@ def _parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:
 def _add_troubles(parts: Sequence[Part], troubles: Sequence[Any]) -> None:
     """Tell the parts that failed or crashed before what became of them then."""
     by_number = {part.number: part for part in parts}
-    for number, tries, outcomes in zip(*[iter(troubles)] * 3, strict=True):
+    for number, tries, outcomes, mark in zip(*[iter(troubles)] * 4, strict=True):
         part = by_number[int(number)]
-        errors, crashes, alone, *_ = map(int, tries.split())
+        errors, part.crashes, alone, part.run, _, *poison = map(int, tries.split())
         part.attempt = errors + 1
-        part.is_suspect = crashes > 0 or alone > 0
-        part.partial = outcomes
+        part.is_suspect = part.crashes > 0 or alone > 0
+        part.partial, part.mark = outcomes, mark
+        part.poison = poison[0] if poison else 0

@@ -30,14 +30,16 @@ class AppendPipeline:
         self._lane: Lane | None = None
         self._answer: Callable[[], Appended] | None = None
 
-    def send(self, first: int, cursor: str, records: int, entries: Sequence[bytes | int]) -> Tokens:
+    def send(
+        self, first: int, after: str, cursor: str, records: int, entries: Sequence[bytes | int]
+    ) -> Tokens:
         """Send parts. Returns the tokens to push for those sent before, when they are there.
 
         Raises:
             RequestEnded: the request takes no more parts.
             LoadGap: the parts do not follow those that are there.
         """
-        sent = self._send(request_calls.append(self._keys, first, cursor, records, entries))
+        sent = self._send(request_calls.append(self._keys, first, after, cursor, records, entries))
         tokens = self.wait()
         self._answer = sent
         return tokens

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from streamq.driver.connection import Connection
 from streamq.errors import (
     ProtocolError,
@@ -21,7 +23,8 @@ from streamq.errors import (
     ServerUnreachable,
     StreamqError,
 )
-from streamq.model import PREFIX, Failure, Policy, State
+from streamq.flows.shape import Shape
+from streamq.model import PREFIX, Failure, FlowPlan, Policy, State
 from streamq.protocol import part_calls, queue_calls, request_calls
 from streamq.protocol.call import Call
 from streamq.protocol.pipeline import AppendPipeline
@@ -34,6 +37,7 @@ from streamq.protocol.replies import (
     Grant,
     Opened,
     Outcome,
+    PassedPart,
     Reaped,
     Renewed,
     Terms,
@@ -64,7 +68,9 @@ class Protocol(QueueProtocol):
 
         The caller closes that connection.
         """
-        return Protocol(self.connection.hasty(reply_s), self._space.prefix)
+        hasty = Protocol(self.connection.hasty(reply_s), self._space.prefix)
+        hasty._shapes = self._shapes
+        return hasty
 
     # Requests
 
@@ -78,17 +84,48 @@ class Protocol(QueueProtocol):
         """
         return self._do(request_calls.open(self.keys(request_id), digest, policy, source))
 
+    def lay(self, request_id: str, digest: str, flow: FlowPlan) -> bool:
+        """Create the later stages of a flow that was opened. Returns whether they are new.
+
+        Raises:
+            RequestExists: the id is taken by another submission.
+        """
+        self.learn(request_id, Shape.read(flow.shape))
+        return self._do(request_calls.lay(self.keys(request_id), digest, flow))
+
     def append(
-        self, request_id: str, first: int, cursor: str, records: int, entries: Sequence[bytes | int]
+        self,
+        request_id: str,
+        first: int,
+        after: str,
+        cursor: str,
+        records: int,
+        entries: Sequence[bytes | int],
     ) -> Appended:
         """Add parts (payload, about, payload, ...). Returns parts so far, cursor, tokens to push.
+
+        ``after`` is the cursor that they were cut at, ``cursor`` the one behind them.
 
         Raises:
             RequestEnded: the request takes no more parts.
             LoadGap: the parts do not follow those that are there.
         """
         keys = self.keys(request_id)
-        return self._do(request_calls.append(keys, first, cursor, records, entries))
+        return self._do(request_calls.append(keys, first, after, cursor, records, entries))
+
+    def refuse(
+        self, request_id: str, number: int, after: str, cursor: str, failures: Sequence[Failure]
+    ) -> tuple[bool, Tokens]:
+        """Count what cannot be loaded as a failed part. Returns whether it is counted; and tokens.
+
+        If it is not counted, many parts wait before it: the caller calls again.
+
+        Raises:
+            RequestEnded: the request takes no more parts.
+            LoadGap: the part does not follow those that are there.
+        """
+        keys, text = self.keys(request_id), msgspec.json.encode(failures)
+        return self._do(request_calls.refuse(keys, number, after, cursor, text))
 
     def appending(self, request_id: str) -> AppendPipeline:
         """Return the way to make many calls of ``append`` in a row; the caller closes it."""
@@ -186,13 +223,16 @@ class Protocol(QueueProtocol):
         level: int | None = None,
         limit: int | None = None,
         rate_ms: float | None = None,
+        weight: int | None = None,
+        ceiling: int | None = None,
     ) -> tuple[State, Tokens]:
-        """Change level, limit or rate of a request that runs.
+        """Change level, limit, rate, weight or ceiling (0: none) of a request that runs.
 
         Raises:
             RequestEnded: it does not run any more.
         """
-        return self._do(request_calls.set(self.keys(request_id), level, limit, rate_ms))
+        keys = self.keys(request_id)
+        return self._do(request_calls.set(keys, level, limit, rate_ms, weight, ceiling))
 
     def pause(self, request_id: str) -> State:
         """Start no more parts of a request; what runs goes on."""
@@ -219,8 +259,11 @@ class Protocol(QueueProtocol):
         max_bytes: int = 2**22,
         commit: tuple[str, str] = ("", ""),
         forget: Sequence[str | int] = (),
+        within: str = "",
     ) -> Collected:
         """Return results in input order; forget earlier ones with ``commit`` (expected, new).
+
+        ``within`` is the child of the first part to begin with, in a flow (``Collected.within``).
 
         Raises:
             CollectorLost: another collector has committed meanwhile.
@@ -232,6 +275,7 @@ class Protocol(QueueProtocol):
             max_bytes=max_bytes,
             commit=commit,
             forget=forget,
+            within=within,
         )
         return self._do(call)
 
@@ -247,13 +291,24 @@ class Protocol(QueueProtocol):
         """
         self._do(request_calls.commit(self.keys(request_id), expected, committed, forget))
 
-    def purge(self, request_id: str, *, force: bool = False) -> int:
+    def purge(self, request_id: str, *, force: bool = False, is_asked: bool = False) -> int:
         """Forget an ended request. Returns 0, or the moment (ms) from which it may be forgotten.
 
+        -1: it is a callback, and its parent must be asked first (``is_asked``: that was done).
+
         Raises:
-            RequestOpen: it still runs.
+            RequestOpen: it still runs, or somebody may still start it or its callbacks.
         """
-        return self._do(request_calls.purge(self.keys(request_id), force=force))
+        keys = self.keys(request_id)
+        return self._do(request_calls.purge(keys, force=force, is_asked=is_asked))
+
+    def settle(self, request_id: str, created_ms: int, run: int) -> bool:
+        """Note that the callbacks of an end are started. Returns whether they were owed."""
+        return self._do(request_calls.settle(self.keys(request_id), created_ms, run))
+
+    def expire(self, request_id: str) -> State:
+        """End a request that is past its deadline."""
+        return self._do(request_calls.expire(self.keys(request_id)))
 
     def inspect(self, request_id: str) -> Snapshot:
         """Return everything that is known of a request, at one moment."""
@@ -319,6 +374,27 @@ class Protocol(QueueProtocol):
         keys = self.keys(request_id)
         return self._do(part_calls.finish(keys, holder, call, results, records, terms, created_ms))
 
+    def pass_on(
+        self,
+        request_id: str,
+        holder: str,
+        call: int,
+        passed: Sequence[PassedPart],
+        records: int,
+        terms: Terms,
+        created_ms: int = 0,
+        facts: str = "",
+    ) -> Grant:
+        """Hand finished parts of a stage over to the next, and ask for the next parts.
+
+        ``facts`` is what the stage's spec says of it. It does for a stage what ``finish`` does for
+        a plain request.
+        """
+        keys = self.keys(request_id)
+        return self._do(
+            part_calls.pass_on(keys, holder, call, passed, records, terms, created_ms, facts)
+        )
+
     def fail(
         self,
         request_id: str,
@@ -347,6 +423,23 @@ class Protocol(QueueProtocol):
             partial=partial,
         )
         return self._do(failing)
+
+    def keep(
+        self,
+        request_id: str,
+        holder: str,
+        call: int,
+        number: int,
+        partial: bytes,
+        mark: bytes = b"",
+        created_ms: int = 0,
+    ) -> str:
+        """Keep what the records of a running part came to. ``mark``: which of them run next.
+
+        Without its lease the holder's outcomes count if nobody has taken the part since.
+        """
+        keys = self.keys(request_id)
+        return self._do(part_calls.keep(keys, holder, call, number, partial, mark, created_ms))
 
     def handback(self, request_id: str, holder: str, call: int, numbers: Iterable[int]) -> Outcome:
         """Give back parts that were not started. They were struck before this is called."""
@@ -398,7 +491,12 @@ class Protocol(QueueProtocol):
         """Push what is missing of the tokens that an audit wants. Returns how many."""
         keys = self._space.queue(audit.queue, audit.tokens.to)
         call = queue_calls.mint(
-            keys, request_id, audit.tokens, mode="ensure", believed=audit.believed
+            keys,
+            request_id,
+            audit.tokens,
+            mode="ensure",
+            believed=audit.believed,
+            weight=audit.weight,
         )
         pushed = self._do(call)
         if pushed:

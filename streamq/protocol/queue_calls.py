@@ -5,7 +5,7 @@ from typing import Any
 
 from streamq.protocol.call import Call
 from streamq.protocol.keys import QueueKeys
-from streamq.protocol.replies import MintMode, Register, Tick, Tokens, pairs, read_names
+from streamq.protocol.replies import MintMode, Register, Tick, Tokens, pairs, read_places
 
 
 def mint(
@@ -16,11 +16,12 @@ def mint(
     mode: MintMode = "push",
     register: Register = "no",
     believed: int = 0,
+    weight: int = 0,
 ) -> Call[int]:
     """Push tokens of a request and register its next look. The reply is how many were pushed.
 
     ``keys`` are those of the list ``tokens.to``. ``believed``: of the tokens that ``ensure`` is to
-    see to, so many are believed out.
+    see to, so many are believed out. ``weight``: how many may be out; 0 for as many as of most.
     """
     args = {
         "request_id": request_id,
@@ -30,6 +31,7 @@ def mint(
         "register": register,
         "believed": min(believed, tokens.count),
         "to": tokens.to,
+        "weight": [weight] if weight else [],
     }
     return Call("mint", keys, args, int)
 
@@ -85,6 +87,6 @@ def beat(
 def _ticked(reply: Sequence[Any]) -> Tick:
     now, wait_ms, due, *flat = reply
     found = [(name, float(score)) for name, score in pairs(flat)]
-    strays = [(name, score) for name, score in found if not read_names([name])]
-    known = [(name.decode(), score) for name, score in found[:due] if read_names([name])]
-    return Tick(now, wait_ms, known, read_names([name for name, _ in found[due:]]), strays)
+    strays = [(name, score) for name, score in found if not read_places([name])]
+    known = [(name.decode(), score) for name, score in found[:due] if read_places([name])]
+    return Tick(now, wait_ms, known, read_places([name for name, _ in found[due:]]), strays)

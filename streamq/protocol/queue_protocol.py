@@ -5,13 +5,18 @@ A method that finds a key of the queue to be of another type than streamq writes
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import Any
+
+import msgspec
 
 from streamq import units
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors
-from streamq.errors import Damaged
+from streamq.errors import Damaged, FlowUntold
+from streamq.flows.shape import Shape
 from streamq.model import LAST_LEVEL, PREFIX, News
 from streamq.protocol import queue_calls
+from streamq.protocol.call import Call
 from streamq.protocol.reads import Reads
 from streamq.protocol.replies import MintMode, Register, Tick, Token, Tokens
 from streamq.protocol.scripts import Scripts
@@ -24,8 +29,15 @@ class QueueProtocol(Reads):
 
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         super().__init__(connection, prefix)
-        self._scripts = Scripts(connection)
+        self._scripts = Scripts(connection, self._retold)
         self._do = self._scripts.do
+
+    def _retold(self, call: Call[Any], told: FlowUntold) -> Call[Any]:
+        """Return the call with the keys that it needs, for a script said which flow it is."""
+        place = str(call.keys.id)
+        request_id, _ = units.place(place)
+        self.learn(request_id, Shape.read(str(told)) if str(told) else None)
+        return msgspec.structs.replace(call, keys=self.keys(place))
 
     def mint(
         self,
@@ -42,8 +54,12 @@ class QueueProtocol(Reads):
 
     def push(self, queue: str, request_id: str, tokens: Tokens) -> None:
         """Do what a script asked its caller to do in the queue, if anything."""
-        if tokens:
+        if not tokens:
+            return
+        if tokens.count > 0 or tokens.look_ms > 0:
             self.mint(queue, request_id, tokens)
+        for each in tokens.others:
+            self.mint(each.queue, each.place, each.tokens)
 
     def tick(
         self,
@@ -173,7 +189,9 @@ class QueueProtocol(Reads):
     def _token(queue: str, name: bytes, token: bytes) -> Token:
         _, handler, level = name.decode().rsplit(":", 2)
         try:
-            return Token(units.name(token.decode(), "request id"), handler, int(level))
+            place = token.decode()
+            units.place(place)
+            return Token(place, handler, int(level))
         except ValueError:
             raise Damaged(f"a token of {queue} is no request id: {token!r:.100}") from None
 

@@ -9,13 +9,20 @@ from typing import Any
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors
 from streamq.errors import Damaged
-from streamq.model import PREFIX
+from streamq.flows.shape import Shape
+from streamq.model import PREFIX, Part
 from streamq.protocol.events import Events
 from streamq.protocol.keys import KeySpace, RequestKeys
-from streamq.protocol.replies import read_names
+from streamq.protocol.replies import read_names, read_places
+from streamq.units import MOST_STAGES
 
 _NUMBER = re.compile(rb"[1-9][0-9]{0,15}")
-_FIELD = re.compile(rb"[1-9][0-9]{0,15}(\.[0-9]{1,15})?")
+#: A part's number; of a flow also its child (``17/3``); and the number of a redrive (``17.1``).
+_FIELD = re.compile(rb"[1-9][0-9]{0,15}([./][0-9]{1,15})*")
+#: Inputs of a join that are read at once.
+_INBOX_AT_ONCE = 500
+#: Places of flows whose shape is remembered.
+_MOST_SHAPES = 20_000
 #: A request that was closed no longer ago than this may have the score of its second look.
 _CLOSED_LATELY_MS = 600_000
 
@@ -26,6 +33,8 @@ class Reads:
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         self.connection = connection
         self._space = KeySpace(prefix)
+        #: By place: the shape of the flow that it is a stage of, as far as that was told.
+        self._shapes: dict[str, Shape] = {}
 
     @property
     def prefix(self) -> str:
@@ -33,8 +42,22 @@ class Reads:
         return self._space.prefix
 
     def keys(self, request_id: str) -> RequestKeys:
-        """Return the keys of a request."""
-        return self._space.request(request_id)
+        """Return the keys of a request, or of a stage of a flow (``ID/2``)."""
+        return self._space.request(request_id, self._shapes.get(request_id))
+
+    def learn(self, request_id: str, shape: Shape | None) -> None:
+        """Note that a request is a flow of this shape, or (None) that it is none.
+
+        Scripts refuse a caller that does not know it, so nobody needs to know it beforehand.
+        """
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.clear()
+        places = (request_id, *(f"{request_id}/{stage}" for stage in range(2, MOST_STAGES + 1)))
+        for place in places if shape is None else places[: len(shape)]:
+            if shape is None:
+                self._shapes.pop(place, None)
+            else:
+                self._shapes[place] = shape
 
     def node_of(self, request_id: str) -> str:
         """Return the node of a cluster that has the request; "" where there is one server."""
@@ -60,11 +83,23 @@ class Reads:
     # Queues
 
     def ids(self, queue: str, *, closed: bool = False) -> list[str]:
-        """Return ids of the queue's open requests, or of those that have ended, oldest first."""
+        """Return ids of the queue's open requests, or of those that have ended, oldest first.
+
+        Later stages of flows are not among them: they are parts of a request.
+        """
+        return read_names(self._index(queue, closed))
+
+    def places(self, queue: str) -> list[str]:
+        """Return the queue's open requests, and stages of requests that are open in it."""
+        return read_places(self._index(queue, False))
+
+    def _index(self, queue: str, closed: bool) -> list[bytes]:
         keys = self._space.queue(queue)
         with translating_driver_errors(self.connection.where):
-            found = self.connection.redis.zrange(keys.closed if closed else keys.open, 0, -1)
-        return read_names(found)
+            found: list[bytes] = self.connection.redis.zrange(
+                keys.closed if closed else keys.open, 0, -1
+            )
+        return found
 
     def registered(self, queue: str, request_id: str) -> float | None:
         """Return the score of a request among the queue's open ones, for ``close``."""
@@ -115,7 +150,7 @@ class Reads:
 
     def details(self, queue: str, names: Sequence[str]) -> list[bytes | None]:
         """Return what these workers say of themselves; None for one that is gone or unreadable."""
-        return self._each(
+        return self.ask_each(
             names, lambda pipe, name: pipe.hget(self._space.worker(queue, name).worker, "details")
         )
 
@@ -130,11 +165,14 @@ class Reads:
     def tokens_in(self, queue: str, lists: Sequence[str]) -> list[int]:
         """Return how many tokens wait in each of these lists."""
         root = self._space.queue(queue).tokens
-        sizes = self._each(lists, lambda pipe, name: pipe.llen(root + name))
+        sizes = self.ask_each(lists, lambda pipe, name: pipe.llen(root + name))
         return [0 if size is None else size for size in sizes]
 
-    def _each(self, names: Sequence[str], ask: Callable[[Any, str], object]) -> list[Any]:
-        """Ask something for each name, in one round trip. Returns None where it was refused."""
+    def ask_each(self, names: Sequence[str], ask: Callable[[Any, str], object]) -> list[Any]:
+        """Ask something for each name, in one round trip to each node.
+
+        The answers come in the order of the questions; None stands for one that was refused.
+        """
         redis = self.connection.redis
         with (
             translating_driver_errors(self.connection.where),
@@ -186,7 +224,7 @@ class Reads:
         It takes one command for each request, and one round trip to each node for all of them.
         """
         wanted = list(fields)
-        replies = self._each(ids, lambda pipe, each: pipe.hmget(self.keys(each).meta, wanted))
+        replies = self.ask_each(ids, lambda pipe, each: pipe.hmget(self.keys(each).meta, wanted))
         return [
             None
             if values is None
@@ -213,6 +251,33 @@ class Reads:
                 if _NUMBER.fullmatch(number):
                     yield int(number), text
 
+    def entries_of(self, request_id: str, numbers: Sequence[int]) -> list[Part | None]:
+        """Return these parts as they were loaded; None for one that the server has no more."""
+        key = self.keys(request_id).parts
+        replies = self.ask_each(
+            [f"{number}-0" for number in numbers], lambda pipe, each: pipe.xrange(key, each, each)
+        )
+        found: list[Part | None] = []
+        for number, reply in zip(numbers, replies, strict=True):
+            fields = list(reply[0][1].items()) if reply and reply[0][1] else []
+            found.append(Part(number, fields[0][1], fields[0][0]) if fields else None)
+        return found
+
+    def refusals(self, request_id: str) -> Iterable[tuple[int, bytes]]:
+        """Yield parts that stand for what could not be loaded, and what is kept of each."""
+        for page in self._pages(self.keys(request_id).failed, 2**22):
+            for field, text in page.items():
+                if field.endswith(b"!") and _NUMBER.fullmatch(field[:-1]):
+                    yield int(field[:-1]), text
+
+    def failures_of(self, request_id: str, numbers: Sequence[int]) -> list[bytes | None]:
+        """Return what is kept of each of these parts; None for one that was not given up."""
+        if not numbers:
+            return []
+        with translating_driver_errors(self.connection.where):
+            found = self.connection.redis.hmget(self.keys(request_id).failed, list(numbers))
+        return list(found)
+
     def leftovers(self, request_id: str, at_once: int = 2**22) -> Iterable[tuple[str, bytes]]:
         """Yield every result the server has, in no order, by its field; some perhaps twice."""
         for page in self.result_pages(request_id, at_once):
@@ -232,6 +297,37 @@ class Reads:
             found = self.connection.redis.hmget(self.keys(request_id).results, list(fields))
         pairs = zip(fields, found, strict=True)
         return [(field, result) for field, result in pairs if result is not None]
+
+    # Inboxes of joins and reduces
+
+    def inbox_of_group(self, place: str, origin: str) -> list[bytes | None]:
+        """Return what a spread kept for its join, and what each child returned or failed with."""
+        keys = self.keys(place)
+        with translating_driver_errors(self.connection.where):
+            redis = self.connection.redis
+            count = int(redis.hget(keys.groups, f"{origin}#") or 0)
+            found: list[bytes | None] = []
+            for first in range(0, count + 1, _INBOX_AT_ONCE):
+                below = range(first, min(count + 1, first + _INBOX_AT_ONCE))
+                found += redis.hmget(keys.got, [f"{origin}/{child}" for child in below])
+        return found
+
+    def group_counts(self, request_id: str) -> tuple[int, int]:
+        """Return how many groups of a flow wait for children, and how many have failed ones."""
+        opened = blocked = 0
+        for page in self._pages(self.keys(request_id).groups, 2**22):
+            opened += sum(field[-1:].isdigit() and int(left) > 0 for field, left in page.items())
+            blocked += sum(field.endswith(b"!") and int(n) > 0 for field, n in page.items())
+        return opened, blocked
+
+    def inbox(self, place: str, origins: list[str]) -> tuple[list[bytes | None], list[int]]:
+        """Return the inputs of a reduce for these origins, and how many children each has."""
+        keys = self.keys(place)
+        with translating_driver_errors(self.connection.where):
+            redis = self.connection.redis
+            results: list[bytes | None] = redis.hmget(keys.got, origins)
+            kids = redis.hmget(keys.kids, origins)
+        return results, [int(count or 0) for count in kids]
 
     def _pages(self, key: str, at_once: int) -> Iterable[dict[bytes, bytes]]:
         """Yield a hash in pages. How many fields the next has follows from the size of these."""

@@ -13,7 +13,7 @@ from streamq.model import Part, State
 Ended = Literal["done", "failed", "cancelled"]
 """The state of a request that has ended."""
 #: How ``fail`` is to treat a part.
-FailKind = Literal["retry", "snooze", "hold", "abandon"]
+FailKind = Literal["retry", "late", "snooze", "hold", "abandon"]
 #: What ``mint`` is to do with tokens: push so many more; push those missing from so many; take out
 #: those of ended requests; push none, and forget the list if it is empty.
 MintMode = Literal["push", "ensure", "drop", "forget", "heard"]
@@ -32,9 +32,22 @@ class Tokens(msgspec.Struct, frozen=True):
     to: str = ""
     #: Moment to look at the request again (ms), or 0.
     look_ms: int = 0
+    #: Of a flow: what to push for other stages.
+    others: tuple["StageTokens", ...] = ()
+    #: Of a redrive of a flow: how many parts do not run again, because their join or reduce was
+    #: made without them, or because inputs of theirs are missing.
+    refused: int = 0
 
     def __bool__(self) -> bool:
-        return self.count > 0 or self.look_ms > 0
+        return self.count > 0 or self.look_ms > 0 or len(self.others) > 0
+
+
+class StageTokens(msgspec.Struct, frozen=True):
+    """Tokens to push for another stage of a flow, in that stage's queue."""
+
+    place: str
+    queue: str
+    tokens: Tokens
 
 
 #: The answer to ``append``: parts so far, the load cursor, tokens to push.
@@ -89,6 +102,17 @@ class Grant(msgspec.Struct):
     counted: int = 0
 
 
+class PassedPart(msgspec.Struct):
+    """A finished part of a stage: what it hands over."""
+
+    number: int
+    #: Of the item that it is.
+    origin: str
+    #: What each child says of itself (its ``about``), or its origin; and its payload.
+    labels: list[str]
+    payloads: list[bytes]
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """The answer to a call that hands out no parts."""
 
@@ -113,6 +137,12 @@ class Audit(msgspec.Struct, frozen=True):
     overdue: int = 0
     #: Tokens that were believed out.
     believed: int = 0
+    #: How many tokens may be out; 0: as many as of most requests.
+    weight: int = 0
+    #: 1 when callbacks of its end are to be started: it is not closed before.
+    owed: int = 0
+    #: How long (ms) it is past its deadline.
+    overdue_by: int = 0
 
 
 class Reaped(msgspec.Struct, frozen=True):
@@ -143,12 +173,29 @@ class Collected(msgspec.Struct, frozen=True):
     #: Results the server still has.
     left: int
     results: list[tuple[int, bytes]]
+    #: Of a flow: the fields of the results, such as ``17/3``; and the child of the part ``next`` to
+    #: go on with, "" for the part itself.
+    fields: list[str] = []
+    within: str = ""
+
+
+def part_of(field: str) -> int:
+    """Return the number of the part whose result has that field: 17 for ``17``, ``17/3``."""
+    return int(field.partition(".")[0].partition("/")[0])
 
 
 def read_tokens(reply: Sequence[Any]) -> Tokens:
     """Return the tokens that most replies end with."""
-    count, to, look_ms = reply
-    return Tokens(count, to.decode(), look_ms)
+    count, to, look_ms, *more = reply
+    return Tokens(count, to.decode(), look_ms, read_others(more[0]) if more else ())
+
+
+def read_others(flat: Sequence[Any]) -> tuple[StageTokens, ...]:
+    """Return the tokens for other stages: place, queue, count, list, look, place, ..."""
+    return tuple(
+        StageTokens(place.decode(), queue.decode(), Tokens(count, to.decode(), look_ms))
+        for place, queue, count, to, look_ms in zip(*[iter(flat)] * 5, strict=True)
+    )
 
 
 def read_names(found: Iterable[bytes]) -> list[str]:
@@ -158,6 +205,17 @@ def read_names(found: Iterable[bytes]) -> list[str]:
         with suppress(ValueError):
             names.append(units.name(each.decode(), "name"))
     return names
+
+
+def read_places(found: Iterable[bytes]) -> list[str]:
+    """Return those that can be places: request ids, or stages of requests."""
+    places = []
+    for each in found:
+        with suppress(ValueError):
+            text = each.decode()
+            units.place(text)
+            places.append(text)
+    return places
 
 
 def pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

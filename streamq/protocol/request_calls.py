@@ -4,10 +4,18 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from streamq.model import Policy, State
+from streamq.model import FlowPlan, Policy, State
 from streamq.protocol.call import Call
 from streamq.protocol.keys import RequestKeys, list_of
-from streamq.protocol.replies import Appended, Collected, Opened, Tokens, pairs, read_tokens
+from streamq.protocol.replies import (
+    Appended,
+    Collected,
+    Opened,
+    Tokens,
+    pairs,
+    part_of,
+    read_tokens,
+)
 from streamq.protocol.snapshot import Snapshot
 
 #: What ``inspect`` works out and tells before the fields that are kept.
@@ -24,12 +32,46 @@ def open(keys: RequestKeys, digest: str, policy: Policy, source: bytes = b"") ->
     return Call("open", keys, args, _opened)
 
 
+def lay(keys: RequestKeys, digest: str, flow: FlowPlan) -> Call[bool]:
+    """Create the later stages of a request that was opened. The reply is whether they are new."""
+    first = [*flow.stages[0].fields, b"flow", flow.name.encode(), b"stages", len(flow.stages)]
+    if "reduce" in flow.shape:
+        first += [b"outputs", b"one"]
+    stages: list[list[Any]] = [[*first]]
+    stages += [[*each.policy.fields, *each.fields] for each in flow.stages[1:]]
+    args = {
+        "digest": digest,
+        "counts": " ".join(str(len(fields)) for fields in stages),
+        "fields": [value for fields in stages for value in fields],
+    }
+    return Call("lay", keys, args, bool)
+
+
 def append(
-    keys: RequestKeys, first: int, cursor: str, records: int, entries: Sequence[bytes | int]
+    keys: RequestKeys,
+    first: int,
+    after: str,
+    cursor: str,
+    records: int,
+    entries: Sequence[bytes | int],
 ) -> Call[Appended]:
-    """Add parts (payload, about, payload, ...)."""
-    args = {"first": first, "cursor": cursor, "records": records, "entries": entries}
+    """Add parts (payload, about, payload, ...) that were cut where the load stands: ``after``."""
+    args = {
+        "first": first,
+        "after": after,
+        "cursor": cursor,
+        "records": records,
+        "entries": entries,
+    }
     return Call("append", keys, args, _appended)
+
+
+def refuse(
+    keys: RequestKeys, number: int, after: str, cursor: str, failure: bytes
+) -> Call[tuple[bool, Tokens]]:
+    """Count what cannot be loaded as a failed part. The reply is whether it is counted yet."""
+    args = {"number": number, "after": after, "cursor": cursor, "failure": failure}
+    return Call("refuse", keys, args, _refused)
 
 
 def submit(keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[bytes]) -> Call[int]:
@@ -59,9 +101,17 @@ def set(
     level: int | None = None,
     limit: int | None = None,
     rate_ms: float | None = None,
+    weight: int | None = None,
+    ceiling: int | None = None,
 ) -> Call[tuple[State, Tokens]]:
-    """Change level, limit or rate of a request that runs; None leaves one as it is."""
-    given = {"level": level, "limit": limit, "rate_ms": rate_ms}
+    """Change level, limit, rate, weight or ceiling of a request that runs; None: as it is."""
+    given = {
+        "level": level,
+        "limit": limit,
+        "rate_ms": rate_ms,
+        "weight": weight,
+        "ceiling": ceiling,
+    }
     args = {name: "" if value is None else value for name, value in given.items()}
     return Call("set", keys, args, state_and_tokens)
 
@@ -94,12 +144,13 @@ def collect(
     max_bytes: int = 2**22,
     commit: tuple[str, str] = ("", ""),
     forget: Sequence[str | int] = (),
+    within: str = "",
 ) -> Call[Collected]:
     """Read results in input order; with ``commit`` (expected, new) forget earlier ones first."""
     args = {
         "expected": commit[0],
         "committed": commit[1],
-        "next": next_number,
+        "next": within or next_number,
         "most": most,
         "max_bytes": max_bytes,
         "fields": forget,
@@ -114,9 +165,22 @@ def commit(
     return collect(keys, next_number=1, most=0, commit=(expected, committed), forget=forget)
 
 
-def purge(keys: RequestKeys, *, force: bool = False) -> Call[int]:
-    """Forget an ended request. The reply is 0, or when it may be forgotten (ms)."""
-    return Call("purge", keys, {"force": int(force)}, int)
+def purge(keys: RequestKeys, *, force: bool = False, is_asked: bool = False) -> Call[int]:
+    """Forget an ended request. The reply is 0, or when it may be forgotten (ms), or -1.
+
+    -1: it is a callback, and its parent must be asked first (``is_asked``: that was done).
+    """
+    return Call("purge", keys, {"force": "asked" if is_asked else int(force)}, int)
+
+
+def settle(keys: RequestKeys, created_ms: int, run: int) -> Call[bool]:
+    """Note that the callbacks of an end are started. The reply is whether they were owed."""
+    return Call("settle", keys, {"created": created_ms, "run": run}, bool)
+
+
+def expire(keys: RequestKeys) -> Call[State]:
+    """End a request that is past its deadline. The reply is its state."""
+    return Call("expire", keys, {}, _state)
 
 
 def inspect(keys: RequestKeys, request_id: str) -> Call[Snapshot]:
@@ -143,6 +207,11 @@ def _appended(reply: Sequence[Any]) -> Appended:
     return total, cursor.decode(), read_tokens(tokens)
 
 
+def _refused(reply: Sequence[Any]) -> tuple[bool, Tokens]:
+    is_counted, *tokens = reply
+    return bool(is_counted), read_tokens(tokens)
+
+
 def _look_ms(reply: Sequence[Any]) -> int:
     _, look_ms = reply
     return int(look_ms)
@@ -159,14 +228,24 @@ def state_and_tokens(reply: Sequence[Any]) -> tuple[State, Tokens]:
 
 
 def _redriven(reply: Sequence[Any]) -> tuple[int, State, Tokens]:
-    redriven, *rest = reply
-    return redriven, *state_and_tokens(rest)
+    redriven, state, count, to, look_ms, *refused = reply
+    tokens = Tokens(count, to.decode(), look_ms, (), *refused)
+    return redriven, State(state.decode()), tokens
 
 
 def _collected(reply: Sequence[Any]) -> Collected:
     state, next_, left, *flat = reply
+    if isinstance(next_, bytes):
+        return _collected_of_flow(State(state.decode()), next_.decode(), left, flat)
     results = [(int(number), result) for number, result in pairs(flat)]
     return Collected(State(state.decode()), next_, left, results)
+
+
+def _collected_of_flow(state: State, next_: str, left: int, flat: Sequence[Any]) -> Collected:
+    fields = [field.decode() for field in flat[::2]]
+    results = [(part_of(field), result) for field, result in zip(fields, flat[1::2], strict=True)]
+    within = next_ if "/" in next_ else ""
+    return Collected(state, part_of(next_), left, results, fields, within)
 
 
 def _snapshot(request_id: str, reply: Sequence[Any]) -> Snapshot:

@@ -16,15 +16,18 @@ from streamq.driver.errors import (
     RedisClusterException,
     RedisError,
     ResponseError,
+    ScriptNotLoaded,
     ours,
 )
 from streamq.errors import (
     BY_CODE,
     UNREADABLE,
     Damaged,
+    FlowUntold,
     RequestUnknown,
     ServerBusy,
     ServerError,
+    ServerRefused,
     ServerUnreachable,
     StreamqError,
 )
@@ -40,8 +43,14 @@ _DRIVER_ERRORS = (RedisError, RedisClusterException, OSError)
 class Scripts:
     """Makes calls on one connection, and turns the scripts' refusals into exceptions."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        retold: Callable[[Call[Any], FlowUntold], Call[Any]] | None = None,
+    ) -> None:
+        """``retold`` gives a call the keys of a flow, when its script asked for them."""
         self._connection = connection
+        self._retold = retold
 
     def do(self, call: Call[T]) -> T:
         """Make one call. It is sent again if no answer comes, unless it must not be repeated."""
@@ -98,11 +107,11 @@ class Scripts:
 
         Raises:
             ServerUnreachable: the node does not answer.
+            ServerBusy: the script is not there, and this user may not load it.
         """
         replies = self._ask_all(calls)
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            self._load(calls[0], everywhere=False)
-            replies = self._ask_all(calls)
+            replies = self._load_and_ask_all(calls)
         found: list[T | StreamqError] = []
         last: StreamqError | None = None
         for call, reply in zip(calls, replies, strict=True):
@@ -122,6 +131,14 @@ class Scripts:
             if meant is None or isinstance(meant, ServerUnreachable):
                 raise (meant or error) from None
             return [error] * len(calls)
+
+    def _load_and_ask_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Load the calls' script and return the replies; wait for it if we may not load it."""
+        try:
+            self._load(calls[0], everywhere=False)
+            return self._ask_all(calls)
+        except ServerRefused:
+            return self._when_loaded(calls[0], lambda: self._ask_all(calls))
 
     def _settle(self, call: Call[T], reply: Any, last: StreamqError | None) -> T:
         """Return the reply to a call, or make the call again by itself if the server refused it.
@@ -160,9 +177,53 @@ class Scripts:
                 # While slots move, a key is in two places.
                 self._load(call, everywhere=True)
                 return execute(*words)
+            except ServerRefused:
+                return self._when_loaded(call, lambda: execute(*words))
             except _DRIVER_ERRORS as again:
                 error = again
-        raise self._meant(error, call) from None
+        meant = self._meant(error, call)
+        if isinstance(meant, FlowUntold) and self._retold:
+            try:
+                return execute(*self._retold(call, meant).words())
+            except _DRIVER_ERRORS as again:
+                meant = self._meant(again, call)
+        raise meant from None
+
+    def _when_loaded(self, call: Call[Any], ask: Callable[[], T]) -> T:
+        """Ask until another user has loaded the call's script, for as long as we are patient.
+
+        Raises:
+            ServerBusy: nobody has loaded it.
+        """
+
+        def attempt() -> T | Exception:
+            try:
+                replies = ask()
+            except NoScriptError as error:
+                raise self._not_loaded(call) from error
+            except _DRIVER_ERRORS as error:
+                if call.may_repeat:
+                    raise
+                return error
+            many = replies if isinstance(replies, list) else []
+            if any(isinstance(reply, NoScriptError) for reply in many):
+                raise self._not_loaded(call)
+            return replies
+
+        try:
+            found = self._connection.insist(attempt)
+        except _DRIVER_ERRORS as error:
+            found = error
+        if isinstance(found, Exception):
+            raise self._meant(found, call) from None
+        return found  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _not_loaded(call: Call[Any]) -> ScriptNotLoaded:
+        return ScriptNotLoaded(
+            f"it has no script {call.script}, and this user may not load scripts. A janitor "
+            "(streamq janitor) loads them within a second; streamq doctor --fix as admin does too"
+        )
 
     def _load(self, call: Call[Any], *, everywhere: bool) -> None:
         key = call.words()[3]

@@ -6,7 +6,16 @@ import msgspec
 
 from streamq import units
 from streamq.errors import UNREADABLE, Damaged, damaged_if_unreadable
-from streamq.model import PartCounts, RecordCounts, Spec, State, Status
+from streamq.model import (
+    WEIGHT,
+    Callback,
+    CallbackStatus,
+    PartCounts,
+    RecordCounts,
+    Spec,
+    State,
+    Status,
+)
 
 #: What is counted, or kept as a number. Times are in ms, by the server's clock.
 Number = Literal[
@@ -20,7 +29,9 @@ Number = Literal[
     "results",
     # Kept with the request.
     "bytes",
+    "ceiling",
     "created_ms",
+    "deadline_ms",
     "delivered",
     "done",
     "failed",
@@ -31,18 +42,33 @@ Number = Literal[
     "limit",
     "max_failures",
     "max_percent",
+    "owes",
     "rate_at_ms",
     "rate_ms",
     "records",
     "records_done",
     "records_failed",
     "redrives",
+    "settled",
+    "stages",
     "started_ms",
     "suspected_ms",
     "total",
+    "weight",
 ]
 Text = Literal[
-    "committed", "cursor", "digest", "handler", "labels", "queue", "source", "spec", "state"
+    "calls",
+    "committed",
+    "cursor",
+    "digest",
+    "handler",
+    "labels",
+    "parent",
+    "queue",
+    "reason",
+    "source",
+    "spec",
+    "state",
 ]
 
 
@@ -124,6 +150,12 @@ class Snapshot:
         return self.is_paused or self.number("hold_ms") > self.number("now_ms")
 
     @property
+    def startable(self) -> int:
+        """How many of its parts may start: all, but for a canary that is not released."""
+        total, ceiling = self.count("total"), self.count("ceiling")
+        return min(total, ceiling) if ceiling > 0 else total
+
+    @property
     def is_sealed(self) -> bool:
         """Whether its load is complete."""
         return "sealed" in self.fields
@@ -140,6 +172,30 @@ class Snapshot:
         text = self.optional_text("labels")
         with damaged_if_unreadable(f"the labels of {self.id}"):
             return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+
+    @property
+    def calls(self) -> list[Callback]:
+        """What is started when it has ended."""
+        text = self.optional_text("calls")
+        with damaged_if_unreadable(f"the callbacks of {self.id}"):
+            return msgspec.json.decode(text, type=list[Callback]) if text else []
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether callbacks of its last end are to be started."""
+        is_unpaid = self.count("settled") <= self.count("redrives")
+        return not self.state.is_live and self.count("owes") > 0 and is_unpaid
+
+    def _callbacks(self) -> list[CallbackStatus]:
+        run, is_settled = self.count("redrives"), not self.state.is_live and not self.is_owed
+        return [
+            CallbackStatus(
+                each.event,
+                each.url or each.policy.handler,
+                each.id_of(self.id, run) if is_settled and each.fits(self.state) else None,
+            )
+            for each in self.calls
+        ]
 
     def status(self) -> Status:
         """Return what users are told of it.
@@ -173,6 +229,12 @@ class Snapshot:
             paused=self.is_paused and state.is_live,
             level=number("level"),
             limit=number("limit"),
+            weight=number("weight") or WEIGHT,
+            deadline_ms=number("deadline_ms") or None,
+            reason=self.optional_text("reason") if state is State.FAILED else "",
+            callbacks=self._callbacks(),
+            canary=(ceiling := number("ceiling")) or None,
+            waits_for_release=state.is_live and 0 < ceiling <= done + failed and ceiling < total,
             parts=PartCounts(
                 total, total - done - failed - retry - running, running, retry, done, failed
             ),

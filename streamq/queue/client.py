@@ -1,17 +1,23 @@
 """Submitting requests, finding them again, and listing them."""
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from streamq import units
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, InvalidValue, RequestUnknown, SettingsError, StreamqError
-from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, Status
+from streamq.flows.flow import Flow
+from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, WEIGHT, Policy, Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.callbacks import Target, callbacks_of, deadline_ms, refuse_taken_names
+from streamq.queue.flow_policy import check_fleet, flow_policy
+from streamq.queue.gateway_calls import GatewayCalls, is_gateway
+from streamq.queue.gateway_client import GatewayQueue
 from streamq.queue.loading import keep_registered
 from streamq.queue.options import policy
 from streamq.queue.request import Request
@@ -21,6 +27,9 @@ from streamq.settings import Settings, with_login
 
 class Client:
     """Submit requests to a server, find them again and list them.
+
+    A URL that begins with ``https://`` or ``http://`` is that of a gateway (``streamq serve``); the
+    setting ``key`` is the key for it.
 
     Threads may share a client. Close it, or use it in a ``with`` statement.
 
@@ -48,11 +57,17 @@ class Client:
             ServerError: the server cannot be used; the subclass says why.
         """
         settings = Settings.from_env()
-        url = with_login(url or settings.url, settings)
+        url = url or settings.url
         if not url:
             raise SettingsError("which server? Give a URL, or set STREAMQ_URL")
+        self._team = settings.team
         self._max_part = units.size_bytes(max_part, "max_part")
         units.name(prefix, "prefix")
+        self._gateway: GatewayQueue | None = None
+        if is_gateway(url):
+            self._gateway = GatewayQueue(GatewayCalls(url, settings), self._max_part)
+            return
+        url = with_login(url, settings)
         self._protocol = Protocol(Connection(url), prefix)
         try:
             self._protocol.connection.check(
@@ -63,6 +78,8 @@ class Client:
             raise
 
     def __repr__(self) -> str:
+        if self._gateway:
+            return f"Client({self._gateway.url!r})"
         prefix = self._protocol.prefix
         more = "" if prefix == PREFIX else f", prefix={prefix!r}"
         return f"Client({self._protocol.connection.where!r}{more})"
@@ -71,7 +88,8 @@ class Client:
         self,
         payloads: Iterable[Any],
         *,
-        handler: str,
+        handler: str | None = None,
+        flow: Flow | None = None,
         id: str | None = None,
         queue: str = "default",
         level: int = LEVEL,
@@ -87,6 +105,12 @@ class Client:
         poison: int = POISON,
         durable: int = 0,
         labels: Mapping[str, str] | None = None,
+        weight: int = WEIGHT,
+        canary: int = 0,
+        deadline: str | float | None = None,
+        then: Target | None = None,
+        on_failure: Target | None = None,
+        finally_: Target | None = None,
     ) -> Request:
         """Submit payloads as a request, each as one part, and return the request.
 
@@ -94,7 +118,12 @@ class Client:
         run while later ones are still being read. The same call with the same ``id`` makes no
         second request: it finds the first one, and completes it if it was cut short.
 
+        Give either the name of a ``handler`` or a ``flow`` (``App.flow``). Options that a stage of
+        the flow sets itself are the stage's; ``limit`` and ``rate`` hold for each stage.
+
         * ``level``: 0 to 99, 0 first. ``limit``: how many parts run at the same time, at most.
+        * ``weight``: 1 to 64, its share among requests of its level: while neither is at its
+          limit, a 4 gets half as many turns as an 8.
         * ``rate``: how many parts start, such as ``"100/s"``. ``delay`` (a duration) or
           ``start_at`` (seconds since 1970): nothing runs before.
         * ``retries``, ``backoff``, ``timeout``: of each part; without them the handler decides.
@@ -103,8 +132,14 @@ class Client:
           cost before it is given up. ``durable``: return when so many replicas have everything.
         * ``labels``: up to 8 names and values to find the request by, such as ``{"user": "62"}``.
           They change nothing of what is done, so the same call with others finds the request, too.
+        * ``canary``: only so many of the first parts run, until ``Request.release`` is called.
+        * ``deadline``: a duration from now, or a date and time. A request that has not ended by
+          then fails, with the reason ``deadline``, and keeps its results.
+        * ``then``, ``on_failure``, ``finally_``: what is started when the request is done; when it
+          failed or was cancelled; in any case. Each is the name of a handler, which is told of the
+          end; a ``Start``; or a URL or ``Webhook``, which a worker posts to.
 
-        Durations are seconds, or text such as ``"90s"``, ``"5m"``, ``"7d"``.
+        Durations are seconds, or text such as ``"90s"``, ``"1h30m"``, ``"7d"``.
 
         If reading the payloads raises an error, the request is taken back. If the server fails,
         what was submitted stays when an ``id`` was given, so that the same call can go on.
@@ -125,10 +160,14 @@ class Client:
                 raise InvalidValue("give either delay or start_at")
             delay = max(0.0, units.moment_s(start_at, "start_at") - time.time())
         options: dict[str, Any] = {
-            "handler": handler,
             "queue": queue,
             "level": level,
             "limit": limit,
+            "weight": weight,
+            "canary": canary,
+            "calls": callbacks_of(
+                queue=queue, keep=keep, then=then, on_failure=on_failure, finally_=finally_
+            ),
             "rate": rate,
             "delay": delay,
             "retries": retries,
@@ -140,26 +179,48 @@ class Client:
             # As a tuple they can be a part of the cache's key.
             "labels": units.labels(labels) if labels is not None else (),
         }
-        try:
-            meant = _cached_policy(**options)
-        except TypeError:
-            # An option that cannot be hashed cannot be cached. This raises the proper error.
-            meant = policy(**options)
+        meant = self._meant(handler, flow, options)
+        if deadline is not None:
+            moment = deadline_ms(deadline, "deadline")
+            meant = msgspec.structs.replace(meant, deadline_ms=moment)
         if durable != 0:
             units.whole(durable, "durable", 0)
         # ``list`` is tested first: the others take longer to find out.
         if not isinstance(payloads, list):
             _check_iterable(payloads)
-        request_id = os.urandom(8).hex() if id is None else units.name(id, "request id")
+        request_id = units.request_id(id, self._team)
+        if self._gateway:
+            return self._gateway.submit(
+                payloads, request_id, {"handler": handler, "deadline": deadline, **options}, durable
+            )
+        refuse_taken_names(self._protocol, request_id, meant)
         submission = Submission(self._protocol, request_id, meant, self._max_part)
         submission.run(payloads, can_go_on=id is not None)
         if durable:
             submission.replicate(durable)
         return Request(self._protocol, request_id)
 
+    def _meant(self, handler: str | None, flow: Flow | None, options: dict[str, Any]) -> Policy:
+        if (handler is None) == (flow is None):
+            raise InvalidValue("give either a handler or a flow")
+        if flow is None:
+            return _policy_of({"handler": handler, **options})
+        if self._gateway:
+            raise InvalidValue("a gateway does not take flows; use the URL of the server")
+        meant = flow_policy(flow, options)
+        assert meant.flow
+        check_fleet(self._protocol, meant.flow)
+        return meant
+
     @property
     def protocol(self) -> Protocol:
-        """The scripts, on this client's connection."""
+        """The scripts, on this client's connection.
+
+        Raises:
+            InvalidValue: the client speaks to a gateway.
+        """
+        if self._gateway:
+            raise InvalidValue("a gateway does not run scripts; use the URL of the server")
         return self._protocol
 
     def get(self, request_id: str) -> Request:
@@ -171,7 +232,10 @@ class Client:
         Example:
             client.get("nightly").cancel()
         """
-        request = Request(self._protocol, units.name(request_id, "request id"))
+        units.name(request_id, "request id")
+        if self._gateway:
+            return self._gateway.get(request_id)
+        request = Request(self._protocol, request_id)
         keep_registered(self._protocol, request.status())
         return request
 
@@ -181,7 +245,10 @@ class Client:
         Example:
             failed = [each.id for each in client.list(ended=True) if each.state == "failed"]
         """
-        ids = self._protocol.ids(units.name(queue, "queue"))
+        units.name(queue, "queue")
+        if self._gateway:
+            return self._gateway.list(queue, ended=ended)
+        ids = self._protocol.ids(queue)
         if ended:
             # Requests among the open ones may have ended since the janitor last looked.
             ids = [*self._protocol.ids(queue, closed=True), *ids]
@@ -195,6 +262,9 @@ class Client:
 
     def close(self) -> None:
         """Close the connections."""
+        if self._gateway:
+            self._gateway.close()
+            return
         self._protocol.connection.close()
 
     def __enter__(self) -> "Client":
@@ -214,6 +284,14 @@ def _check_iterable(payloads: object) -> None:
         )
     if isinstance(payloads, (str, bytes)) or not isinstance(payloads, Iterable):
         raise InvalidValue(f"payloads are one {kind}; give a list of them")
+
+
+def _policy_of(options: dict[str, Any]) -> Policy:
+    try:
+        return _cached_policy(**options)
+    except TypeError:
+        # An option that cannot be hashed cannot be cached. This raises the proper error.
+        return policy(**options)
 
 
 #: Most requests of a program have the same options.

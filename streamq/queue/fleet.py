@@ -6,7 +6,7 @@ from streamq import units
 from streamq.protocol.protocol import Protocol
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part that a worker runs now."""
 
     request: str
@@ -16,6 +16,22 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     handler: str
     #: The process that runs the part.
     pid: int
+    #: How far its handler says that it is (``Context.progress``), in percent; left out if 0.
+    progress: int = 0
+
+
+class HandlerPace(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a worker's handler took for a record lately, so that loaders can size parts."""
+
+    record_s: float = 0.0
+    #: How many records that was measured with; 0 while none has run.
+    records: float = 0.0
+    #: Whether it is called with each record, and whether it is a coroutine.
+    is_map: bool = True
+    is_coroutine: bool = False
+    #: How many parts a process of the worker runs at once, and how many the worker.
+    slots: int = 1
+    at_once: int = 1
 
 
 class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +54,32 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
     running: list[Running] = []
     #: The names of its holders begin with this word, which is new each time the worker starts.
     pool: str = ""
+    #: By handler. An earlier version does not say.
+    paces: dict[str, HandlerPace] = {}
+    #: The latest protocol version that it knows. Workers that do not say know version 1.
+    protocol: int = 1
 
 
 def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
     """Return the live workers of a queue, by name."""
     found = protocol.workers(units.name(queue, "queue"))
     return [read_details(name, details, queue) for name, details in sorted(found.items())]
+
+
+def pace_of(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
+    """Return what the live workers of a queue know of a handler; None if none of them says."""
+    found = [each.paces.get(handler) for each in live_workers(protocol, queue)]
+    paces = [pace for pace in found if pace]
+    if not paces:
+        return None
+    records = sum(pace.records for pace in paces)
+    seconds = sum(pace.record_s * pace.records for pace in paces)
+    return msgspec.structs.replace(
+        paces[0],
+        records=records,
+        record_s=seconds / records if records else 0.0,
+        at_once=sum(pace.at_once for pace in paces),
+    )
 
 
 def pools_heard(protocol: Protocol, queue: str) -> dict[str, float]:

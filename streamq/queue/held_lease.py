@@ -22,7 +22,7 @@ import msgspec
 from streamq.errors import Damaged, ProtocolError, ServerError, StreamqError
 from streamq.model import Part
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant, Outcome, Terms, Tokens
+from streamq.protocol.replies import Grant, Outcome, PassedPart, Terms, Tokens
 from streamq.queue.lease_book import LeaseBook
 from streamq.queue.outages import Outage
 from streamq.queue.outcomes import PartDone, PartNotDone
@@ -61,9 +61,21 @@ class HeldLease:
     One thread at a time uses it.
     """
 
-    def __init__(self, host: LeaseHost, book: LeaseBook, holder: str, request_id: str) -> None:
+    def __init__(
+        self,
+        host: LeaseHost,
+        book: LeaseBook,
+        holder: str,
+        request_id: str,
+        *,
+        is_insisting: bool = True,
+    ) -> None:
+        """``is_insisting``: repeat a call until the server answers. A host whose callers repeat
+        what was not answered makes each call once, and passes on the ``ServerError``.
+        """
         self._host = host
         self.book = book
+        self._insist = insist if is_insisting else _ask_once
         self.holder = holder
         self.request_id = request_id
         #: Both are known when the claim is granted.
@@ -76,6 +88,10 @@ class HeldLease:
         #: Results that are not sent yet, each behind the number of its part; of how many records
         #: they are, and how many bytes they have.
         self.results: list[bytes | int] = []
+        #: The same of a stage of a flow: what it hands over.
+        self.passed: list[PassedPart] = []
+        #: What the spec says of the stage that the lease is of; "" for a plain request.
+        self.facts = ""
         self.records = 0
         self.size = 0
         #: The part that runs, or ran last since the last ``finish``.
@@ -88,9 +104,12 @@ class HeldLease:
 
     def record(self, part: Part, outcome: PartDone) -> None:
         """Keep a result until ``finish`` sends it."""
-        self.results += (part.number, outcome.result)
+        if outcome.passed:
+            self.passed.append(outcome.passed)
+        else:
+            self.results += (part.number, outcome.result)
         self.records += outcome.records
-        self.size += len(outcome.result)
+        self.size += len(outcome.result) + outcome.children_size
 
     def finish(self, most: int, *, is_alone: bool) -> Grant:
         """Send the results, and ask for more parts; 0 ends the lease.
@@ -104,14 +123,17 @@ class HeldLease:
         host, book = self._host, self.book
         call = book.next_call()
         results, records, terms = self.results, self.records, host.terms(most)
-        grant = insist(
-            lambda: host.protocol.finish(
-                self.request_id, self.holder, call, results, records, terms, self.created_ms
+        if self.facts:
+            grant = self._pass_on(call, terms)
+        else:
+            grant = self._insist(
+                lambda: host.protocol.finish(
+                    self.request_id, self.holder, call, results, records, terms, self.created_ms
+                )
             )
-        )
         book.answered()
         book.count_finished(self.handler, grant.counted, records)
-        self.results, self.records, self.size, self.part = [], 0, 0, None
+        self.results, self.passed, self.records, self.size, self.part = [], [], 0, 0, None
         is_suspect = any(part.is_suspect for part in grant.parts)
         if grant.word == "late" or (is_suspect and not is_alone):
             self.release()
@@ -129,6 +151,21 @@ class HeldLease:
         host.push(self.request_id, grant.tokens)
         return grant
 
+    def _pass_on(self, call: int, terms: Terms) -> Grant:
+        protocol, passed, records = self._host.protocol, self.passed, self.records
+        return self._insist(
+            lambda: protocol.pass_on(
+                self.request_id,
+                self.holder,
+                call,
+                passed,
+                records,
+                terms,
+                self.created_ms,
+                self.facts,
+            )
+        )
+
     def fail(self, part: Part, outcome: PartNotDone) -> bool:
         """Tell of a part that did not succeed. Returns whether the next of the batch may be begun.
 
@@ -136,7 +173,7 @@ class HeldLease:
             LeaseGone: the request is gone.
         """
         call = self.book.next_call()
-        answer = insist(
+        answer = self._insist(
             lambda: self._host.protocol.fail(
                 self.request_id,
                 self.holder,
@@ -156,7 +193,39 @@ class HeldLease:
         if answer.word in _GOES_ON:
             return True
         self.wants_more = False
+        if answer.word == "lost" and outcome.partial:
+            self.keep(outcome.partial, b"")
         return False
+
+    def keep(self, partial: bytes, mark: bytes, *, must: bool = False) -> bool:
+        """Keep what the records of the running part came to. Returns whether it is still ours.
+
+        ``mark``: which of them run next. ``must``: insist; else a server that does not answer is
+        not waited for, since the next call tells it more.
+
+        Raises:
+            LeaseGone: the request is gone.
+        """
+        part, call = self.part, self.book.next_call()
+        assert part
+        try:
+            word = (self._insist if must else _ask_once)(
+                lambda: self._host.protocol.keep(
+                    self.request_id,
+                    self.holder,
+                    call,
+                    part.number,
+                    partial,
+                    mark,
+                    self.created_ms,
+                )
+            )
+        except ServerError:
+            word = "ok"
+        # A call that was not answered is not repeated, and may have come: the next has another
+        # number.
+        self.book.answered()
+        return word == "ok"
 
     def hand_back(self, numbers: Sequence[int]) -> None:
         """Give back parts that were not begun, and go on with the others.
@@ -168,11 +237,16 @@ class HeldLease:
             lambda call: self._host.protocol.handback(self.request_id, self.holder, call, numbers)
         )
 
-    def release(self) -> None:
-        """End the lease, if it stands. What was not finished goes back to the front."""
+    def release(self, crashed: int | None = None) -> None:
+        """End the lease, if it stands. What was not finished goes back to the front.
+
+        ``crashed``: the part that was running when a process of the holder died.
+        """
         with suppress(LeaseGone):
             self._answered(
-                lambda call: self._host.protocol.release(self.request_id, self.holder, call)
+                lambda call: self._host.protocol.release(
+                    self.request_id, self.holder, call, crashed
+                )
             )
 
     def drop(self) -> None:
@@ -181,7 +255,7 @@ class HeldLease:
 
     def _answered(self, make: Callable[[int], Outcome]) -> None:
         call = self.book.next_call()
-        answer = insist(lambda: make(call))
+        answer = self._insist(lambda: make(call))
         self.book.answered()
         self._host.push(self.request_id, answer.tokens)
 
@@ -202,9 +276,21 @@ def insist(call: Callable[[], T]) -> T:
         except ServerError as error:
             time.sleep(outage.failed(error))
         except ProtocolError as error:
-            level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
-            log.log(level, "dropped: %s", error)
-            raise LeaseGone from None
+            raise _gone(error) from None
+
+
+def _ask_once(call: Callable[[], T]) -> T:
+    """Make a call, as ``insist`` does, but pass on the error of a server that does not answer."""
+    try:
+        return call()
+    except ProtocolError as error:
+        raise _gone(error) from None
+
+
+def _gone(error: ProtocolError) -> LeaseGone:
+    level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
+    log.log(level, "dropped: %s", error)
+    return LeaseGone()
 
 
 def report_outage(error: StreamqError) -> None:

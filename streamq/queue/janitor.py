@@ -16,12 +16,14 @@ from streamq.errors import (
     RequestUnknown,
     ServerBusy,
     ServerUnreachable,
+    SubmissionLate,
 )
 from streamq.model import State
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Audit, Tick, Tokens
 from streamq.queue.fleet import pools_heard
 from streamq.queue.outages import Outages
+from streamq.queue.settling import parent_owes, settle
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,9 @@ WATCH_S = 60.0
 #: An ended request is looked at once more after this time. A failover may have undone the end of
 #: the request but not that of its entry in the queue's index.
 CONFIRM_MS = 180_000
+
+#: A callback that could be purged, but that its parent still owes, is looked at again after this.
+ASK_AGAIN_MS = 60_000
 
 #: A sweep clears at most so many lists of tokens of ended requests; each takes some milliseconds.
 MOST_LISTS = 10
@@ -149,6 +154,9 @@ class Janitor:
                 # as long.
                 self._outages.saw(node)
             return False
+        except SubmissionLate as error:
+            log.warning("%s: its callbacks are not started yet: %s", request_id, error)
+            return False
         except Damaged as error:
             self._report(request_id, error)
         return True
@@ -218,7 +226,7 @@ class Janitor:
         self._suspects.pop(request_id, None)
         self.ahead_ms = self.ahead_ms or tick.now_ms - time.monotonic() * 1e3
         try:
-            audit = self._reap(request_id)
+            audit = self._meet_terms(request_id, self._reap(request_id))
         except RequestUnknown:
             if tick.now_ms - score > FORGET_UNOPENED_MS:
                 self._protocol.close(self.queue, request_id, score, 0)
@@ -235,6 +243,19 @@ class Janitor:
             self._suspects[request_id] = score, time.monotonic()
         if audit.strays:
             log.warning("%s: %d entries of its stream were not ours", request_id, audit.strays)
+
+    def _meet_terms(self, request_id: str, audit: Audit) -> Audit:
+        """End a request that is past its deadline, and start the callbacks that it owes."""
+        if audit.queue != self.queue:
+            return audit
+        if audit.overdue_by:
+            self._protocol.expire(request_id)
+            log.info("%s is %d ms past its deadline, and has failed", request_id, audit.overdue_by)
+            audit = self._protocol.audit(request_id)
+        if audit.owed:
+            settle(self._protocol, request_id)
+            audit = self._protocol.audit(request_id)
+        return audit
 
     def _reap(self, request_id: str) -> Audit:
         """Take back the parts of dead holders, a bounded number at a time."""
@@ -287,6 +308,10 @@ class Janitor:
             if not taken:
                 del self._littered[to]
 
+    def _now_ms(self) -> int:
+        """Return the server's time, as the last tick told it."""
+        return round(self.ahead_ms + time.monotonic() * 1e3)
+
     def _expect(self, look_ms: int) -> None:
         """Note that a request wants another look at that moment (0: at none in particular)."""
         if look_ms and not 0 < self._next_look_ms < look_ms:
@@ -295,6 +320,10 @@ class Janitor:
     def _purge(self, request_id: str) -> None:
         try:
             purge_at = self._protocol.purge(request_id)
+            if purge_at < 0 and parent_owes(self._protocol, request_id):
+                purge_at = self._now_ms() + ASK_AGAIN_MS
+            elif purge_at < 0:
+                purge_at = self._protocol.purge(request_id, is_asked=True)
         except RequestOpen:
             # The request lives, so its entry in ``closed`` is wrong: a failover lost a part of the
             # index.

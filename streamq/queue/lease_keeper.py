@@ -22,7 +22,7 @@ import msgspec
 from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
-from streamq.queue.fleet import Running, WorkerDetails
+from streamq.queue.fleet import HandlerPace, Running, WorkerDetails
 from streamq.queue.janitor import Janitor, totals
 from streamq.queue.outages import Availability, Outages
 from streamq.queue.outcomes import GIVEN_UP, timed_out
@@ -32,6 +32,8 @@ from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
 
+#: The latest protocol version that is known here, as ``lua/lib/version.lua`` has it.
+PROTOCOL = 3
 #: The janitor asks what is due at least this often.
 SWEEP_EVERY_S = 1.0
 #: A pool that is to end when nothing is left looks this often whether that is so.
@@ -89,6 +91,8 @@ class LeaseKeeper:
         self._host = socket.gethostname()[:MOST_NAME] or platform.node()
         self.name = _name_of(self._host, os.getpid())
         self.handlers: list[str] = []
+        #: Returns what is known of the handlers, for loaders that size parts.
+        self.paces: Callable[[], dict[str, HandlerPace]] = dict
         self._slots = slots
         self._levels = levels_text
         self._taken = frozenset(levels)
@@ -213,7 +217,7 @@ class LeaseKeeper:
         """Fail the part whose holder was stopped because the part took too long."""
         number = held.running
         assert number is not None
-        failure = timed_out(number, held.attempt, held.timeout_ms)
+        failure = timed_out(number, held.attempt, held.timeout_ms, held.record)
 
         def fail() -> Outcome:
             return self._hasty().fail(
@@ -222,6 +226,7 @@ class LeaseKeeper:
                 call,
                 number,
                 [failure],
+                kind="late" if held.record else "retry",
                 delay_ms=held.retry_ms,
                 records=(0, -1),
             )
@@ -332,6 +337,7 @@ class LeaseKeeper:
                 since_ms=round(now_ms - (monotonic_ms - held.since_ms)),
                 handler=held.handler,
                 pid=held.pid,
+                progress=held.progress,
             )
             for held in holdings
             if held.running is not None
@@ -350,10 +356,12 @@ class LeaseKeeper:
             levels=self._levels,
             running=running,
             pool=self._pool,
+            paces=self.paces(),
+            protocol=PROTOCOL,
         )
 
     def _look_for_work(self) -> bool:
-        for request_id in self._protocol.ids(self._queue):
+        for request_id in self._protocol.places(self._queue):
             with suppress(RequestUnknown, Damaged):
                 found = self._protocol.inspect(request_id)
                 is_ours = (

@@ -15,7 +15,7 @@ from streamq.errors import (
     ServerFull,
     StreamqError,
 )
-from streamq.model import Policy, Status
+from streamq.model import Failure, Policy, Status
 from streamq.protocol.pipeline import AppendPipeline
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Opened, Tokens
@@ -45,32 +45,44 @@ class Loading:
         """
         # "again" gives the request a new score among the open ones. A janitor that saw it ended,
         # or registered and not opened, read the old score and can no longer close it.
-        self._protocol.mint(self._policy.queue, self._id, Tokens(), register="again")
+        places = self._places()
+        for place, queue in places:
+            self._protocol.mint(queue, place, Tokens(), register="again")
         try:
             opened = self._protocol.open(self._id, identity, self._policy, source)
+            if self._policy.flow:
+                self._protocol.lay(self._id, identity, self._policy.flow)
         except (RequestExists, ServerFull):
-            unregister(self._protocol, self._policy.queue, self._id)
+            for place, queue in places:
+                unregister(self._protocol, queue, place)
             raise
         self.parts = opened.total
         return opened
 
-    def append(self, entries: Entries, cursor: str, records: int) -> tuple[int, str]:
+    def _places(self) -> list[tuple[str, str]]:
+        """Return the request and the later stages of its flow, each with its queue."""
+        later = self._policy.flow.stages[1:] if self._policy.flow else ()
+        stages = ((f"{self._id}/{k}", each.policy.queue) for k, each in enumerate(later, 2))
+        return [(self._id, self._policy.queue), *stages]
+
+    def append(self, entries: Entries, after: str, cursor: str, records: int) -> tuple[int, str]:
         """Add parts behind those that are loaded. Returns how many the server has, and its cursor.
 
-        It has more than were loaded here, if another process loads the same at the same time.
+        ``after`` is the cursor that the parts were cut at. The server has more parts than were
+        loaded here, if another process loads the same at the same time.
 
         Raises:
             RequestEnded: the request takes no more parts.
             LoadGap: the server has other parts than were loaded here: ``pass_over`` says which.
         """
         total, stands, tokens = self._protocol.append(
-            self._id, self.parts + 1, cursor, records, entries
+            self._id, self.parts + 1, after, cursor, records, entries
         )
         self.parts += len(entries) // 2
         self._push(tokens)
         return total, stands
 
-    def append_ahead(self, entries: Entries, cursor: str, records: int) -> None:
+    def append_ahead(self, entries: Entries, after: str, cursor: str, records: int) -> None:
         """Send parts, and wait until those that were sent before them are there.
 
         The caller calls ``wait`` after the last, and ``close`` in the end.
@@ -80,8 +92,23 @@ class Loading:
             LoadGap: the server has other parts than were loaded here.
         """
         self._pipeline = self._pipeline or self._protocol.appending(self._id)
-        self._push(self._pipeline.send(self.parts + 1, cursor, records, entries))
+        self._push(self._pipeline.send(self.parts + 1, after, cursor, records, entries))
         self.parts += len(entries) // 2
+
+    def refuse(self, failure: Failure, after: str, cursor: str) -> None:
+        """Count what cannot be loaded as a failed part behind those that are loaded.
+
+        Raises:
+            RequestEnded, LoadGap: as of ``append_ahead``.
+        """
+        self.wait()
+        is_counted = False
+        while not is_counted:
+            is_counted, tokens = self._protocol.refuse(
+                self._id, self.parts + 1, after, cursor, [failure]
+            )
+            self._push(tokens)
+        self.parts += 1
 
     def wait(self) -> None:
         """Wait until all parts are there that were sent ahead.
@@ -123,14 +150,17 @@ class Loading:
         with suppress(StreamqError):
             try:
                 self._protocol.cancel(self._id)
-                forget(self._protocol, self._policy.queue, self._id)
+                for place, queue in self._places():
+                    forget(self._protocol, queue, place)
             except RequestUnknown:  # it was registered, and then refused
-                unregister(self._protocol, self._policy.queue, self._id)
+                for place, queue in self._places():
+                    unregister(self._protocol, queue, place)
 
     def close(self) -> None:
         """Let go of the way that parts are sent ahead on."""
         if self._pipeline:
             self._pipeline.close()
+            self._pipeline = None
 
     def _push(self, tokens: Tokens) -> None:
         self._protocol.push(self._policy.queue, self._id, tokens)

@@ -5,7 +5,17 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from streamq import units
-from streamq.model import LAST_LEVEL, LEVEL, LIMIT, POISON, Policy, Spec
+from streamq.model import (
+    LAST_LEVEL,
+    LEVEL,
+    LIMIT,
+    MOST_WEIGHT,
+    POISON,
+    WEIGHT,
+    Callback,
+    Policy,
+    Spec,
+)
 
 #: Returns what an option is called in messages: ``limit`` in Python, ``--limit`` in a command.
 Named = Callable[[str], str]
@@ -17,6 +27,7 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
     queue: str = "default",
     level: int = LEVEL,
     limit: int = LIMIT,
+    weight: int = WEIGHT,
     rate: str | None = None,
     delay: str | float | None = None,
     retries: int | None = None,
@@ -26,6 +37,8 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
     keep: str | float = "7d",
     poison: int = POISON,
     labels: Mapping[str, str] | tuple[tuple[str, str], ...] = (),
+    canary: int = 0,
+    calls: tuple[Callback, ...] = (),
     spec: Spec = Spec(),  # noqa: B008  it is frozen
     named: Named = str,
 ) -> Policy:
@@ -40,6 +53,11 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
         queue=units.name(queue, "queue"),
         level=units.whole(level, named("level"), 0, LAST_LEVEL),
         limit=units.whole(limit, named("limit"), 1),
+        weight=units.whole(weight, named("weight"), 1, MOST_WEIGHT)
+        if weight != WEIGHT
+        else msgspec.UNSET,
+        canary=units.whole(canary, named("canary"), 1) if canary != 0 else msgspec.UNSET,
+        calls=calls or msgspec.UNSET,
         poison=units.whole(poison, named("poison"), 1),
         max_failures=tolerated,
         max_percent=percent,

@@ -3,10 +3,12 @@
 import msgspec
 
 from streamq.model import Failure
-from streamq.protocol.replies import FailKind
+from streamq.protocol.replies import FailKind, PassedPart
 
 #: What ``fail`` answers when the part failed for good. The request may have ended with the part.
 GIVEN_UP = ("failed", "ended", "done")
+#: Said instead of outcomes: those that the server has are to be forgotten.
+FORGET = b"-"
 
 
 class PartDone(msgspec.Struct):
@@ -14,6 +16,10 @@ class PartDone(msgspec.Struct):
 
     result: bytes
     records: int
+    #: Of a stage of a flow: what it hands over to the next.
+    passed: PassedPart | None = None
+    #: Of a spread: how many bytes its children have.
+    children_size: int = 0
 
 
 class PartNotDone(msgspec.Struct):
@@ -28,9 +34,16 @@ class PartNotDone(msgspec.Struct):
     result: bytes = b""
     #: What the next attempt is told of the records that have an outcome.
     partial: bytes = b""
+    #: Whether only a stop ended it before its last record. The others keep their outcomes.
+    is_stopped: bool = False
 
 
-def timed_out(part: int, attempt: int, timeout_ms: int) -> Failure:
-    """Return the failure of a part that took longer than its time limit."""
-    message = f"it took longer than {timeout_ms / 1e3:g} s"
-    return Failure(error="Timeout", message=message, part=part, attempts=attempt)
+def took_longer(timeout_ms: int) -> str:
+    """Say that something took longer than its time limit."""
+    return f"it took longer than {timeout_ms / 1e3:g} s"
+
+
+def timed_out(part: int, attempt: int, timeout_ms: int, record: int = 0) -> Failure:
+    """Return the failure of a part, or a record of it, that took longer than its time limit."""
+    message = took_longer(timeout_ms)
+    return Failure(error="Timeout", message=message, part=part, record=record, attempts=attempt)

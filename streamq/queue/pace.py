@@ -10,14 +10,15 @@ class Pace(msgspec.Struct):
     """How long the parts of one request take, and so how many of them to ask for."""
 
     quantum_s: float
-    _part_s: float = 0.0
+    #: How long one part takes; 0 while nothing is known.
+    part_s: float = 0.0
 
     def most(self, seconds: float | None = None) -> int:
         """Return how many parts take about so long, or a quantum; 1 while nothing is known."""
-        if self._part_s <= 0:
+        if self.part_s <= 0:
             return 1
         seconds = self.quantum_s if seconds is None else seconds
-        return max(1, min(MOST_PARTS, int(seconds / self._part_s)))
+        return max(1, min(MOST_PARTS, int(seconds / self.part_s)))
 
     def observe(self, parts: int, seconds: float) -> None:
         """Note that so many parts took so long.
@@ -27,4 +28,4 @@ class Pace(msgspec.Struct):
         """
         if parts:
             seen = max(seconds / parts, 1e-7)
-            self._part_s = max(seen, self._part_s / 4) if self._part_s else seen
+            self.part_s = max(seen, self.part_s / 4) if self.part_s else seen

@@ -45,11 +45,15 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     #: The number of the part that runs, if one does, and since when (ms of the monotonic clock).
     running: int | None = None
     since_ms: int = 0
+    #: How far its handler says that it is, in percent.
+    progress: int = 0
     #: The time limit of the part that runs, or 0; which attempt it is; and how long the part waits
     #: for the next one if it is stopped.
     timeout_ms: int = 0
     attempt: int = 0
     retry_ms: int = 0
+    #: Which record of the part runs, from 1, where records are timed one by one; 0 elsewhere.
+    record: int = 0
     #: The process that runs it, or 0.
     pid: int = 0
 
@@ -146,7 +150,7 @@ class Renewals:
                     failed.add(request_id)
                     errors[id(answer)] = answer
                 else:
-                    unwanted |= _unwanted(request_id, running, answer)
+                    unwanted |= unwanted_of(request_id, running, answer)
             for error in errors.values():
                 is_well = False
                 self._outages.saw(node)
@@ -185,7 +189,7 @@ def _batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call]]:
         yield batch
 
 
-def _unwanted(
+def unwanted_of(
     request_id: str, running: dict[str, int | None], answer: Renewed | StreamqError
 ) -> set[str]:
     """Return the holders nobody wants any more, by what the server answered."""

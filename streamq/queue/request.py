@@ -1,25 +1,30 @@
 """Following one request, reading its results, and steering it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from streamq import units
 from streamq.errors import (
-    UNREADABLE,
+    InvalidValue,
+    RequestOpen,
+    RequestUnknown,
     ServerBusy,
     ServerUnreachable,
     WaitTimeout,
     damaged_if_unreadable,
 )
-from streamq.model import CHUNK_PARTS, LAST_LEVEL, Failure, Spec, Status
+from streamq.model import CHUNK_PARTS, LAST_LEVEL, MOST_WEIGHT, Failure, Spec, Status
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Tokens
+from streamq.protocol.replies import Tokens, part_of
+from streamq.queue.failures import flow_failures, read_failures
+from streamq.queue.flow_status import places_of, status_of
 from streamq.queue.loading import forget, keep_registered
-from streamq.queue.results import ResultReader, part_of
+from streamq.queue.results import ResultReader
 from streamq.records import encoding as codec
 from streamq.records.about import Place
 
@@ -61,7 +66,7 @@ class Request:
             RequestUnknown: there is no such request, or it was purged.
             RequestNewer: a later version of streamq made it.
         """
-        return self._protocol.inspect(self.id).status()
+        return status_of(self._protocol, self._protocol.inspect(self.id))
 
     def wait(self, timeout: str | float | None = None) -> Status:
         """Wait until the request has ended, and return its last status.
@@ -99,6 +104,25 @@ class Request:
         finally:
             events.close()
 
+    def callbacks(self, timeout: str | float | None = None) -> "list[Request]":
+        """Wait until the request has ended and its callbacks are started, and return these.
+
+        They run as requests of their own: each can be waited for, and has results and errors.
+
+        Raises:
+            WaitTimeout: they are not started in time.
+
+        Example:
+            for callback in request.callbacks(timeout="1h"):
+                callback.wait(timeout="5m")
+        """
+        deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
+        self.wait(timeout)
+        while self._protocol.inspect(self.id).is_owed:
+            _pause(deadline, self.id, "its callbacks are not started")
+        started = self.status().callbacks
+        return [Request(self._protocol, each.id) for each in started if each.id is not None]
+
     def results(self, timeout: str | float | None = None) -> Iterator[tuple[int, Any]]:
         """Yield part numbers and results in input order, as they come, until the request ends.
 
@@ -114,10 +138,8 @@ class Request:
                 print(part, result)
         """
         for number, result in self.raw_results(timeout):
-            with damaged_if_unreadable(f"the result of part {number} of {self.id}"):
-                items, _ = codec.decode_result(result)
-                values = [codec.decode_item(item) for item in items]
-            yield number, values[0] if len(values) == 1 else values
+            if result not in (codec.NOTHING, codec.FAILED):
+                yield number, decoded(result, number, self.id)
 
     def raw_results(self, timeout: str | float | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield the same as ``results``, but the bytes that workers recorded, not decoded.
@@ -145,7 +167,7 @@ class Request:
             fallow += pause
 
     def errors(self) -> list[Failure]:
-        """Return what was given up, ordered by part and record.
+        """Return what was given up, ordered by part and record. Of an unknown request: nothing.
 
         A failure of something loaded from a file has the file and the line. Where a part failed
         as a whole, it has the first and last line, and the number of records.
@@ -154,9 +176,16 @@ class Request:
             for failure in request.errors():
                 print(failure.source, failure.line, failure.error, failure.message)
         """
+        try:
+            snapshot = self._protocol.inspect(self.id)
+        except RequestUnknown:
+            return []
+        if snapshot.count("stages"):
+            return flow_failures(self._protocol, snapshot)
         found = []
-        for number, text in self._protocol.failures(self.id):
-            for failure in _failures(text):
+        kept = (self._protocol.failures(self.id), self._protocol.refusals(self.id))
+        for number, text in chain(*kept):
+            for failure in read_failures(text):
                 found.append(msgspec.structs.replace(failure, part=number))
         return sorted(self._located(found), key=lambda failure: (failure.part, failure.record))
 
@@ -183,9 +212,18 @@ class Request:
         ]
 
     def set(
-        self, *, level: int | None = None, limit: int | None = None, rate: str | None = None
+        self,
+        *,
+        level: int | None = None,
+        limit: int | None = None,
+        rate: str | None = None,
+        weight: int | None = None,
+        stage: str | int | None = None,
     ) -> None:
-        """Change level, limit or rate while the request runs. ``rate="off"`` lifts the rate.
+        """Change level, limit, rate or weight while the request runs.
+
+        ``rate="off"`` lifts the rate. Of a flow, ``stage`` (its number, or the name of its handler)
+        is changed; without one, all stages are.
 
         Raises:
             RequestEnded: the request has ended.
@@ -197,9 +235,12 @@ class Request:
             units.whole(level, "level", 0, LAST_LEVEL)
         if limit is not None:
             units.whole(limit, "limit", 1)
+        if weight is not None:
+            units.whole(weight, "weight", 1, MOST_WEIGHT)
         rate_ms = None if rate is None else 0.0 if rate == "off" else units.rate_ms(rate)
-        _, tokens = self._protocol.set(self.id, level, limit, rate_ms)
-        self._push(tokens)
+        for place in self._places(stage):
+            _, tokens = self._protocol.set(place, level, limit, rate_ms, weight)
+            self._push(tokens, place)
 
     def pause(self) -> None:
         """Start no more parts. Parts that run go on to their end."""
@@ -207,29 +248,60 @@ class Request:
 
     def resume(self) -> None:
         """Start parts again."""
-        _, tokens = self._protocol.resume(self.id)
+        for place in self._places():
+            _, tokens = self._protocol.resume(place)
+            self._push(tokens, place)
+
+    def release(self) -> None:
+        """Let all parts of a request run that was submitted with a canary.
+
+        Raises:
+            RequestEnded: the request has ended.
+
+        Example:
+            request = client.submit(payloads, handler="shout", canary=100)
+        """
+        _, tokens = self._protocol.set(self.id, ceiling=0)
         self._push(tokens)
 
     def cancel(self) -> int:
         """End the request now, and return how many parts will not be finished."""
         return self._protocol.cancel(self.id)
 
-    def retry(self) -> int:
+    def retry(self, parts: Iterable[int] | None = None, *, stage: str | int | None = None) -> int:
         """Run the failed parts again, under the same id, and return how many they are.
+
+        ``parts``: only those of these numbers that failed. Of a flow those of all stages run again,
+        or of one ``stage``: its number, or the name of its handler. A part whose join or reduce was
+        made without it does not.
 
         Raises:
             RequestEnded: the request was cancelled.
         """
-        queue = self._queue()
+        places = {place: self._queue(place) for place in self._places()}
         # Before it reopens: "again" changes its score among the open ones, so that a janitor that
         # saw it ended cannot take it out of them.
-        self._protocol.mint(queue, self.id, Tokens(), register="again")
-        failed = [number for number, _ in self._protocol.failures(self.id)]
+        self._register(places)
+        chosen = self._places(stage)
+        redriven = sum(self._redrive(place, places[place], parts) for place in chosen)
+        if len(places) > 1:
+            # And after it reopened: a janitor that looked in between still found stages ended.
+            self._register(places)
+        return redriven
+
+    def _register(self, places: dict[str, str]) -> None:
+        for place, queue in places.items():
+            self._protocol.mint(queue, place, Tokens(), register="again")
+
+    def _redrive(self, place: str, queue: str, parts: Iterable[int] | None) -> int:
+        if parts is None:
+            parts = (number for number, _ in self._protocol.failures(place))
+        failed = list(parts)
         redriven = 0
         for start in range(0, len(failed), CHUNK_PARTS) or [0]:
-            count, _, tokens = self._protocol.redrive(self.id, failed[start : start + CHUNK_PARTS])
+            count, _, tokens = self._protocol.redrive(place, failed[start : start + CHUNK_PARTS])
             # And after it reopened: a janitor that looked in between still found it ended.
-            self._protocol.mint(queue, self.id, tokens, register="again")
+            self._protocol.mint(queue, place, tokens, register="again")
             redriven += count
         return redriven
 
@@ -239,22 +311,44 @@ class Request:
         Raises:
             RequestOpen: the request still runs; cancel it first.
         """
-        queue = self._queue()
-        forget(self._protocol, queue, self.id)
+        if self._protocol.inspect(self.id).is_owed:
+            raise RequestOpen(f"request {self.id}: its callbacks are not started yet")
+        for place, queue in {place: self._queue(place) for place in self._places()}.items():
+            forget(self._protocol, queue, place)
 
-    def _push(self, tokens: Tokens) -> None:
+    def _places(self, stage: str | int | None = None) -> list[str]:
+        """Return the places of the request, or of one stage of its flow."""
+        found = self._protocol.inspect(self.id)
+        places = places_of(found)
+        if stage is None:
+            return places
+        handlers = [self._protocol.inspect(place).text("handler") for place in places]
+        names = [{str(number), name} for number, name in enumerate(handlers, 1)]
+        chosen = [place for place, own in zip(places, names, strict=True) if str(stage) in own]
+        if not chosen:
+            known = ", ".join(handlers) if found.count("stages") else "it is no flow"
+            raise InvalidValue(f"request {self.id} has no stage {stage!r}: {known}")
+        return chosen
+
+    def _push(self, tokens: Tokens, place: str = "") -> None:
         if tokens:
-            self._protocol.push(self._queue(), self.id, tokens)
+            place = place or self.id
+            self._protocol.push(self._queue(place), place, tokens)
 
-    def _queue(self) -> str:
-        return self._protocol.inspect(self.id).text("queue")
+    def _queue(self, place: str = "") -> str:
+        return self._protocol.inspect(place or self.id).text("queue")
 
 
-def _failures(text: bytes) -> list[Failure]:
-    try:
-        return msgspec.json.decode(text, type=list[Failure])
-    except UNREADABLE as error:
-        return [Failure(error="Damaged", message=f"what is kept of it cannot be read: {error}")]
+def decoded(result: bytes, number: int, request_id: str) -> Any:
+    """Return the result of a part as its handler returned it; of several records, as a list.
+
+    Raises:
+        Damaged: it is no result.
+    """
+    with damaged_if_unreadable(f"the result of part {number} of {request_id}"):
+        items, _ = codec.decode_result(result)
+        values = [codec.decode_item(item) for item in items]
+    return values[0] if len(values) == 1 else values
 
 
 def _located(failure: Failure, about: bytes, spec: Spec) -> Failure:
@@ -272,7 +366,11 @@ def _seconds(timeout: str | float) -> float:
     return units.duration_ms(timeout, "timeout") / 1e3
 
 
-def _pause(deadline: float | None, request_id: str) -> None:
+def _pause(
+    deadline: float | None,
+    request_id: str,
+    why: str = "it is not finished, and its server does not answer",
+) -> None:
     if deadline is not None and time.monotonic() >= deadline:
-        raise WaitTimeout(f"request {request_id} is not finished, and its server does not answer")
+        raise WaitTimeout(f"request {request_id}: {why}")
     time.sleep(0.2)

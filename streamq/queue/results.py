@@ -28,11 +28,6 @@ MOST_BETWEEN_S = 2.0
 Found = list[tuple[str, bytes]]
 
 
-def part_of(field: str) -> int:
-    """Return the number of the part whose result has that field."""
-    return int(field.partition(".")[0])
-
-
 class Marks:
     """A set of part numbers.
 
@@ -73,16 +68,21 @@ class ResultReader:
         request_id: str,
         *,
         first: int = 1,
+        within: str = "",
         is_forgetting: bool = False,
         is_patient: bool = True,
+        goes_back: bool = True,
     ) -> None:
-        """Begin at the part ``first``.
+        """Begin at the part ``first``, or at its child ``within``.
 
         ``is_forgetting``: the caller deletes the results it was given from the server before it
         reads on. ``is_patient``: wait for parts that still run when the request has failed.
+        ``goes_back``: read parts before ``first``, too, after all others.
         """
         #: The number of the first part that was not passed yet.
         self.next = first
+        #: Of a flow: the child of that part which comes next, such as ``17/3``; "" for none.
+        self.within = within
         #: Whether the request has ended and the reader has returned all of its results.
         self.is_over = False
         #: Whether the caller reads on until ``is_over``. One that looks once does not wait 13 s.
@@ -97,7 +97,8 @@ class ResultReader:
         #: request is retried. A reader that begins at a later part cannot know which ones an
         #: earlier reader passed, so it marks all before its first.
         self._passed = Marks()
-        self._passed.add(1, first)
+        if goes_back:
+            self._passed.add(1, first)
         #: Passed numbers that are read again now, and the range of them that is read next: its
         #: first number, and its end.
         self._passed_before = Marks()
@@ -105,7 +106,7 @@ class ResultReader:
         self._is_fruitless = False
         self._kept = 0
         self._is_settled = False
-        self._late: list[tuple[int, int, int]] | None = None
+        self._late: list[tuple[str, int]] | None = None
 
     def read(self) -> Found | None:
         """Return the next results. The list may be empty, if the reader only moved on.
@@ -115,8 +116,13 @@ class ResultReader:
         if self._late is not None:
             return self._read_late(self._late)
         at, end = self._again or (self.next, self.next + BATCH)
+        within = "" if self._again else self.within
         found = self._protocol.collect(
-            self._id, next_number=at, most=min(BATCH, end - at), max_bytes=BATCH_BYTES
+            self._id,
+            next_number=at,
+            most=min(BATCH, end - at),
+            max_bytes=BATCH_BYTES,
+            within=within,
         )
         if found.state.is_live:
             self._is_settled = self._is_fruitless = False
@@ -126,8 +132,11 @@ class ResultReader:
                 self._protocol.inspect(self._id)
             )
             return [] if self._is_settled else None
-        if found.next > at:
+        if found.next > at or found.within != within:
             self._go_on(at, found)
+            if found.fields:
+                values = (result for _, result in found.results)
+                return list(zip(found.fields, values, strict=True))
             return [(str(number), result) for number, result in found.results]
         if self._is_settled:
             self._go_back(found.left)
@@ -152,7 +161,7 @@ class ResultReader:
     def _go_on(self, at: int, found: Collected) -> None:
         """Note what was read from the number ``at`` on."""
         if not self._again:
-            self.next = found.next
+            self.next, self.within = found.next, found.within
         elif found.next < self._again[1]:
             self._again = (found.next, self._again[1])
         else:
@@ -181,22 +190,33 @@ class ResultReader:
         else:
             self._late = self._find_late()
 
-    def _find_late(self) -> list[tuple[int, int, int]]:
-        """Return retry, part and size of each result of a part that was run again, in order."""
-        sizes = {}
-        for field, result in self._protocol.leftovers(self._id, BATCH_BYTES):
-            number, dot, run = field.partition(".")
-            if dot:
-                sizes[int(run), int(number)] = len(result)
-        return sorted((*key, size) for key, size in sizes.items())
+    def _find_late(self) -> list[tuple[str, int]]:
+        """Return field and size of each result of a part that was run again, in order.
 
-    def _read_late(self, late: list[tuple[int, int, int]]) -> Found | None:
+        First comes the retry, then the part: ``17.1`` before ``3.2``.
+        """
+        sizes = {
+            field: len(result)
+            for field, result in self._protocol.leftovers(self._id, BATCH_BYTES)
+            if "." in field
+        }
+        return sorted(sizes.items(), key=lambda each: _late_order(each[0]))
+
+    def _read_late(self, late: list[tuple[str, int]]) -> Found | None:
         count, size = 0, 0
         while count < min(BATCH, len(late)) and size < BATCH_BYTES:
-            size += late[count][2]
+            size += late[count][1]
             count += 1
-        fields = [f"{number}.{run}" for run, number, _ in late[:count]]
+        fields = [field for field, _ in late[:count]]
         found = self._protocol.results_of(self._id, fields) if fields else []
         del late[:count]
         self.is_over = not late
         return found or None
+
+
+def _late_order(field: str) -> tuple[int, list[int]]:
+    """Return what results of retries are ordered by: the retry, then the item."""
+    head, _, rest = field.rpartition(".")
+    run, *below = map(int, rest.split("/"))
+    path = [int(number) for number in head.replace(".", "/").split("/")]
+    return run, path + below

@@ -67,6 +67,8 @@ class Submission:
         if can_go_on:
             if self._is_there(encoded):
                 return
+        elif self._policy.flow:
+            pass
         elif isinstance(payloads, (list, Collection)) and 0 < len(payloads) <= CHUNK_PARTS:
             parts = list(encoded)
             size = sum(map(len, parts))
@@ -208,7 +210,7 @@ class Submission:
             self._content.add(chunk)
             try:
                 total, cursor = self._loading.append(
-                    _entries(chunk), self._content.cursor, len(chunk)
+                    _entries(chunk), before.cursor, self._content.cursor, len(chunk)
                 )
             except LoadGap:
                 # Another process submits the same at the same time, in other chunks.
@@ -292,6 +294,13 @@ def submit_all(
             with suppress(StreamqError):
                 unregister(protocol, policy.queue, request_id)
         raise
+
+
+def encoded_parts(payloads: Iterable[Any]) -> tuple[str, list[bytes]]:
+    """Return the cursor behind payloads that are JSON, and the parts as the server keeps them."""
+    content, parts = _Content(), [_Json(msgspec.json.encode(each)) for each in payloads]
+    content.add(list(parts))
+    return content.cursor, _entries(list(parts))
 
 
 def is_small(parts: Sequence[bytes]) -> bool:

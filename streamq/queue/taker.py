@@ -22,7 +22,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from streamq.errors import Damaged, ProtocolError, RequestNewer, RequestUnknown, ServerError
-from streamq.model import Failure, State
+from streamq.model import Failure, Spec, State
 from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Terms, Token, Tokens
@@ -67,6 +67,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: int
     #: A batch is as large as takes about this time.
     quantum_s: float
+    #: Whether calls are repeated until the server answers (``HeldLease``).
+    is_insisting: bool = True
 
 
 class KnownRequest(msgspec.Struct, Generic[Work], frozen=True):
@@ -76,6 +78,8 @@ class KnownRequest(msgspec.Struct, Generic[Work], frozen=True):
     created_ms: int
     pace: Pace
     work: Work
+    #: What the spec says of a stage of a flow; "" for a plain request.
+    facts: str = ""
 
 
 class Invitation(NamedTuple):
@@ -154,16 +158,29 @@ class Taker(Generic[Work]):
         was_waiting = time.monotonic() - asked < AT_ONCE_S
         return None if self._is_left_alone(token, has_room) else Invitation(token, was_waiting)
 
-    def claim(self, invitation: Invitation, book: LeaseBook) -> Claimed[Work] | None:
+    def claim(
+        self, invitation: Invitation, book: LeaseBook, terms: Callable[[int], Terms] | None = None
+    ) -> Claimed[Work] | None:
         """Claim parts with a token. Returns None if there are none.
 
-        The parts are not run before ``HeldLease.begin``.
+        The parts are not run before ``HeldLease.begin``. ``terms`` says what to ask the server for
+        when so many parts take about a quantum; without it the host's own terms hold.
+
+        Raises:
+            ServerError: the host does not insist, and the server did not answer. The book has the
+                name of the lease, which may have been granted and has to be released.
         """
         token, request_id = invitation.token, invitation.token.request_id
         self._leases += 1
-        lease = HeldLease(self, book, f"{self._host.name}-{book.name}-{self._leases}", request_id)
+        lease = HeldLease(
+            self,
+            book,
+            f"{self._host.name}-{book.name}-{self._leases}",
+            request_id,
+            is_insisting=self._host.is_insisting,
+        )
         first = self._first_most() if invitation.was_waiting else 1
-        grant = self._claim(lease, token.level, first)
+        grant = self._claim(lease, token.level, first, terms)
         lease.handed_at = time.monotonic()
         if grant is None or not grant.parts:
             lease.drop()
@@ -177,11 +194,18 @@ class Taker(Generic[Work]):
         except Exception as error:  # noqa: BLE001  whatever the user's types lead to
             self._refuse(lease, grant, error)
             return None
+        lease.facts = known.facts
         return Claimed(lease, grant, known)
 
-    def _claim(self, lease: HeldLease, level: int, first: int) -> Grant | None:
+    def _claim(
+        self,
+        lease: HeldLease,
+        level: int,
+        first: int,
+        terms_for: Callable[[int], Terms] | None = None,
+    ) -> Grant | None:
         known = self._known.get(lease.request_id)
-        terms = self.terms(known.pace.most() if known else first)
+        terms = (terms_for or self.terms)(known.pace.most() if known else first)
         # Before the claim is sent: a parent can then end the lease if this host dies now.
         lease.book.hold(lease.holder, lease.request_id)
         try:
@@ -232,7 +256,8 @@ class Taker(Generic[Work]):
         if known and known.created_ms == grant.created_ms:
             return known
         work = self._prepare(request_id, grant)
-        known = KnownRequest(grant.created_ms, Pace(self._host.quantum_s), work)
+        facts = _facts(grant.spec) if b'"facts"' in grant.spec else ""
+        known = KnownRequest(grant.created_ms, Pace(self._host.quantum_s), work, facts)
         self._known[request_id] = known
         while len(self._known) > KNOWN_REQUESTS:
             self._known.popitem(last=False)
@@ -313,3 +338,7 @@ class Taker(Generic[Work]):
                     return False
                 self._kept[token.request_id].append(token)
         return True
+
+
+def _facts(spec: bytes) -> str:
+    return msgspec.json.decode(spec, type=Spec).facts

@@ -68,7 +68,7 @@ def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
     inside = rb"(?:" + quote * 2 + (rb"|" + escaped if escape else b"") + rb")"
     end = quote + rb"|(" + (escape + rb"?" if escape else b"") + rb"\Z)"
     field = quote + plain + rb"(?:" + inside + plain + rb")*+(?:" + end + rb")"
-    quoted = rb"(?<![^\n" + delimiter + rb"])" + field
+    quoted = rb"(?<![^\r\n" + delimiter + rb"])" + field
     return escaped + rb"|" + quoted if escape else quoted
 
 
@@ -76,6 +76,39 @@ def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
 _BLANK = re.compile(rb"\A[ \t\r\v\f]*(?=\n)|\n[ \t\r\v\f]*(?=\n)")
 #: A blank line begins in one of these ways. Searching for them is much cheaper than the pattern.
 _BEFORE_BLANK = (b"\n\n", b"\n\r", b"\n ", b"\n\t", b"\n\v", b"\n\f")
+
+
+#: An empty row at the beginning, and one behind another row; and what begins in these ways.
+_EMPTY_ROW = re.compile(rb"(?:\A|(?<=\n))\r?\n")
+_EMPTY_FIRST = (b"\n", b"\r\n")
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
+
+
+def empty_rows(seen: bytes) -> int:
+    """Return how many rows of masked data are empty: in a CSV those are no records."""
+    if not seen.startswith(_EMPTY_FIRST) and b"\n\n" not in seen and b"\n\r\n" not in seen:
+        return 0
+    return len(_EMPTY_ROW.findall(seen))
+
+
+def ended_by_newlines(data: bytes, seen: bytes, *, is_end: bool) -> tuple[bytes, bytes]:
+    """Return data and masked data with newlines for carriage returns that end a row alone.
+
+    So a CSV whose rows end in ``\\r``, as old Mac files have them, is read as others are. Without
+    ``is_end`` a newline may still follow the last byte, which then stays as it is.
+    """
+    if b"\r" not in seen or seen.count(b"\r") == seen.count(b"\r\n"):
+        return data, seen
+    # Positions stay the same in both, so what the mask hides is the same.
+    last = len(seen) - 1 if not is_end and len(seen) == len(data) else len(seen)
+    both = []
+    for text in (data, seen):
+        mended = bytearray(text)
+        for found in _LONE_RETURN.finditer(seen, 0, len(seen)):
+            if found.start() < last:
+                mended[found.start()] = ord("\n")
+        both.append(bytes(mended))
+    return both[0], both[1]
 
 
 def blank_lines(data: bytes) -> int:
@@ -127,18 +160,7 @@ def bare_header(spec: Spec) -> bytes:
 
 
 def names_of(spec: Spec) -> Sequence[str]:
-    """Return the names of a CSV's fields: those given for it, or its header's; none without either.
-
-    A name that occurs again gets a number: a, a_2, a_3.
-    """
+    """Return the names of a CSV's fields: those given for it, or its header's; none without."""
     if spec.names or not spec.header:
         return spec.names
-    found = fields_of(bare_header(spec), spec)
-    taken, names = set(found), []
-    for index, name in enumerate(found):
-        count = found[:index].count(name) + 1
-        while count > 1 and f"{name}_{count}" in taken:
-            count += 1
-        names.append(f"{name}_{count}" if count > 1 else name)
-        taken.add(names[-1])
-    return names
+    return fields_of(bare_header(spec), spec)

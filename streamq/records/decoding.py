@@ -7,19 +7,26 @@ where it is not a plain newline, so that raw output can put it back.
 import inspect
 import typing
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
-from streamq.app import Handler
+from streamq.app import Handler, is_iterator
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
+from streamq.records import about
 from streamq.records.about import NEWLINE, NOTHING, RETURN
 from streamq.records.boundaries import fields_of, names_of, records_of
+from streamq.records.encoding import decode_item, decode_result
 from streamq.records.inputs import MARK
 
 #: Formats whose records are lines or rows of a file.
 TEXT_FORMATS = ("lines", "jsonl", "csv")
+
+#: The format of parts of later stages of a flow: what handlers of the stage before returned.
+ITEMS = "items"
 
 _RAW = (bytes, str)
 _NOTHING = (inspect.Parameter.empty, Any)
@@ -27,8 +34,19 @@ _NOTHING = (inspect.Parameter.empty, Any)
 Decode = Callable[[bytes, bool], Any]
 
 
+def items_of(payload: bytes) -> list[Any]:
+    """Return what handlers of the stage before returned: the records of a part of a later stage.
+
+    Raises:
+        Damaged: it is no result of a handler.
+    """
+    return decode_result(payload)[0]
+
+
 def records_in(part: Part, spec: Spec) -> list[bytes]:
     """Return the records of a part, each with its line ending."""
+    if spec.format == ITEMS:
+        return items_of(part.payload)
     return records_of(part.payload, spec) if spec.format in TEXT_FORMATS else [part.payload]
 
 
@@ -77,8 +95,28 @@ def endings(records: list[bytes]) -> bytes:
 
 
 def is_skipped(record: bytes, spec: Spec) -> bool:
-    """Return whether a line is blank and the format is JSON lines: then it is no record."""
+    """Return whether a line is blank, in JSON lines, or empty, in a CSV: then it is no record."""
+    if spec.format == "csv":
+        return not record.strip(b"\r\n")
     return spec.format == "jsonl" and not record.strip()
+
+
+def lines_before(part: Part, index: int, spec: Spec) -> int:
+    """Return how many lines of a part stand before the record of that index.
+
+    A row of a CSV may have several lines.
+    """
+    if spec.format != "csv" or not about.has_other_lines(part):
+        return index
+    return _line_numbers(part.payload, spec.delimiter, spec.quote, spec.escape)[index]
+
+
+@lru_cache(maxsize=1)
+def _line_numbers(payload: bytes, delimiter: str, quote: str, escape: str) -> list[int]:
+    """Return how many lines stand before each row. Kept for a part many of whose rows fail."""
+    spec = Spec(format="csv", delimiter=delimiter, quote=quote, escape=escape)
+    counts = (row.count(b"\n") for row in records_of(payload, spec))
+    return list(accumulate(counts, initial=0))
 
 
 def decoder_for(handler: Handler, spec: Spec) -> Decode:
@@ -86,9 +124,57 @@ def decoder_for(handler: Handler, spec: Spec) -> Decode:
 
     That function takes the bytes, and whether they are JSON made by ``submit``.
     """
+    if spec.format == ITEMS:
+        return _item_decoder(handler)
     if handler.is_map:
         return _record_decoder(handler.annotation, spec)
     return _part_decoder(handler.annotation, spec)
+
+
+def _item_decoder(handler: Handler) -> Decode:
+    """Return the function that makes a value of an item; of all items, for a whole part."""
+    if is_iterator(handler.annotation):
+        return _refuse_iterator
+    if handler.is_map:
+        of_item = item_decoder(handler.annotation)
+        return lambda item, _: of_item(item)
+    if typing.get_origin(handler.annotation) is list:
+        (element,) = typing.get_args(handler.annotation)
+        of_element = item_decoder(element)
+        return lambda payload, _: [of_element(item) for item in items_of(payload)]
+    of_item = item_decoder(handler.annotation)
+
+    def decode_one(payload: bytes, _: bool) -> Any:
+        items = items_of(payload)
+        if len(items) != 1:
+            raise DecodeError(
+                f"the part has {len(items)} values, and the handler takes one: annotate its "
+                "parameter list[...], make it a map, or load with --lines 1"
+            )
+        return of_item(items[0])
+
+    return decode_one
+
+
+def _refuse_iterator(*_: object) -> Any:
+    raise DecodeError("the handler takes an iterator, so only a reduce can call it")
+
+
+def item_decoder(annotation: Any) -> Callable[[Any], Any]:
+    """Return the function that makes a value of what a handler returned."""
+    if annotation in _NOTHING:
+        return decode_item
+    from_json = msgspec.json.Decoder(annotation).decode
+
+    def decode(item: Any) -> Any:
+        data = item.data if isinstance(item, msgspec.msgpack.Ext) else item
+        if annotation is bytes:
+            return data.encode() if isinstance(data, str) else bytes(data)
+        if annotation is str and not isinstance(item, msgspec.msgpack.Ext):
+            return data if isinstance(data, str) else bytes(data).decode()
+        return from_json(data.encode() if isinstance(data, str) else data)
+
+    return decode
 
 
 def _part_decoder(annotation: Any, spec: Spec) -> Decode:

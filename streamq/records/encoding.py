@@ -17,6 +17,10 @@ import msgspec
 from streamq.errors import Damaged, damaged_if_unreadable
 from streamq.records.about import ENDING_LETTERS
 
+#: Marks in the results of a flow, as ``lua/lib/handover.lua`` writes them: an item that dropped
+#: out, and one that failed. Both are read as a result without items.
+NOTHING, FAILED = b"\xdc\0\0", b"\xdd\0\0\0\0"
+
 Item = None | bytes | str | msgspec.msgpack.Ext
 
 _JSON = 1

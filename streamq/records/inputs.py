@@ -6,6 +6,7 @@ on.
 """
 
 import bz2
+import codecs
 import fcntl
 import gzip
 import hashlib
@@ -128,7 +129,7 @@ class Input:
 
     def __init__(self, name: str, raw: Stream) -> None:
         self.name = name
-        #: Number of the record that is read next; messages about damage name it.
+        #: Number of the line that is read next; messages about damage name it.
         self.record = 1
         self._raw = raw
         self._given = 0
@@ -136,6 +137,8 @@ class Input:
         self._kind, head = _recognised(raw, name)
         self._stream: Any = _Rest(head, raw)
         self._damage: tuple[type[Exception], ...] = _DAMAGE
+        self._encoding = ""
+        self._decoder: codecs.IncrementalDecoder | None = None
         if self._kind:
             opener, error = _opener(self._kind, name)
             self._stream = opener(io.BufferedReader(self._stream))
@@ -150,11 +153,50 @@ class Input:
         """Return the next bytes, perhaps fewer than that many; none at the end.
 
         Raises:
-            BadInput: the input is damaged, cut short, or too large when decompressed.
+            BadInput: the input is damaged, cut short, too large when decompressed, or not encoded
+                as was said.
         """
         if self._back:
             given, self._back = self._back[:size], self._back[size:]
             return given
+        if self._decoder is None:
+            return self._unpacked(size)
+        while True:
+            data = self._unpacked(size)
+            try:
+                text = self._decoder.decode(data, final=not data).encode()
+            except UnicodeError as error:
+                raise self._bad(f"it is not {self._encoding}: {error}") from None
+            if text or not data:
+                self._back = text[size:]
+                return text[:size]
+
+    def decode_from(self, encoding: str) -> None:
+        """Make UTF-8 of what is read, which is encoded so; "" is UTF-8. Once is enough."""
+        if encoding and not self._decoder:
+            self._encoding = encoding
+            self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    def head(self, size: int) -> bytes:
+        """Return how the rest begins, so many bytes at most. The next read returns it again.
+
+        Of standard input only what has come is returned: the rest may be long in coming.
+        """
+        found = block = self.read(size)
+        while block and len(found) < size and self._has_more():
+            block = self.read(size - len(found))
+            found += block
+        self.unread(found)
+        return found
+
+    def _has_more(self) -> bool:
+        """Return whether a read need not wait; of compressed standard input that is not known."""
+        if not isinstance(self._raw, _Stdin):
+            return True
+        return bool(self._back) or (not self._kind and self._raw.is_ready())
+
+    def _unpacked(self, size: int) -> bytes:
+        """Return the next bytes, decompressed."""
         try:
             data: bytes = self._stream.read1(size) if self._kind else self._stream.read(size)
         except EOFError:
@@ -170,7 +212,7 @@ class Input:
         return data
 
     def _bad(self, why: str) -> BadInput:
-        return BadInput(f"{self.name}: after record {self.record - 1}: {why}")
+        return BadInput(f"{self.name}: after line {self.record - 1}: {why}")
 
     def unread(self, data: bytes) -> None:
         """Put the bytes back: the next ``read`` returns them first."""
@@ -197,8 +239,8 @@ class Input:
         return offset - left
 
     def seek(self, offset: int) -> None:
-        """Go to that byte of the decompressed data, in a file from which nothing was read yet."""
-        if self._kind:
+        """Go to that byte of the data, in a file of which all that was read was un-read."""
+        if self._kind or self._decoder:
             if self.skip(offset) < offset:
                 raise BadInput(f"{self.name} is shorter than it was")
         else:
@@ -224,9 +266,13 @@ class _Stdin(io.RawIOBase):
         """Return True."""
         return True
 
+    def is_ready(self, within_s: float = 0.0) -> bool:
+        """Return whether bytes, or the end, are there or come within that time."""
+        return bool(select.select([0], [], [], within_s)[0])
+
     def readinto(self, buffer: Any) -> int:
         """Read as much as there is, up to the buffer's size."""
-        while not select.select([0], [], [], _WAIT_S)[0]:
+        while not self.is_ready(_WAIT_S):
             self.while_waiting()
         count = os.readv(0, [buffer])
         self._position += count
@@ -272,6 +318,24 @@ def _whole_stdin() -> Input:
     return Input(STDIN, _raw_stdin())
 
 
+def encoding_named(name: str, what: str) -> str:
+    """Return the usual name of an encoding of text; "" for UTF-8, which needs no decoding.
+
+    Raises:
+        InvalidValue: there is no such encoding.
+    """
+    if not name:
+        return ""
+    try:
+        found = codecs.lookup(name)
+        "".encode(found.name)  # raises for one that is not of text
+    except (LookupError, ValueError):
+        raise InvalidValue(
+            f"{what} {name!r} is no encoding of text: say latin-1, cp1252, utf-16 or another"
+        ) from None
+    return "" if found.name == "utf-8" else found.name
+
+
 def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
     """Return the one shared input for standard input.
 
@@ -282,14 +346,18 @@ def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
     return _whole_stdin()
 
 
-def open_input(name: str) -> Input:
-    """Open an input. It is decompressed if it is compressed.
+def open_input(name: str, encoding: str = "") -> Input:
+    """Open an input. It is decompressed if it is compressed, and made UTF-8 of its encoding.
 
     Raises:
         BadInput: the input is not there, is a folder, or cannot be read.
     """
-    if name == STDIN:
-        return stdin()
+    found = stdin() if name == STDIN else _opened(name)
+    found.decode_from(encoding)
+    return found
+
+
+def _opened(name: str) -> Input:
     if is_remote(name):
         return Input(name, RemoteFile(name))
     with _named(name):

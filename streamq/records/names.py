@@ -9,7 +9,7 @@ import msgspec
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import Spec
-from streamq.records.boundaries import bare_header, fields_of, mask_of, names_of
+from streamq.records.boundaries import bare_header, fields_of, mask_of
 from streamq.records.inputs import COMPRESSED, STDIN
 from streamq.records.remote import is_remote
 from streamq.records.splitting import header_of
@@ -82,21 +82,23 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     delimiter: str = ""
     quote: str = '"'
     escape: str = ""
-    #: Names for a CSV that begins with data: ``a,b,c``.
+    #: Names of the fields, instead of a header: ``a,b,c``.
     header: str = ""
+    #: Rows that are left out at the beginning of each file.
+    skip_rows: int = 0
     #: The file begins with data, and a handler gets rows as lists.
     has_no_header: bool = False
 
     def applied(
-        self, spec: Spec, *, named: Callable[[str], str] = str, warn: Callable[[str], object]
+        self, spec: Spec, *, named: Callable[[str], str] = str, is_strict: bool = False
     ) -> Spec:
-        """Return the spec with the dialect of its files and the header of the first file.
+        """Return the spec with the dialect of its files and the header of the first good file.
 
-        ``named`` returns what an option is called in messages. ``warn`` gets a sentence for each
-        name that several columns share.
+        ``named`` returns what an option is called in messages. ``is_strict``: the first file has
+        to be good.
 
         Raises:
-            InvalidValue: the options are no dialect, or the file cannot be read.
+            InvalidValue: the options are no dialect, no file can be read, or columns share a name.
         """
         name = spec.files[0]
         delimiter = self.delimiter or ("\t" if ".tsv" in Path(name).suffixes else ",")
@@ -113,14 +115,14 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(used)) < len(used):
             first, second, third = map(named, given)
             raise InvalidValue(f"{first}, {second} and {third} are the same character")
-        spec = msgspec.structs.replace(spec, **given)
+        spec = msgspec.structs.replace(spec, **given, skip_rows=self.skip_rows)
         if self.header:
             return msgspec.structs.replace(spec, names=self._names(spec, named("header")))
         if self.has_no_header:
             return spec
-        spec = msgspec.structs.replace(spec, header=_header_of(name, spec))
-        for text in _doubles(name, spec):
-            warn(text)
+        name, header = _first_header(spec, is_strict)
+        spec = msgspec.structs.replace(spec, header=header)
+        _refuse_doubles(name, spec, named)
         return spec
 
     def _names(self, spec: Spec, what: str) -> tuple[str, ...]:
@@ -130,24 +132,41 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(names)
 
 
+def _first_header(spec: Spec, is_strict: bool) -> tuple[str, str]:
+    """Return the first file that has a header, and that header."""
+    errors = []
+    for name in spec.files[:1] if is_strict else spec.files:
+        try:
+            return name, _header_of(name, spec)
+        except InvalidValue as error:
+            errors.append(error)
+    raise errors[0]
+
+
 def _header_of(name: str, spec: Spec) -> str:
     header = header_of(name, spec)
-    # Inside quotes a carriage return is allowed.
-    if b"\r" in mask_of(spec)(header.rstrip(b"\r\n")):
+    if spec.by_reference and b"\r" in mask_of(spec)(header.rstrip(b"\r\n")):
         raise InvalidValue(
-            f"{name}: record 1: there is a carriage return without a newline behind it: lines end "
-            "in \\n or \\r\\n. If it is an old file of a Mac: tr '\\r' '\\n' mends it"
+            f"{name}: line 1: rows end in a carriage return alone, and workers cannot read such a "
+            "file by reference"
         )
     try:
         return header.decode()
     except UnicodeDecodeError as error:
-        raise InvalidValue(f"{name}: record 1: the header is not UTF-8: {error}") from None
+        raise InvalidValue(
+            f"{name}: line 1: the header is not UTF-8: {error}; say how the file is encoded, such "
+            "as --encoding latin-1"
+        ) from None
 
 
-def _doubles(name: str, spec: Spec) -> list[str]:
-    own, called = fields_of(bare_header(spec), spec), names_of(spec)
-    return [
-        f"{name}: the header has the column {first!r} more than once: column {column} is {second!r}"
-        for column, (first, second) in enumerate(zip(own, called, strict=True), 1)
-        if first != second
-    ]
+def _refuse_doubles(name: str, spec: Spec, named: Callable[[str], str]) -> None:
+    found = fields_of(bare_header(spec), spec)
+    for first, column in enumerate(found, 1):
+        others = [number for number, each in enumerate(found, 1) if each == column]
+        if len(others) > 1:
+            what = f"the name {column!r}" if column else "no name"
+            raise InvalidValue(
+                f"{name}: columns {first} and {others[1]} of the header have {what}: give all "
+                f"columns names with {named('header')} a,b,c and leave the header out with "
+                f"{named('skip_rows')} 1"
+            )

@@ -7,24 +7,24 @@ device) only ever grows, so after a crash its writer begins anew.
 import fcntl
 import hashlib
 import os
-import select
 import stat
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
 from streamq.errors import InvalidValue, StreamqError
 from streamq.model import Failure
+from streamq.records import belonging, drafts
+from streamq.records.belonging import OutputNote
+from streamq.records.drafts import sync, sync_folder, write_all
+from streamq.records.packing import bare_name, pack, packing_of, zstd
+from streamq.records.remote import is_remote
 
 #: How results are written.
 FORMS = ("jsonl", "csv", "raw")
-#: A pipe that is ready to be written to takes so many bytes without blocking (POSIX: at least 512,
-#: Linux: 4096).
-_PIPE_BYTES = select.PIPE_BUF
-_WAIT_MS = 100
 
 
 class OutputError(StreamqError):
@@ -35,8 +35,13 @@ class OutputExists(InvalidValue):
     """The output file exists and was not begun for this request."""
 
 
-class Stopped(Exception):
-    """The writer was told to stop while nobody read the stream."""
+class Written(NamedTuple):
+    """What a collector knows of the bytes that it has written."""
+
+    offset: int = 0
+    #: A digest of the last of these bytes, and which file has them; "" where that is not known.
+    tail: str = ""
+    inode: str = ""
 
 
 class Output(Protocol):
@@ -48,14 +53,34 @@ class Output(Protocol):
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """Get ready to write after that offset, and keep other writers out."""
 
-    def lacks(self, offset: int) -> bool:
-        """Return whether the output has fewer bytes than that: some of what was written is lost."""
+    #: Which file it is, to tell it from another one of the same name; "" for a stream.
+    inode: str
+    #: How it is compressed; "" where it is not.
+    packing: str
 
-    def cut(self, offset: int) -> None:
-        """Drop everything after that offset: the next write goes there."""
+    def recover(self, written: "Written") -> None:
+        """Put another version in its place that was committed, after a crash."""
 
-    def write(self, data: bytes) -> None:
-        """Write the data, and return when they are stored."""
+    def lacks(self, written: "Written") -> bool:
+        """Return whether the output has less than was written, or is another one."""
+
+    def cut(self, written: "Written", *, has_begun: bool) -> None:
+        """Drop everything after what was written: the next write goes there.
+
+        ``has_begun``: what comes after that is not to be replaced, and is kept elsewhere.
+        """
+
+    def tail(self, offset: int) -> str:
+        """Return a digest of the last bytes before that offset; "" for none."""
+
+    def settle(self) -> None:
+        """Look after what was kept elsewhere, now that everything is written."""
+
+    def write(self, data: bytes, *, is_last: bool = False) -> int:
+        """Write the data. Return how many bytes that took, when they are stored.
+
+        ``is_last``: no more comes, so an output that needs an end gets it.
+        """
 
     def look(self) -> None:
         """Check that the output is still wanted, while there is nothing to write."""
@@ -67,10 +92,15 @@ class Output(Protocol):
 class FileOutput:
     """A regular file: cut to what was committed, and synced to the disk after each write."""
 
-    def __init__(self, path: Path, request_id: str) -> None:
+    def __init__(self, path: Path, request_id: str, note: OutputNote | None = None) -> None:
+        """``note``: where a run notes which file it writes."""
         self._path = path
         self.name = str(path.resolve())
+        self.inode = ""
+        self.packing = packing_of(path.name)
         self._id = request_id
+        self._note = note
+        self._is_ours = False
         self._file: BinaryIO | None = None
 
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
@@ -82,45 +112,79 @@ class FileOutput:
         """
         try:
             size = self._path.stat().st_size if self._path.exists() else -1
+            # After a power failure the server may have forgotten that this file was begun.
+            self._is_ours = self._note is not None and self._note.fits(self._path)
             if has_begun:
                 self._refuse_shorter(size, offset)
-            else:
+            elif not self._is_ours:
                 check(self._path, force=force)
             file = self._path.open("r+b" if size >= 0 else "a+b", buffering=0)
             self._lock(file)
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
+            self.inode = belonging.inode_of(file.fileno())
         except OSError as error:
             raise self._failed(error) from None
         self._file = file
 
-    def lacks(self, offset: int) -> bool:
-        """Return whether the file is gone or shorter than that; once it is open, the open file.
+    def lacks(self, written: Written) -> bool:
+        """Return whether the file is gone, shorter or another one; once it is open, the open file.
 
         Raises:
             OutputError: the file cannot be looked at, and may well be there.
         """
         try:
-            found = os.fstat(self._file.fileno()) if self._file else self._path.stat()
-            return found.st_size < offset
+            if self._file:
+                return _is_other(self._file.fileno(), written)
+            with self._path.open("rb") as file:
+                return _is_other(file.fileno(), written)
         except FileNotFoundError:
-            return offset > 0
+            return written.offset > 0
         except OSError as error:
             raise self._failed(error) from None
 
-    def cut(self, offset: int) -> None:
-        """Cut the file to the offset.
+    def cut(self, written: Written, *, has_begun: bool) -> None:
+        """Cut the file to what was written; what is cut off is set aside if the file has begun.
 
         Raises:
-            OutputExists: the file is shorter than that.
+            OutputExists: the file is shorter than that, or another one.
             OutputError: the file cannot be written to.
         """
         assert self._file is not None
+        offset = written.offset
         try:
-            self._refuse_shorter(os.fstat(self._file.fileno()).st_size, offset)
+            size = os.fstat(self._file.fileno()).st_size
+            self._refuse_shorter(size, offset)
+            if _is_other(self._file.fileno(), written):
+                raise OutputExists(
+                    f"{self._path} is not the file that was written for request {self._id}: "
+                    "put that one back, or say --force to begin it anew with the results that "
+                    "the server still has"
+                )
+            if size > offset and (has_begun or self._is_ours):
+                belonging.set_aside(self._path, self._id, offset)
+            self._draft.unlink(missing_ok=True)  # it was never committed
             self._file.truncate(offset)
             self._file.seek(offset)
+            if self._note:
+                self._note.write(self._file.fileno())
         except OSError as error:
             raise self._failed(error) from None
+
+    def tail(self, offset: int) -> str:
+        """Return a digest of the last bytes before that offset.
+
+        Raises:
+            OutputError: the file cannot be read.
+        """
+        assert self._file is not None
+        try:
+            return belonging.tail_digest(self._file.fileno(), offset)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def settle(self) -> None:
+        """Delete what was set aside and has been written again; log where the rest is."""
+        belonging.settle_aside(self._path, self._id)
 
     def _refuse_shorter(self, size: int, offset: int) -> None:
         if max(size, 0) >= offset:
@@ -146,21 +210,82 @@ class FileOutput:
         except OSError:
             pass
 
-    def write(self, data: bytes) -> None:
-        """Add to the file.
+    def write(self, data: bytes, *, is_last: bool = False) -> int:
+        """Add to the file. Return by how many bytes it has grown.
+
+        ``is_last``: an empty file that is compressed gets an empty member, as it must have one.
 
         Raises:
             OutputError: the disk is full, or the file was moved or removed.
         """
         assert self._file is not None
-        rest = memoryview(data)
+        packed = pack(self.packing, data) if data or is_last else b""
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            _sync(self._file.fileno())
+            write_all(self._file, packed)
+            sync(self._file.fileno())
+            if self._note:
+                self._note.write(self._file.fileno())
         except OSError as error:
             raise self._failed(error) from None
         self.look()
+        return len(packed)
+
+    def draft(self, copy: Callable[[BinaryIO], Iterator[bytes]]) -> Written:
+        """Write another version of the file beside it. Return what that has.
+
+        ``copy`` is given the open file and yields the other version. The caller commits what is
+        returned, and then calls ``replace``. After a crash in between ``recover`` does that.
+
+        Raises:
+            OutputError: the draft cannot be written.
+        """
+        try:
+            with self._path.open("rb") as source:
+                written = drafts.write(self._draft, self.packing, copy(source))
+            self._draft.chmod(stat.S_IMODE(self._path.stat().st_mode))
+            sync_folder(self._draft.parent)
+        except OSError as error:
+            raise self._failed(error) from None
+        return Written(*written)
+
+    def replace(self) -> None:
+        """Put the draft in the place of the file, and go on in it.
+
+        Raises:
+            OutputError: that is not possible.
+        """
+        assert self._file is not None
+        try:
+            file = self._draft.open("r+b", buffering=0)
+            self._lock(file)
+            self._draft.replace(self._path.resolve())
+            sync_folder(self._path.parent)
+            file.seek(0, os.SEEK_END)
+            self._file.close()
+            self._file = file
+            self.inode = belonging.inode_of(file.fileno())
+            if self._note:
+                self._note.write(file.fileno())
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def recover(self, written: Written) -> None:
+        """Put a draft in its place that was committed, if a crash came between the two.
+
+        Raises:
+            OutputError: that is not possible.
+        """
+        try:
+            if drafts.is_committed(self._draft, written):
+                self._draft.replace(self._path.resolve())
+        except OSError as error:
+            raise self._failed(error) from None
+
+    @property
+    def _draft(self) -> Path:
+        # Beside the file that a link leads to, which is to be replaced; the link stays.
+        path = self._path.resolve()
+        return path.with_name(f".{path.name}.{self._id}.draft")
 
     def look(self) -> None:
         """Check that the file is still where it was.
@@ -193,83 +318,72 @@ class FileOutput:
         return OutputError(f"cannot write {self._path}: {error.strerror}")
 
 
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder, so that a new file in it is still there after a power failure.
+def _is_other(descriptor: int, written: Written) -> bool:
+    """Return whether an open file is shorter than what was written, or has other content.
 
-    Some file systems cannot sync a folder: they do it together with the file, or not at all.
+    Where nothing was written yet, a file that is not empty has to be the one that was begun.
     """
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    size = os.fstat(descriptor).st_size
+    if not written.offset:
+        has_other_inode = written.inode and written.inode != belonging.inode_of(descriptor)
+        return size > 0 and bool(has_other_inode)
+    if size < written.offset:
+        return True
+    return bool(written.tail) and written.tail != belonging.tail_digest(descriptor, written.offset)
 
 
-class StreamOutput:
-    """Standard output, a pipe or a device."""
+#: Names that promise what is not written, and what to do instead.
+_NOT_WRITTEN = {
+    ".bz2": "is not written: name it .gz or .zst, or compress it later",
+    ".xz": "is not written: name it .gz or .zst, or compress it later",
+    ".zip": "is not written: name it .gz or .zst, or pack it later",
+    ".parquet": "is not written yet: name it .jsonl or .csv, and convert it",
+    ".arrow": "is not written yet: name it .jsonl or .csv, and convert it",
+    ".feather": "is not written yet: name it .jsonl or .csv, and convert it",
+    ".xlsx": "is not written: name it .csv",
+    ".json": "promises one JSON value, and results are lines: name it .jsonl",
+}
+_NOT_WRITTEN |= dict.fromkeys((".lz4", ".br", ".7z", ".tgz", ".tar"), _NOT_WRITTEN[".xz"])
 
-    def __init__(self, fd: int, name: str, should_stop: Callable[[], bool]) -> None:
-        self._fd = fd
-        self.name = ""
-        self._what = name
-        self._should_stop = should_stop
-        self._is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLOUT)
 
-    def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
-        """Do nothing: a stream needs no preparation."""
+def check_name(name: str, given_form: str = "") -> None:
+    """Check that an output of that name holds what the name promises.
 
-    def lacks(self, offset: int) -> bool:
-        """Return False: bytes that went into a stream cannot be missing there."""
-        return False
+    ``given_form``: the form that was asked for. A ``.json`` may then hold lines.
 
-    def cut(self, offset: int) -> None:
-        """Do nothing: a stream cannot be cut."""
-
-    def write(self, data: bytes) -> None:
-        """Write all data, as fast as the reader takes them.
-
-        Raises:
-            BrokenPipeError: the reader has closed the stream.
-            OutputError: the stream cannot be written to.
-            Stopped: this process was told to stop while nobody reads.
-        """
-        rest = memoryview(data)
-        while rest:
-            # A pipe may stay full for ever, and a blocked write could not be stopped.
-            while self._is_pipe and not self._poll.poll(_WAIT_MS):
-                if self._should_stop():
-                    raise Stopped
-            try:
-                rest = rest[os.write(self._fd, rest[:_PIPE_BYTES] if self._is_pipe else rest) :]
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                raise OutputError(f"cannot write {self._what}: {error.strerror}") from None
-
-    def look(self) -> None:
-        """Check that the stream still has a reader.
-
-        Raises:
-            BrokenPipeError: the reader has closed the stream.
-        """
-        if self._is_pipe and any(event & select.POLLERR for _, event in self._poll.poll(0)):
-            raise BrokenPipeError
-
-    def close(self) -> None:
-        """Leave the stream open: another part of the program opened it."""
+    Raises:
+        InvalidValue: it does not.
+    """
+    if is_remote(name):
+        raise InvalidValue(
+            f"{name}: an output behind a URL is not written: name a file, and copy it"
+        )
+    suffix = Path(name).suffix.lower()
+    if suffix in _NOT_WRITTEN and not (given_form and suffix == ".json"):
+        raise InvalidValue(f"{name}: {suffix} {_NOT_WRITTEN[suffix]}")
+    if packing_of(name) == "zstd":
+        zstd(name)
+    elif packing_of(name) and bare_name(Path(name)).suffix.lower() == ".tar":
+        raise InvalidValue(f"{name}: .tar {_NOT_WRITTEN['.tar']}")
 
 
 def form_of(name: str) -> str:
     """Return the form for a file of that name: jsonl, csv, or raw lines as handlers return them."""
-    return {".jsonl": "jsonl", ".csv": "csv"}.get(Path(name).suffix.lower(), "raw")
+    return {".jsonl": "jsonl", ".csv": "csv"}.get(bare_name(Path(name)).suffix.lower(), "raw")
+
+
+def check_keys(form: str, what: str) -> None:
+    """Raise InvalidValue if lines of that form have no room for keys; ``what`` asks for them."""
+    if form == "raw":
+        raise InvalidValue(
+            f"{what} needs lines that can be told apart: name the output .jsonl or .csv, or give "
+            "the format"
+        )
 
 
 def errors_beside(path: Path) -> Path:
     """Return the file that the failures of an output are written to."""
-    return path.with_name(f"{path.stem}.errors.jsonl")
+    return path.with_name(f"{bare_name(path).stem}.errors.jsonl")
 
 
 def check_errors(
@@ -369,8 +483,3 @@ def check(path: Path, *, force: bool) -> None:
 def is_stream(path: Path) -> bool:
     """Return whether the path is a pipe or a device, whose output cannot be continued."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _sync(fd: int) -> None:
-    """Make sure that what was written is on the disk. macOS has no ``fdatasync``."""
-    getattr(os, "fdatasync", os.fsync)(fd)

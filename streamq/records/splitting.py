@@ -6,38 +6,51 @@ byte, record.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 
 from streamq.model import CHUNK_BYTES, CHUNK_PARTS, MAX_PART, Spec
 from streamq.records import about
-from streamq.records.boundaries import Mask, blank_lines, mask_of
-from streamq.records.inputs import MARK, BadInput, Input, open_input
+from streamq.records.boundaries import (
+    Mask,
+    blank_lines,
+    empty_rows,
+    ended_by_newlines,
+    mask_of,
+)
+from streamq.records.inputs import BadInput, Input, open_input
+from streamq.records.sizes import PartSize, Step
+from streamq.records.strange import HEAD, strangeness_of
 
 #: At least so many bytes are read at once.
 BLOCK = 2**20
+#: The ends of up to so many records are looked for one by one.
+_FEW = 64
 
 
 class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a load has come: the next byte and the next record of a file."""
+    """How far a load has come: the next byte and the next line of a file."""
 
     file: int = 0
     offset: int = 0
+    #: The next line. In a CSV a row may have several of them.
     record: int = 1
+    #: How many blank lines, which are no records, were passed in all files.
+    blank: int = 0
     #: Digest of all bytes that were taken from standard input, which cannot be read again.
     digest: str = ""
 
 
-class PartSize(msgspec.Struct, frozen=True):
-    """How large parts are: whole records up to so many bytes, or so many records."""
-
-    bytes: int = 256 * 1024
-    records: int = 0
-    #: No part, and so no record, may have more bytes.
-    most: int = 2**20
+def blank_of(cursor: str) -> int:
+    """Return how many blank lines were passed, by a cursor as the server keeps it."""
+    try:
+        return msgspec.json.decode(cursor, type=Cursor).blank if cursor else 0
+    except msgspec.DecodeError:
+        return 0
 
 
 class Chunk(msgspec.Struct):
@@ -76,19 +89,103 @@ def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[
     while not is_end:
         source.record = cursor.record
         data, is_end = _fill(source, rest, wanted)
-        seen = mask(data)
-        total = len(data)
-        if is_end and len(seen) < total:
-            # The input ends inside a quote. The records before that quote are good.
-            seen = seen[: seen.rfind(b"\n") + 1]
-            total = len(seen)
+        data, seen, total = _masked(data, mask, spec, is_end)
         ends, counts = cut(seen, total, size, is_end)
-        for chunk in _chunks(data, ends, counts, cursor, spec):
+        for chunk in _chunks(data, seen, ends, counts, cursor, spec):
             yield chunk
             cursor = chunk.end
         rest = data[ends[-1] :] if ends else data
         if rest and (is_end or len(rest) > size.most):
             raise _stuck(source.name, cursor, size, is_open=len(rest) <= size.most)
+
+
+def split_by_steps(
+    source: Input, spec: Spec, size: PartSize, start: Cursor, steer: Callable[[], Step]
+) -> Iterator[Chunk]:
+    """Yield what ``split`` does, in parts of as many records as ``steer`` says each time.
+
+    Raises:
+        BadInput: as ``split``.
+    """
+    rest, cursor, is_end, mask = b"", start, False, mask_of(spec)
+    while not is_end:
+        source.record = cursor.record
+        data, is_end = _fill(source, rest, 0)
+        data, seen, total = _masked(data, mask, spec, is_end)
+        begin, ends = 0, [0]
+        while ends and begin < total:
+            ends, counts = _cut_step(seen, begin, total, size, steer(), is_end)
+            for chunk in _chunks(data, seen, ends, counts, cursor, spec, begin):
+                yield chunk
+                cursor = chunk.end
+            begin = ends[-1] if ends else begin
+        rest = data[begin:]
+        if rest and (is_end or len(rest) > size.most):
+            raise _stuck(source.name, cursor, size, is_open=len(rest) <= size.most)
+
+
+def _masked(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[bytes, bytes, int]:
+    """Return the data, the same masked, and how many bytes of it can be cut into parts."""
+    seen = mask(data)
+    if spec.format == "csv" and not spec.by_reference:
+        data, seen = ended_by_newlines(data, seen, is_end=is_end)
+    if is_end and len(seen) < len(data):
+        # The input ends inside a quote. The records before that quote are good.
+        seen = seen[: seen.rfind(b"\n") + 1]
+        return data, seen, len(seen)
+    return data, seen, len(data)
+
+
+def _cut_step(
+    seen: bytes, begin: int, total: int, size: PartSize, step: Step, is_end: bool
+) -> tuple[list[int], list[int]]:
+    """Return where the next parts end, and how many records each has; at most those of a step."""
+    ends: list[int] = []
+    counts: list[int] = []
+    while begin < total and len(ends) < step.parts:
+        end, count = _cut_one(seen, begin, total, size, step.records, is_end)
+        if not end:
+            break
+        ends.append(end)
+        counts.append(count)
+        begin = end
+    return ends, counts
+
+
+def _cut_one(
+    seen: bytes, begin: int, total: int, size: PartSize, records: int, is_end: bool
+) -> tuple[int, int]:
+    """Return where a part of so many records ends, and how many it has; 0 if it may still grow."""
+    is_all = begin + size.bytes >= total
+    if is_all and is_end:
+        fitting = total
+    else:
+        # A single record may be larger than the wanted size of a part.
+        fitting = seen.rfind(b"\n", begin, begin + size.bytes) + 1
+        fitting = fitting or seen.find(b"\n", begin, begin + size.most) + 1
+    if not fitting and is_end and total - begin <= size.most:
+        fitting = total
+    if not fitting:
+        return 0, 0
+    # To count the records of a whole part takes longer than to find the end of a few.
+    count = records + 1 if records <= _FEW else _count(seen, begin, fitting)
+    if count > records:
+        end = begin
+        for found in range(records):
+            if end == fitting:
+                count = found
+                break
+            end = seen.find(b"\n", end, fitting) + 1 or fitting
+        else:
+            return end, records
+    if count < records and is_all and not is_end:
+        return 0, 0
+    return fitting, count
+
+
+def _count(seen: bytes, begin: int, end: int) -> int:
+    """Return how many records are there; the last may have no line ending."""
+    return seen.count(b"\n", begin, end) + (seen[end - 1 : end] != b"\n")
 
 
 def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
@@ -124,7 +221,7 @@ def _cut_by_bytes(
         if not end:
             break
         ends.append(end)
-        counts.append(seen.count(b"\n", begin, end) + (seen[end - 1 : end] != b"\n"))
+        counts.append(_count(seen, begin, end))
         begin = end
     return ends, counts
 
@@ -158,35 +255,55 @@ def _cut_by_records(
 
 
 def _chunks(
-    data: bytes, ends: list[int], counts: list[int], start: Cursor, spec: Spec
+    data: bytes,
+    seen: bytes,
+    ends: list[int],
+    counts: list[int],
+    start: Cursor,
+    spec: Spec,
+    begin: int = 0,
 ) -> Iterator[Chunk]:
     """Yield the parts that end there, in chunks that one call to the server can carry."""
-    cursor, first, begin = start, 0, 0
+    cursor, first = start, 0
     while first < len(ends):
         most = min(len(ends), first + CHUNK_PARTS)
         last = min(most, bisect_left(ends, begin + CHUNK_BYTES, first, most) + 1)
         here, each = ends[first:last], counts[first:last]
-        numbers = list(accumulate(each, initial=cursor.record))
-        cursor = Cursor(start.file, cursor.offset + here[-1] - begin, numbers[-1])
-        payloads = [data[one:two] for one, two in zip([begin, *here], here, strict=False)]
-        abouts = [about.of_lines(n, start.file, at) for n, at in zip(each, numbers, strict=False)]
-        records = sum(each)
-        if spec.format == "jsonl":
-            for index, payload in enumerate(payloads):
-                if blank := blank_lines(payload):
-                    lines = each[index]
-                    first_line = numbers[index]
-                    abouts[index] = about.of_lines(lines - blank, start.file, first_line, lines)
-                    records -= blank
-        yield Chunk(payloads, abouts, records, here[-1] - begin, cursor)
+        pairs = list(zip([begin, *here], here, strict=False))
+        lines, blank = _lines_of(data, seen, pairs, each, spec)
+        numbers = list(accumulate(lines, initial=cursor.record))
+        cursor = Cursor(
+            start.file,
+            cursor.offset + here[-1] - begin,
+            numbers[-1],
+            blank=cursor.blank + sum(blank),
+        )
+        payloads = [data[one:two] for one, two in pairs]
+        abouts = [
+            about.of_lines(count - empty, start.file, at, height)
+            for count, empty, at, height in zip(each, blank, numbers, lines, strict=False)
+        ]
+        yield Chunk(payloads, abouts, sum(each) - sum(blank), here[-1] - begin, cursor)
         first, begin = last, here[-1]
+
+
+def _lines_of(
+    data: bytes, seen: bytes, pairs: list[tuple[int, int]], counts: list[int], spec: Spec
+) -> tuple[list[int], list[int]]:
+    """Return how many lines each part has, and how many of its records are blank: no records."""
+    if spec.format == "jsonl":
+        return counts, [blank_lines(data[begin:end]) for begin, end in pairs]
+    if spec.format != "csv":
+        return counts, [0] * len(pairs)
+    lines = counts if seen is data else [_count(data, begin, end) for begin, end in pairs]
+    return lines, [empty_rows(seen[begin:end]) for begin, end in pairs]
 
 
 def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadInput:
     if is_open:
-        return BadInput(f"{name}: record {cursor.record}: a quote is not closed")
+        return BadInput(f"{name}: line {cursor.record}: a quote is not closed")
     return BadInput(
-        f"{name}: record {cursor.record}, at byte {cursor.offset}, is longer than the "
+        f"{name}: line {cursor.record}, at byte {cursor.offset}, is longer than the "
         f"{size.most} bytes a part may have"
     )
 
@@ -202,28 +319,69 @@ def whole(source: Input, file: int, most: int) -> Chunk:
         blocks.append(block)
         size += len(block)
     if size > most:
-        raise BadInput(f"{source.name} is larger than the {most} bytes a part may have")
+        raise BadInput(
+            f"{source.name} is larger than the {most} bytes a part may have: with --by-reference "
+            "workers read it themselves"
+        )
     return Chunk([b"".join(blocks)], [about.of_whole_file(file)], 1, size, Cursor(file + 1))
 
 
+class Beginning(NamedTuple):
+    """How a CSV begins: its header, and how many bytes and lines stand before and in it."""
+
+    header: bytes
+    size: int
+    lines: int
+
+
+def beginning_of(source: Input, spec: Spec, most: int, *, has_header: bool) -> Beginning:
+    """Return the beginning of a CSV: rows that are left out, empty rows, and its header.
+
+    The next read returns all of it again.
+
+    Raises:
+        BadInput: a row of it has more bytes than that, or a quote in it is not closed.
+    """
+    mask, text = mask_of(spec), source.mark()
+    size, lines, left = len(text), 0, spec.skip_rows
+    source.skip(size)
+    while True:
+        row = first_record(source, mask, most) if left or has_header else b""
+        if not row or (not left and row.strip(b"\r\n")):
+            break
+        left = max(0, left - 1)
+        source.skip(len(row))
+        text, lines = text + row, lines + _count(row, 0, len(row))
+    source.unread(text)
+    header = row if has_header else b""
+    height = _count(header, 0, len(header)) if header else 0
+    return Beginning(header, len(text) + len(header), lines + height)
+
+
 def first_record(source: Input, mask: Mask, most: int) -> bytes:
-    """Return the first record, with a byte order mark and its line ending, and un-read it."""
+    """Return the first row of a CSV, with its line ending, and un-read it."""
     data, block = b"", b"_"
     while block and len(data) <= most:
-        text = data.removeprefix(MARK)
-        if end := mask(text).find(b"\n") + 1:
-            source.unread(data)
-            return data[: len(data) - len(text) + end]
         block = source.read(BLOCK)
         data += block
+        mended, seen = ended_by_newlines(data, mask(data), is_end=not block)
+        if end := seen.find(b"\n") + 1:
+            source.unread(data)
+            return mended[:end]
     source.unread(data)
-    text = data.removeprefix(MARK)
-    if len(data) > most or len(mask(text)) < len(text):
+    if len(data) > most or len(mask(data)) < len(data):
         raise _stuck(source.name, Cursor(), PartSize(most=most), is_open=len(data) <= most)
     return data
 
 
 def header_of(name: str, spec: Spec) -> bytes:
-    """Return the first row of a CSV, with its line ending."""
-    with closing(open_input(name)) as source:
-        return first_record(source, mask_of(spec), MAX_PART)
+    """Return the header of a CSV, with its line ending."""
+    with closing(open_input(name, spec.encoding)) as source:
+        refuse_strange(source, spec)
+        return beginning_of(source, spec, MAX_PART, has_header=True).header
+
+
+def refuse_strange(source: Input, spec: Spec) -> None:
+    """Raise BadInput if an input from which nothing was read yet holds no records."""
+    if why := strangeness_of(source.name, source.head(HEAD), spec.format):
+        raise BadInput(f"{source.name}: {why}")

@@ -20,22 +20,40 @@ class Writer:
     """Turns the items of results into lines of a format."""
 
     def __init__(
-        self, form: str, header: list[str], *, is_open: bool = False, preamble: bytes = b""
+        self,
+        form: str,
+        header: list[str],
+        *,
+        is_open: bool = False,
+        preamble: bytes = b"",
+        has_keys: bool = False,
     ) -> None:
-        """``preamble``: goes before the first line that a handler returned as bytes or text."""
+        """``preamble``: goes before the first line that a handler returned as bytes or text.
+
+        ``has_keys``: each line begins with the numbers of its part and of its record there.
+        """
         self._form = form
+        self._has_keys = has_keys
         self.header = header
         self.is_open = is_open
+        #: How many bytes of header or preamble were written.
+        self.head = 0
+        #: Whether an item of the last result wrote no line.
+        self.has_skipped = False
         self._preamble = preamble if form == "raw" else b""
         self._is_value = False
         self._left_out: set[str] = set()
         self._garbled = 0
 
-    def lines(self, result: bytes) -> bytes:
-        """Return the lines of one part's result. An item that is None writes no line."""
+    def lines(self, result: bytes, part: int = 0) -> bytes:
+        """Return the lines of one part's result. An item that is None writes no line.
+
+        ``part`` is the part's number, for lines with keys.
+        """
+        self.has_skipped = False
         with damaged_if_unreadable("a result"):
             was_open, self.is_open = self.is_open, False
-            lines = self._lines(result)
+            lines = self._keyed(result, part) if self._has_keys else self._lines(result)
         if not lines:
             self.is_open = was_open
             return lines
@@ -44,7 +62,9 @@ class Writer:
         preamble = self.preamble()
         if not preamble or self._is_value:
             return lines
-        return preamble + (b"" if preamble.endswith(b"\n") else b"\n") + lines
+        preamble += b"" if preamble.endswith(b"\n") else b"\n"
+        self.head = len(preamble)
+        return preamble + lines
 
     def preamble(self) -> bytes:
         """Return the preamble the first time, and nothing after that."""
@@ -70,6 +90,7 @@ class Writer:
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
         kept = [item for item in items if item is not None]
+        self.has_skipped = len(kept) < len(items)
         if self._form == "raw":
             self._is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
             lines = b"".join(
@@ -82,6 +103,33 @@ class Writer:
         if self._form == "csv":
             return b"".join(self._row(item) for item in kept)
         return b"\n".join([*map(self._json, kept), b""])
+
+    def _keyed(self, result: bytes, part: int) -> bytes:
+        """Return the lines of a result, each with the numbers of its part and its record."""
+        items, _ = codec.decode_result(result)
+        self.has_skipped = None in items
+        return b"".join(self._keyed_line(item, part, n) for n, item in enumerate(items, 1))
+
+    def _keyed_line(self, item: Item, part: int, record: int) -> bytes:
+        if item is None:
+            return b""
+        if self._form == "csv":
+            return self._row(item, {"part": part, "record": record})
+        if codec.is_verbatim(item):
+            item = bytes(item.data)
+        return b'{"part":%d,"record":%d,"result":%b}\n' % (part, record, self._json(item))
+
+    def line(self, item: Item, ending: bytes, part: int, record: int) -> bytes:
+        """Return the line of one item alone; its line ending is a letter of ``about``, or ""."""
+        if self._has_keys or item is None:
+            return self._keyed_line(item, part, record)
+        if codec.is_verbatim(item):
+            return bytes(item.data)
+        if self._form == "csv":
+            return self._row(item)
+        if self._form == "raw":
+            return _raw(item) + (ENDINGS[ending[0]] if ending else b"\n")
+        return bytes(self._json(item)) + b"\n"
 
     def _json(self, item: Item) -> Any:
         """Return an item as JSON, in a type that can be joined with bytes."""
@@ -103,13 +151,16 @@ class Writer:
         value = self._readable(value)
         return value if value is None or isinstance(value, str | int | float) else _text(value)
 
-    def _row(self, item: Item) -> bytes:
+    def _row(self, item: Item, keys: dict[str, int] | None = None) -> bytes:
         value = codec.decode_item(item)
         fields = value if isinstance(value, dict) else {"result": value}
+        if keys:
+            fields = keys | fields | keys
         head = b""
         if not self.header:
             self.header = list(fields)
             head = _csv_line(self.header)
+            self.head = len(head)
         for name in fields.keys() - self._left_out - set(self.header):
             self._left_out.add(name)
             log.warning(

@@ -16,27 +16,35 @@ import msgspec
 from streamq.errors import StreamqError, damaged_if_unreadable
 from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import part_of
+from streamq.queue.failed_inputs import with_inputs
 from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import outputs
+from streamq.records.gaps import Gap, GapFile
 from streamq.records.outputs import (
+    FileOutput,
     Output,
     OutputError,
     OutputExists,
-    Stopped,
+    Written,
     check_errors,
     digest_of,
     error_lines,
     errors_digest,
     refuse_inputs,
 )
+from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
+from streamq.runs.in_place import InPlace
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
 #: After a batch of results the next look comes soon, since more results are likely.
 _SOON_S = 0.003
+#: Results for gaps are gathered up to this size: to fill gaps, the whole output is copied.
+_MOST_LATE = 2**26
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -59,6 +67,27 @@ class Committed(msgspec.Struct, frozen=True):
     collector: str = ""
     #: Digests of what the file of failures may hold: its old content, and the new one.
     errors: list[str] = []
+    #: A digest of the last bytes that were written, and which file has them.
+    tail: str = ""
+    inode: str = ""
+    #: How the file is compressed, and how many bytes it has before that.
+    packing: str = ""
+    unpacked: int = 0
+    #: How many bytes of a header it begins with, and which file of gaps counts; 0 for none.
+    head: int = 0
+    gaps: int = 0
+    #: Of a flow: the child of the part ``next`` to go on with.
+    within: str = ""
+
+    @property
+    def written(self) -> Written:
+        """What is known of the bytes in the file."""
+        return Written(self.offset, self.tail, self.inode)
+
+    @property
+    def length(self) -> int:
+        """How many bytes are written, before compression."""
+        return self.unpacked if self.packing else self.offset
 
 
 def file_of(protocol: Protocol, request_id: str) -> str:
@@ -69,14 +98,17 @@ def file_of(protocol: Protocol, request_id: str) -> str:
     return done.file if done.offset else ""
 
 
-def show(protocol: Protocol, request_id: str, form: str, *, follow: bool) -> Iterator[bytes]:
+def show(
+    protocol: Protocol, request_id: str, form: str, *, follow: bool, has_keys: bool = False
+) -> Iterator[bytes]:
     """Yield results in input order for somebody who only looks: the server keeps them."""
-    writer = Writer(form, [], preamble=protocol.inspect(request_id).spec.header.encode())
+    preamble = protocol.inspect(request_id).spec.header.encode()
+    writer = Writer(form, [], preamble=preamble, has_keys=has_keys)
     reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
         batch = reader.read()
         if batch is not None:
-            yield b"".join(writer.lines(result) for _, result in batch)
+            yield b"".join(writer.lines(result, part_of(field)) for field, result in batch)
         elif reader.is_over or not follow:
             break
         else:
@@ -108,6 +140,11 @@ def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
         yield batch
 
 
+def _plain(fields: set[str]) -> set[str]:
+    """Return the fields of parts that were passed over before they had run."""
+    return {field for field in fields if field.isdigit()}
+
+
 class Collector:
     """Writes one request's results to one output."""
 
@@ -118,8 +155,23 @@ class Collector:
         output: Output,
         form: str,
         should_stop: Callable[[], bool] = lambda: False,
+        *,
+        gaps: Path | None = None,
+        has_keys: bool = False,
     ) -> None:
+        """Get ready to write.
+
+        ``gaps``: where to note what is missing in the file, so that results of retried parts can
+        be put there later. Without it they come last. ``has_keys``: each line has the numbers of
+        its part and its record.
+        """
         self._should_stop = should_stop
+        self._gap_file = GapFile(gaps) if gaps else None
+        self._in_place: InPlace | None = None
+        #: Results for gaps, by their fields, and about how many bytes they have.
+        self._late: dict[str, bytes] = {}
+        self._late_size = 0
+        self._has_keys = has_keys
         self._protocol = protocol
         self._id = request_id
         self._output = output
@@ -154,11 +206,13 @@ class Collector:
             spec = self._look(force)
             if self._is_anew:
                 self._tell_lost()
-            self._output.cut(self._done.offset)
-            self._begin(spec)
+            has_begun = bool(self._token) and not self._is_anew
+            self._output.cut(self._done.written, has_begun=has_begun)
+            self._begin(spec, is_ordered)
             if not self._collect(is_ordered, follow):
                 return False
             self._complete(force)
+            self._output.settle()
         except Stopped:
             return False
         finally:
@@ -174,12 +228,25 @@ class Collector:
             self._done = msgspec.json.decode(text, type=Committed) if text else Committed()
         spec = found.spec
         self._refuse_other(force, spec.files)
+        self._output.recover(self._done.written)
+        if self._done.offset:
+            self._output.packing = self._done.packing
         # Decided anew at each look: since the last one another collector may have begun the file,
         # or somebody may have put it back. What counts is what the locked file has.
-        self._is_anew = self._may_renew and self._output.lacks(self._done.offset)
+        self._is_anew = self._may_renew and self._output.lacks(self._done.written)
         self._gone = found.count("done") - found.known_count("results") if self._is_anew else 0
         if self._is_anew:
-            self._done = msgspec.structs.replace(self._done, offset=0, header=[], is_open=False)
+            self._done = msgspec.structs.replace(
+                self._done,
+                offset=0,
+                header=[],
+                is_open=False,
+                tail="",
+                inode="",
+                unpacked=0,
+                head=0,
+                gaps=0,
+            )
         return spec
 
     def _tell_lost(self) -> None:
@@ -193,15 +260,32 @@ class Collector:
                 which,
             )
 
-    def _begin(self, spec: Spec) -> None:
+    def _begin(self, spec: Spec, is_ordered: bool) -> None:
         """Get ready to write where the committed results end."""
         # Raw output of a CSV begins with the header that its input had.
         preamble = b"" if self._done.offset else spec.header.encode()
         self._writer = Writer(
-            self._form, self._done.header, is_open=self._done.is_open, preamble=preamble
+            self._form,
+            self._done.header,
+            is_open=self._done.is_open,
+            preamble=preamble,
+            has_keys=self._has_keys,
         )
+        self._writer.head = self._done.head
+        if (
+            self._gap_file
+            and is_ordered
+            and not spec.stage
+            and (self._done.gaps or self._done.next == 1)
+        ):
+            self._in_place = InPlace(self._protocol, self._id, self._gap_file)
+            self._in_place.begin(self._done.gaps, self._done.next)
         self._reader = ResultReader(
-            self._protocol, self._id, first=self._done.next, is_forgetting=True
+            self._protocol,
+            self._id,
+            first=self._done.next,
+            within=self._done.within,
+            is_forgetting=True,
         )
         if not self._token or self._is_anew:
             # Committed before the first result is written: from now on the file is this request's.
@@ -210,15 +294,21 @@ class Collector:
     def _complete(self, force: bool) -> None:
         """Write a header even without results, and commit that the failures' file is ours."""
         name, errors = self._output.name, self._done.errors
-        self.failures = Request(self._protocol, self._id).errors()
+        failures = Request(self._protocol, self._id).errors()
+        self.failures = list(with_inputs(self._protocol, self._id, failures))
         if name:
             if not force:
                 self._check_errors(OutputError)
             # Both contents count as ours, since we may be killed before the old one is replaced.
             lines = error_lines(self.failures)
             errors = sorted({errors_digest(Path(name)), digest_of(lines)})
-        if (preamble := self._writer.preamble()) or errors != self._done.errors:
-            self._commit(preamble, self._done.next, [], errors=errors)
+        preamble = self._writer.preamble()
+        is_empty = not self._done.offset and not preamble
+        self._writer.head = self._writer.head or len(preamble)
+        if preamble or errors != self._done.errors or (is_empty and self._output.packing):
+            self._commit(preamble, self._done.next, [], errors=errors, is_last=is_empty)
+        if self._in_place:
+            self._in_place.end(is_complete=not self.failures)
 
     def _check_errors(self, error: type[StreamqError]) -> None:
         """Raise the error if writing the failures would replace a file that is not ours."""
@@ -233,10 +323,10 @@ class Collector:
             refuse_inputs(Path(name), inputs)
             if not force:
                 self._check_errors(OutputExists)
-        if done.form and done.form != self._form:
+        if done.form and done.form != self._told_form:
             raise OutputExists(
                 f"results of request {self._id} are written to {done.file} as {done.form}, "
-                f"not as {self._form}"
+                f"not as {self._told_form}"
             )
         if done.file and name and done.file != name and not force:
             raise OutputExists(
@@ -262,9 +352,54 @@ class Collector:
     def _ordered(self) -> bool:
         """Write the next results. Return whether there may be more now."""
         found = self._reader.read()
-        if found is not None and (found or self._reader.next != self._done.next):
-            self._write(dict(found))
+        results = dict(found or ())
+        if self._in_place and self._in_place.generation:
+            late = {field for field in results if self._has_place(field)}
+            self._late |= {field: results.pop(field) for field in late}
+            self._late_size += sum(len(self._late[field]) for field in late)
+            if self._reader.is_over or self._late_size > _MOST_LATE or late & _plain(late):
+                self._fill()
+        read = self._reader.next, self._reader.within
+        if found is not None and (results or read != (self._done.next, self._done.within)):
+            self._write(results)
         return found is not None
+
+    def _has_place(self, field: str) -> bool:
+        """Return whether a result belongs before what is written."""
+        part = part_of(field)
+        return part < self._done.next and self._in_place is not None and self._in_place.has(part)
+
+    def _fill(self) -> None:
+        """Put the late results in their places: in a copy of the output, which then replaces it."""
+        late, self._late, self._late_size = self._late, {}, 0
+        if not late:
+            return
+        assert self._in_place
+        assert isinstance(self._output, FileOutput)
+        done = self._done
+        filled = self._in_place.fill(
+            late, self._lone_writer, self._output.packing, done.length, done.head
+        )
+        written = self._output.draft(filled.copy)
+        if filled.header:
+            self._writer.header, self._writer.head = filled.header, filled.head
+        if done.length != filled.size and self._form == "raw":
+            self._writer.is_open = filled.last not in (b"", b"\n") and self._writer.is_open
+        self._store(
+            msgspec.structs.replace(
+                self._next(written.offset, filled.size, done.next, done.errors),
+                tail=written.tail,
+                inode=written.inode,
+                gaps=self._in_place.prepare(filled),
+            ),
+            list(late),
+        )
+        self._output.replace()
+        self._in_place.filled(filled)
+
+    def _lone_writer(self) -> Writer:
+        """Return a writer for lines that are put between others."""
+        return Writer(self._form, self._writer.header, has_keys=self._has_keys)
 
     def _unordered(self) -> bool:
         """Write the results that are there, in any order. Return whether there may be more now."""
@@ -282,27 +417,77 @@ class Collector:
         return has_some and not self._reader.is_over
 
     def _write(self, results: dict[str, bytes]) -> None:
-        data = b"".join(map(self._writer.lines, results.values()))
+        if self._in_place and self._in_place.generation:
+            data = self._write_in_order(self._in_place, results)
+        else:
+            lines = self._writer.lines
+            data = b"".join([lines(result, part_of(each)) for each, result in results.items()])
         self._commit(data, self._reader.next, list(results))
 
+    def _write_in_order(self, in_place: InPlace, results: dict[str, bytes]) -> bytes:
+        """Return the lines of the parts that come next, and note the gaps between them."""
+        written, gaps, offset = [], [], self._done.length
+        passed = range(self._done.next, self._reader.next)
+        for number in passed:
+            result = results.get(f"{number}")
+            if result is None:
+                gaps.append(Gap(number, 0, offset))
+                continue
+            lines = self._writer.lines(result, number)
+            if self._writer.has_skipped:
+                begin = offset + len(lines) - len(self._lone_writer().lines(result, number))
+                gaps += in_place.gaps_of(number, result, self._lone_writer, begin)
+            written.append(lines)
+            offset += len(lines)
+        others = (field for field in results if not field.isdigit() or int(field) not in passed)
+        written += [self._writer.lines(results[field], part_of(field)) for field in others]
+        in_place.note(gaps)
+        return b"".join(written)
+
     def _commit(
-        self, data: bytes, next_number: int, forget: list[str], *, errors: list[str] | None = None
+        self,
+        data: bytes,
+        next_number: int,
+        forget: list[str],
+        *,
+        errors: list[str] | None = None,
+        is_last: bool = False,
     ) -> None:
         """Write the bytes first, then commit that they are written."""
-        self._output.write(data)
         errors = self._done.errors if errors is None else errors
-        done = Committed(
-            self._done.offset + len(data),
+        offset = self._done.offset + self._output.write(data, is_last=is_last)
+        length = self._done.length + len(data)
+        self._store(self._next(offset, length, next_number, errors), forget)
+
+    def _next(self, offset: int, length: int, next_number: int, errors: list[str]) -> Committed:
+        """Return what is committed next."""
+        packing = self._output.packing
+        return Committed(
+            offset,
             next_number,
             self._writer.header,
             self._output.name,
-            self._form,
+            self._told_form,
             self._writer.is_open,
             self._done.times + 1,
             bool(errors) or self._done.owns_errors,
             self._name,
             errors,
+            self._output.tail(offset),
+            self._output.inode,
+            packing,
+            length if packing else 0,
+            self._writer.head,
+            self._in_place.generation if self._in_place else 0,
+            self._reader.within,
         )
+
+    @property
+    def _told_form(self) -> str:
+        """The form of the lines, as it is committed."""
+        return f"{self._form} with keys" if self._has_keys else self._form
+
+    def _store(self, done: Committed, forget: list[str]) -> None:
         token = msgspec.json.encode(done).decode()
         self._protocol.commit(self._id, self._token, token, forget=forget)
         self._done, self._token = done, token

@@ -3,117 +3,238 @@
 They are its folder (plan, lock), and its embedded server, which starts in the background.
 """
 
-import fcntl
-import os
-import shutil
-import stat
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from streamq import units
 from streamq.errors import InvalidValue, ServerError
-from streamq.runs.plan import Plan
+from streamq.model import Failure, State, Status
+from streamq.queue.options import Named
+from streamq.records import outputs
+from streamq.records.belonging import OutputNote
+from streamq.records.outputs import OutputError, OutputExists
+from streamq.runs import finding, home, same
+from streamq.runs.finished import Finished, FinishedNote, Seal, check_retry
+from streamq.runs.home import HOME
+from streamq.runs.plan import STANDARD, Plan
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
 
-#: Folder for runs that are not finished, in the current directory.
-HOME = Path(".streamq")
+#: How a run begins: it goes on (resumed); it goes on if the same command was stopped, else it is
+#: new (found); it is new, whatever was stopped (fresh); what failed in it is run again (retried).
+Beginning = Literal["resumed", "found", "fresh", "retried"]
 
 
-def load_plan(request_id: str, what: str = "resume") -> Plan:
-    """Return the plan of a run that was stopped. ``what`` names the id in an error message.
-
-    Raises:
-        InvalidValue: no run of that id was stopped in the current folder.
-    """
-    folder = HOME / units.name(request_id, what)
-    path = folder / "plan.json"
-    for each in (HOME, folder):
-        _refuse_strange(each)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Plan)
-    except (OSError, msgspec.DecodeError):
-        there = [each.name for each in HOME.glob("*") if (each / "plan.json").exists()]
-        others = f"; there is {', '.join(there)}" if there else ""
-        raise InvalidValue(f"no run {request_id} was stopped in this folder{others}") from None
-
-
-def _refuse_strange(folder: Path) -> None:
-    """Raise if another user could have put a plan there: a plan names the code that is run.
+def beginning_of(*, resume: str, retry: str, is_fresh: bool) -> Beginning:
+    """Return how a run begins, by the options that say so.
 
     Raises:
-        InvalidValue: the path is not a folder of this user that only this user may write to.
+        InvalidValue: they contradict each other.
     """
-    try:
-        state = folder.lstat()
-    except FileNotFoundError:
-        return
-    if stat.S_ISLNK(state.st_mode):
-        raise InvalidValue(f"{folder} is a link: runs are kept in a folder. Remove it")
-    if not stat.S_ISDIR(state.st_mode):
-        raise InvalidValue(f"{folder} is no folder: runs are kept in one. Remove it")
-    if state.st_uid != os.geteuid():
+    if sum(map(bool, (resume, retry, is_fresh))) > 1:
         raise InvalidValue(
-            f"{folder} belongs to another user, who could change what is run: use another folder"
+            "resume continues a run, retry-failed runs what failed, and fresh "
+            "starts over: give one of them"
         )
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InvalidValue(
-            f"{folder} may be written to by others, who could change what is run: "
-            f"chmod go-w {folder}"
-        )
+    if retry:
+        return "retried"
+    return "resumed" if resume else "fresh" if is_fresh else "found"
 
 
 class RunFolder:
     """Where a plan is carried out: its folder, which is kept for ``--resume``, and its server."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._folder = HOME / plan.id
+    def __init__(
+        self,
+        plan: Plan,
+        beginning: Beginning = "resumed",
+        *,
+        named: Named = str,
+    ) -> None:
+        """``named`` returns what an option is called in messages."""
+        #: The plan that is carried out: once the folder is held, perhaps that of a stopped run.
+        self.plan = plan
+        self._beginning = beginning
+        self._named = named
+        #: Whether the run was begun before.
+        self.is_resumed = beginning in ("resumed", "retried")
+        #: Whether what failed is run again.
+        self.is_retry = beginning == "retried"
+        #: Finished runs whose output this one replaces.
+        self._outdated: list[str] = []
+        #: The file of failures, once the run is done; and the error if it cannot be written.
+        self.errors_file: Path | None = None
+        self.errors_problem: OutputError | None = None
+        #: Whether the run is done, and is kept so that its failures can be retried.
+        self.can_retry = False
+        #: Whether it was found as the one that the same command began.
+        self.is_found = False
+        #: What the request is to be set to, because the command says so now: level, limit, rate.
+        self.steered: dict[str, Any] = {}
         #: Whether the folder stays after the run.
         self.is_kept = plan.can_go_on
+
+    @property
+    def note(self) -> OutputNote | None:
+        """Where the run notes which file its output is; None where it has no folder."""
+        return _note_of(self.plan.id) if self.plan.can_go_on else None
+
+    @property
+    def finished(self) -> FinishedNote:
+        """Where it is noted how the run ended."""
+        return FinishedNote(HOME / self.plan.id)
+
+    @property
+    def gaps(self) -> Path | None:
+        """Where the run notes what is missing in its output; None where it has no folder."""
+        return HOME / self.plan.id / "gaps" if self.plan.can_go_on else None
 
     @contextmanager
     def held(self) -> Generator[None]:
         """Make the folder, write the plan into it and lock it; in the end remove it or keep it.
 
         Raises:
-            InvalidValue: another process runs this plan, or another user may write to the folder.
+            InvalidValue: another process runs this plan, a run that was stopped writes the same
+                output, the output may not be written, or another user may write to the folder.
         """
-        if not self._plan.can_go_on:
+        if not self.plan.can_go_on:
+            if self._beginning != "resumed":
+                _check_output(self.plan, force=self.plan.force)
             yield
             return
-        for each in (HOME, self._folder):
-            _refuse_strange(each)
-            each.mkdir(mode=0o700, exist_ok=True)
-            _refuse_strange(each)
-        with (self._folder / "lock").open("w") as lock:
+        with home.home_locked():
+            home.remove_expired()
+            if not self.is_resumed:
+                self._choose(home.stored_runs())
+            lock = self._take()
+        with lock:
+            if self.is_retry:
+                check_retry(self.plan, self.finished)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InvalidValue(f"run {self._plan.id} goes on in another process") from None
-            try:
-                text = self._folder / "plan.new"
-                text.write_bytes(msgspec.json.encode(self._plan))
-                text.rename(self._folder / "plan.json")
                 yield
             finally:
                 if not self.is_kept:
-                    shutil.rmtree(self._folder, ignore_errors=True)
-                    if not any(HOME.iterdir()):
-                        HOME.rmdir()
+                    with home.home_locked():
+                        home.remove(self.plan.id)
+
+    def _choose(self, runs: list[home.StoredRun]) -> None:
+        """Go on with a run that the same command began, or make sure that a new one may begin."""
+        alike = [run for run in runs if same.has_same_output(run.plan, self.plan)]
+        for run in alike:
+            if run.is_live:
+                raise InvalidValue(
+                    f"run {run.id} ({run.process}) writes {self.plan.output} now: wait for its end"
+                )
+        done = [run for run in alike if run.finished]
+        self._outdated = [run.id for run in done]
+        alike = [run for run in alike if not run.finished]
+        if self._beginning == "fresh":
+            notes = [_note_of(run.id) for run in alike]
+            is_theirs = any(note.fits(Path(self.plan.output)) for note in notes)
+            _check_output(self.plan, force=self.plan.force or is_theirs)
+            self.plan = msgspec.structs.replace(self.plan, replaces=tuple(run.id for run in alike))
+        elif alike:
+            self._go_on_with(alike[0].plan)
+        else:
+            self._check_new(done)
+
+    def _check_new(self, done: list[home.StoredRun]) -> None:
+        """Check that a new run may write its output, which perhaps a finished run has written."""
+        try:
+            _check_output(self.plan, force=self.plan.force)
+        except OutputExists as error:
+            if not done:
+                raise
+            raise OutputExists(
+                f"{error}. Run {done[0].id} wrote it, and {done[0].finished_words}: "
+                f"{home.retry_command(done[0].id)} runs what failed again"
+            ) from None
+
+    def _go_on_with(self, then: Plan) -> None:
+        now = self.plan
+        if reasons := same.differences(then, now, self._named):
+            resume, fresh = self._named("resume"), self._named("fresh")
+            raise InvalidValue(
+                f"run {then.id} writes {then.output} and was stopped. This command cannot go on "
+                f"with it: {'; '.join(reasons)}. {resume} {then.id} goes on as it began, "
+                f"{fresh} starts over"
+            )
+        self.steered = same.steered(then, now)
+        self.plan = msgspec.structs.replace(
+            then, processes=now.processes, slots=now.slots, window_bytes=now.window_bytes
+        )
+        self.is_resumed = self.is_found = True
+
+    def _take(self) -> BinaryIO:
+        home.make_own(HOME / self.plan.id)
+        lock = home.take(self.plan.id)
+        if lock is None:
+            pid = home.holder_of(self.plan.id)
+            who = f", process {pid}" if pid > 0 else ""
+            raise InvalidValue(f"run {self.plan.id} goes on in another process{who}")
+        home.store(self.plan)
+        return lock
+
+    def conclude(self, failures: list[Failure], status: Status) -> None:
+        """End a run that is done: write its failures, and keep it if they can be retried."""
+        self._end_replaced()
+        if self.plan.is_piped:
+            return
+        output, lines = Path(self.plan.output), outputs.error_lines(failures)
+        try:
+            self.errors_file = outputs.write_errors(output, lines)
+        except OutputError as error:
+            self.errors_problem = error
+        if failures and self.plan.keep_ms and status.state is not State.CANCELLED:
+            self._keep(status)
+
+    def _keep(self, status: Status) -> None:
+        """Keep the run, so that what failed can be retried. That it cannot be kept is no error."""
+        seal = Seal.of(Path(self.plan.output))
+        if seal is None or not self.plan.can_go_on:
+            return
+        until_s = time.time() + self.plan.keep_ms / 1e3
+        failed = status.records.failed
+        with suppress(OSError):
+            self.finished.write(Finished(failed=failed, until_s=until_s, seal=seal))
+            self.is_kept = self.can_retry = True
+
+    def _end_replaced(self) -> None:
+        """Remove the runs that this one, which is done, has replaced."""
+        if not (self.plan.replaces or self._outdated):
+            return
+        with home.home_locked():
+            for each in (*self.plan.replaces, *self._outdated):
+                if (HOME / each).is_dir() and (lock := home.take(each)):
+                    with lock:
+                        home.remove(each)
 
     @contextmanager
-    def server(self, url: str) -> Generator[Callable[[], str]]:
-        """Give a function that waits for the server and returns its URL. No URL: start a server."""
+    def server(self, url: str, prefix: str) -> Generator[Callable[[], str]]:
+        """Give a function that waits for the server and returns its URL. No URL: start a server.
+
+        The address of a server that is started is noted in the folder, so that commands find it.
+        """
         if url:
             yield lambda: url
             return
-        starting = _Starting(self._folder / "server" if self._plan.can_go_on else None)
+        place = HOME / self.plan.id / "server" if self.plan.can_go_on else None
+
+        def address() -> str:
+            found = starting.server().url
+            if place:
+                finding.note_address(self.plan.id, found, prefix)
+            return found
+
+        if place:
+            finding.forget_address(self.plan.id)
+        starting = _Starting(place)
         try:
-            yield lambda: starting.server().url
+            yield address
             if not self.is_kept:
                 # A finished run needs no data, so the server is killed before it writes them. If
                 # that fails, ``stop`` ends the server a moment later.
@@ -121,6 +242,20 @@ class RunFolder:
                     starting.server().kill()
         finally:
             starting.stop()
+
+
+def _note_of(run_id: str) -> OutputNote:
+    return OutputNote(HOME / run_id / "output.json")
+
+
+def _check_output(plan: Plan, *, force: bool) -> None:
+    """Check that a new run may write its output.
+
+    Raises:
+        InvalidValue: it may not.
+    """
+    if plan.output != STANDARD:
+        outputs.check(Path(plan.output), force=force)
 
 
 class _Starting(threading.Thread):

@@ -1,7 +1,6 @@
 """``load``, ``collect`` and ``run`` for Python programs: the commands load, results and run."""
 
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
@@ -12,13 +11,17 @@ from streamq.model import LIMIT, Status
 from streamq.protocol.connecting import connected
 from streamq.queue.client import Client
 from streamq.queue.request import Request
-from streamq.records.outputs import FORMS, FileOutput, form_of, is_stream
+from streamq.records.gaps import gaps_beside
+from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
 from streamq.runs.collect import Collector, write_errors
-from streamq.runs.folder import RunFolder, load_plan
+from streamq.runs.folder import RunFolder, beginning_of
+from streamq.runs.home import load_plan
 from streamq.runs.load import Load
-from streamq.runs.options import RequestOptions, describe_run, describe_source
+from streamq.runs.options import KEEP, RequestOptions, describe_run, describe_source
 from streamq.runs.progress import Progress
-from streamq.runs.run import Run, carry_out
+from streamq.runs.retry import new_run
+from streamq.runs.run import carry_out
+from streamq.runs.same import on_server, server_name
 from streamq.settings import Settings, with_login
 from streamq.worker.spawning import Spawner
 
@@ -54,15 +57,16 @@ def load(
     Example:
         request = load(client, "big.txt", handler="shout", id="nightly")
     """
+    settings = Settings.from_env()
     source = describe_source(
         [files] if isinstance(files, str) else files,
         handler=handler,
-        queue=queue or Settings.from_env().queue,
+        queue=queue or settings.queue,
         limit=limit,
         keep=keep,
         **options,
     )
-    request_id = secrets.token_hex(8) if id is None else units.name(id, "request id")
+    request_id = units.request_id(id, settings.team)
     window_bytes = 0 if window is None else units.size_bytes(window, "window")
     Load(client.protocol, request_id, *source, window_bytes=window_bytes).run()
     return Request(client.protocol, request_id)
@@ -75,6 +79,7 @@ def collect(
     ordered: bool = True,
     follow: bool = True,
     output_format: str = "",
+    keys: bool = False,
     force: bool = False,
 ) -> bool:
     """Write the results of a request to a file, each exactly once, as ``streamq results`` does.
@@ -82,7 +87,8 @@ def collect(
     With ``follow`` the call returns when the request has ended. After a crash the same call
     continues where the file ends; results that are written are deleted from the server. Failures
     of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv or raw; by default the
-    file's name decides.
+    file's name decides. With ``keys`` each line has the numbers of its part and its record.
+    Results of parts that were retried are put in their place in the file.
     Return whether the request has ended and everything is in the file.
 
     Raises:
@@ -93,13 +99,23 @@ def collect(
     Example:
         collect(request, "out.txt")
     """
+    check_name(str(output), output_format)
     path = Path(units.file_name(str(Path(output).absolute())))
     form = output_format or form_of(path.name)
     if form not in FORMS:
         raise InvalidValue(f"output_format {form!r} is none of {', '.join(FORMS)}")
+    if keys:
+        check_keys(form, "keys")
     if is_stream(path):
         raise InvalidValue(f"{output} is no regular file")
-    collector = Collector(request.protocol, request.id, FileOutput(path, request.id), form)
+    collector = Collector(
+        request.protocol,
+        request.id,
+        FileOutput(path, request.id),
+        form,
+        gaps=gaps_beside(path, request.id),
+        has_keys=keys,
+    )
     is_complete = collector.run(is_ordered=ordered, follow=follow, force=force)
     if is_complete:
         write_errors(collector.failures, path)
@@ -113,13 +129,16 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     *,
     exec: str = "",
     processes: int = 0,
-    concurrency: int = 1,
+    concurrency: int = 0,
     output_format: str = "",
     ordered: bool = True,
     limit: int = 0,
     window: str | int = "256MiB",
     force: bool = False,
+    keep: str | float = KEEP,
     resume: str = "",
+    fresh: bool = False,
+    retry_failed: str = "",
     queue: str | None = None,
     url: str | None = None,
     prefix: str | None = None,
@@ -131,8 +150,11 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     ``map`` names the function, ``package.module:function`` or ``file.py:function``: each process
     imports it anew. Instead, ``exec`` is a program, as a shell would write it. Without a URL, here
     and in the settings, the run starts a server of its own, whose data are in ``.streamq`` until
-    the run is done. A run that was stopped continues with ``resume``, its id. ``watch`` is called
-    with the progress about 4 times a second. Failures of ``out.jsonl`` go to
+    the run is done. The same call again goes on with a run that was stopped, unless it is to be
+    ``fresh``; so does ``resume``, its id or "last". A run that is done with failures is kept for
+    ``keep``; ``retry_failed``, its id or "last", runs what failed again, and puts the results into
+    their place in the output. ``watch`` is called with the progress about 4
+    times a second. Failures of ``out.jsonl`` go to
     ``out.errors.jsonl``. Return the last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
@@ -148,11 +170,12 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
         run("big.csv", "shop:clean", "out.jsonl")
     """
     settings = Settings.from_env()
-    if not resume and (not files or not output or bool(map) == bool(exec)):
+    stored = resume or retry_failed
+    if not stored and (not files or not output or bool(map) == bool(exec)):
         raise InvalidValue("give files, output and either map or exec, or resume")
     plan = (
-        load_plan(resume)
-        if resume
+        load_plan(stored, is_retry=bool(retry_failed))
+        if stored
         else describe_run(
             [files] if isinstance(files, str) else files,
             output=str(Path(output).absolute()),
@@ -165,6 +188,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             limit=limit,
             window=window,
             force=force,
+            keep=keep,
             queue=queue or settings.queue,
             **options,
         )
@@ -180,24 +204,27 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             is_patient=False,
         ):
             pass  # only to see that a server answers, before anything is stored
-    folder = RunFolder(plan)
+    plan = on_server(plan, server_name(named, prefix))
+    beginning = beginning_of(resume=resume, retry=retry_failed, is_fresh=fresh)
+    folder = RunFolder(plan, beginning)
     with (
         Spawner(plan.slots, plan.processes) as spawner,
         folder.held(),
-        folder.server(named) as address,
+        folder.server(named, prefix) as address,
     ):
-        this_run = Run(
-            plan,
+        plan = folder.plan
+        this_run = new_run(
+            folder,
             address(),
             prefix,
             log_level="warning",
             is_alone=not named,
             spawner=spawner,
         )
-        status = carry_out(this_run, plan, folder, watch, force=force, is_resumed=bool(resume))
+        status = carry_out(this_run, folder, watch, force=force)
     if not this_run.is_complete:
         hint = f"; go on with resume={plan.id!r}" if folder.is_kept else ""
         raise KeyboardInterrupt(f"the run was stopped{hint}")
-    if not plan.is_piped:
-        write_errors(this_run.failures, Path(plan.output))
+    if folder.errors_problem:
+        raise folder.errors_problem
     return status

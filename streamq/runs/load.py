@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from math import inf
 
 import msgspec
 
@@ -21,20 +22,32 @@ from streamq.errors import (
     ServerUnreachable,
     damaged_if_unreadable,
 )
-from streamq.model import MAX_PART, Policy, State
+from streamq.model import MAX_PART, Failure, Policy, State
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Opened
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.loading import Loading
 from streamq.records import about
-from streamq.records.boundaries import mask_of
 from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
-from streamq.records.splitting import Chunk, Cursor, PartSize, first_record, split, whole
+from streamq.records.sizes import AS_LARGE_AS_ALLOWED, MOST_RECORDS, PartSize, Sizing, Step
+from streamq.records.splitting import (
+    Chunk,
+    Cursor,
+    beginning_of,
+    refuse_strange,
+    split,
+    split_by_steps,
+    whole,
+)
+from streamq.runs.fleet_size import sized_by_fleet
 
 #: How often (s) a load that is ahead of the workers looks whether it may go on.
 _WINDOW_S = 0.05
+#: A load that waits until it knows how large to cut parts looks this often: soon at first.
+_SOON_S = 0.002
+_SELDOM_S = 0.02
 #: How many times it looks while it fills the window once, where results fill it too.
 _LOOKS = 8
 
@@ -57,6 +70,7 @@ class Load:
         policy: Policy,
         size: PartSize,
         *,
+        sizing: Sizing | None = None,
         window_bytes: int = 0,
         counts_results: bool = False,
         checks_complete: bool = True,
@@ -64,6 +78,8 @@ class Load:
     ) -> None:
         """Prepare a load.
 
+        ``sizing`` decides how large parts are, where the size is automatic; without it, what the
+        workers of the queue say of the handler does.
         ``counts_results``: results are collected meanwhile, and those that are not collected yet
         fill the window too. ``checks_complete``: standard input is compared even if all of it was
         loaded before.
@@ -74,18 +90,27 @@ class Load:
         self._id = request_id
         self._policy = policy
         self._size = size
+        is_sized = size.is_automatic is True
+        self._sizing = (sizing or sized_by_fleet(protocol, policy)) if is_sized else None
+        #: How many parts were cut, and how many of them were handed to slots when last looked at.
+        self._cut = self._delivered = 0
         self._window = window_bytes
         self._counts_results = counts_results
         self._checks_complete = checks_complete
         self._should_stop = should_stop
         self._files = policy.spec.files
-        self._mask = mask_of(policy.spec)
         self._loading = Loading(protocol, request_id, policy)
         self._identities: list[Identity] = []
         self._room = 0
         self._result_size = 0.0
         self._cursor = Cursor()
+        #: The cursor as the server has it, when all that was sent is there.
+        self._stands = ""
         self._waiting: Chunk | None = None
+        #: Why files were counted as failures, in words that name them.
+        self.refused: list[str] = []
+        #: Files that cannot be read, and why, which are not counted as failures yet.
+        self._bad: list[tuple[int, BadInput]] = []
         #: Of all that was taken from standard input.
         self._content = hashlib.blake2b(digest_size=16) if STDIN in self._files else None
 
@@ -101,8 +126,8 @@ class Load:
         self.is_begun = True
         on_open()
         try:
-            self._load(opened)
-            self._seal(now)
+            while not self._load_and_seal(opened, now):
+                opened = self._catch_up(opened)
         except _Stopped:
             pass
         except _STAYS as error:
@@ -115,11 +140,52 @@ class Load:
             self._loading.close()
         return self._loading.parts
 
+    @property
+    def blank_lines(self) -> int:
+        """How many lines of the files were blank, and no records."""
+        return self._cursor.blank
+
+    def _load_and_seal(self, opened: Opened, now: list[Identity]) -> bool:
+        """Load the rest. Return whether it is done; it is not if somebody else loads it too."""
+        try:
+            self._load(opened)
+            self._seal(now)
+        except (LoadGap, RequestEnded) as error:
+            is_over = isinstance(error, RequestEnded)
+            if is_over and not self._protocol.inspect(self._id).is_sealed:
+                raise
+            if self._content:  # standard input cannot be read again
+                raise
+            return False
+        return True
+
+    def _catch_up(self, before: Opened) -> Opened:
+        """Go on where the server stands: another loader has added parts, perhaps of other sizes.
+
+        Raises:
+            LoadGap: the server stands where it stood when this load began to add parts.
+        """
+        self._loading.close()
+        self._waiting = None
+        found = self._protocol.inspect(self._id)
+        total, cursor = found.known_count("total"), found.text("cursor")
+        if (total, cursor) == (before.total, before.cursor):
+            raise LoadGap("the server does not stand where it says")
+        self._loading.parts = total
+        self._begin_at(total, cursor)
+        return msgspec.structs.replace(before, state=found.state, total=total, cursor=cursor)
+
+    def _begin_at(self, parts: int, cursor: str) -> None:
+        self._cut = self._delivered = parts
+        self._stands = cursor
+        with damaged_if_unreadable(f"how far {self._id} is loaded"):
+            self._cursor = msgspec.json.decode(cursor, type=Cursor) if cursor else Cursor()
+
     def _seal(self, begun: list[Identity]) -> None:
         for old in begun:
             if changed := Identity.of(old.name).difference(old):
                 raise BadInput(f"the input changed while it was loaded: {changed}")
-        self._loading.seal(_encode(self._cursor))
+        self._loading.seal(self._stands)
 
     def _named(self, error: Exception) -> Exception:
         """Return the error, with what it means for the request where that is not plain."""
@@ -131,18 +197,23 @@ class Load:
         return error
 
     def _open(self, now: list[Identity]) -> Opened:
-        text = msgspec.json.encode([self._policy.lasting, self._size])
+        # Of an automatic size only that it is automatic: two loads may cut different parts.
+        size = "automatic" if self._size.is_automatic is True else self._size
+        text = msgspec.json.encode([self._policy.lasting, size])
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         try:
             opened = self._loading.open(digest, msgspec.json.encode(now))
         except RequestExists:
+            if self._size.is_automatic is True:
+                # Versions before automatic sizes loaded parts of the largest size.
+                self._size = msgspec.structs.replace(self._size, is_automatic=msgspec.UNSET)
+                self._sizing = None
+                return self._open(now)
             self._compare(now)
             raise RequestExists(f"request {self._id} was submitted with other options") from None
         if not opened.is_new:
             self._compare(now)
-        if opened.cursor:
-            with damaged_if_unreadable(f"how far {self._id} is loaded"):
-                self._cursor = msgspec.json.decode(opened.cursor, type=Cursor)
+        self._begin_at(opened.total, opened.cursor)
         return opened
 
     def _compare(self, now: list[Identity]) -> None:
@@ -165,14 +236,47 @@ class Load:
                 self._check_complete()
             return
         for index in range(self._cursor.file, len(self._files)):
+            self._load_file(index)
+        self._flush()
+        if self._bad:  # nothing at all could be loaded
+            raise self._bad[0][1]
+        self._loading.wait()
+
+    def _load_file(self, index: int) -> None:
+        """Load a file. One that cannot be read is a failure, unless all have to be good."""
+        try:
             with closing(self._input(self._files[index])) as source:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
-        self._flush()
-        self._loading.wait()
+        except BadInput as error:
+            if self._policy.spec.is_strict or self._content:
+                raise
+            self._flush()
+            self._bad.append((index, error))
+            if self._loading.parts:
+                self._refuse_bad()
+
+    def _refuse_bad(self) -> None:
+        """Count files that cannot be read as failures: something else can be loaded."""
+        for file, error in self._bad:
+            is_begun = self._cursor.file == file and self._cursor.offset > 0
+            failure = Failure(
+                error="BadInput",
+                message=str(error),
+                part=self._loading.parts + 1,
+                source=self._files[file],
+                line=self._cursor.record if is_begun else 0,
+            )
+            after, self._cursor = self._stands, Cursor(file + 1, blank=self._cursor.blank)
+            self._stands = _encode(self._cursor)
+            self._loading.refuse(failure, after, self._stands)
+            self.refused.append(str(error))
+        self._bad.clear()
 
     def _input(self, name: str) -> Input:
-        return stdin(self._while_waiting) if name == STDIN else open_input(name)
+        source = stdin(self._while_waiting) if name == STDIN else open_input(name)
+        source.decode_from(self._policy.spec.encoding)
+        return source
 
     def _chunks_of(self, source: Input, file: int) -> Iterator[Chunk]:
         spec = self._policy.spec
@@ -183,13 +287,59 @@ class Load:
                 f"{source.name} is compressed, and nobody can begin to read in its middle: load it "
                 "without --by-reference, or as a whole with --format file"
             )
+        refuse_strange(source, spec)
         start = self._start(source, file)
         if self._content:
             self._skip_seen(source, start)
         elif start.offset:
             source.seek(start.offset)
-        chunks = split(source, spec, self._size, start)
+        if self._sizing or self._canary_left():
+            chunks = split_by_steps(source, spec, self._size_of_steps(), start, self._next_step)
+        else:
+            chunks = split(source, spec, self._size, start)
         return map(self._referred, chunks) if spec.by_reference else chunks
+
+    def _canary_left(self) -> int:
+        """Return how many parts of one record each are still to be cut for the canary."""
+        waiting = len(self._waiting.payloads) if self._waiting else 0
+        return max(0, (self._policy.canary or 0) - self._loading.parts - waiting)
+
+    def _size_of_steps(self) -> PartSize:
+        """Return the size with bytes that do not cut a part of so many records short."""
+        size = self._size
+        return msgspec.structs.replace(size, bytes=size.most) if size.records else size
+
+    def _next_step(self) -> Step:
+        """Return what to cut next. Wait while nothing more is wanted."""
+        if left := self._canary_left():
+            return Step(1, left)
+        if not self._sizing:
+            return Step(self._size.records or MOST_RECORDS, AS_LARGE_AS_ALLOWED.parts)
+        pause_s = _SOON_S
+        while True:
+            step = self._sizing.step(self._cut - self._delivered, self._fitting())
+            if step.parts:
+                self._cut += step.parts
+                return step
+            self._flush()
+            # Fewer parts may have been cut than the step allowed: what was read held no more.
+            self._cut = self._loading.parts
+            if not self._cut:
+                time.sleep(_SOON_S)
+                continue
+            self._loading.wait()
+            found = self._protocol.inspect(self._id)
+            if found.state is not State.LOADING:
+                return AS_LARGE_AS_ALLOWED  # ``append`` says what is wrong
+            delivered, self._delivered = self._delivered, found.count("delivered")
+            if delivered == self._delivered:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _SELDOM_S)
+
+    def _fitting(self) -> float:
+        """Return about how many records fit into a part, by those read so far of this file."""
+        records = self._cursor.record - 1
+        return self._size.bytes * records / max(1, self._cursor.offset) if records else inf
 
     def _whole_file(self, source: Input, file: int) -> Chunk:
         if not self._policy.spec.by_reference:
@@ -217,18 +367,20 @@ class Load:
         """Return where to begin with a file: where the load stood, or after mark and header."""
         if self._cursor.file == file and self._cursor.offset:
             return self._cursor
-        header = self._policy.spec.header
-        if not header:
-            return Cursor(file, len(source.mark()))
-        own = first_record(source, self._mask, MAX_PART)
-        if own.removeprefix(MARK).strip() != header.encode().removeprefix(MARK).strip():
-            raise BadInput(f"{source.name}: record 1: another header than {self._files[0]} has")
-        return Cursor(file, len(own), 2)
+        spec, blank = self._policy.spec, self._cursor.blank
+        if spec.format != "csv":
+            return Cursor(file, len(source.mark()), blank=blank)
+        found = beginning_of(source, spec, MAX_PART, has_header=bool(spec.header))
+        if found.header.strip() != spec.header.encode().removeprefix(MARK).strip():
+            raise BadInput(
+                f"{source.name}: line {found.lines}: another header than the first file has"
+            )
+        return Cursor(file, found.size, found.lines + 1, blank=blank)
 
     def _skip_seen(self, source: Input, start: Cursor) -> None:
         """Pass over what was taken from standard input before, if it is the same."""
         assert self._content
-        passed = source.skip(start.offset, self._content.update)
+        passed = source.skip(start.offset, self._see)
         if passed < start.offset:
             raise self._other(
                 f"standard input ends after {passed} bytes, and {start.offset} were loaded: "
@@ -236,6 +388,13 @@ class Load:
             )
         if start.digest and start.digest != self._content.hexdigest():
             raise self._other(f"the first {passed} bytes of standard input are not what they were")
+
+    def _see(self, data: bytes) -> None:
+        """Add to the digest of what was taken from standard input."""
+        assert self._content
+        # A row of a CSV that ended in a carriage return alone ends in a newline in its part.
+        is_csv = self._policy.spec.format == "csv"
+        self._content.update(data.replace(b"\r", b"\n") if is_csv else data)
 
     def _check_complete(self) -> None:
         """Make sure that standard input is what all parts were made of."""
@@ -258,6 +417,7 @@ class Load:
         if self._should_stop():
             raise _Stopped
         if chunk:
+            self._refuse_bad()
             self._append(chunk)
 
     def _while_waiting(self) -> None:
@@ -268,12 +428,13 @@ class Load:
     def _append(self, chunk: Chunk) -> None:
         entries: list[bytes | int] = [b""] * (2 * len(chunk.payloads))
         entries[::2], entries[1::2] = chunk.payloads, chunk.abouts
-        self._cursor = chunk.end
+        after, self._cursor = self._stands, chunk.end
         if self._content:
-            self._content.update(b"".join(chunk.payloads))
+            self._see(b"".join(chunk.payloads))
             digest = self._content.hexdigest()
             self._cursor = msgspec.structs.replace(chunk.end, digest=digest)
-        self._loading.append_ahead(entries, _encode(self._cursor), chunk.records)
+        self._stands = _encode(self._cursor)
+        self._loading.append_ahead(entries, after, self._stands, chunk.records)
         if self._window:
             self._room -= chunk.size
             self._wait_for_room()

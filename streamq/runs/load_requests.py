@@ -18,7 +18,8 @@ from streamq.model import MAX_PART, Policy, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.queue.submission import Submission, is_small, submit_all
 from streamq.records.inputs import STDIN, BadInput, open_input
-from streamq.records.splitting import Cursor, PartSize, split
+from streamq.records.sizes import PartSize
+from streamq.records.splitting import Cursor, split
 
 #: Longest line, in bytes.
 _MOST_LINE = 2**26

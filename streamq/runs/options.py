@@ -3,29 +3,31 @@
 This module needs no redis-py, so it is imported quickly.
 """
 
-import logging
 import re
-import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
+import msgspec
+
 from streamq import cpus, units
 from streamq.errors import InvalidValue
-from streamq.model import LEVEL, LIMIT, MAX_PART, Policy, Spec
+from streamq.model import LEVEL, LIMIT, MAX_PART, WEIGHT, Policy, Spec
 from streamq.queue.options import Named, policy
 from streamq.records import outputs
+from streamq.records.inputs import encoding_named
 from streamq.records.names import FORMATS, Dialect, absolute, expand, format_of
 from streamq.records.references import MOST_REFERRED
-from streamq.records.splitting import PartSize
+from streamq.records.sizes import PartSize
 from streamq.runs.plan import STANDARD, Plan
+from streamq.runs.same import code_of
+from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import check_capacity
 
-log = logging.getLogger(__name__)
-
-#: Is called with a sentence about something that should be mended.
-Warn = Callable[[str], object]
+#: How long a run that is done with failures is kept by default; and its request, at least.
+KEEP = "1d"
+_LEAST_KEPT_MS = 7 * 86_400_000
 
 
 class RequestOptions(TypedDict, total=False):
@@ -33,7 +35,8 @@ class RequestOptions(TypedDict, total=False):
 
     #: auto (by the name of the first file), lines, csv, jsonl or file.
     format: str
-    #: A part holds whole records up to this size: ``"256KiB"``.
+    #: A part holds whole records up to this size: ``"256KiB"``. Without ``bytes`` and ``lines`` a
+    #: part holds what takes about a quarter of a second, up to 256 KiB.
     bytes: str | int
     #: A part holds so many records; used instead of ``bytes``.
     lines: int
@@ -44,13 +47,21 @@ class RequestOptions(TypedDict, total=False):
     escape: str
     #: Names of the columns, for a CSV without a header: ``"a,b,c"``.
     header: str
+    #: Rows of a CSV that are left out at the beginning of each file.
+    skip_rows: int
+    #: How files are encoded: ``"latin-1"``. UTF-8 is made of it.
+    encoding: str
     #: The CSV has no header: a handler gets rows as lists.
     no_header: bool
     #: Parts hold no bytes; they say where in the files their bytes are, and workers read them
     #: there.
     by_reference: bool
+    #: A file that cannot be read or is too large ends the load, instead of being one failure.
+    strict: bool
     #: The priority: 0 goes first, 99 last.
     level: int
+    #: The share among requests of the same level: 1 to 64, a 4 gets half as many turns as an 8.
+    weight: int
     #: At most so many starts of records (map) or parts in a time: ``"100/s"``.
     rate: str | None
     #: Attempts after the first.
@@ -76,13 +87,11 @@ def describe_source(
     limit: int = LIMIT,
     keep: str | float = "7d",
     named: Named = str,
-    warn: Warn = log.warning,
     **options: Unpack[RequestOptions],
 ) -> Source:
     """Return the request that the options describe.
 
-    ``named`` returns what an option is called in messages. ``warn`` gets a sentence for each thing
-    that should be mended.
+    ``named`` returns what an option is called in messages.
 
     Raises:
         InvalidValue: an option is not allowed, or a file cannot be read.
@@ -98,7 +107,17 @@ def describe_source(
     is_referred = options.get("by_reference", False)
     if is_referred:
         names = [absolute(name, named("by_reference")) for name in names]
-    spec = Spec(format=form, files=tuple(names), by_reference=is_referred)
+    encoding = encoding_named(options.get("encoding", ""), named("encoding"))
+    if encoding and is_referred:
+        first, second = named("encoding"), named("by_reference")
+        raise InvalidValue(f"{first} goes without {second}: workers read the bytes as they are")
+    spec = Spec(
+        format=form,
+        files=tuple(names),
+        by_reference=is_referred,
+        encoding=encoding,
+        is_strict=options.get("strict", False),
+    )
     if form == "csv":
         dialect = Dialect(
             delimiter=options.get("delimiter", ""),
@@ -106,14 +125,16 @@ def describe_source(
             escape=options.get("escape", ""),
             header=options.get("header", ""),
             has_no_header=options.get("no_header", False),
+            skip_rows=units.whole(options.get("skip_rows", 0), named("skip_rows"), 0),
         )
-        spec = dialect.applied(spec, named=named, warn=warn)
+        spec = dialect.applied(spec, named=named, is_strict=spec.is_strict)
     return Source(
         policy(
             handler=handler,
             queue=queue,
             level=options.get("level", LEVEL),
             limit=limit,
+            weight=options.get("weight", WEIGHT),
             rate=options.get("rate"),
             retries=options.get("retries"),
             timeout=options.get("timeout"),
@@ -140,15 +161,45 @@ def check_format(form: str, named: Named = str) -> str:
 def _size(options: RequestOptions, named: Named) -> PartSize:
     is_referred = options.get("by_reference", False)
     most = MOST_REFERRED if is_referred else MAX_PART
-    given = options.get("bytes", "256KiB")
-    size = units.size_bytes(given, named("bytes"))
+    given = options.get("bytes", "")
+    size = units.size_bytes("256KiB" if given == "" else given, named("bytes"))
     if size > most:
         raise InvalidValue(
             f"{named('bytes')} {given} is more than a part may have: {most // 2**20}MiB"
         )
     lines = units.whole(options.get("lines", 0), named("lines"), 0)
     is_file = options.get("format") == "file" and is_referred
-    return PartSize(size, lines, most if is_file else max(size, MAX_PART))
+    is_automatic = msgspec.UNSET if given != "" or lines else True
+    return PartSize(size, lines, most if is_file else max(size, MAX_PART), is_automatic)
+
+
+class Capacity(NamedTuple):
+    """How many parts a run's processes run at once."""
+
+    processes: int
+    #: Of each process.
+    slots: int
+    #: Of all processes together.
+    at_once: int
+
+
+def capacity(processes: int, concurrency: int) -> Capacity:
+    """Return what ``-p`` and ``-c`` mean; 0 is an option that was not given.
+
+    With ``-p``, ``-c`` is for each process. Without it, so many run at once in all, spread over
+    as many processes as there are CPUs. Without both, each CPU has a process that runs one.
+
+    Raises:
+        InvalidValue: a pool cannot look after so many.
+    """
+    if concurrency and not processes:
+        processes = min(cpus.usable(), concurrency)
+        slots, at_once = -(-concurrency // processes), concurrency
+    else:
+        processes, slots = processes or cpus.usable(), concurrency or 1
+        at_once = processes * slots
+    check_capacity(processes, slots)
+    return Capacity(processes, slots, at_once)
 
 
 def describe_run(  # noqa: PLR0913  the options of a run are many and flat
@@ -158,33 +209,35 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     function: str = "",
     command: str = "",
     processes: int = 0,
-    concurrency: int = 1,
+    concurrency: int = 0,
     output_format: str = "",
     ordered: bool = True,
     limit: int = 0,
     window: str | int = "256MiB",
     force: bool = False,
+    keep: str | float = KEEP,
     queue: str = "default",
     named: Named = str,
-    warn: Warn = log.warning,
     **options: Unpack[RequestOptions],
 ) -> Plan:
     """Return a new run as the options describe it. ``output`` is a file, or ``-`` for stdout.
 
+    Whether the output may be written is not checked here: a run that was stopped may have begun it.
+
     Raises:
-        InvalidValue: an option is not allowed, or a file cannot be read or written.
+        InvalidValue: an option is not allowed, or a file cannot be read.
     """
-    run_id, argv = secrets.token_hex(8), program.words_of(command, named("exec"))
-    processes = processes or cpus.usable()
-    check_capacity(processes, concurrency)
+    run_id = units.request_id(None, Settings.from_env().team)
+    argv = program.words_of(command, named("exec"))
+    room, keep_ms = capacity(processes, concurrency), units.duration_ms(keep, named("keep"))
     form = _output_format(output_format, output, is_program=bool(argv), named=named)
     source = describe_source(
         files,
         handler=_handler(argv, function, run_id),
         queue=queue,
-        limit=limit or processes * concurrency,
+        limit=limit or room.at_once,
+        keep=max(keep_ms, _LEAST_KEPT_MS) / 1e3,
         named=named,
-        warn=warn,
         **options,
     )
     plan = Plan(
@@ -195,15 +248,16 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         form=form,
         policy=source.policy,
         size=source.size,
-        processes=processes,
-        slots=concurrency,
+        processes=room.processes,
+        slots=room.slots,
         window_bytes=units.size_bytes(window, named("window")),
         is_ordered=ordered,
         force=force,
+        keep_ms=keep_ms,
+        code=code_of(function, argv),
     )
     if plan.output != STANDARD:
         outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
-        outputs.check(Path(plan.output), force=force)
     return plan
 
 
@@ -211,7 +265,7 @@ def _handler(argv: Sequence[str], function: str, run_id: str) -> str:
     """Return a handler's name that no other run has, so that other runs' workers leave it."""
     what = argv[0] if argv else function.rpartition(":")[2].rpartition(".")[2]
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(what).name)
-    return f"{readable[:40]}-{run_id}"
+    return f"{readable[: min(40, 63 - len(run_id))]}-{run_id}"
 
 
 def _output_format(given: str, output: str, *, is_program: bool, named: Named) -> str:
@@ -221,6 +275,8 @@ def _output_format(given: str, output: str, *, is_program: bool, named: Named) -
             f"{named('output_format')} goes with {named('map')}: "
             "what a program prints is written as it is"
         )
+    if output != STANDARD:
+        outputs.check_name(output, given or ("raw" if is_program else ""))
     form = "raw" if is_program else given or outputs.form_of(output)
     if form not in outputs.FORMS:
         what, known = named("output_format"), ", ".join(outputs.FORMS)

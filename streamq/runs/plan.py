@@ -6,7 +6,7 @@ import msgspec
 
 from streamq.model import Policy
 from streamq.records.outputs import is_stream
-from streamq.records.splitting import PartSize
+from streamq.records.sizes import PartSize
 
 #: This name stands for standard output.
 STANDARD = "-"
@@ -29,6 +29,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     is_ordered: bool = True
     #: The run was started with ``--force``: existing files may be replaced.
     force: bool = False
+    #: The file that has the function, and a digest of its content; "" where that is not known.
+    code: tuple[str, str] = ("", "")
+    #: The server that was named, without passwords; "" for one of the run's own.
+    server: str = ""
+    #: How long a run that is done with failures is kept, so that they can be retried; 0 for not.
+    keep_ms: int = 0
+    #: Runs that were stopped and wrote the same output. They are removed when this one is done.
+    replaces: tuple[str, ...] = ()
 
     @property
     def is_piped(self) -> bool:

@@ -24,6 +24,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     #: The finished fraction of the whole; None where the whole is not known.
     done: float | None
+    #: How many records there are, and whether they are counted: while files are still being read
+    #: it is estimated from the bytes read so far. None where it is not known.
+    total: int | None
+    is_counted: bool
     eta_s: float | None
     #: Records per second over the last readings.
     rate: float
@@ -42,7 +46,8 @@ class ProgressMeter:
         self._pool = pool
         self._seen: deque[tuple[float, int]] = deque(maxlen=_LATELY)
         #: Bytes of each file; empty if a file is compressed or cannot be read.
-        self._sizes = _sizes(plan.policy.spec.files)
+        spec = plan.policy.spec
+        self._sizes = [] if spec.encoding else _sizes(spec.files)
 
     def read(self) -> Progress:
         """Return how far the run has come."""
@@ -57,6 +62,8 @@ class ProgressMeter:
         return Progress(
             status=status,
             done=finished / total if total else None,
+            total=None if total is None else round(total),
+            is_counted=status.state != "loading",
             eta_s=left / rate if left is not None and rate > 0 else None,
             rate=rate,
             busy=self._pool.busy,

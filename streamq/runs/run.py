@@ -6,9 +6,10 @@ the plan, and the data of the embedded server.
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from streamq.driver.connection import Connection
 from streamq.errors import (
@@ -24,7 +25,11 @@ from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.request import Request
-from streamq.records.outputs import FileOutput, Output, StreamOutput
+from streamq.records.belonging import OutputNote
+from streamq.records.outputs import FileOutput, Output
+from streamq.records.sizes import GrowingSize, most_by_rate
+from streamq.records.splitting import blank_of
+from streamq.records.stream_output import StreamOutput
 from streamq.runs.collect import Collector
 from streamq.runs.folder import RunFolder
 from streamq.runs.load import Load
@@ -53,9 +58,23 @@ class Run:
         log_level: str,
         is_alone: bool = False,
         spawner: Spawner | None = None,
+        note: OutputNote | None = None,
+        gaps: Path | None = None,
+        steered: Mapping[str, Any] | None = None,
+        on_begun: Callable[[], object] = lambda: None,
     ) -> None:
-        """``is_alone``: no other program uses the server."""
+        """Prepare a run.
+
+        ``is_alone``: no other program uses the server. ``note``: where it notes which file its
+        output is. ``gaps``: where it notes what is missing there. ``steered``: what a request that
+        is gone on with is set to. ``on_begun`` is called once, when the function is loaded and the
+        run can be resumed.
+        """
         self._spawner = spawner
+        self._note = note
+        self._gaps = gaps
+        self._steered = dict(steered or {})
+        self._on_begun = on_begun
         self._plan = plan
         self._url = url
         self._prefix = prefix
@@ -65,6 +84,8 @@ class Run:
         self._error: BaseException | None = None
         self._is_collected = threading.Event()
         self.failures: list[Failure] = []
+        #: How many lines of the input were blank, and no records.
+        self.blank_lines = 0
         self._pool: Pool | None = None
         self._file: FileOutput | None = None
 
@@ -98,7 +119,9 @@ class Run:
         if self._error:
             raise self._error
         request = Request(protocols[2], self._plan.id)
-        status = request.status()
+        found = protocols[2].inspect(self._plan.id)
+        status = found.status()
+        self.blank_lines = blank_of(found.optional_text("cursor"))
         if not self.is_complete:
             self.failures = request.errors()
         for connection in connections:
@@ -106,13 +129,38 @@ class Run:
         return status
 
     def forget(self) -> None:
-        """Delete the request from the server, and the output file if this run has opened it."""
+        """Delete the request from the server, and the output file if this run has opened it.
+
+        The output of a run that this one was to replace is put back.
+        """
         if self._file:
             self._file.remove()
-        with closing(Connection(self._url)) as connection, suppress(StreamqError):
-            request = Request(Protocol(connection, self._prefix), self._plan.id)
-            request.cancel()
-            request.purge()
+        if self._plan.replaces:
+            with suppress(FileNotFoundError):
+                self._replaced.rename(self._plan.output)
+        self._purge([self._plan.id])
+
+    def end_replaced(self) -> None:
+        """Delete what is left of the runs that this one, which is done, has replaced."""
+        if self._plan.replaces:
+            self._replaced.unlink(missing_ok=True)
+            self._purge(self._plan.replaces)
+
+    @property
+    def _replaced(self) -> Path:
+        """Where the output of a run that is replaced is kept until this one is done."""
+        output = Path(self._plan.output)
+        return output.with_name(f"{output.name}.before-{self._plan.id}")
+
+    def _purge(self, ids: Iterable[str]) -> None:
+        with closing(Connection(self._url)) as connection:
+            protocol = Protocol(connection, self._prefix)
+            for each in ids:
+                with suppress(StreamqError):
+                    request = Request(protocol, each)
+                    with suppress(RequestEnded):
+                        request.cancel()
+                    request.purge()
 
     @property
     def stopped_by(self) -> int:
@@ -167,6 +215,7 @@ class Run:
             plan.id,
             plan.policy,
             plan.size,
+            sizing=self._sizing(),
             window_bytes=plan.window_bytes,
             counts_results=True,
             checks_complete=False,
@@ -174,14 +223,41 @@ class Run:
         )
         # Too many failures end the request before all is loaded. The collector notices that.
         with suppress(RequestEnded):
-            load.run(opened.set)
+            load.run(lambda: self._open(protocol, opened))
+
+    def _open(self, protocol: Protocol, opened: threading.Event) -> None:
+        """Set level, limit, rate and weight as the command says now, and let the others begin."""
+        if self._steered:
+            with suppress(RequestEnded):
+                _, tokens = protocol.set(
+                    self._plan.id,
+                    self._steered.get("level"),
+                    self._steered.get("limit"),
+                    self._steered.get("rate_ms"),
+                    self._steered.get("weight"),
+                )
+                protocol.push(self._plan.policy.queue, self._plan.id, tokens)
+        opened.set()
+
+    def _sizing(self) -> GrowingSize:
+        """Return what sizes parts by what the pool of this run measures."""
+        plan, policy = self._plan, self._plan.policy
+        assert self._pool is not None
+        pool = self._pool
+        return GrowingSize(
+            lambda: pool.measured().get(policy.handler),
+            plan.slots,
+            min(policy.limit, plan.processes * plan.slots),
+            most_by_rate(policy.rate_ms),
+        )
 
     def _collect(self, protocol: Protocol, opened: threading.Event, *, force: bool) -> None:
         plan = self._plan
         if not _await(opened, self._is_stopping):
             return
         should_stop = self._is_stopping.is_set
-        collector = Collector(protocol, plan.id, self._output(), plan.form, should_stop)
+        gaps = None if plan.is_piped else self._gaps
+        collector = Collector(protocol, plan.id, self._output(), plan.form, should_stop, gaps=gaps)
         if collector.run(
             is_ordered=plan.is_ordered, follow=True, force=force or plan.force, renew=force
         ):
@@ -196,7 +272,10 @@ class Run:
             return StreamOutput(1, "standard output", should_stop)
         if plan.is_piped:
             return StreamOutput(os.open(plan.output, os.O_WRONLY), plan.output, should_stop)
-        self._file = FileOutput(Path(plan.output), plan.id)
+        if plan.replaces and self._note and not self._note.is_written:
+            with suppress(FileNotFoundError):
+                Path(plan.output).rename(self._replaced)
+        self._file = FileOutput(Path(plan.output), plan.id, self._note)
         return self._file
 
     def _watch(
@@ -209,7 +288,11 @@ class Run:
         if not _await(opened, self._is_stopping):
             return
         meter = ProgressMeter(protocol, self._plan, pool)
+        has_told = False
         while not self._is_stopping.wait(_WATCH_S):
+            if not has_told and not pool.unready():
+                self._on_begun()
+                has_told = True
             with suppress(ServerError, ProtocolError):
                 watch(meter.read())
 
@@ -250,12 +333,10 @@ class Run:
 
 def carry_out(
     run: Run,
-    plan: Plan,
     folder: RunFolder,
     watch: Callable[[Progress], object],
     *,
     force: bool,
-    is_resumed: bool,
 ) -> Status:
     """Carry the run out, and decide whether its folder stays; if not, delete everything of the run.
 
@@ -266,11 +347,14 @@ def carry_out(
         StreamqError: as ``Run.run``.
         BrokenPipeError: as ``Run.run``.
     """
+    plan = folder.plan
     try:
-        status = run.run(watch, force=force)
+        # A lost output is begun anew only where the run was named: a command that is just given
+        # again is to write everything.
+        status = run.run(watch, force=force and not folder.is_found)
     except StreamqError as error:
         is_lasting = not isinstance(error, (InvalidValue, AppLoadError))
-        folder.is_kept = plan.can_go_on and (is_lasting or is_resumed)
+        folder.is_kept = plan.can_go_on and (is_lasting or folder.is_resumed)
         if not folder.is_kept:
             run.forget()
         raise
@@ -278,6 +362,10 @@ def carry_out(
         run.forget()
         raise
     folder.is_kept = plan.can_go_on and not run.is_complete
+    if run.is_complete:
+        if plan.replaces:
+            run.end_replaced()
+        folder.conclude(run.failures, status)
     return status
 
 

@@ -8,11 +8,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Thread
-from typing import Any, Literal
 
 from streamq.app import Context
 from streamq.model import Failure, Part
@@ -23,6 +22,7 @@ from streamq.queue.taker import Claimed, Taker
 from streamq.worker import counters, forks
 from streamq.worker.runner import Runner
 from streamq.worker.slot_table import SlotTable
+from streamq.worker.slot_watch import SlotWatch
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,6 @@ WATCH_S = 0.1
 #: other parts of the batch back without running them. The limit is four times the payload of a
 #: batch (1 MiB), so this is rare.
 _MOST_UNSENT = 2**22
-
-#: Why a coroutine is stopped: its part took too long, or nobody wants its result any more.
-StopReason = Literal["", "timeout", "unwanted"]
 
 
 class SlotLease:
@@ -66,9 +63,8 @@ class SlotLease:
         self.waited_s = 0.0
         self.retried = 0
         self.is_single = False
-        #: The coroutine that runs the current part, and why it is stopped, if it is.
-        self.task: asyncio.Task[PartDone | PartNotDone] | None = None
-        self.stop_reason: StopReason = ""
+        #: What looks on while its parts run.
+        self.watch: SlotWatch | None = None
         self.handed(grant)
 
     def handed(self, grant: Grant) -> None:
@@ -78,14 +74,6 @@ class SlotLease:
         self.waited_s = now - self.waiting_since
         self.retried = grant.retried
         self.is_single = len(grant.parts) == 1
-
-    def start(
-        self, run: Coroutine[Any, Any, PartDone | PartNotDone]
-    ) -> asyncio.Task[PartDone | PartNotDone]:
-        """Start the coroutine that runs the current part."""
-        self.stop_reason = ""
-        self.task = asyncio.ensure_future(run)
-        return self.task
 
 
 class Batches:
@@ -106,11 +94,44 @@ class Batches:
         self._taker = taker
         self._is_alone = is_alone
         self._ended = ended
-        #: Set when the process is to stop: then no part is begun any more.
+        #: Whether the process is to stop: then neither a part nor a record is begun any more.
         self.is_stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._callers = ThreadPoolExecutor(ASYNC_CALLERS, "caller")
-        self._async_leases: dict[int, SlotLease] = {}
+        #: By slot: what looks on while its parts run.
+        self._watches: dict[int, SlotWatch] = {}
+
+    def stop(self) -> None:
+        """Begin neither a part nor a record any more; from any thread."""
+        self.is_stopping = True
+        self.end_stretches()
+
+    def end_stretches(self, least_s: float = 0.0) -> None:
+        """End stretches of records that have run for so long, from any thread.
+
+        What they yielded can then be kept, and it is seen whether they are to stop.
+        """
+        for watch in list(self._watches.values()):
+            watch.end_stretch(least_s)
+
+    def keep_stuck(self) -> None:
+        """Keep what records of plain functions came to where another record takes long."""
+        for watch in list(self._watches.values()):
+            if watch.is_stuck:
+                self._callers.submit(watch.keep_if_stuck)
+
+    def _look_on(self, lease: SlotLease) -> SlotWatch:
+        if lease.watch is None:
+            lease.watch = SlotWatch(
+                self._table,
+                lease.slot,
+                lease.held,
+                timeout_ms=lease.runner.timeout_ms,
+                is_stopping=lambda: self.is_stopping,
+                callers=self._callers,
+            )
+        self._watches[lease.slot] = lease.watch
+        return lease.watch
 
     # In the thread of a slot
 
@@ -121,22 +142,25 @@ class Batches:
                 grant = self._finish(lease, self._run_batch(lease, grant.parts))
         except LeaseGone:
             self._release_quietly(lease)
-        except BaseException:  # noqa: BLE001  it is logged there
-            self._fail_internally(lease)
+        except BaseException as error:  # noqa: BLE001  it is logged there
+            self._fail_internally(lease, error)
         finally:
+            self._watches.pop(lease.slot, None)
             self._ended(lease)
 
     def _run_batch(self, lease: SlotLease, parts: list[Part]) -> int:
         """Run parts one after another. Returns how many to ask for next, 0 to end the lease."""
         slot, table, run, held = lease.slot, self._table, lease.runner.run, lease.held
-        clock = time.monotonic
+        clock, watch = time.monotonic, self._look_on(lease)
         begun = now = clock()
         took: list[float] = []
         for index, part in enumerate(parts):
             if not self._may_start(lease, index, part, now):
                 break
             held.part = part
-            outcome = run(part, self._context(lease, part) if lease.takes_context else None)
+            watch.begin_part()
+            outcome = run(part, self._context(lease, part) if lease.takes_context else None, watch)
+            watch.end_part()
             if forks.is_copy:
                 # A handler that forked and returned must not go on as a second worker.
                 os._exit(0)
@@ -163,10 +187,11 @@ class Batches:
         with suppress(Exception):
             lease.held.release()
 
-    def _fail_internally(self, lease: SlotLease) -> None:
+    def _fail_internally(self, lease: SlotLease, error: BaseException) -> None:
         """Fail the current part for an error of streamq itself, lest it runs again at once."""
         held = lease.held
-        log.exception("slot %d stumbled over a part of %s", lease.slot, held.request_id)
+        text = "slot %d stumbled over a part of %s"
+        log.error(text, lease.slot, held.request_id, exc_info=error)
         with suppress(Exception):
             if held.part:
                 failure = Failure(error="InternalError", message="see the worker's log")
@@ -210,7 +235,7 @@ class Batches:
     def _context(self, lease: SlotLease, part: Part) -> Context:
         slot, table = lease.slot, self._table
         return Context(
-            lease.held.request_id,
+            lease.held.request_id.partition("/")[0],
             part.number,
             part.attempt,
             source=lease.runner.source_of(part),
@@ -242,28 +267,27 @@ class Batches:
 
     async def _serve_async(self, lease: SlotLease, grant: Grant) -> None:
         loop = asyncio.get_running_loop()
-        self._async_leases[lease.slot] = lease
         try:
             while grant.parts:
                 most = await self._run_batch_async(lease, grant.parts)
                 grant = await loop.run_in_executor(self._callers, self._finish, lease, most)
         except LeaseGone:
             await loop.run_in_executor(self._callers, self._release_quietly, lease)
-        except Exception:  # noqa: BLE001  it is logged there
-            await loop.run_in_executor(self._callers, self._fail_internally, lease)
+        except Exception as error:  # noqa: BLE001  it is logged there
+            await loop.run_in_executor(self._callers, self._fail_internally, lease, error)
         finally:
-            self._async_leases.pop(lease.slot, None)
+            self._watches.pop(lease.slot, None)
             self._ended(lease)
 
     async def _run_batch_async(self, lease: SlotLease, parts: list[Part]) -> int:
-        loop, held = asyncio.get_running_loop(), lease.held
+        loop, held, watch = asyncio.get_running_loop(), lease.held, self._look_on(lease)
         begun = time.monotonic()
         took: list[float] = []
         for index, part in enumerate(parts):
             if not self._may_start(lease, index, part, time.monotonic()):
                 break
             held.part = part
-            outcome = await self._run_async(lease, part)
+            outcome = await self._run_async(lease, part, watch)
             if forks.is_copy:
                 os._exit(0)
             self._table.end(lease.slot, index)
@@ -275,30 +299,24 @@ class Batches:
         self._table.counters.observe(lease.slot, lease.handler, counters.RAN, took)
         return self._next_most(lease, begun, len(took), len(parts))
 
-    async def _run_async(self, lease: SlotLease, part: Part) -> PartDone | PartNotDone:
+    async def _run_async(
+        self, lease: SlotLease, part: Part, watch: SlotWatch
+    ) -> PartDone | PartNotDone:
         context = self._context(lease, part) if lease.takes_context else None
-        run = lease.runner.run_async(part, context)
+        watch.begin_part()
         try:
-            return await lease.start(run)
+            return await watch.start(lease.runner.run_async(part, context, watch))
         except asyncio.CancelledError:
-            if lease.stop_reason == "unwanted":
-                raise LeaseGone from None
-            if lease.stop_reason == "timeout":
+            # It had not begun with its records.
+            if watch.cancelled() == "timeout":
                 return lease.runner.time_out(part)
-            return lease.runner.fail(part, RuntimeError("the handler cancelled itself"))
+            return PartNotDone("snooze", 0, [], (0, -1), is_stopped=True)
         finally:
-            lease.task = None
+            watch.task = None
 
     async def _watch(self) -> None:
         """Stop coroutines that take too long, or whose result nobody wants any more."""
         while True:
             await asyncio.sleep(WATCH_S)
-            now = time.monotonic()
-            for lease in list(self._async_leases.values()):
-                limit_s = lease.runner.timeout_ms / 1e3
-                is_over = limit_s and now - lease.part_began > limit_s
-                if not lease.task or lease.stop_reason:
-                    continue
-                if is_over or self._table.is_asked_to_stop(lease.slot):
-                    lease.stop_reason = "timeout" if is_over else "unwanted"
-                    lease.task.cancel()
+            for watch in list(self._watches.values()):
+                watch.cancel_if_due()

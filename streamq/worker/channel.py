@@ -64,6 +64,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     keeps_stdout: bool = True
     #: Folders and URLs within which parts may refer to files.
     allow_read: tuple[str, ...] = ()
+    #: URLs below which webhooks may be posted.
+    allow_post: tuple[str, ...] = ()
     slots: int
     levels: tuple[int, ...]
     quantum_ms: int
@@ -85,6 +87,12 @@ class Ready(msgspec.Struct, frozen=True, tag="Hello"):
 
     handlers: list[str]
     files: list[str]
+    #: Names of the handlers that are coroutines. An earlier version does not say.
+    coroutines: list[str] = []
+
+    def is_map(self, name: str) -> bool:
+        """Return whether the handler is called with each record, not with a part."""
+        return any(offer.split()[:2] == ["records", name] for offer in self.handlers)
 
     @property
     def names(self) -> list[str]:

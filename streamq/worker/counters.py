@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from streamq.records.sizes import Measured
 from streamq.telemetry.metrics import BOUNDS_S, CLASSES, Samples, Spread
 
 #: Up to 64 handlers are counted one by one. Of more than that, all but the first 63 share a row.
@@ -110,6 +111,14 @@ def parts(row: Row) -> int:
 def times(row: Row, what: Times) -> tuple[Sequence[int], float]:
     """Return how many parts are in each class of ``BOUNDS_S`` and beyond, and their seconds."""
     return row[what.at + 1 : what.end], row[what.at] / what.units
+
+
+def measured(row: Row | None, *, is_coroutine: bool, is_map: bool) -> Measured:
+    """Return what is known of a handler's records, from what its processes have done."""
+    row = row or NOTHING
+    _, seconds = times(row, RAN)
+    records = row[RECORDS_DONE] + row[RECORDS_FAILED]
+    return Measured(records, seconds, is_coroutine=is_coroutine, is_map=is_map)
 
 
 def work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) -> Samples:

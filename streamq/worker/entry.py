@@ -9,10 +9,11 @@ import socket
 import sys
 from contextlib import suppress
 
+from streamq.app import App
 from streamq.errors import StreamqError
 from streamq.telemetry import logs
-from streamq.worker import program
-from streamq.worker.channel import Channel, LoadFailed, Ready
+from streamq.worker import program, webhooks
+from streamq.worker.channel import Channel, LoadFailed, ProcessConfig, Ready
 from streamq.worker.load_app import load_app, own_files
 from streamq.worker.process import WorkerProcess
 from streamq.worker.slot_table import SlotTable
@@ -38,10 +39,7 @@ def main() -> None:
     table = SlotTable(int(sys.argv[2]), config.slots)
     logs.configure(config.log_level, config.log_format)
     try:
-        if config.argv:
-            app = program.app_of(config.handler, config.argv, config.max_result)
-        else:
-            app = load_app(config.target, config.handler)
+        app = _app(config)
     except StreamqError as error:
         channel.send(LoadFailed(str(error), ""))
         _leave(4)
@@ -49,7 +47,9 @@ def main() -> None:
         message = f"{config.target} cannot be imported: {error!r}"
         channel.send(LoadFailed(message, users_traceback(error)))
         _leave(4)
-    channel.send(Ready([handler.offer for handler in app.handlers.values()], own_files()))
+    handlers = app.handlers.values()
+    coroutines = [handler.name for handler in handlers if handler.is_async]
+    channel.send(Ready([handler.offer for handler in handlers], own_files(), coroutines))
     # What was imported stays: the garbage collector, off since the start, need not look at it.
     gc.freeze()
     gc.enable()
@@ -59,6 +59,17 @@ def main() -> None:
         log.exception("the process ends")
         _leave(1)
     _leave(0)
+
+
+def _app(config: ProcessConfig) -> App:
+    """Return what the process runs: the user's code, and webhooks if it may post any."""
+    if config.argv:
+        app = program.app_of(config.handler, config.argv, config.max_result)
+    else:
+        app = load_app(config.target, config.handler)
+    if config.allow_post:
+        app.handlers[webhooks.NAME] = webhooks.Poster(config.allow_post).handler()
+    return app
 
 
 def _leave(code: int) -> None:

@@ -11,10 +11,43 @@ import msgspec
 
 from streamq.app import App, describe
 from streamq.errors import StreamqError
+from streamq.flows.file import read_flow
+from streamq.flows.flow import Flow
 
 
 class TargetError(StreamqError):
     """The module or the name in it is not there, or is nothing that can be run."""
+
+
+def load_flow(target: str) -> Flow:
+    """Return the flow that a target names: ``module:flow``, ``file.py:flow`` or ``flow.toml``.
+
+    Raises:
+        TargetError: there is no such module or name, or it is no flow.
+        InvalidValue: the file describes no flow.
+    """
+    if target.endswith(".toml"):
+        return read_flow(Path(target))
+    found = _find(target, "flow")[1]
+    if not isinstance(found, Flow):
+        raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.Flow")
+    return found
+
+
+def _find(target: str, what: str) -> tuple[ModuleType, Any]:
+    """Return the module of a target, and what the target names in it."""
+    module_name, colon, name = target.rpartition(":")
+    if not colon or not module_name or not name:
+        raise TargetError(
+            f"{target!r} names no {what}: write package.module:{what} or file.py:{what}"
+        )
+    module = _load_module(module_name)
+    found: Any = module
+    for attribute in name.split("."):
+        if not hasattr(found, attribute):
+            raise TargetError(f"{module_name} has no {name!r}{_apps_of(found)}")
+        found = getattr(found, attribute)
+    return module, found
 
 
 def load_app(target: str, handler: str = "") -> App:
@@ -25,15 +58,8 @@ def load_app(target: str, handler: str = "") -> App:
     Raises:
         TargetError: there is no such module or name, or it is no app.
     """
-    module_name, colon, name = target.rpartition(":")
-    if not colon or not module_name or not name:
-        raise TargetError(f"{target!r} names no app: write package.module:app or file.py:app")
-    module = _load_module(module_name)
-    found: Any = module
-    for attribute in name.split("."):
-        if not hasattr(found, attribute):
-            raise TargetError(f"{module_name} has no {name!r}{_apps_of(found)}")
-        found = getattr(found, attribute)
+    module, found = _find(target, "app")
+    name = target.rpartition(":")[2]
     if handler and callable(found):
         return _app_of(module, found, handler)
     if not isinstance(found, App):

@@ -19,6 +19,7 @@ from streamq.worker.channel import (
     check_capacity,
 )
 from streamq.worker.program import words_of
+from streamq.worker.webhooks import check_prefix
 
 #: Every level, as people write it.
 ALL_LEVELS = f"0-{LAST_LEVEL}"
@@ -43,6 +44,7 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
     lease: str | float | None = None,
     max_result: str | int = LARGEST_RESULT,
     allow_read: Iterable[str] = (),
+    allow_post: Iterable[str] = (),
     log_level: str = "info",
     log_format: str = "text",
     named: Named = str,
@@ -67,8 +69,9 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
         argv=words_of(command, named("exec")),
         handler=units.name(handler, named("handler")) if handler else "",
         allow_read=tuple(_allowed(place, named("allow_read")) for place in allow_read),
+        allow_post=tuple(check_prefix(each, named("allow_post")) for each in allow_post),
         slots=units.whole(concurrency, named("concurrency"), 1, MOST_SLOTS),
-        levels=_levels(levels, named("levels")),
+        levels=levels_of(levels, named("levels")),
         quantum_ms=units.duration_ms(quantum, named("quantum")),
         lease_ms=lease_ms,
         max_result=units.size_bytes(max_result, named("max_result")),
@@ -119,7 +122,7 @@ def _allowed(place: str, what: str) -> str:
     return str(Path(place).absolute())
 
 
-def _levels(text: str, what: str) -> tuple[int, ...]:
+def levels_of(text: str, what: str) -> tuple[int, ...]:
     """Return the levels of ``0-19`` or ``0-9,50``."""
     chosen: set[int] = set()
     for piece in text.split(","):

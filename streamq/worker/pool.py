@@ -15,20 +15,23 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from streamq import backoff
 from streamq.errors import AppLoadError
+from streamq.queue.fleet import HandlerPace
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.renewals import Holding
+from streamq.records.sizes import Measured, RecordPace
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters
 from streamq.worker.channel import IdleFor, LoadFailed, PoolOptions, ProcessConfig, Ready, VisitAt
+from streamq.worker.file_watch import FileWatch
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.signals import Signals
 from streamq.worker.slot_table import CALL_STEP, SlotState
 from streamq.worker.spawning import MOST_STARTING, Spawner
+from streamq.worker.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +53,9 @@ MOST_STILLBORN = 3
 OWN_SIGNALS = frozenset(
     {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS}
 )
-#: The loop of a process stops a coroutine over its time. If the loop is stuck, the parent kills the
-#: process 2 s later.
-ASYNC_GRACE_MS = 2_000
 RELOAD_EVERY_S = 0.5
+#: A heartbeat tells of the paces of so many handlers at most.
+MOST_PACES = 64
 
 
 class Pool:
@@ -90,10 +92,14 @@ class Pool:
         #: The signal that ended the pool without waiting for what ran, if one did.
         self._cold = 0
         self._signals = Signals(self._ring)
+        #: How long records took, by handler. Heartbeats tell it to loaders.
+        self._paces: dict[str, RecordPace] = {}
+        keeper.paces = self.paces
+        self._time_limits = TimeLimits(options.cancel_grace_s)
         self._interrupts = 0
         #: The first signal that told the pool to stop, if one did.
         self.stopped_by = 0
-        self._files: dict[str, float] = {}
+        self._files = FileWatch()
         self._looked = time.monotonic()
         self._quiet = False
         # To look through many slots takes longer: a pool of 1,000 slots is looked at every 100 ms.
@@ -144,6 +150,35 @@ class Pool:
         """Return how often a part had to run again."""
         told = sum(n for (_, state), n in self._keeper.counts.copy().items() if state == "retried")
         return sum(row[counters.RETRIED] for row in self._rows().values()) + told
+
+    def measured(self) -> dict[str, Measured]:
+        """Return what is known of each handler's records; nothing while no process is ready."""
+        ready = next((each.ready for each in self._handles[:] if each.ready), None)
+        if ready is None:
+            return {}
+        rows = self._rows()
+        return {
+            name: counters.measured(
+                rows.get(name), is_coroutine=name in ready.coroutines, is_map=ready.is_map(name)
+            )
+            for name in ready.names
+        }
+
+    def paces(self) -> dict[str, HandlerPace]:
+        """Return how long the records of each handler took lately, for its first 64 handlers."""
+        found = {}
+        for name, measured in list(self.measured().items())[:MOST_PACES]:
+            pace = self._paces.setdefault(name, RecordPace())
+            pace.observe(measured)
+            found[name] = HandlerPace(
+                record_s=pace.record_s,
+                records=pace.records,
+                is_map=measured.is_map,
+                is_coroutine=measured.is_coroutine,
+                slots=self._config.slots,
+                at_once=self._options.processes * self._config.slots,
+            )
+        return found
 
     def end(self) -> None:
         """End the pool now, from another thread: nobody wants what its processes would still do."""
@@ -226,6 +261,7 @@ class Pool:
                 continue
             handle: ProcessHandle = key.data
             messages, is_gone = handle.channel.ready_messages()
+            handle.heard_at = time.monotonic()
             for message in messages:
                 self._on_message(handle, message)
             if is_gone:
@@ -237,7 +273,7 @@ class Pool:
         if isinstance(message, Ready):
             handle.ready = message
             self._keeper.announce(message.names)
-            self._files |= {file: _mtime(file) for file in message.files}
+            self._files.add(message.files)
             if not self._was_ready:
                 self._was_ready = True
                 slots = self._options.processes * self._config.slots
@@ -290,18 +326,19 @@ class Pool:
     def _take_back(self, handle: ProcessHandle) -> bool:
         """Hand back what a dead process held. Returns whether a part was running.
 
-        Only the part that was running when it died is charged, and none if the parent killed it.
+        Only the part that was running when it died is charged, and none if the parent killed it. A
+        part over its time limit is failed for that alone, also if its process died of itself.
         """
         for message in handle.channel.ready_messages()[0]:
             self._on_message(handle, message)
         was_busy = False
         for slot, held in handle.held(is_dead=True):
             was_busy = was_busy or held.running is not None
-            # The slot may have gone on to its next part before the process was gone.
-            is_overdue = handle.overdue.get(slot) == (held.version, held.running)
+            # The slot may have gone on to its next part or record before the process was gone.
+            is_overdue = handle.overdue.get(slot) == held.at_work
             if is_overdue and held.running is not None:
                 self._keeper.time_out(handle.holding(held), LAST_CALL - 1)
-            crashed = None if handle.why_killed else held.running
+            crashed = None if handle.why_killed or is_overdue else held.running
             self._keeper.release(handle.holding(held), LAST_CALL, crashed)
         with suppress(KeyError, ValueError):
             self._selector.unregister(handle.channel.socket)
@@ -328,12 +365,8 @@ class Pool:
             ran_ms = now_ms - held.since_ms
             if ran_ms > self._config.quantum_ms or self._is_stopping:
                 self._hand_back(handle, slot, held)
-            limit_ms = held.timeout_ms + (ASYNC_GRACE_MS if held.is_async else 0)
-            if held.timeout_ms and ran_ms > limit_ms:
-                handle.overdue[slot] = (held.version, held.running)
-                seconds = held.timeout_ms / 1e3
-                part = f"part {held.running} of {held.request_id}"
-                handle.kill(f"{part} took longer than {seconds:g} s")
+            if held.timeout_ms:
+                self._time_limits.check(handle, slot, held, now_ms)
             self._check_wanted(handle, slot, held)
 
     def _hand_back(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
@@ -405,10 +438,9 @@ class Pool:
         return options.is_burst and idle_s > 0 and self._keeper.is_nothing_left()
 
     def _reload(self) -> None:
-        changed = [file for file, then in self._files.items() if _mtime(file) != then]
+        changed = self._files.changed()
         if changed:
             log.info("%s changed", ", ".join(changed))
-            self._files = {}
             self._replace_all()
 
     def _replace_all(self) -> None:
@@ -483,10 +515,3 @@ class Pool:
                 )
             if handle.ready:
                 os.kill(handle.pid, signal.SIGUSR2)
-
-
-def _mtime(file: str) -> float:
-    try:
-        return Path(file).stat().st_mtime
-    except OSError:
-        return 0.0

@@ -27,6 +27,7 @@ from streamq.queue.taker import KNOWN_REQUESTS, Host, Taker
 from streamq.records.references import Reader
 from streamq.worker.batches import Batches, SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, ProcessConfig, VisitAt
+from streamq.worker.join_runner import make_runner
 from streamq.worker.runner import Runner
 from streamq.worker.slot_book import SlotBook
 from streamq.worker.slot_table import SlotTable
@@ -37,6 +38,9 @@ BLOCK_S = 10.0
 CHECK_EVERY_S = 4.0
 #: A take that is to end is ended again after this time: it may have been just about to block.
 WAKE_EVERY_S = 0.005
+#: Records that are run at a stretch are quick. A stretch that takes this long is ended, so that
+#: what it yielded can be kept.
+LONG_STRETCH_S = 0.5
 #: The parent is told this often how long there was nothing to do.
 IDLE_EVERY_S = 1.0
 #: If no room can be made for a part that is to run alone, this process leaves its request to others
@@ -141,7 +145,10 @@ class WorkerProcess:
 
     def _make_runner(self, handler: str, text: bytes) -> Runner:
         spec = msgspec.json.decode(text, type=Spec)
-        return Runner(self._app.handlers[handler], spec, self._config.max_result, "", self._reader)
+        own, most = self._app.handlers[handler], self._config.max_result
+        if spec.stage:
+            return make_runner(self._protocol, own, spec, most, self._reader)
+        return Runner(own, spec, most, "", self._reader)
 
     def _ask_for_visit(self, at_ms: int) -> None:
         self._channel.send(VisitAt(at_ms))
@@ -233,8 +240,9 @@ class WorkerProcess:
                 with self._changed:
                     self._is_quiet = message.word == "quiet"
                     self._is_stopping = self._is_stopping or message.word == "stop"
-                    self._batches.is_stopping = self._is_stopping
                     self._changed.notify_all()
+                if self._is_stopping:
+                    self._batches.stop()
                 # The take may be just about to block, so to wake it once may not be enough.
                 while self._taking_since:
                     self._protocol.connection.wake()
@@ -251,6 +259,8 @@ class WorkerProcess:
         while True:
             time.sleep(IDLE_EVERY_S)
             self._say_idle()
+            self._batches.keep_stuck()
+            self._batches.end_stretches(least_s=0.0 if self._is_stopping else LONG_STRETCH_S)
             now, since = time.monotonic(), self._taking_since
             if since and now - max(since, checked) > CHECK_EVERY_S:
                 self._protocol.connection.check_waits()

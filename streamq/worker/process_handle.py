@@ -13,6 +13,9 @@ from streamq.worker.channel import Command, CommandWord, ProcessConfig, Ready
 from streamq.worker.slot_table import SlotState
 from streamq.worker.spawning import SpawnedProcess
 
+#: What a slot ran at one moment: the batch, by the slot's version; the part; and its record.
+Overdue = tuple[int, int | None, int]
+
 
 class ProcessHandle:
     """The parent's handle of a process: what it was told, what it said, and what it holds."""
@@ -30,7 +33,13 @@ class ProcessHandle:
         self.why_killed = ""
         #: By slot: the batch and the part that took too long; the batch whose rest was struck; the
         #: batch that was asked to stop, and since when. A batch is known by the slot's version.
-        self.overdue: dict[int, tuple[int, int]] = {}
+        self.overdue: dict[int, Overdue] = {}
+        #: What seemed to take too long at the last look, by slot: the next one makes sure.
+        self.late: dict[int, Overdue] = {}
+        #: When its other slots were told to end because one takes too long, or 0; and when it last
+        #: said anything.
+        self.drained_at = 0.0
+        self.heard_at = self.began
         self.struck: dict[int, int] = {}
         self.asked_to_stop: dict[int, tuple[int, float]] = {}
 
@@ -66,9 +75,11 @@ class ProcessHandle:
             handler=state.handler,
             running=state.running,
             since_ms=state.since_ms,
+            progress=state.progress,
             timeout_ms=state.timeout_ms,
             attempt=state.attempt,
             retry_ms=state.retry_ms,
+            record=state.record,
             pid=self.pid,
         )
 

@@ -16,6 +16,7 @@ import msgspec
 
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
+from streamq.protocol.script_cache import ScriptCache
 from streamq.queue.backlog import BacklogCache
 from streamq.queue.lease_keeper import LeaseKeeper, most_between_beats_ms
 from streamq.queue.sweeper import Sweepers
@@ -123,6 +124,9 @@ def serve_janitor(
     )
     notifier = Notifier()
     server = HealthServer(health_port, subject) if health_port else None
+    scripts = ScriptCache(protocol.connection)
+    scripts.fill()
+    threading.Thread(target=scripts.keep_filled, args=(stop,), name="scripts", daemon=True).start()
     sweepers.start(stop)
     notifier.ready("sweeping")
     while sweepers.are_alive() and not stop.wait(TICK_S):

@@ -47,7 +47,7 @@ class SlotBook:
     def count_failed(self, handler: str, part: Part, outcome: PartNotDone, word: str) -> None:
         """Count a part that runs again or failed for good."""
         slot, number, count = self._slot, self._handlers[handler], self._table.counters.count
-        if word == "retry":
+        if word == "retry" and not outcome.is_stopped:
             count(slot, number, counters.RETRIED)
         elif word in GIVEN_UP:
             done, failed = outcome.records

@@ -17,6 +17,7 @@ from threading import Lock
 import msgspec
 
 from streamq.queue.pace import MOST_PARTS
+from streamq.units import EPILOGUES
 from streamq.worker import counters
 
 #: The value of `cut` while no part is struck.
@@ -27,6 +28,9 @@ CALL_STEP = 1_000
 
 #: The number of an attempt shares a word with the delay after the attempt.
 _ATTEMPTS = 2**16
+#: The number of a record shares a word with the moment at which it was begun, so that the parent
+#: never reads one without the other. A part has at most a million records.
+_RECORDS = 2**21
 
 _WORDS = 16
 _TEXT = 64
@@ -49,7 +53,9 @@ _SLOT = _NUMBERS + MOST_PARTS
     TIMEOUT_MS,
     IS_ASYNC,
     RETRY_MS,
-) = range(12)
+    RECORD,
+    STAGE,
+) = range(14)
 #: The words from CALLS to ASKED_TO_STOP at the beginning of a lease, and the texts behind them.
 _BEGIN = struct.pack("=6q", 0, -1, -1, 0, 0, 0)
 _NAMES = struct.Struct(f"={_TEXT}s{_TEXT}s")
@@ -86,6 +92,9 @@ class SlotState(msgspec.Struct, frozen=True):
     #: How long the running part waits if it is stopped and runs again, and which attempt it is.
     retry_ms: int
     attempt: int
+    #: The record that runs, from 1, and since when, as one word; 0 where the part is not run record
+    #: by record, or records have no limit; -1 between two records.
+    record_word: int
     holder: str
     request_id: str
     handler: str
@@ -97,6 +106,22 @@ class SlotState(msgspec.Struct, frozen=True):
         if 0 <= self.current < len(self.numbers) and not self.is_ended:
             return self.numbers[self.current]
         return None
+
+    @property
+    def at_work(self) -> "tuple[int, int | None, int]":
+        """Return what runs: the batch, by the slot's version; the part; and its record."""
+        return self.version, self.running, self.record_word
+
+    @property
+    def record(self) -> int:
+        """Return which record of the part runs, from 1; 0 if that is not known."""
+        return self.record_word % _RECORDS if self.record_word > 0 else 0
+
+    def limited_ms(self, now_ms: float) -> float:
+        """Return for how long that runs to which the time limit applies: a record, or the part."""
+        if self.record_word < 0:
+            return 0.0
+        return now_ms - (self.record_word // _RECORDS or self.since_ms)
 
 
 class SlotTable:
@@ -135,7 +160,10 @@ class SlotTable:
         _fence()
         begin = (at + CALLS) * 8
         self._memory[begin : begin + len(_BEGIN)] = _BEGIN
+        # An id may have all 64 bytes, so the stage of a place has a word of its own.
+        request_id, slash, stage = request_id.partition("/")
         _NAMES.pack_into(self._memory, at * 8 + _HOLDER, holder.encode(), request_id.encode())
+        words[at + STAGE] = _stage_number(stage) if slash else 0
         _fence()
         words[at + VERSION] += 1
 
@@ -179,10 +207,19 @@ class SlotTable:
     def start(self, slot: int, index: int, now_ms: int) -> bool:
         """Start a part of the batch, unless it was struck or the lease is not wanted any more."""
         row = self._rows[slot]
+        row[PROGRESS] = row[RECORD] = 0
         row[SINCE_MS] = now_ms
         row[CURRENT] = index
         _fence()
         return index < row[CUT] and not row[ASKED_TO_STOP]
+
+    def start_record(self, slot: int, index: int, now_ms: int) -> None:
+        """Write down that a record of the part is begun: from now on the time limit is for it."""
+        self._rows[slot][RECORD] = now_ms * _RECORDS + index + 1
+
+    def rest(self, slot: int) -> None:
+        """Write down that the part goes on, but no record of it runs: no time limit is for that."""
+        self._rows[slot][RECORD] = -1
 
     def end(self, slot: int, index: int) -> None:
         """Mark the part that was started as ended: it runs no more, but is not finished yet."""
@@ -204,8 +241,8 @@ class SlotTable:
         return self._words[slot * _SLOT + ASKED_TO_STOP] != 0
 
     def set_progress(self, slot: int, percent: float) -> None:
-        """Write down how far the running part is, in percent."""
-        self._words[slot * _SLOT + PROGRESS] = round(percent)
+        """Write down how far the running part is: 0 to 100 percent."""
+        self._words[slot * _SLOT + PROGRESS] = round(min(100.0, max(0.0, percent)))
 
     def drop(self, slot: int) -> None:
         """Write down that the lease is over."""
@@ -242,8 +279,9 @@ class SlotTable:
             words[at + ASKED_TO_STOP],
             bool(words[at + IS_ASYNC]),
             *divmod(words[at + RETRY_MS], _ATTEMPTS),
+            words[at + RECORD],
             texts[0],
-            texts[1],
+            texts[1] + _stage_text(words[at + STAGE]),
             texts[2],
             tuple(words[at + _NUMBERS : at + _NUMBERS + count]),
         )
@@ -271,6 +309,17 @@ class SlotTable:
         """Tell the slot that its lease is lost or its request cancelled."""
         if self._words[slot * _SLOT + VERSION] == held.version:
             self._words[slot * _SLOT + ASKED_TO_STOP] = 1
+
+
+def _stage_number(stage: str) -> int:
+    """Return a word that stands for the stage of a place."""
+    return int(stage) if stage.isdigit() else -1 - EPILOGUES.index(stage)
+
+
+def _stage_text(word: int) -> str:
+    if not word:
+        return ""
+    return f"/{word if word > 0 else EPILOGUES[-1 - word]}"
 
 
 def _size(slots: int) -> int:

@@ -1,11 +1,38 @@
 """Shortens a traceback to the user's own code: frames of streamq that called it are left out."""
 
+import logging
+import time
 import traceback
 from pathlib import Path
 from types import TracebackType
 
+log = logging.getLogger(__name__)
+
 _MOST_CHARS = 2_000
 _OURS = str(Path(__file__).parents[1])
+#: An error is logged in full at most once a second, then every 2 s, 4 s and so on up to 60 s.
+_COMPLAIN_EVERY_S = 1.0
+_MOST_SILENT_S = 60.0
+
+
+class Complaints:
+    """Logs errors of handlers in full, but not a thousand of them."""
+
+    def __init__(self) -> None:
+        self._silent_until = 0.0
+        self._silence_s = _COMPLAIN_EVERY_S
+        self._unsaid = 0
+
+    def say(self, what: str, trace: str) -> None:
+        """Log an error, and how many more there were since the last one."""
+        now = time.monotonic()
+        if now < self._silent_until:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more since the last one shown)" if self._unsaid else ""
+        log.warning("%s%s:\n%s", what, more, trace.rstrip())
+        self._silent_until, self._unsaid = now + self._silence_s, 0
+        self._silence_s = min(2 * self._silence_s, _MOST_SILENT_S)
 
 
 def users_traceback(error: BaseException) -> str:

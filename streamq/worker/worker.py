@@ -49,6 +49,7 @@ class Worker:
         reload: bool = False,
         health_port: str | None = None,
         allow_read: Iterable[str] = (),
+        allow_post: Iterable[str] = (),
         prefix: str | None = None,
         insecure: bool | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class Worker:
             lease=lease,
             max_result=max_result,
             allow_read=allow_read,
+            allow_post=allow_post,
             log_level=settings.log_level,
             log_format=logs.style(settings.log_format),
         )

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from streamq import Client
-from streamq.admin.cluster import arrange
+from streamq.admin.cluster import _refuse_used, arrange
+from streamq.errors import ServerRefused
 from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
 from streamq.servers.local import LocalServer, command_line, find_server
 from streamq.servers.topology import Peer, own, view
@@ -224,6 +225,40 @@ def test_cut_short_and_run_again_it_goes_on(servers: Servers) -> None:
 
         assert made.returncode == 0, made.stderr
         assert "ok: 3 primaries, 3 replicas, 16384 of 16384 slots" in made.stdout
+
+
+class TestNodesJustIntroduced:
+    """A node that does not know the other's id yet lists it under one that it made up."""
+
+    HANDSHAKE = "b" * 40 + " 127.0.0.1:{port}@1{port} handshake - 0 0 0 disconnected"
+
+    def peers(self, met: int) -> list[Peer]:
+        """Two nodes, of which the first was introduced to the one at the port ``met``."""
+
+        def answers(identity: str, *others: str) -> str:
+            return "\n".join([f"{identity * 40} :0@0 myself,master - 0 0 0 connected", *others])
+
+        texts = [answers("a", self.HANDSHAKE.format(port=met)), answers("c")]
+
+        def asking(text: str) -> Peer:
+            port = 7000 + texts.index(text)
+            return Peer(
+                f"127.0.0.1:{port}",
+                "127.0.0.1",
+                port,
+                lambda *words: text if words == ("CLUSTER", "NODES") else "",
+            )
+
+        return [asking(text) for text in texts]
+
+    def test_one_of_those_given_is_no_stranger(self) -> None:
+        peers = self.peers(met=7001)
+        _refuse_used(peers[0], peers, {each.name: view(each) for each in peers})
+
+    def test_any_other_is(self) -> None:
+        peers = self.peers(met=7009)
+        with pytest.raises(ServerRefused, match=r"in a cluster, with 127\.0\.0\.1:7009"):
+            _refuse_used(peers[0], peers, {each.name: view(each) for each in peers})
 
 
 @pytest.mark.parametrize("binary", ["", pytest.param("redis-server", marks=has_redis)])

@@ -22,6 +22,7 @@ from streamq.servers.local_cluster import LocalCluster
 from tests.conftest import KINDS
 from tests.support import warm
 from tests.support.by_hand import HANDLER, RequestByHand
+from tests.support.command import python_path
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.waiting import wait_until
@@ -181,7 +182,7 @@ def test_clock_skew(url: str, tmp_path: Path, ahead_s: int, verdict: str) -> Non
         f"import time\nright = time.time\ntime.time = lambda: right() + {ahead_s}\n"
     )
 
-    _, findings = doctor(url, PYTHONPATH=str(tmp_path))
+    _, findings = doctor(url, PYTHONPATH=python_path(tmp_path))
 
     assert found(findings, "clock")[0] == verdict
     assert ("behind" if ahead_s > 0 else "ahead") in found(findings, "clock")[1]
@@ -190,7 +191,7 @@ def test_clock_skew(url: str, tmp_path: Path, ahead_s: int, verdict: str) -> Non
 
 def test_bad_acl(server: LocalServer) -> None:
     redis: Any = Redis.from_url(server.url)
-    rights = acl.rights_of("worker", queues=["shop"])
+    rights = acl.rights_of("worker", acl.Scope(queues=("shop",)))
     digest = lua.digest("finish")
     key = QueueKeys("shop").open
     wrong = {

@@ -15,6 +15,7 @@ ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 STATUS = ["id", "queue", "handler", "state", "paused", "level", "limit", "parts", "records"]
 STATUS += ["created_ms", "started_ms", "finished_ms", "rate", "eta_s", "labels", "held_until_ms"]
 STATUS += ["rate_limit", "max_failures", "max_percent", "retried", "results", "keep_ms"]
+STATUS += ["weight", "canary", "waits_for_release", "deadline_ms", "reason", "callbacks"]
 
 
 def beat(protocol: Protocol, queue: str, **changes: Any) -> WorkerDetails:

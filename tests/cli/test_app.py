@@ -1,17 +1,21 @@
 """The command as such: its help, its options, where it finds the server, how it fails."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from cli import main
-from cli.app import COMMANDS
+from cli.app import COMMANDS, application
+from cli.help_text import default_of
 from tests.support.command import COMMAND, NOBODY, environment, run
 from tests.support.secure import as_role
 
@@ -34,7 +38,7 @@ def test_help_is_quick() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_begins_with_an_example(
+def test_help_of_a_command_has_an_example(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["streamq", name, "--help"])
@@ -43,12 +47,80 @@ def test_help_of_a_command_begins_with_an_example(
     with pytest.raises(SystemExit) as ended:
         main()
 
-    usage, example, *rest = filter(None, map(str.strip, capsys.readouterr().out.splitlines()))
+    usage, *rest = filter(None, map(str.strip, capsys.readouterr().out.splitlines()))
     assert ended.value.code == 0
     assert usage.startswith(f"Usage: streamq {name} ")
-    assert example.startswith(f"streamq {name}")
-    if name not in ("server", "demo", "acl", "config"):
+    assert rest[rest.index("Example:") + 1].startswith(f"streamq {name}")
+    if name not in ("server", "demo", "acl", "config", "completion", "help"):
         assert any("STREAMQ_URL" in line for line in rest)
+
+
+def _every_command() -> list[Any]:
+    group: Any = typer.main.get_command(application(COMMANDS))
+    seconds = [each for one in group.commands.values() for each in _seconds(one)]
+    return [group, *group.commands.values(), *seconds]
+
+
+def _seconds(command: Any) -> list[Any]:
+    return list(getattr(command, "commands", {}).values())
+
+
+def test_every_option_says_what_it_does() -> None:
+    """In a sentence, with its default: none for a plain flag, and words where it is no value."""
+    wrong = []
+    for command in _every_command():
+        for each in command.params:
+            says = each.help or ""
+            has_default = each.param_type_name == "argument" or default_of(each) != "0"
+            if not (says[:1].isupper() and says.endswith(".") and len(says) > 15 and has_default):
+                wrong.append((command.name, each.name, says))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["run", "load", "worker"])
+def test_many_options_are_in_panels(name: str) -> None:
+    ran = run("help", name)
+
+    panels = re.findall(r"^(\w[\w ]*):$", ran.stdout, re.MULTILINE)
+    assert {"Example", "What to run", "Speed and limits", "Server"} <= set(panels)
+    assert len(panels) == len(set(panels))
+
+
+def test_help_of_run_does_not_offer_what_run_refuses() -> None:
+    offered = run("run", "--help").stdout.partition("--format")[2].partition("[default")[0]
+
+    assert "jsonl" in offered
+    assert "requests" not in offered
+    assert "--format requests" in run("load", "--help").stdout
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "300"])
+def test_help_fits_the_terminal(columns: str) -> None:
+    ran = run("run", "--help", COLUMNS=columns)
+
+    assert max(map(len, ran.stdout.splitlines())) <= max(60, min(int(columns), 100))
+    assert "\x1b" not in ran.stdout
+
+
+def test_help_does_not_import_what_it_does_not_need() -> None:
+    """Rich takes as long as all the rest, and redis-py much longer."""
+    code = (
+        "import sys; from cli import main; sys.argv = ['streamq', 'run', '--help']\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(*{'rich', 'redis', 'asyncio'} & sys.modules.keys(), file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ran.stderr.split() == []
+
+
+def test_help_is_a_command_too() -> None:
+    assert run("help").stdout == run("--help").stdout
+    assert run("help", "run").stdout == run("run", "--help").stdout
+    assert run("help", "cluster", "create").stdout == run("cluster", "create", "--help").stdout
+    ran = run("help", "rum")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "Did you mean 'run'" in ran.stderr
 
 
 def test_a_typo_in_a_command_is_named() -> None:
@@ -133,7 +205,7 @@ def test_the_url_may_be_in_a_file(url: str, tmp_path: Path) -> None:
         ("ls -n -1", "-n"),
         ("workers --queue a:b", "queue 'a:b'"),
         ("wait r --timeout 5x", "timeout '5x'"),
-        ("set r", "--level, --limit or --rate"),
+        ("set r", "--level, --limit, --rate or --weight"),
         ("set r --level 100", "level 100"),
         ("set r --priority high", "--level"),
         ("set r --limit 0", "limit 0"),

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from streamq.model import Policy
-from streamq.records.splitting import PartSize
-from streamq.runs import folder
+from streamq.records.sizes import PartSize
+from streamq.runs import home
 from streamq.runs.folder import RunFolder
 from streamq.runs.plan import Plan
 from streamq.servers import launcher, local
 from streamq.servers.local import LocalServer
-from tests.support.command import environment, run
+from tests.support.command import environment, python_path, run
 from tests.support.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "streamq.cli"]
@@ -37,7 +37,7 @@ def _importing(
     )
     process = subprocess.Popen(
         [*COMMAND, *words],
-        env=environment(PYTHONPATH=str(tmp_path)),
+        env=environment(PYTHONPATH=python_path(tmp_path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -144,14 +144,14 @@ def test_supervisor_that_stands_still_costs_no_finished_run(
     monkeypatch.setattr(launcher, "_STOP_MARGIN_S", 0.3)
     monkeypatch.setattr(local, "_PERSIST_GRACE_S", 0.3)
     running = RunFolder(_plan())
-    with running.held(), running.server("") as address:
+    with running.held(), running.server("", "sq") as address:
         server_pid = _pid_at(address())
         supervisor = int(Path(f"/proc/{server_pid}/stat").read_text().split()[3])
         os.kill(supervisor, signal.SIGSTOP)
         running.is_kept = False
 
     wait_until(lambda: _has_ended(server_pid))
-    assert not folder.HOME.exists()
+    assert not home.HOME.exists()
 
 
 def _has_ended(pid: int) -> bool:
@@ -174,7 +174,7 @@ def test_folder_that_others_may_write_to_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, below: str, *, is_resumed: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = folder.HOME / below if below else folder.HOME
+    place = home.HOME / below if below else home.HOME
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if kind == "link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -203,10 +203,10 @@ def test_folder_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder.HOME.mkdir(mode=0o700)
-    os.chown(folder.HOME, 12345, 12345)
+    home.HOME.mkdir(mode=0o700)
+    os.chown(home.HOME, 12345, 12345)
 
     with pytest.raises(ValueError, match="another user"), RunFolder(_plan()).held():
         pass
 
-    assert stat.S_ISDIR(folder.HOME.lstat().st_mode)
+    assert stat.S_ISDIR(home.HOME.lstat().st_mode)

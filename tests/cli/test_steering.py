@@ -21,6 +21,13 @@ def test_set_pause_and_resume(streamq: Streamq, submitted: RequestByHand) -> Non
     assert [submitted.meta(f) for f in ("level", "limit", "rate_ms")] == ["10", "2", "200"]
     assert submitted.tokens(10) == [submitted.id, submitted.id]
 
+    ran = streamq("set", submitted.id, "--weight", "4")
+    assert ran.stderr == f"{submitted.id}: weight 4\n"
+    assert "weight     4" in streamq("status", submitted.id).stdout
+    refused = streamq("set", submitted.id, "--weight", "65")
+    assert refused.returncode == 2
+    assert refused.stderr == "streamq: weight 65 is out of range: 1 to 64\n"
+
     assert streamq("pause", submitted.id).stderr == f"{submitted.id}: paused\n"
     assert [row[2] for row in rows(streamq("ls", "--state", "paused").stdout)] == ["paused"]
     assert streamq("resume", submitted.id).stderr == f"{submitted.id}: resumed\n"

@@ -59,7 +59,7 @@ def test_wait_shows_progress_on_a_terminal_and_can_be_stopped(
     with Terminal() as terminal:
         files = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.file)
         waiting = running("wait", submitted.id, **files)
-        wait_until(lambda: "0/3 parts" in terminal.seen(), timeout=30)
+        wait_until(lambda: "0/3 records" in terminal.seen(), timeout=30)
 
         waiting.send_signal(number)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import warm
-from tests.support.command import COMMAND, NOBODY, environment
+from tests.support.command import COMMAND, NOBODY, environment, python_path
 
 #: Commands that show their environment, their folder, their standard input, and usage errors.
 LINES = (
@@ -48,6 +48,6 @@ def test_command_that_takes_too_long_is_killed_and_the_next_one_runs() -> None:
 def test_variables_of_the_interpreter_get_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('mine')")
 
-    done = warm.run([*COMMAND, "--version"], env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    done = warm.run([*COMMAND, "--version"], env=os.environ | {"PYTHONPATH": python_path(tmp_path)})
 
     assert done.stdout.startswith(b"mine\n")

@@ -31,6 +31,7 @@ Spoil = Callable[[Any, RequestKeys, QueueKeys, bytes], Any]
 META = (
     *("state", "handler", "unit", "queue", "paused", "level", "limit", "total", "bytes", "done"),
     *("delivered", "records", "records_done", "out", "due_ms", "hold_ms", "rate_ms", "rate_at_ms"),
+    "hold_from_ms",
     *("failed", "records_failed", "retries", "poison", "max_failures", "max_percent", "keep_ms"),
     *("finished_ms", "created_ms", "started_ms", "spec", "digest", "cursor", "source", "sealed"),
     *("committed", "redrives", "rate_charge_ms", "lease_ms", "suspected_ms", "looked_ms"),

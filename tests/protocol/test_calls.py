@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 
 from streamq.errors import Damaged, InvalidValue
-from streamq.model import Failure, Policy, State
+from streamq.model import Failure, FlowPlan, Policy, StagePlan, State
 from streamq.protocol import part_calls, queue_calls, request_calls
 from streamq.protocol.call import Call
 from streamq.protocol.keys import KeySpace
 from streamq.protocol.lua import digest, signature
-from streamq.protocol.replies import Terms, Tokens
+from streamq.protocol.replies import PassedPart, Terms, Tokens
 from tests.scripts.script import SCRIPTS
 
 SPACE = KeySpace("p")
 R = SPACE.request("r")
 Q = SPACE.queue("q", "h:07")
 POLICY = Policy(handler="h", delay_ms=5)
+FLOW = FlowPlan("f", (StagePlan(kind="map", policy=POLICY), StagePlan(kind="map", policy=POLICY)))
+LATER = [*POLICY.fields, *FLOW.stages[1].fields]
 
 #: A call of each script, and its arguments behind the keys as they go to the server.
 CALLS: dict[str, tuple[Call[Any], list[Any]]] = {
@@ -30,13 +32,31 @@ CALLS: dict[str, tuple[Call[Any], list[Any]]] = {
         request_calls.open(R, "d", POLICY, b"s"),
         ["d", 5, *POLICY.fields, "source", b"s"],
     ),
-    "append": (request_calls.append(R, 3, "c", 9, [b"x", b"1"]), [3, "c", 9, b"x", b"1"]),
+    "lay": (
+        request_calls.lay(R, "d", FLOW),
+        [
+            "d", f"{len(FLOW.stages[0].fields) + 4} {len(LATER)}",
+            *FLOW.stages[0].fields, b"flow", b"f", b"stages", 2, *LATER,
+        ],
+    ),
+    "pass_on": (
+        part_calls.pass_on(
+            R, "me", 2, [PassedPart(8, "8", ["1@8"], [b"yes"]), PassedPart(9, "9", [], [])], 6,
+            Terms(3, 99, 500), 12, "map parts",
+        ),
+        [
+            "me 2 3 99 500 12 6", "map parts", struct.pack("<2Q", 8, 9), "8 9",
+            struct.pack("<2I", 1, 0), struct.pack("<I", 3), "1@8", b"yes",
+        ],
+    ),
+    "append": (request_calls.append(R, 3, "a", "c", 9, [b"x", b"1"]), [3, "a", "c", 9, b"x", b"1"]),
+    "refuse": (request_calls.refuse(R, 3, "a", "c", b"f"), [3, "a", "c", b"f"]),
     "submit": (
         request_calls.submit(R, POLICY, "c", [b"x", b"1", b"y", b"1"]),
         [POLICY.digest, "c", 5, 2, *POLICY.fields, b"x", b"1", b"y", b"1"],
     ),
     "seal": (request_calls.seal(R, 4, "c"), [4, "c"]),
-    "set": (request_calls.set(R, limit=3), ["", 3, ""]),
+    "set": (request_calls.set(R, limit=3), ["", 3, "", "", ""]),
     "pause": (request_calls.pause(R), []),
     "resume": (request_calls.resume(R), []),
     "cancel": (request_calls.cancel(R), []),
@@ -48,6 +68,8 @@ CALLS: dict[str, tuple[Call[Any], list[Any]]] = {
         ["a", "b", 7, 2, 99, 5, "6.1"],
     ),
     "purge": (request_calls.purge(R, force=True), [1]),
+    "settle": (request_calls.settle(R, 5, 2), [5, 2]),
+    "expire": (request_calls.expire(R), []),
     "inspect": (request_calls.inspect(R, "r"), []),
     "locate": (request_calls.locate(R, [1, 2]), [1, 2]),
     "claim": (
@@ -63,8 +85,9 @@ CALLS: dict[str, tuple[Call[Any], list[Any]]] = {
             R, "me", 2, 8, [Failure(error="E")], kind="snooze", delay_ms=4, records=(1, 2),
             result=b"r", partial=b"p",
         ),
-        ["me", 2, 8, "snooze", 4, 1, 2, b'[{"error":"E"}]', b"r", b"p"],
+        ["me", 2, 8, "snooze", 4, 1, 2, b'[{"error":"E"}]', b"r", b"p", ""],
     ),
+    "keep": (part_calls.keep(R, "me", 2, 8, b"p", b"m", 12), ["me", 2, 12, 8, b"p", b"m"]),
     "handback": (part_calls.handback(R, "me", 2, iter([8, 9])), ["me", 2, 8, 9]),
     "release": (part_calls.release(R, "me", 2), ["me", 2, "", part_calls._POISON]),
     "renew": (part_calls.renew(R, 500, {"me": 8, "you": None}), [500, "me", 8, "you", ""]),

@@ -19,7 +19,7 @@ from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 
 FUTURE = 7
-WORDS = f"protocol version {FUTURE}, and this streamq knows versions up to 1: upgrade"
+WORDS = f"protocol version {FUTURE}, and this streamq knows versions up to 3: upgrade"
 
 
 def age(protocol: Protocol, request_id: str, version: int = FUTURE) -> None:
@@ -54,6 +54,7 @@ CALLS: dict[str, Callable[[RequestByHand], Any]] = {
     "cancel": lambda d: d.protocol.cancel(d.id),
     "claim": lambda d: d.claim(),
     "collect": lambda d: d.protocol.collect(d.id, next_number=1),
+    "expire": lambda d: d.protocol.expire(d.id),
     "fail": lambda d: d.fail("w", 1),
     "finish": lambda d: d.finish("w", [1]),
     "handback": lambda d: d.handback("w", [1]),
@@ -67,6 +68,7 @@ CALLS: dict[str, Callable[[RequestByHand], Any]] = {
     "renew": lambda d: d.protocol.renew(d.id, 20_000, {"w": 1}),
     "resume": lambda d: d.protocol.resume(d.id),
     "seal": lambda d: d.protocol.seal(d.id, 2, "c2"),
+    "settle": lambda d: d.protocol.settle(d.id, 0, 0),
     "set": lambda d: d.protocol.set(d.id, 3, None, None),
 }
 

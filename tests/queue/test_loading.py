@@ -31,13 +31,13 @@ class TestOpen:
         self, protocol: Protocol, loading: Loading, driver: RequestByHand
     ) -> None:
         loading.open("d")
-        loading.append(TWO, "c2", 2)
+        loading.append(TWO, "", "c2", 2)
         again = Loading(protocol, driver.id, policy(driver.queue))
 
         opened = again.open("d")
 
         assert (opened.is_new, opened.cursor, again.parts) == (False, "c2", 2)
-        assert again.append(TWO, "c4", 2) == (4, "c4")
+        assert again.append(TWO, "c2", "c4", 2) == (4, "c4")
 
     def test_one_refused_leaves_no_trace_in_its_own_queue(
         self, protocol: Protocol, loading: Loading, driver: RequestByHand
@@ -57,7 +57,7 @@ class TestAppend:
         loading.open("d")
         assert driver.tokens() == []
 
-        loading.append(TWO, "c2", 2)
+        loading.append(TWO, "", "c2", 2)
 
         assert driver.tokens() != []
 
@@ -66,8 +66,8 @@ class TestAppend:
     ) -> None:
         loading.open("d")
         with closing(loading):
-            loading.append_ahead(TWO, "c2", 2)
-            loading.append_ahead(TWO, "c4", 2)
+            loading.append_ahead(TWO, "", "c2", 2)
+            loading.append_ahead(TWO, "c2", "c4", 2)
             loading.wait()
 
         assert driver.tokens() != []
@@ -79,7 +79,7 @@ class TestAppend:
         loading.open("d")
         rival = Loading(protocol, driver.id, policy(driver.queue))
         rival.open("d")
-        rival.append(TWO + TWO + TWO, "c6", 6)
+        rival.append(TWO + TWO + TWO, "", "c6", 6)
 
         assert loading.pass_over(4) == (4, None)
         assert loading.pass_over(4) == (2, "c6")
@@ -90,7 +90,7 @@ class TestAppend:
         loading.parts = 2
 
         with pytest.raises(LoadGap):
-            loading.append(TWO, "c4", 2)
+            loading.append(TWO, "c2", "c4", 2)
         assert loading.parts == 2
         with pytest.raises(LoadGap, match="lost its last moments"):
             loading.pass_over(4)
@@ -98,7 +98,7 @@ class TestAppend:
 
 def test_seal_pushes_the_tokens(loading: Loading, driver: RequestByHand) -> None:
     loading.open("d")
-    loading.append(TWO, "c2", 2)
+    loading.append(TWO, "", "c2", 2)
 
     loading.seal("c2")
 
@@ -109,7 +109,7 @@ def test_seal_pushes_the_tokens(loading: Loading, driver: RequestByHand) -> None
 class TestTakeBack:
     def test_leaves_nothing(self, loading: Loading, driver: RequestByHand) -> None:
         loading.open("d")
-        loading.append(TWO, "c2", 2)
+        loading.append(TWO, "", "c2", 2)
 
         loading.take_back()
 

@@ -34,7 +34,8 @@ class TestStatus:
         assert " ".join(found) == (
             "id queue handler state paused level limit parts records "
             "created_ms started_ms finished_ms rate eta_s labels held_until_ms rate_limit "
-            "max_failures max_percent retried results keep_ms"
+            "max_failures max_percent retried results keep_ms weight "
+            "canary waits_for_release deadline_ms reason callbacks"
         )
         assert " ".join(found["parts"]) == "total waiting running retry done failed"
         assert " ".join(found["records"]) == "total done failed"

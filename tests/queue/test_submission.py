@@ -118,7 +118,7 @@ class TestStreaming:
 
         class Counting(Protocol):
             def append(self, *args: Any) -> Any:
-                calls.append((args[3], sum(len(value) for value in args[4])))
+                calls.append((args[4], sum(len(value) for value in args[5])))
                 return super().append(*args)
 
         client._protocol = Counting(client._protocol.connection)

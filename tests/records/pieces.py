@@ -8,7 +8,8 @@ import msgspec
 
 from streamq.model import Spec
 from streamq.records.inputs import open_input
-from streamq.records.splitting import Cursor, PartSize, split
+from streamq.records.sizes import PartSize
+from streamq.records.splitting import Cursor, split
 
 SIZE, START, COMMON = PartSize(), Cursor(), Spec()
 

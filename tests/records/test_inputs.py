@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamq.records.inputs import BadInput, open_input
-from streamq.records.splitting import PartSize
+from streamq.records.sizes import PartSize
 from tests.records.pieces import after, pieces
 
 
@@ -59,7 +59,7 @@ class TestBehindTheCompressedData:
     ) -> None:
         file.write_bytes(compress(self.DATA) + garbage)
 
-        with pytest.raises(BadInput, match="after record"):
+        with pytest.raises(BadInput, match="after line"):
             self.read(file)
 
     def test_nothing_may_be_missing(self, file: Path, compress: Callable[[bytes], bytes]) -> None:

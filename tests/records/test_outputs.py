@@ -14,6 +14,7 @@ from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
+    Written,
     check,
     check_errors,
     write_errors,
@@ -39,10 +40,93 @@ class TestOpening:
 
         output.open(3, has_begun=True, force=False)
         assert path.read_bytes() == b"committed, and half of a li"
-        output.cut(9)
+        output.cut(Written(9), has_begun=True)
         output.write(b"!")
         output.close()
 
+        assert path.read_bytes() == b"committed!"
+
+    def test_what_is_cut_off_is_kept_until_it_is_written_again(
+        self, path: Path, output: FileOutput
+    ) -> None:
+        path.write_bytes(b"committed, and half of a li")
+        output.open(9, has_begun=True, force=False)
+
+        output.cut(Written(9), has_begun=True)
+
+        (kept,) = path.parent.glob("*.aside-r-9-*")
+        assert kept.read_bytes() == b", and half of a li"
+        output.write(b", and half of a line")
+        output.settle()
+        output.close()
+        assert not kept.exists()
+        assert path.read_bytes() == b"committed, and half of a line"
+
+    def test_what_somebody_added_is_kept_and_told_of(
+        self, path: Path, output: FileOutput, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path.write_bytes(b"committed, and mine")
+        output.open(9, has_begun=True, force=False)
+        output.cut(Written(9), has_begun=True)
+        output.write(b", and the rest of it")
+
+        output.settle()
+
+        output.close()
+        (kept,) = path.parent.glob("*.aside-r-9-*")
+        assert kept.read_bytes() == b", and mine"
+        assert str(kept) in caplog.text
+
+    def test_another_file_of_the_same_name_is_not_cut(self, path: Path, output: FileOutput) -> None:
+        path.write_bytes(b"committed")
+        output.open(0, has_begun=False, force=True)
+        written = Written(9, output.tail(9), output.inode)
+        output.close()
+        path.write_bytes(b"precious, and longer than that")
+        later = FileOutput(path, "r")
+
+        assert later.lacks(written)
+        later.open(9, has_begun=True, force=False)
+        with pytest.raises(OutputExists, match="is not the file that was written for request r"):
+            later.cut(written, has_begun=True)
+
+        later.close()
+        assert path.read_bytes() == b"precious, and longer than that"
+
+    def test_another_file_is_not_cut_where_nothing_was_committed_yet(
+        self, path: Path, output: FileOutput
+    ) -> None:
+        output.open(0, has_begun=False, force=False)
+        written = Written(0, output.tail(0), output.inode)
+        output.close()
+        path.rename(path.with_name("moved"))
+        path.write_bytes(b"precious")
+        later = FileOutput(path, "r")
+        later.open(0, has_begun=True, force=False)
+
+        with pytest.raises(OutputExists, match="is not the file that was written for request r"):
+            later.cut(written, has_begun=True)
+
+        later.close()
+        assert path.read_bytes() == b"precious"
+
+    def test_file_that_was_copied_away_and_back_is_gone_on_with(
+        self, path: Path, output: FileOutput
+    ) -> None:
+        path.write_bytes(b"committed")
+        output.open(0, has_begun=False, force=True)
+        written = Written(9, output.tail(9), output.inode)
+        output.close()
+        path.with_name("copy").write_bytes(path.read_bytes())
+        path.unlink()
+        path.with_name("copy").rename(path)
+        later = FileOutput(path, "r")
+
+        later.open(9, has_begun=True, force=False)
+        later.cut(written, has_begun=True)
+        later.write(b"!")
+
+        later.close()
         assert path.read_bytes() == b"committed!"
 
     def test_a_file_is_not_cut_to_more_than_it_has(self, path: Path, output: FileOutput) -> None:
@@ -50,7 +134,7 @@ class TestOpening:
         output.open(5, has_begun=True, force=False)
 
         with pytest.raises(OutputExists, match="has 5 bytes, but 9 were written for request r"):
-            output.cut(9)
+            output.cut(Written(9), has_begun=True)
 
         output.close()
         assert path.read_bytes() == b"short"
@@ -77,7 +161,7 @@ class TestOpening:
         assert path.read_bytes() == b"precious"
 
         output.open(0, has_begun=False, force=True)
-        output.cut(0)
+        output.cut(Written(), has_begun=False)
         output.close()
         assert path.read_bytes() == b""
 
@@ -303,12 +387,13 @@ class TestBeforeForgetting:
         slow = FileOutput(path, done)
         write = slow.write
 
-        def overtaken(data: bytes) -> None:
-            write(data)
+        def overtaken(data: bytes, *, is_last: bool = False) -> int:
+            size = write(data)
             if data:
                 slow.write = write  # type: ignore[method-assign]
                 path.rename(tmp_path / "moved.txt")
                 self.run(protocol, done, tmp_path / "moved.txt", force=True)
+            return size
 
         slow.write = overtaken  # type: ignore[method-assign]
         slow._lock = lambda file: None  # type: ignore[method-assign]

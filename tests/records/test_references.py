@@ -15,6 +15,7 @@ from streamq.model import State
 from tests.conftest import ONE_KIND
 from tests.runs.loads import lines_of
 from tests.support import warm
+from tests.support.command import python_path
 from tests.support.fleet import Fleet
 from tests.support.secure import as_role
 from tests.support.web import Login, serve
@@ -239,7 +240,7 @@ def test_objects_of_an_s3(
 def test_without_the_extra_it_says_which(load: Load, tmp_path: Path) -> None:
     (tmp_path / "obstore.py").write_text("raise ImportError")
 
-    done = load("s3://bucket/in.txt", "--handler", "echo", PYTHONPATH=str(tmp_path))
+    done = load("s3://bucket/in.txt", "--handler", "echo", PYTHONPATH=python_path(tmp_path))
 
     assert done.returncode == 2
     assert "pip install 'streamq[remote]'" in done.stderr

@@ -16,7 +16,8 @@ from streamq.records.about import Place
 from streamq.records.boundaries import blank_lines, fields_of, records_of
 from streamq.records.decoding import is_skipped
 from streamq.records.inputs import BadInput, open_input
-from streamq.records.splitting import PartSize, split
+from streamq.records.sizes import PartSize
+from streamq.records.splitting import split
 from tests.records.pieces import START, after, pieces
 
 ANY = settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
@@ -156,11 +157,11 @@ def test_empty_file_has_no_piece(file: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "form", "says"),
     [
-        (b"short\n" + b"x" * 200 + b"\n", "lines", "record 2, at byte 6, is longer than the 100"),
-        (b"x" * 200, "lines", "record 1"),
-        (b'a,b\n1,"open\n2,3\n', "csv", "record 2: a quote is not closed"),
-        (gzip.compress(b"line\n" * 5000, mtime=0)[:-20], "lines", "after record"),
-        (gzip.compress(b"x" * 200, mtime=0), "lines", "record 1"),
+        (b"short\n" + b"x" * 200 + b"\n", "lines", "line 2, at byte 6, is longer than the 100"),
+        (b"x" * 200, "lines", "line 1"),
+        (b'a,b\n1,"open\n2,3\n', "csv", "line 2: a quote is not closed"),
+        (gzip.compress(b"line\n" * 5000, mtime=0)[:-20], "lines", "after line"),
+        (gzip.compress(b"x" * 200, mtime=0), "lines", "line 1"),
     ],
 )
 def test_bad_input_is_named(file: Path, data: bytes, form: str, says: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    Stopped,
-    StreamOutput,
+    Written,
     check,
+    check_name,
     error_lines,
     errors_beside,
     form_of,
@@ -24,6 +25,7 @@ from streamq.records.outputs import (
     refuse_inputs,
     write_errors,
 )
+from streamq.records.stream_output import Stopped, StreamOutput
 
 
 class Pipe:
@@ -63,7 +65,7 @@ class TestPipe:
     def test_what_fits_is_written_at_once(self, pipe: Pipe) -> None:
         output = pipe.output()
         output.open(0, has_begun=False, force=False)
-        output.cut(0)
+        output.cut(Written(), has_begun=False)
 
         output.write(b"some lines\n")
         output.look()
@@ -156,7 +158,7 @@ class TestFile:
         os.close(only_read)
 
         with pytest.raises(OutputError, match="cannot write"):
-            output.cut(0)
+            output.cut(Written(), has_begun=False)
         output.close()
 
     @pytest.mark.parametrize("has_file", [True, False])
@@ -166,7 +168,7 @@ class TestFile:
             path.touch()
         output = FileOutput(path, "r")
 
-        assert [output.lacks(offset) for offset in (0, 1)] == [False, True]
+        assert [output.lacks(Written(offset)) for offset in (0, 1)] == [False, True]
         with pytest.raises(OutputExists, match="has 0 bytes" if has_file else "is gone"):
             output.open(1, has_begun=True, force=False)
         output.open(0, has_begun=True, force=False)
@@ -202,7 +204,7 @@ class TestFile:
         output = FileOutput(path, "r")
 
         output.open(0, has_begun=False, force=False)
-        output.cut(0)
+        output.cut(Written(), has_begun=False)
         output.write(b"line\n")
         output.close()
 
@@ -211,8 +213,32 @@ class TestFile:
 
 class TestPlace:
     def test_form_goes_by_the_name(self) -> None:
-        names = ("a.jsonl", "a.CSV", "a.txt", "a")
-        assert [form_of(name) for name in names] == ["jsonl", "csv", "raw", "raw"]
+        names = ("a.jsonl", "a.CSV", "a.txt", "a", "a.jsonl.gz", "a.csv.ZST", "a.gz")
+        forms = ["jsonl", "csv", "raw", "raw", "jsonl", "csv", "raw"]
+        assert [form_of(name) for name in names] == forms
+        assert errors_beside(Path("a.jsonl.gz")) == Path("a.errors.jsonl")
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "a.parquet",
+            "a.jsonl.bz2",
+            "a.XZ",
+            "a.zip",
+            "a.json",
+            "a.tar.gz",
+            "a.tgz",
+            "s3://b/a.txt",
+        ],
+    )
+    def test_name_that_promises_what_is_not_written_is_refused(self, name: str) -> None:
+        with pytest.raises(InvalidValue, match=re.escape(name)):
+            check_name(name)
+
+    def test_name_of_json_may_hold_lines_if_that_is_asked_for(self) -> None:
+        check_name("a.json", "jsonl")
+        for name in ("a.jsonl", "a.gz", "a.csv.zst", "a.tsv", "a"):
+            check_name(name)
 
     def test_file_that_must_not_be_written_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -74,7 +74,7 @@ def said_of(*words: str) -> str:
 def test_every_option_is_one_of_the_command(name: str) -> None:
     command, *rest = TYPED[name]
     assert command in COMMANDS
-    words = [command, *rest[:1]] if command in GROUPS else [command]
+    words = [command, *(word for word in rest[:1] if word in GROUPS.get(command, ()))]
 
     known = said_of(*words)
 
@@ -141,11 +141,12 @@ def test_workers_are_probed_at_their_health_port_and_given_time_to_end() -> None
 def test_selectors_find_their_pods() -> None:
     labels = {name: pod["metadata"]["labels"] for name, pod in PODS.items()}
 
-    for name in ("Deployment-worker", "Deployment-janitor"):
+    for name in ("Deployment-worker", "Deployment-janitor", "Deployment-gateway"):
         assert OBJECTS[name]["spec"]["selector"]["matchLabels"] == labels[name]
     budget = OBJECTS["PodDisruptionBudget-worker"]["spec"]["selector"]["matchLabels"]
     assert budget == labels["Deployment-worker"]
-    assert OBJECTS["Service-janitor"]["spec"]["selector"] == labels["Deployment-janitor"]
+    for name in ("janitor", "gateway"):
+        assert OBJECTS[f"Service-{name}"]["spec"]["selector"] == labels[f"Deployment-{name}"]
 
 
 def test_the_scaler_asks_the_janitor_and_scales_the_workers() -> None:

@@ -4,7 +4,12 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"streamq": "streamq", "cli": "streamq.cli", "lua": "streamq.lua"}
+PACKAGES = {
+    "streamq": "streamq",
+    "cli": "streamq.cli",
+    "lua": "streamq.lua",
+    "proto": "streamq.proto",
+}
 
 
 def test_every_folder_is_installed() -> None:
@@ -13,7 +18,7 @@ def test_every_folder_is_installed() -> None:
         ".".join([package, *path.parent.relative_to(ROOT / top).parts])
         for top, package in PACKAGES.items()
         for path in (ROOT / top).rglob("*")
-        if path.suffix in (".py", ".lua")
+        if path.suffix in (".py", ".lua", ".proto")
     }
 
     assert sorted(told) == sorted(folders)

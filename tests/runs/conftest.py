@@ -36,12 +36,13 @@ def load(command: tuple[list[str], dict[str, str]]) -> Load:
 
 
 CODE = """
+import os
 import pathlib
 import time
 def same(line: bytes) -> bytes:
     return line
 def slow(line: bytes) -> bytes:
-    time.sleep(0.001)
+    time.sleep(float(os.environ.get("PAUSE_S", "0.001")))
     return line
 def talks(line: bytes) -> bytes:
     if line == b"line 0":
@@ -101,11 +102,11 @@ def begin(environment: dict[str, str], streamq: Streamq, tmp_path: Path) -> Iter
     """Starts ``streamq run``, and goes on while it runs."""
     begun: list[subprocess.Popen[str]] = []
 
-    def begin(*words: Any) -> "subprocess.Popen[str]":
+    def begin(*words: Any, **variables: str) -> "subprocess.Popen[str]":
         begun.append(
             subprocess.Popen(
                 [*COMMAND, "run", *map(str, words)],
-                env=environment,
+                env=environment | variables,
                 cwd=tmp_path,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -19,9 +19,13 @@ COMMAND = [sys.executable, "-m", "streamq.cli"]
 def begin_slowly(
     begin: Begin, folder: Path, size: int, *options: str
 ) -> "tuple[subprocess.Popen[str], Path]":
-    """A run whose output has grown beyond the size, with more to come; and that output."""
+    """A run whose output has grown beyond the size, with more to come; and that output.
+
+    Its lines take so long that much is to come also after a pause of this process. Those of a
+    run that goes on later do not.
+    """
     words = ["in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10"]
-    running = begin(*words, *options)
+    running = begin(*words, *options, PAUSE_S="0.01")
     output = folder / "out.txt"
     wait_until(lambda: output.exists() and output.stat().st_size > size, 60)
     # What is written first may not be committed yet. What is written next comes after that.

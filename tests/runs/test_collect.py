@@ -19,7 +19,7 @@ from streamq.protocol.replies import Terms
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
-from streamq.records.outputs import FileOutput, OutputError
+from streamq.records.outputs import FileOutput, OutputError, Written
 from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
@@ -420,7 +420,7 @@ class TestTwoCollectors:
 class Stream:
     """An output in memory."""
 
-    name = ""
+    name = inode = packing = ""
 
     def __init__(self) -> None:
         self.data = b""
@@ -429,19 +429,30 @@ class Stream:
     def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
         """It is always ready."""
 
-    def lacks(self, offset: int) -> bool:
+    def recover(self, written: Written) -> None:
+        """There is no other version."""
+
+    def lacks(self, written: Written) -> bool:
         """Nothing of it is ever lost."""
         return False
 
-    def cut(self, offset: int) -> None:
+    def cut(self, written: Written, *, has_begun: bool) -> None:
         """What was written stays."""
 
-    def write(self, data: bytes) -> None:
+    def tail(self, offset: int) -> str:
+        """It is never compared."""
+        return ""
+
+    def settle(self) -> None:
+        """Nothing was kept elsewhere."""
+
+    def write(self, data: bytes, *, is_last: bool = False) -> int:
         """Keep the data; then call what is to happen once, before the first is committed."""
         self.data += data
         if data:
             self.before_commit, call = lambda: None, self.before_commit
             call()
+        return len(data)
 
     def look(self) -> None:
         """It is always wanted."""
@@ -592,10 +603,10 @@ class TestLost:
         self, begun: RequestByHand, target: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Stale(FileOutput):
-            def lacks(self, offset: int) -> bool:
+            def lacks(self, written: Written) -> bool:
                 with monkeypatch.context() as patch:
-                    patch.setattr(Path, "stat", fail)
-                    return super().lacks(offset)
+                    patch.setattr(Path, "open", fail)
+                    return super().lacks(written)
 
         def fail(*_: Any) -> None:
             raise OSError(errno.ESTALE, "Stale file handle")

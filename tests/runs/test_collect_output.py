@@ -12,7 +12,8 @@ from streamq import Protocol
 from streamq.errors import CollectorLost, Damaged
 from streamq.protocol.replies import Terms
 from streamq.records.encoding import Verbatim, encode_item, encode_result
-from streamq.records.outputs import FileOutput, OutputError, OutputExists, Stopped
+from streamq.records.outputs import FileOutput, OutputError, OutputExists
+from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
 from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
@@ -189,10 +190,11 @@ class TestFile:
         slow = collector(driver, target)
         write = slow._output.write
 
-        def overtaken(data: bytes) -> None:
-            write(data)
+        def overtaken(data: bytes, *, is_last: bool = False) -> int:
+            size = write(data)
             found = msgspec.json.encode({"file": "elsewhere"}).decode()
             driver.set_meta(committed=found)
+            return size
 
         slow._output.write = overtaken  # type: ignore[method-assign]
 
@@ -255,7 +257,7 @@ class TestFollowing:
         finish(driver, holders, 1)
         stopped = collector(driver, target)
 
-        def stop(data: bytes) -> None:
+        def stop(data: bytes, *, is_last: bool = False) -> int:
             raise Stopped
 
         stopped._output.write = stop  # type: ignore[method-assign]

@@ -207,7 +207,7 @@ def test_a_run_puts_files_through_a_function(
     source.write_text("a\nbad\nb\n")
 
     status = streamq.run(
-        str(source), f"{tasks}:shout", target, processes=1, url=url, queue=queue, retries=0
+        str(source), f"{tasks}:shout", target, processes=1, url=url, queue=queue, retries=0, keep=0
     )
 
     assert target.read_text() == "A\nB\n"

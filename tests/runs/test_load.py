@@ -72,7 +72,7 @@ class TestRoundTrip:
             (folder / f"in{index}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
         fleet.ready()
 
-        done = load(folder, "--handler", "priced")
+        done = load(folder, "--handler", "priced", "--bytes", "256KiB")
 
         request = client.get(done.stdout.strip())
         assert request.wait(20).records.failed == 0
@@ -130,7 +130,7 @@ class TestDialects:
         (tmp_path / "in.csv").write_text("a,2\nb\n")
         fleet.ready()
 
-        lists = load(tmp_path / "in.csv", "--handler", "fields", "--no-header")
+        lists = load(tmp_path / "in.csv", "--handler", "fields", "--no-header", "--lines", 10)
         structs = load(tmp_path / "in.csv", "--handler", "priced", "--no-header")
 
         request = client.get(lists.stdout.strip())
@@ -221,12 +221,12 @@ class TestFailures:
             (("in.txt", "--handler", "echo", "--bytes", "2MiB"), 2, "more than a part may have"),
             (("in.txt", "--handler", "echo", "--level", "100"), 2, "0 to 99"),
             (("open.csv", "--handler", "echo", "--delimiter", ";;"), 2, "--delimiter"),
-            (("long.txt", "--handler", "echo"), 2, "long.txt: record 2, at byte 6"),
-            (("open.csv", "--handler", "echo"), 2, "open.csv: record 2: a quote is not closed"),
-            (("cut.gz", "--handler", "echo"), 2, "cut.gz: after record"),
-            (("crc.gz", "--handler", "echo"), 2, "crc.gz: after record"),
+            (("long.txt", "--handler", "echo"), 2, "long.txt: line 2, at byte 6"),
+            (("open.csv", "--handler", "echo"), 2, "open.csv: line 2: a quote is not closed"),
+            (("cut.gz", "--handler", "echo"), 2, "cut.gz: after line"),
+            (("crc.gz", "--handler", "echo"), 2, "crc.gz: after line"),
             (("bomb.gz", "--handler", "echo"), 2, "more than 1000 times its size"),
-            (("latin.csv", "--handler", "echo"), 2, "latin.csv: record 1: the header is not UTF-8"),
+            (("latin.csv", "--handler", "echo"), 2, "latin.csv: line 1: the header is not UTF-8"),
             (("/proc/self/mem", "--handler", "echo"), 2, "/proc/self/mem: Input/output error"),
             (("/dev/null", "--handler", "echo"), 2, "/dev/null is no regular file"),
             (("whole.bin", "--handler", "echo", "--format", "file"), 2, "whole.bin is larger than"),
@@ -254,7 +254,7 @@ class TestFailures:
         (tmp_path / "whole.bin").write_bytes(b"x" * (2**20 + 1))
         name, *rest = words
 
-        done = load(tmp_path / name, *rest)
+        done = load(tmp_path / name, *rest, "--strict")
 
         assert done.returncode == code
         assert says in done.stderr

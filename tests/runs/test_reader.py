@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from streamq.queue.results import ResultReader, part_of
+from streamq.protocol.replies import part_of
+from streamq.queue.results import ResultReader
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
 

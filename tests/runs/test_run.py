@@ -44,7 +44,7 @@ def test_too_many_failures_end_it_though_more_is_to_be_loaded(
     streamq: Streamq, tmp_path: Path
 ) -> None:
     (tmp_path / "in.txt").write_bytes(b"line 7\n" * 2_000_000)
-    words = ("--retries", 0, "--max-failures", 5, "--window", "1MiB", "--lines", 100)
+    words = ("--retries", 0, "--max-failures", 5, "--window", "1MiB", "--lines", 100, "--keep", 0)
 
     done = streamq("run", "in.txt", "--map", "job:picky", "-o", "out.txt", "-p", 1, *words)
 
@@ -183,7 +183,7 @@ def test_bad_input_is_what_is_told_of_whoever_finds_out_first(
     (tmp_path / "long.txt").write_bytes(b"short\n" + b"x" * 1_500_000)
 
     for _ in range(5):
-        done = streamq("run", "long.txt", "--map", "job:same", "-o", "out.txt")
+        done = streamq("run", "long.txt", "--map", "job:same", "-o", "out.txt", "--strict")
 
         assert done.returncode == 2, done.stderr
         assert "long.txt" in done.stderr
@@ -208,7 +208,7 @@ class TestWords:
 
         done = streamq("run", "in.txt", "--map", "job:endless", "-o", "out.jsonl")
 
-        assert "5 records in 1 part, 3 of them failed" in done.stderr
+        assert "5 records in 5 parts, 3 of them failed" in done.stderr
 
     def test_record_that_does_not_decode_or_encode_says_so(
         self, streamq: Streamq, tmp_path: Path

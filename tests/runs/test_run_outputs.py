@@ -174,7 +174,8 @@ class TestOutputs:
         second = streamq("run", "in.txt", "--map", "job:same", "-o", str(output), "--force")
 
         assert second.returncode == 2
-        assert "just being written by somebody else" in second.stderr
+        told = f"run {run_left_in(tmp_path)} (process {running.pid}) writes {output} now"
+        assert told in second.stderr
         assert running.wait(100) == 0
         assert output.read_bytes() == source.read_bytes()
 

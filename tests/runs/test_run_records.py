@@ -1,5 +1,6 @@
 """Records and names that ``streamq run`` has trouble with, and byte order marks."""
 
+import gzip
 import json
 import os
 import shlex
@@ -80,27 +81,115 @@ class TestRecords:
         assert (tmp_path / "rows.txt").read_text() == "a,b\n1,2\n"
         assert (tmp_path / "none.txt").read_text() == "a,b\n"
 
-    def test_columns_of_one_name_are_both_there(self, streamq: Streamq, tmp_path: Path) -> None:
-        (tmp_path / "in.csv").write_text("a,b,a,a_2\n1,2,3,4\n")
-
-        found = self.run(streamq, "in.csv", "--map", "job:rowed", "-o", "out.jsonl")
-
-        values = json.loads((tmp_path / "out.jsonl").read_text())
-        assert values == {"a": "1", "b": "2", "a_3": "3", "a_2": "4"}
-        assert "the column 'a' more than once: column 3 is 'a_3'" in found["said"]
-
-    @pytest.mark.parametrize("command", ["run", "load"])
-    def test_carriage_returns_alone_end_no_row(
-        self, streamq: Streamq, tmp_path: Path, command: str
+    def test_columns_of_one_name_are_refused_and_can_be_named(
+        self, streamq: Streamq, tmp_path: Path
     ) -> None:
-        (tmp_path / "in.csv").write_bytes(b"a,b\r1,2\r3,4\r")
-        how = ("--map", "job:rowed", "-o", "o") if command == "run" else ("--handler", "x")
+        (tmp_path / "in.csv").write_text("a,b,a\n1,2,3\n")
+        words = ("in.csv", "--map", "job:rowed", "-o", "out.jsonl")
 
-        done = streamq(command, "in.csv", *how)
+        refused = streamq("run", *words)
+        named = streamq("run", *words, "--header", "a,b,c", "--skip-rows", 1)
+
+        assert refused.returncode == 2
+        assert "in.csv: columns 1 and 3 of the header have the name 'a'" in refused.stderr
+        assert "--header a,b,c" in refused.stderr
+        assert named.returncode == 0, named.stderr
+        values = json.loads((tmp_path / "out.jsonl").read_text())
+        assert values == {"a": "1", "b": "2", "c": "3"}
+
+    def test_csv_of_old_macs_with_empty_lines_in_another_encoding(
+        self, streamq: Streamq, tmp_path: Path
+    ) -> None:
+        text = 'a,b\r\r1,"x\ry"\r\r2,\xe9\r\r3\r'
+        (tmp_path / "in.csv").write_bytes(text.encode("latin-1"))
+        words = ("in.csv", "--map", "job:rowed", "-o", "out.jsonl", "--encoding", "latin1")
+
+        done = streamq("run", *words)
+
+        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert rows == [{"a": "1", "b": "x\ry"}, {"a": "2", "b": "\xe9"}]
+        failure = json.loads((tmp_path / "out.errors.jsonl").read_text())
+        assert (failure["line"], failure["source"]) == (7, "in.csv")
+        assert "3 records" in done.stderr
+        assert "3 blank lines" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("name", "content", "says"),
+        [
+            ("in.parquet", b"PAR1\x15\x00", "Parquet is not read yet"),
+            ("in.txt", b"PK\x03\x04" + bytes(30), "it is a zip archive: unpack it first"),
+            ("in.arrow", b"ARROW1\0\0", "Arrow is not read yet"),
+            ("in.jsonl", b'[\n  {"a": 1},\n  {"a": 2}\n]\n', "it is a JSON array"),
+            ("in.json", b'[{"a": 1}, {"a": 2}]', "it is a JSON array"),
+            ("in.csv", "a,b\n1,2\n".encode("utf-16"), "--encoding utf-16"),
+        ],
+    )
+    def test_file_that_has_no_records_is_refused(
+        self, streamq: Streamq, tmp_path: Path, name: str, content: bytes, says: str
+    ) -> None:
+        (tmp_path / name).write_bytes(content)
+
+        done = streamq("run", name, "--map", "job:rowed", "-o", "out.txt")
 
         assert done.returncode == 2
-        assert "in.csv: record 1: there is a carriage return without a newline" in done.stderr
-        assert not (tmp_path / "o").exists()
+        assert name in done.stderr
+        assert says in done.stderr
+        assert not (tmp_path / "out.txt").exists()
+
+    def test_bad_file_among_many_is_one_failure(self, streamq: Streamq, tmp_path: Path) -> None:
+        folder = tmp_path / "files"
+        folder.mkdir()
+        for number in range(9):
+            (folder / f"{number}.txt").write_text(f"file {number}\n")
+        packed = gzip.compress(b"".join(b"line %d\n" % n for n in range(99_999)))
+        (folder / "4.txt").write_bytes(packed[:-50])
+        (folder / "0.txt").write_bytes(b"PK\x03\x04" + bytes(30))
+        words = ("files", "--map", "job:same", "-o", "out.txt")
+
+        done = streamq("run", *words)
+        strict = streamq("run", *words, "--strict", "--force")
+
+        assert done.returncode == 1, done.stderr
+        failures = [
+            json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()
+        ]
+        assert [(each["source"], each["error"]) for each in failures] == [
+            ("files/0.txt", "BadInput"),
+            ("files/4.txt", "BadInput"),
+        ]
+        assert "it is a zip archive" in failures[0]["message"]
+        assert "cut off" in failures[1]["message"]
+        assert failures[1]["line"] > 1
+        assert strict.returncode == 2
+        assert "files/0.txt" in strict.stderr
+
+    def test_failures_have_their_records_and_are_shown(
+        self, streamq: Streamq, tmp_path: Path
+    ) -> None:
+        lines = [f"line {n}" for n in range(50)]
+        lines[17] += "\xe9" * 50_000 + "7"
+        (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines))
+
+        done = streamq(
+            *("run", "in.txt", "--map", "job:picky", "-o", "out.txt", "--lines", 8, "--retries", 0)
+        )
+
+        assert done.returncode == 1
+        found = [
+            json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()
+        ]
+        assert [each["line"] for each in found] == [8, 18, 28, 38, 48]
+        assert [each["input"] for each in found if not each.get("input_is_cut")] == [
+            f"line {n}" for n in (7, 27, 37, 47)
+        ]
+        assert found[1]["input_is_cut"]
+        assert lines[17].startswith(found[1]["input"])
+        assert len(found[1]["input"].encode()) > 2**16 - 4
+        assert "5 failures in" in done.stderr
+        assert "5 ValueError" in done.stderr
+        assert "in.txt:8: ValueError: seven" in done.stderr
+        assert "in.txt:28: ValueError: seven" in done.stderr
+        assert "in.txt:38: ValueError: seven" not in done.stderr
 
     @pytest.mark.parametrize("command", ["run", "load"])
     @pytest.mark.parametrize("is_folder", [False, True])

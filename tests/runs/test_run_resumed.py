@@ -1,6 +1,7 @@
 """``streamq run`` that is stopped or killed, and goes on."""
 
 import fcntl
+import importlib
 import os
 import pty
 import random
@@ -53,6 +54,32 @@ def test_stopped_it_goes_on(
     go_on(streamq, said, tmp_path)
     assert output.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
+
+
+@EMBEDDED
+@pytest.mark.parametrize(("suffix", "unpack"), [("gz", "gzip"), ("zst", "backports.zstd")])
+def test_killed_it_goes_on_in_a_compressed_output(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path, suffix: str, unpack: str
+) -> None:
+    output = tmp_path / f"out.txt.{suffix}"
+    for limit in (500, 2_000, 4_000):
+        running = begin(
+            *("in.txt", "--map", "job:slow", "-o", output, "-p", "1", "--lines", "10", "-c", "1")
+        )
+        pids = [running.pid]
+        wait_until(lambda: output.exists() and output.stat().st_size > limit, 60)  # noqa: B023
+        pids += descendants(running.pid)
+        running.kill()
+        running.communicate()
+        wait_for_the_end_of(pids)
+    done = streamq(
+        *("run", "in.txt", "--map", "job:slow", "-o", output, "-p", "1", "--lines", "10", "-c", "1")
+    )
+
+    assert done.returncode == 0, done.stderr
+    text = importlib.import_module(unpack).decompress(output.read_bytes())
+    assert text == source.read_bytes()
+    assert len(output.read_bytes()) < len(text)
 
 
 @EMBEDDED

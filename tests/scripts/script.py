@@ -80,7 +80,12 @@ class Script:
 
     @property
     def key_names(self) -> list[str]:
-        return [key.name for key in self.parameters("KEYS")]
+        return [key.name for key in self.parameters("KEYS") if not key.is_many]
+
+    @property
+    def more_names(self) -> list[str]:
+        """What the header calls the keys that only a stage of a flow has."""
+        return [key.name for key in self.parameters("KEYS") if key.is_many]
 
     def bound(self, table: str) -> dict[str, int]:
         """Names the body gives to KEYS or ARGV, and their indexes."""
@@ -92,6 +97,8 @@ class Script:
                 if found := re.search(index, value):
                     names[name] = int(found[1] or found[2])
         for name, number in re.findall(rf"(\w+) = {table}\[(\d+)\][,\s]", self.code):
+            names.setdefault(name, int(number))
+        for name, number in re.findall(rf"(\w+) = {{ unpack\({table}, (\d+)\) }}", self.code):
             names.setdefault(name, int(number))
         return names
 

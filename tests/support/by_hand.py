@@ -42,6 +42,7 @@ class RequestByHand:
         count: int,
         *,
         first: int = 1,
+        after: str | None = None,
         cursor: str | None = None,
         records: int = 1,
         size: int = 0,
@@ -51,7 +52,8 @@ class RequestByHand:
         about = str(records).encode()
         entries = [value for n in numbers for value in (str(n).encode().ljust(size), about)]
         at = f"c{first + count - 1}" if cursor is None else cursor
-        _, _, tokens = self.protocol.append(self.id, first, at, count * records, entries)
+        after = self.meta("cursor") if after is None else after
+        _, _, tokens = self.protocol.append(self.id, first, after, at, count * records, entries)
         return tokens
 
     def load(self, count: int, **changes: Any) -> Tokens:
@@ -96,6 +98,21 @@ class RequestByHand:
         call = self.call(holder) if call is None else call
         failure = [Failure(error="ValueError", message="no")]
         return self.protocol.fail(self.id, holder, call, number, failure, **changes)
+
+    def keep(
+        self,
+        holder: str,
+        number: int,
+        partial: bytes = b"",
+        mark: bytes = b"",
+        *,
+        call: int | None = None,
+        created_ms: int | None = None,
+    ) -> str:
+        """Keep outcomes of a part that runs."""
+        call = self.call(holder) if call is None else call
+        made = int(self.meta("created_ms") or 0) if created_ms is None else created_ms
+        return self.protocol.keep(self.id, holder, call, number, partial, mark, made)
 
     def release(
         self, holder: str, crashed: int | None = None, *, call: int | None = None

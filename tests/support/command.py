@@ -24,6 +24,11 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "COLUMNS": "200", "TERM": "xterm", **variables}
 
 
+def python_path(folder: Path) -> str:
+    """A value of PYTHONPATH: the folder first, then what it was, which `make coverage` needs."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
 def run(*words: str, **variables: str) -> Ran:
     return warm.run_text([*COMMAND, *words], env=environment(**variables))
 

@@ -11,9 +11,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+#: Whether coverage is measured. Processes then take several times as long.
+IS_TRACED = any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
+
+
+def allowed_s(seconds: float) -> float:
+    """How long to wait for what takes at most so long where nothing is measured."""
+    return seconds * 5 if IS_TRACED else seconds
+
+
 def wait_until(condition: Callable[[], T], timeout: float = 5.0) -> T:
     """The first true value of the condition, or a failed test when the time is over."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + allowed_s(timeout)
     while not (value := condition()):
         assert time.monotonic() < deadline, f"still {value!r} after {timeout} s"
         time.sleep(0.005)

@@ -24,6 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import IS_TRACED, allowed_s
+
 MODULE = [sys.executable, "-m", "streamq.cli"]
 SCRIPT = str(Path(sys.executable).with_name("streamq"))
 _ROOT = Path(__file__).parents[2]
@@ -55,7 +57,7 @@ def run(
         and stdout is subprocess.PIPE
         and len(order) < _MOST_BYTES
         and _early(env) == _early(os.environ)
-        and not any(name.startswith("COVERAGE_PROCESS") for name in env)
+        and not IS_TRACED
         and _lock.acquire(blocking=False)
     ):
         try:
@@ -70,7 +72,7 @@ def run(
         cwd=cwd,
         stdout=stdout,
         stderr=subprocess.PIPE,
-        timeout=timeout,
+        timeout=allowed_s(timeout),
         check=False,
     )
     return done

@@ -53,6 +53,22 @@ class TestOrder:
         assert min(shares.values()) >= 5
 
     @ONE_KIND
+    def test_a_weight_of_4_beside_an_8_gets_a_third_of_the_turns(
+        self, fleet: Fleet, submit: Any
+    ) -> None:
+        small = submit([0.005] * 200, "nap", limit=40, weight=4).id
+        submit([0.005] * 200, "nap", limit=40)
+
+        # With this quantum each lease is one part.
+        fleet.start("--burst", "-c", "2", "--quantum", "1ms", audit_ms=60_000).wait(60)
+
+        # The first turns bring the tokens out; at the end one of the two is done.
+        turns = [note.request for note in fleet.notes("S")][30:270]
+        share = turns.count(small) / len(turns)
+        print("share", share)
+        assert 0.28 <= share <= 0.39
+
+    @ONE_KIND
     def test_idle_workers_of_another_app_take_no_token_of_ours(
         self, fleet: Fleet, submit: Any
     ) -> None:
@@ -178,6 +194,7 @@ class TestUpkeep:
         assert "nap" in worker["handlers"]
         (running,) = worker["running"]
         assert (running["request"], running["part"], running["handler"]) == (request.id, 1, "nap")
+        assert running["progress"] == 25
 
     @ONE_KIND
     def test_worker_that_leaves_is_not_shown(self, fleet: Fleet) -> None:

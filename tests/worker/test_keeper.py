@@ -295,7 +295,7 @@ class TestBeat:
         ended = msgspec.structs.replace(holding(driver.id, "h2"), running=None)
         keeper.handlers = ["h", "g"]
         keeper._renewals.holdings = [
-            msgspec.structs.replace(running, pid=77),
+            msgspec.structs.replace(running, pid=77, progress=40),
             msgspec.structs.replace(ended, pid=78),
         ]
 
@@ -308,7 +308,7 @@ class TestBeat:
         assert told.started_ms <= told.beat_ms
         (part,) = told.running
         assert part == Running(
-            request=driver.id, part=1, since_ms=part.since_ms, handler="h", pid=77
+            request=driver.id, part=1, since_ms=part.since_ms, handler="h", pid=77, progress=40
         )
         assert abs(told.beat_ms - 5_000 - part.since_ms) < 1_000
 

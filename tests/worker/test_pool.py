@@ -185,6 +185,8 @@ class TestDeath:
     def test_part_over_its_time_is_failed_and_not_charged(self, stage: Stage) -> None:
         stage.begin([1, 2], ran_ms=1_000, timeout_ms=500)
         stage.look()
+        assert not stage.handle.why_killed, "one look may have been torn"
+        stage.look()
 
         stage.bury()
 
@@ -198,6 +200,8 @@ class TestDeath:
         patient = msgspec.structs.replace(stage.pool._config, quantum_ms=60_000)
         stage.pool._config = patient
         stage.begin([1, 2], ran_ms=1_000, timeout_ms=500)
+        stage.look()
+        assert not stage.handle.why_killed, "one look may have been torn"
         stage.look()
         assert "part 1 of r took longer" in stage.handle.why_killed
         # Between the look and the kill the part ends, and the next begins.

@@ -536,7 +536,7 @@ class TestCoroutines:
         wait_until(lambda: sorted(desk.process._free) == [0, 1])
 
         assert set(driver.results()) == {"1", "2"}
-        assert desk.process._batches._async_leases == {}
+        assert desk.process._batches._watches == {}
         assert sum(counters.times(desk.row(1), counters.RAN)[0]) == 2
         assert desk.process._batches._event_loop() is desk.process._batches._event_loop()
 
@@ -559,17 +559,18 @@ class TestCoroutines:
         wait_until(lambda: sorted(desk.process._free) == [0, 1])
 
         assert (set(driver.results()), set(driver.tries())) == ({"2"}, {1})
-        assert lease.task is None
+        assert lease.watch is not None
+        assert lease.watch.task is None
 
     def test_one_that_is_not_wanted_is_stopped(self, desk: Desk, driver: RequestByHand) -> None:
         desk.run_later = lambda _: asyncio.sleep(60)
         lease = self.begin(desk, driver)
-        wait_until(lambda: lease.task)
+        wait_until(lambda: lease.watch and lease.watch.task)
         desk.table.ask_to_stop(0, desk.read())
         wait_until(lambda: sorted(desk.process._free) == [0, 1])
 
-        assert (driver.results(), driver.tries(), driver.leases()) == ({}, {}, {})
-        assert lease.stop_reason == "unwanted"
+        assert (driver.results(), driver.leases()) == ({}, {})
+        assert [part.attempt for part in driver.claim(2)[1].parts] == [1, 1], "none was spent"
 
     def test_one_that_cancels_itself_has_failed(self, desk: Desk, driver: RequestByHand) -> None:
         async def cancel() -> None:

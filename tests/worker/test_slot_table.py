@@ -80,6 +80,19 @@ class TestBatch:
         assert (held.timeout_ms, held.is_async, held.progress) == (500, True, 40)
         assert (held.attempt, held.retry_ms) == (3, 250)
 
+    def test_progress_is_that_of_the_running_part(self, pair: tuple[SlotTable, SlotTable]) -> None:
+        slot, parent = pair
+        slot.hold(0, "holder", "request")
+        slot.deal(0, [7, 8])
+        slot.start(0, 0, 1)
+        for told, noted in ((40.4, 40), (250, 100), (-3, 0), (99.6, 100)):
+            slot.set_progress(0, told)
+            assert seen(parent).progress == noted
+
+        slot.start(0, 1, 2)
+
+        assert seen(parent).progress == 0
+
     def test_part_that_ended_does_not_run(self, pair: tuple[SlotTable, SlotTable]) -> None:
         slot, parent = pair
         slot.hold(0, "h", "r")

@@ -505,11 +505,13 @@ class Loader(Actor):
         entries: list[bytes | int] = []
         for number, size in enumerate(sizes, first):
             entries += [f"{book.id} {number}".encode(), size]
-        cursor = book.plan.cursor(last)
+        after, cursor = book.plan.cursor(self.parts), book.plan.cursor(last)
         self.attempt(
             Sent(
                 book,
-                lambda: self.net.protocol.append(book.id, first, cursor, sum(sizes), entries),
+                lambda: self.net.protocol.append(
+                    book.id, first, after, cursor, sum(sizes), entries
+                ),
                 lambda reply: self._hear_append(last, reply),
             ),
             fares,

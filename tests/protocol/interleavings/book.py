@@ -227,12 +227,19 @@ class Book:
             self.state = State.FAILED
             self._note("failed early")
 
+    def _most_crashes(self, number: int) -> int:
+        """At how many crashes the part is given up: of several records, workers find the one."""
+        records = self.plan.sizes[number - 1]
+        if self.unit != "records" or records <= 1:
+            return self.plan.poison
+        return self.plan.poison * 3 + 2  # up to 16 records
+
     def _charge_crash(self, number: int) -> None:
         trouble = self.trouble(number)
         trouble.crashes += 1
         trouble.alone = 1
         self._note("charged")
-        if trouble.crashes >= self.plan.poison:
+        if trouble.crashes >= self._most_crashes(number):
             trouble.records = self.outstanding(number)
             self._note("poison")
             self._give_up(number)
@@ -382,7 +389,7 @@ class Book:
             return "paused"
         if unit is None:
             return "handler"
-        return "limit" if len(self.leases) >= self.limit else ""
+        return "limit" if len(self.leases) >= self.seen.limit() else ""
 
     def finished(
         self,
@@ -434,7 +441,7 @@ class Book:
             self._hand_again(holder, grant.parts)
             return "ok"
         lease.call, lease.said = call, None
-        room = len(self.leases) <= self.limit
+        room = len(self.leases) <= self.seen.limit()
         if most > 0 and room and self.is_live and not self.paused:
             if grant.parts:
                 assert self.seen.blocked_until() <= after.now

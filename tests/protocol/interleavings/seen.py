@@ -191,6 +191,14 @@ class Seen:
             return hold
         return max(hold, ceil(at) - RATE_AHEAD_MS)
 
+    def limit(self) -> float:
+        """How many leases there may be: fewer than the limit after a hold, for a while."""
+        limit, eased = self.number("limit"), self.number("eased")
+        if not eased:
+            return limit
+        steps = max(0, (self.now - self.number("eased_ms")) // 10_000)
+        return min(limit, eased + steps * max(1, eased // 50))
+
     def overdue(self, now: float) -> set[str]:
         """Holders whose lease is past its deadline."""
         return {holder for holder, deadline in self.leases.items() if deadline <= now}

@@ -104,12 +104,18 @@ class Watched(Protocol):
         )
 
     def append(
-        self, request_id: str, first: int, cursor: str, records: int, entries: Sequence[bytes | int]
+        self,
+        request_id: str,
+        first: int,
+        after: str,
+        cursor: str,
+        records: int,
+        entries: Sequence[bytes | int],
     ) -> tuple[int, str, Tokens]:
         return self._watch(
             "append",
             request_id,
-            lambda: super(Watched, self).append(request_id, first, cursor, records, entries),
+            lambda: super(Watched, self).append(request_id, first, after, cursor, records, entries),
             lambda book, reply, _: book.appended(reply, first, len(entries) // 2),
         )
 
@@ -127,11 +133,13 @@ class Watched(Protocol):
         level: int | None = None,
         limit: int | None = None,
         rate_ms: float | None = None,
+        weight: int | None = None,
+        ceiling: int | None = None,
     ) -> tuple[State, Tokens]:
         return self._watch(
             "set",
             request_id,
-            lambda: super(Watched, self).set(request_id, level, limit, rate_ms),
+            lambda: super(Watched, self).set(request_id, level, limit, rate_ms, weight, ceiling),
             lambda book, reply, _: book.was_set(reply, level, limit, rate_ms),
         )
 
@@ -177,6 +185,7 @@ class Watched(Protocol):
         max_bytes: int = 2**22,
         commit: tuple[str, str] = ("", ""),
         forget: Sequence[str | int] = (),
+        within: str = "",
     ) -> Collected:
         def account(book: Book, reply: Any, _: Seen) -> None:
             if commit[0] != commit[1] and not isinstance(reply, ProtocolError):
@@ -194,15 +203,16 @@ class Watched(Protocol):
                 max_bytes=max_bytes,
                 commit=commit,
                 forget=forget,
+                within=within,
             ),
             account,
         )
 
-    def purge(self, request_id: str, *, force: bool = False) -> int:
+    def purge(self, request_id: str, *, force: bool = False, is_asked: bool = False) -> int:
         return self._watch(
             "purge",
             request_id,
-            lambda: super(Watched, self).purge(request_id, force=force),
+            lambda: super(Watched, self).purge(request_id, force=force, is_asked=is_asked),
             lambda book, reply, after: book.purged(reply, after, force=force),
         )
 

@@ -79,6 +79,18 @@ class TestTokens:
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(2, "h:07"), mode="ensure") == 0
         assert len(driver.tokens(7)) == 4
 
+    @pytest.mark.parametrize(("weight", "left"), [(0, 8), (6, 6), (20, 12)])
+    def test_a_look_drops_those_beyond_the_weight(
+        self, driver: RequestByHand, weight: int, left: int
+    ) -> None:
+        driver.load(1)
+        driver.protocol.mint(driver.queue, driver.id, Tokens(12, "h:50"))
+        audit = Audit(State.OPEN, driver.queue, Tokens(1, "h:50"), 0, 0, weight=weight)
+
+        driver.protocol.ensure(driver.id, audit)
+
+        assert len(driver.tokens()) == left
+
     @pytest.mark.parametrize("mode", ["push", "ensure"])
     def test_none_are_none(self, driver: RequestByHand, mode: MintMode) -> None:
         assert driver.protocol.mint(driver.queue, driver.id, Tokens(0, "h:07"), mode=mode) == 0

@@ -31,7 +31,9 @@ def test_large_numbers_are_ids_too(driver: RequestByHand) -> None:
 def test_parts_counts_and_cursor_move_in_one_step(driver: RequestByHand) -> None:
     driver.open()
 
-    total, cursor, _ = driver.protocol.append(driver.id, 1, "at 90", 7, [b"abc", b"5", b"de", b"2"])
+    total, cursor, _ = driver.protocol.append(
+        driver.id, 1, "", "at 90", 7, [b"abc", b"5", b"de", b"2"]
+    )
 
     assert (total, cursor) == (2, "at 90")
     assert driver.left() == 3
@@ -61,7 +63,7 @@ def test_payload_and_origin_reach_the_holder_as_they_were(driver: RequestByHand)
     driver.open()
     payload, about = bytes(range(256)), b"2 in.csv 17"
 
-    driver.protocol.append(driver.id, 1, "c", 2, [payload, about])
+    driver.protocol.append(driver.id, 1, "", "c", 2, [payload, about])
 
     part = driver.claim()[1].parts[0]
     assert (part.payload, part.about, part.attempt, part.partial) == (payload, about, 1, b"")
@@ -73,7 +75,7 @@ def test_run_of_parts_that_is_there_already_changes_nothing(driver: RequestByHan
     driver.append(2, first=4)
     before = driver.snapshot()
 
-    total, cursor, tokens = driver.protocol.append(driver.id, 1, "c3", 3, [b"x", b"1"] * 3)
+    total, cursor, tokens = driver.protocol.append(driver.id, 1, "", "c3", 3, [b"x", b"1"] * 3)
 
     assert (total, cursor, bool(tokens)) == (5, "c5", False)
     assert driver.snapshot() == before
@@ -89,6 +91,29 @@ def test_parts_that_do_not_follow_are_refused(
 
     with pytest.raises(LoadGap, match=f"the next part is 4, not {first}"):
         driver.append(count, first=first)
+
+    assert driver.snapshot() == before
+
+
+def test_parts_cut_elsewhere_are_refused(driver: RequestByHand) -> None:
+    """Two loaders that cut parts of other sizes: as many parts, but up to another place."""
+    driver.open()
+    driver.append(3, cursor="at 300")
+    before = driver.snapshot()
+
+    with pytest.raises(LoadGap, match="the load stands at at 300, not at at 90"):
+        driver.append(1, first=4, after="at 90", cursor="at 120")
+
+    assert driver.snapshot() == before
+
+
+def test_other_parts_of_the_same_numbers_are_refused(driver: RequestByHand) -> None:
+    driver.open()
+    driver.append(3, cursor="at 300")
+    before = driver.snapshot()
+
+    with pytest.raises(LoadGap, match="the next part is 4, not 1"):
+        driver.append(3, after="", cursor="at 90")
 
     assert driver.snapshot() == before
 

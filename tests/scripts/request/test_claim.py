@@ -489,7 +489,7 @@ class TestBytes:
 
     def test_empty_payloads_are_bounded_by_count(self, driver: RequestByHand) -> None:
         driver.open()
-        driver.protocol.append(driver.id, 1, "c", 40, [b"", b"1"] * 40)
+        driver.protocol.append(driver.id, 1, "", "c", 40, [b"", b"1"] * 40)
 
         _, grant = driver.claim(38, max_bytes=10)
 

@@ -191,6 +191,7 @@ class TestHold:
         held = int(driver.meta("hold_ms"))
         assert 0 < held - driver.now_ms() <= 60_000
         assert (outcome.word, outcome.tokens) == ("retry", Tokens(0, "h:50", held))
+        driver.release(holder)
         assert driver.claim()[1].word == "held"
         assert driver.tries() == {1: "0 0 0 0 0"}
 
@@ -398,3 +399,136 @@ def test_full_server_still_takes_it(driver: RequestByHand, holder: str) -> None:
         words = [driver.fail(holder, 1).word, driver.fail(holder, 2, kind="abandon").word]
 
     assert words == ["retry", "failed"]
+
+
+class TestHoldsOfSeveral:
+    def test_is_not_longer_because_others_ran_when_it_began(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
+        driver.fail(holder, 1, kind="hold", delay_ms=60_000)
+        until = int(driver.meta("hold_ms"))
+        driver.set_meta(hold_from_ms=until - 60_500, hold_ms=until - 500)
+
+        driver.fail(holder, 2, kind="hold", delay_ms=60_000)
+
+        assert int(driver.meta("hold_ms")) == until - 500
+
+    def test_is_as_long_as_the_longest_that_is_asked_for(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
+        driver.fail(holder, 1, kind="hold", delay_ms=60_000)
+        until = int(driver.meta("hold_ms"))
+
+        driver.fail(holder, 2, kind="hold", delay_ms=90_000)
+
+        assert int(driver.meta("hold_ms")) == until + 30_000
+
+    def test_begins_anew_when_the_last_one_is_over(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
+        driver.set_meta(hold_from_ms=1_000, hold_ms=2_000)
+
+        driver.fail(holder, 1, kind="hold", delay_ms=60_000)
+
+        assert int(driver.meta("hold_ms")) == int(driver.meta("hold_from_ms")) + 60_000
+
+
+class TestOneRecordTookTooLong:
+    """Of a part of several records."""
+
+    @pytest.fixture
+    def late(self, driver: RequestByHand) -> str:
+        """Holds a part of three records, which may run twice."""
+        driver.open(retries=1)
+        driver.protocol.append(driver.id, 1, "", "c1", 3, [b"abc", b"3"])
+        driver.protocol.seal(driver.id, 1, "c1")
+        holder, _ = driver.claim(handlers=["records h"])
+        return holder
+
+    def fail(self, driver: RequestByHand, holder: str) -> str:
+        failure = [Failure(error="Timeout", record=2)]
+        call = driver.call(holder)
+        failing = driver.protocol.fail(driver.id, holder, call, 1, failure, kind="late")
+        return failing.word
+
+    def test_it_is_noted_and_spends_an_attempt(self, driver: RequestByHand, late: str) -> None:
+        assert self.fail(driver, late) == "retry"
+
+        (part,) = driver.claim()[1].parts
+        assert (part.attempt, part.mark) == (2, b"late 0 1 2")
+
+    def test_part_runs_again_after_its_last_attempt_but_not_for_ever(
+        self, driver: RequestByHand, late: str
+    ) -> None:
+        attempts = []
+        word = "retry"
+        while word == "retry":
+            word = self.fail(driver, late)
+            driver.release(late)
+            late, grant = driver.claim()
+            attempts += [part.attempt for part in grant.parts]
+
+        assert attempts == [2, 3, 4, 5], "one more for each record"
+        assert list(driver.failed()) == [1]
+
+
+class TestEasing:
+    """A handler that holds the request found that too many run at once."""
+
+    def holders(self, driver: RequestByHand, count: int) -> list[str]:
+        found: list[str] = []
+        while len(found) < count:
+            holder, grant = driver.claim()
+            if grant.word != "ok":
+                assert grant.word == "limit"
+                break
+            found.append(holder)
+        return found
+
+    @pytest.fixture
+    def held(self, driver: RequestByHand) -> RequestByHand:
+        """Of 40 at once the first was refused by an API; then all others gave up their leases."""
+        driver.load(100, limit=40)
+        first, *others = self.holders(driver, 40)
+        driver.fail(first, 1, kind="hold", delay_ms=1_000)
+        # Others that are told the same on their way do not ease it again.
+        driver.fail(others[0], 2, kind="hold", delay_ms=1_000)
+        for holder in (first, *others):
+            driver.release(holder)
+        driver.redis.hset(driver.keys.meta, "hold_ms", 0)
+        return driver
+
+    def test_fewer_run_at_once_after_a_hold(self, held: RequestByHand) -> None:
+        assert len(self.holders(held, 40)) == 34
+        assert held.meta("limit") == "40"
+
+    def test_the_next_hold_eases_it_more_and_never_to_nothing(self, held: RequestByHand) -> None:
+        counts = []
+        for _ in range(20):
+            found = self.holders(held, 40)
+            counts.append(len(found))
+            held.fail(found[0], held.held(found[0])[0], kind="hold", delay_ms=1_000)
+            for holder in found:
+                held.release(holder)
+            held.redis.hset(held.keys.meta, "hold_ms", 0)
+
+        assert (counts[:3], counts[-1]) == ([34, 28, 23], 1)
+
+    def test_limit_comes_back_in_time(self, held: RequestByHand) -> None:
+        held.redis.hincrby(held.keys.meta, "eased_ms", -31_000)
+        assert len(self.holders(held, 40)) == 37
+
+        held.redis.hincrby(held.keys.meta, "eased_ms", -300_000)
+        assert len(self.holders(held, 40)) == 3, "40 in all"
+
+    def test_limit_that_is_set_counts_at_once(self, held: RequestByHand) -> None:
+        held.protocol.set(held.id, None, 38, None)
+
+        assert len(self.holders(held, 40)) == 38
+
+    def test_part_that_is_snoozed_alone_eases_nothing(self, driver: RequestByHand) -> None:
+        driver.load(10, limit=4)
+        (first, *_) = self.holders(driver, 4)
+        driver.fail(first, 1, kind="snooze", delay_ms=1_000)
+
+        assert driver.meta("eased") == ""

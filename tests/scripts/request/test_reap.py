@@ -232,6 +232,30 @@ class TestCharge:
 
         assert driver.tries() == dict.fromkeys((2, 3, 4), "0 0 1 0 0")
 
+    def test_nobody_is_charged_for_a_gateway_that_died_before_it_had_answered(
+        self, driver: RequestByHand
+    ) -> None:
+        driver.load(6)
+        for most in (1, 3):
+            holder, _ = driver.claim(most, holder=f"gab12.{most}")
+            driver.expire(holder)
+
+        reaped = driver.reap()
+
+        assert (reaped.leases, reaped.parts, driver.tries()) == (2, 4, {})
+
+    def test_worker_behind_a_gateway_is_charged_once_it_has_the_parts(
+        self, driver: RequestByHand
+    ) -> None:
+        driver.load(6)
+        holder, _ = driver.claim(holder="gab12.1")
+        driver.protocol.renew(driver.id, 20_000, {holder: None})
+        driver.expire(holder)
+
+        driver.reap()
+
+        assert driver.tries() == {1: "0 1 1 0 0"}
+
     def test_spends_no_attempt(self, driver: RequestByHand) -> None:
         driver.load(1)
         holder, _ = driver.claim()

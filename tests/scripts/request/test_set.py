@@ -74,6 +74,36 @@ class TestLimit:
         assert (tokens.count, set(driver.leases())) == (0, holders)
 
 
+class TestWeight:
+    def test_raised_invites_more(self, driver: RequestByHand) -> None:
+        driver.load(40, limit=40)
+        assert driver.meta("out") == "8"
+
+        _, tokens = driver.protocol.set(driver.id, weight=20)
+
+        assert (tokens, driver.meta("out")) == (Tokens(12, "h:50"), "20")
+
+    def test_lowered_lets_claims_use_up_the_others(self, driver: RequestByHand) -> None:
+        driver.load(40, limit=40)
+        driver.protocol.set(driver.id, weight=2)
+
+        pushed = [driver.claim(level=50)[1].tokens.count for _ in range(8)]
+
+        assert pushed == [0, 0, 0, 0, 0, 0, 1, 1]
+        assert driver.meta("out") == "2"
+
+    def test_of_the_submission_bounds_what_is_out(self, driver: RequestByHand) -> None:
+        assert driver.load(40, limit=40, weight=3).count == 3
+
+        assert driver.protocol.audit(driver.id).weight == 3
+
+    def test_that_is_no_number_is_as_none(self, driver: RequestByHand) -> None:
+        driver.load(40, limit=40, weight=3)
+        driver.set_meta(weight="heavy")
+
+        assert driver.protocol.audit(driver.id).tokens.count == 8
+
+
 class TestRate:
     def test_holds_from_now_on(self, driver: RequestByHand) -> None:
         driver.load(9)

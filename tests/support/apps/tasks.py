@@ -80,6 +80,12 @@ def deadly(line: str) -> str:
     return line
 
 
+@app.handler(retries=0)
+def deadly_in_parts(lines: list[str]) -> int:
+    """The same for a handler of parts: none of its records is done alone."""
+    return len([deadly(line) for line in lines])
+
+
 @app.map
 async def doubled(number: int) -> int:
     await asyncio.sleep(0.01)
@@ -88,6 +94,7 @@ async def doubled(number: int) -> int:
 
 @app.handler
 def nap(seconds: float, context: Context) -> float:
+    context.progress(25)
     note("S", context)
     time.sleep(seconds)
     note("E", context)

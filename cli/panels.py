@@ -1,0 +1,29 @@
+"""The panels in which the help of a command shows its options."""
+
+INPUT = "Input"
+CSV = "CSV files"
+FUNCTION = "What to run"
+OUTPUT = "Output"
+SPEED = "Speed and limits"
+FAILURES = "Failures and retries"
+CALLBACKS = "When it has ended"
+STOPPING = "Stopping and replacing"
+SERVER = "Server"
+LOGS = "Logs and health"
+ARGUMENTS = "Arguments"
+OTHERS = "Options"
+#: The order of the panels: what a user types in each call comes before what is set once.
+ORDER = (
+    ARGUMENTS,
+    FUNCTION,
+    INPUT,
+    CSV,
+    OUTPUT,
+    SPEED,
+    FAILURES,
+    CALLBACKS,
+    STOPPING,
+    OTHERS,
+    SERVER,
+    LOGS,
+)

@@ -1,0 +1,25 @@
+"""The option ``--ui``: the dashboard beside a command, while it runs."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from streamq.errors import SettingsError
+
+from . import render
+
+
+@contextmanager
+def watched(url: str, prefix: str, queue: str, *, wanted: bool) -> Generator[None]:
+    """Serve the dashboard while the block lasts, if that is wanted, and print its address."""
+    if not wanted:
+        yield
+        return
+    try:
+        from streamq.gateway.ui import dashboard
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"the dashboard needs the package {error.name}: pip install 'streamq[serve]'"
+        ) from None
+    with dashboard(url, prefix, queue) as address:
+        render.note(f"watch it at {address} (this URL works once)")
+        yield

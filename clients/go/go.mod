@@ -1,0 +1,3 @@
+module streamq
+
+go 1.19

@@ -1,0 +1,233 @@
+"""What a queue has to do and who works for it, kept up to date at a bounded cost.
+
+A look reads for ``LOOK_S`` at most: first the requests whose parts run, then those that were read
+longest ago. So a look at a queue of 10,000 requests costs what one at 500 does, and a census says
+how many of them it knows.
+"""
+
+import threading
+import time
+from collections import Counter
+
+import msgspec
+
+from streamq import units
+from streamq.dashboard.curve import Curve, Point
+from streamq.errors import Damaged
+from streamq.model import Status
+from streamq.protocol import glances
+from streamq.protocol.protocol import Protocol
+from streamq.queue.fleet import WorkerDetails, read_details
+
+#: What a look may take: at first, until every request was read once, and then.
+FIRST_LOOK_S, LOOK_S = 0.2, 0.05
+#: Requests that are read in one round trip.
+PAGE = 250
+#: So many requests and workers are known at most, the newest.
+MOST_REQUESTS, MOST_WORKERS = 20_000, 2_000
+#: So many workers are read at one look.
+WORKERS_A_LOOK = 200
+#: Names of workers that are gone stay in the index for a day: older ones than this are not read.
+HEARD_MS = 60_000
+#: A census is not taken more often than this.
+EVERY_S = 0.9
+
+
+class Known(msgspec.Struct):
+    """A request as it was read last, and how fast it went lately."""
+
+    status: Status
+    read_at: float
+    curve: Curve | None = None
+
+    @property
+    def speed(self) -> float:
+        """Records a second, lately if that is known."""
+        lately = self.curve.speed() if self.curve else None
+        return self.status.rate if lately is None else lately
+
+    @property
+    def peak(self) -> int:
+        """How many of its parts ran at once lately."""
+        return self.curve.peak() if self.curve else 0
+
+
+class Census:
+    """Knows one queue. Threads may share it: one of them looks, the others get what is known."""
+
+    def __init__(self, protocol: Protocol, queue: str) -> None:
+        self._protocol = protocol
+        self.queue = units.name(queue, "queue")
+        self._lock = threading.Lock()
+        self._looked_at = 0.0
+        #: All requests of the index: some have ended, and a janitor has not closed them yet.
+        self._known: dict[str, Known] = {}
+        #: Requests that are not finished, by id, the newest first.
+        self.requests: dict[str, Known] = {}
+        #: Requests that cannot be read.
+        self.damaged: list[str] = []
+        #: Requests of the index of which nothing is known: damaged, not opened yet, or just purged.
+        self._blank: set[str] = set()
+        #: How many requests are open, and how many of them were not read yet.
+        self.open = 0
+        self.unread = 0
+        self.workers: dict[str, WorkerDetails] = {}
+        self._workers_at: dict[str, float] = {}
+        #: All records of the queue that were finished since the first look.
+        self.finished = 0
+        self.failed = 0
+        self.curve = Curve()
+
+    @property
+    def age_ms(self) -> int:
+        """How old the oldest reading is that is shown."""
+        oldest = min((each.read_at for each in self.requests.values()), default=self._looked_at)
+        return round((time.monotonic() - oldest) * 1e3)
+
+    def look(self) -> None:
+        """Read what is due, unless somebody else does so now, or did within ``EVERY_S``.
+
+        Raises:
+            ServerError: the server does not answer.
+        """
+        if not self._lock.acquire(blocking=not self._looked_at):
+            return
+        try:
+            if time.monotonic() - self._looked_at >= EVERY_S:
+                self._look()
+                self._looked_at = time.monotonic()
+        finally:
+            self._lock.release()
+
+    def _look(self) -> None:
+        begun = time.monotonic()
+        protocol = self._protocol
+        ids = protocol.latest(self.queue, MOST_REQUESTS)
+        size = max(len(ids), protocol.index_size(self.queue))
+        self._blank &= set(ids)
+        unread = [each for each in ids if each not in self._known and each not in self._blank]
+        gone = self._known.keys() - set(ids)
+        self._read(list(gone)[:PAGE])  # what they came to counts, too
+        for each in gone:
+            self._known.pop(each, None)
+        until = begun + (FIRST_LOOK_S if unread else LOOK_S)
+        known = sorted(
+            (each for each in ids if each in self._known),
+            key=lambda each: (
+                not self._known[each].status.parts.running,
+                self._known[each].read_at,
+            ),
+        )
+        blank = [each for each in self._blank if each not in self.damaged]
+        self._read([*blank[:PAGE], *known[:PAGE]])
+        others = [*unread, *known[PAGE:]]
+        for first in range(0, len(others), PAGE):
+            self._read(others[first : first + PAGE])
+            if time.monotonic() >= until:
+                break
+        self.unread = sum(each not in self._known and each not in self._blank for each in ids)
+        self.damaged = [each for each in self.damaged if each in self._blank]
+        # In the order of the index.
+        self._known = {each: self._known[each] for each in ids if each in self._known}
+        self.requests = {
+            each: known for each, known in self._known.items() if known.status.state.is_live
+        }
+        self.open = size - len(self._known) + len(self.requests)
+        self._look_at_workers()
+        running = sum(each.status.parts.running for each in self.requests.values())
+        now_ms = round(time.time() * 1e3)
+        self.curve.add(Point(now_ms, self.finished - self.failed, self.failed, running, 0))
+
+    def _read(self, ids: list[str]) -> None:
+        if not ids:
+            return
+        now, now_ms = time.monotonic(), round(time.time() * 1e3)
+        for request_id, found in zip(ids, glances.rows(self._protocol, ids, now_ms), strict=True):
+            self._blank.add(request_id)
+            if found is None:  # registered and not opened yet, or just purged
+                continue
+            try:
+                status = found.status()
+            except Damaged:
+                self.damaged = [*self.damaged, request_id][-100:]
+                continue
+            self._blank.discard(request_id)
+            self._note(request_id, status, now, now_ms)
+
+    def _note(self, request_id: str, status: Status, now: float, now_ms: int) -> None:
+        records = status.records
+        before = self._known.get(request_id)
+        if before is None:
+            before = self._known[request_id] = Known(status, now)
+        else:
+            was = before.status.records
+            self.finished += max(0, records.done + records.failed - was.done - was.failed)
+            self.failed += max(0, records.failed - was.failed)
+        before.status, before.read_at = status, now
+        if before.curve is None and status.parts.running:
+            before.curve = Curve()
+        if before.curve is not None:
+            before.curve.add(
+                Point(now_ms, records.done, records.failed, status.parts.running, records.total)
+            )
+
+    def _look_at_workers(self) -> None:
+        names = self._protocol.heard_lately(self.queue, MOST_WORKERS, HEARD_MS)
+        self._workers_at = {name: self._workers_at.get(name, 0.0) for name in names}
+        chosen = sorted(names, key=lambda name: self._workers_at[name])[:WORKERS_A_LOOK]
+        now = time.monotonic()
+        workers = {name: each for name, each in self.workers.items() if name in self._workers_at}
+        for name, text in zip(chosen, self._protocol.details(self.queue, chosen), strict=True):
+            self._workers_at[name] = now
+            if text is None:
+                workers.pop(name, None)
+            else:
+                workers[name] = read_details(name, text, self.queue)
+        self.workers = dict(sorted(workers.items()))
+
+    # What follows from it
+
+    @property
+    def pools(self) -> list[WorkerDetails]:
+        """The workers that run parts: a gateway or a janitor has no slots."""
+        return [each for each in self.workers.values() if each.slots or each.handlers]
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether a live worker can run anything."""
+        return bool(self.pools)
+
+    def slots_of(self, handler: str) -> tuple[int, int]:
+        """Return how many slots can run the handler, and how many of these are busy."""
+        able = [each for each in self.workers.values() if handler in each.handlers]
+        return sum(each.slots for each in able), sum(each.busy for each in able)
+
+    def has_handler(self, handler: str) -> bool:
+        """Return whether a live worker has the handler."""
+        return any(handler in each.handlers for each in self.workers.values())
+
+    def waiting_before(self, level: int) -> int:
+        """Return how many parts wait at better levels than this."""
+        return sum(
+            known.status.parts.waiting
+            for known in self.requests.values()
+            if known.status.level < level and not known.status.paused
+        )
+
+    def levels(self) -> list[tuple[int, int, int, int]]:
+        """Return each level in use: its number, its requests, parts that wait, parts that run."""
+        counts: Counter[tuple[int, str]] = Counter()
+        for known in self.requests.values():
+            status = known.status
+            counts[status.level, "requests"] += 1
+            counts[status.level, "waiting"] += status.parts.waiting
+            counts[status.level, "running"] += status.parts.running
+        return [
+            (
+                level,
+                counts[level, "requests"],
+                counts[level, "waiting"],
+                counts[level, "running"],
+            )
+            for level in sorted({level for level, _ in counts})
+        ]

@@ -1,0 +1,133 @@
+"""Failures of a request in groups: by the error and the pattern of its message.
+
+Digits, quoted words, addresses and paths become holes, so that "no answer from part 17" and "no
+answer from part 18" are one group. A sample is read, never all.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from streamq.errors import UNREADABLE
+from streamq.model import Failure
+from streamq.protocol import glances
+from streamq.protocol.protocol import Protocol
+
+#: So many failed parts are read.
+SAMPLE = 500
+#: The input is divided into so many stretches to show where failures are.
+STRETCHES = 60
+#: So many failures of a group are shown, and so many groups.
+MOST_SHOWN, MOST_GROUPS = 3, 100
+_MESSAGE_CHARS = 500
+_HOLES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE), "<url>"),
+    (re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.-]+"), "<mail>"),
+    (re.compile(r"(?<![\w<])/(?:[\w.@-]+/)*[\w.@-]+"), "<path>"),
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b(?:0x[0-9a-f]+|[0-9a-f]*\d[0-9a-f]{7,})\b", re.IGNORECASE), "<hex>"),
+    (re.compile(r"'[^'\n]{1,80}'|\"[^\"\n]{1,80}\"|`[^`\n]{1,80}`"), "<text>"),
+    (re.compile(r"[-+]?\d+(?:[.,:]\d+)*"), "<n>"),
+)
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures with the same error and the same pattern of their messages."""
+
+    error: str
+    pattern: str
+    #: How many of the sample they are, and about how many in all.
+    count: int
+    about: int
+    first_part: int
+    last_part: int
+    #: How many of them lie in each stretch of the input.
+    where: list[int]
+    #: The file most of them come from, and how many do; "" where parts have no files.
+    source: str
+    source_count: int
+    samples: list[Failure]
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True):
+    """The failures of a request."""
+
+    #: Parts that failed, and how many of them were read.
+    parts: int
+    sample: int
+    groups: list[Group]
+
+
+def pattern_of(message: str) -> str:
+    """Return the message with holes in place of what differs from one failure to the next."""
+    shown = message[:_MESSAGE_CHARS]
+    for found, hole in _HOLES:
+        shown = found.sub(hole, shown)
+    return shown
+
+
+def read_failures(text: bytes, number: int) -> list[Failure]:
+    """Return what is kept of a part that failed: one failure, or one for each record."""
+    try:
+        found = msgspec.json.decode(text, type=list[Failure])
+    except UNREADABLE as error:
+        return [Failure(error="Damaged", message=f"it cannot be read: {error}", part=number)]
+    return [msgspec.structs.replace(each, part=number) for each in found]
+
+
+def read_groups(protocol: Protocol, request_id: str, *, traces: bool) -> Groups:
+    """Read a sample of the failures, and group them. ``traces``: tell tracebacks, too."""
+    total_parts = protocol.inspect(request_id).count("total")
+    parts, found = glances.sample_failures(protocol, request_id, SAMPLE)
+    by_kind: dict[tuple[str, str], list[Failure]] = {}
+    for number, text in found:
+        for failure in read_failures(text, number):
+            by_kind.setdefault((failure.error, pattern_of(failure.message)), []).append(failure)
+    scale = parts / len(found) if found else 1.0
+    groups = [
+        _group(kind, some, scale, total_parts, traces=traces) for kind, some in by_kind.items()
+    ]
+    groups.sort(key=lambda each: (-each.count, each.error, each.pattern))
+    return Groups(parts=parts, sample=len(found), groups=groups[:MOST_GROUPS])
+
+
+def _group(
+    kind: tuple[str, str], some: list[Failure], scale: float, total_parts: int, *, traces: bool
+) -> Group:
+    where = [0] * STRETCHES
+    sources: dict[str, int] = {}
+    for failure in some:
+        place = (failure.part - 1) * STRETCHES // max(1, total_parts)
+        where[min(STRETCHES - 1, place)] += 1
+        sources[failure.source] = sources.get(failure.source, 0) + 1
+    source = max(sources, key=lambda name: (bool(name), sources[name]))
+    return Group(
+        error=kind[0],
+        pattern=kind[1],
+        count=len(some),
+        about=round(len(some) * scale),
+        first_part=min(each.part for each in some),
+        last_part=max(each.part for each in some),
+        where=where,
+        source=source,
+        source_count=sources[source],
+        samples=[_shown(each, traces=traces) for each in some[:MOST_SHOWN]],
+    )
+
+
+def _shown(failure: Failure, *, traces: bool) -> Failure:
+    message = failure.message[:_MESSAGE_CHARS]
+    trace = failure.traceback if traces else ""
+    return msgspec.structs.replace(failure, message=message, traceback=trace)
+
+
+def parts_of_group(
+    failures: Iterable[tuple[int, bytes]], error: str, pattern: str
+) -> Iterator[int]:
+    """Yield the numbers of the parts with a failure of this group."""
+    for number, text in failures:
+        for failure in read_failures(text, number):
+            if failure.error == error and pattern_of(failure.message) == pattern:
+                yield number
+                break

@@ -1,0 +1,91 @@
+"""A request as one file that opens in a browser, offline, for as long as there are browsers.
+
+The file has the same modules as the pages, each as an address of data, and what the pages would
+have asked for.
+"""
+
+import time
+from base64 import b64encode
+from typing import Any
+
+import msgspec
+
+from streamq.dashboard import failures
+from streamq.dashboard.census import Census
+from streamq.dashboard.curve import Curve, Point
+from streamq.dashboard.files import pages
+from streamq.dashboard.picture import read_map
+from streamq.dashboard.why import reason
+from streamq.protocol.protocol import Protocol
+
+#: What the file may do: run what is in it, and load nothing.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; "
+    "img-src data:; base-uri 'none'; form-action 'none'"
+)
+
+
+def make_report(protocol: Protocol, request_id: str, points: list[Point] | None = None) -> bytes:
+    """Return the page of a request as it is now, as one HTML file.
+
+    ``points``: its curve, if somebody has watched it.
+    """
+    snapshot = protocol.inspect(request_id)
+    status = snapshot.status()
+    census = Census(protocol, status.queue)
+    if status.state.is_live:
+        census.look()
+    curve = Curve()
+    for point in points or ():
+        curve.add(point)
+    slots, busy = census.slots_of(status.handler)
+    data: dict[str, Any] = {
+        "id": request_id,
+        "t": round(time.time() * 1e3),
+        "failures": True,
+        "frames": {
+            f"r:{request_id}": {
+                "status": status,
+                "speed": status.rate,
+                "ending": curve.ending(status.rate) if status.state == "open" else None,
+                "why": reason(status, census),
+                "slots": {"able": slots, "busy": busy},
+                "spec": snapshot.spec,
+            },
+            f"m:{request_id}": read_map(protocol, request_id),
+            f"f:{request_id}": failures.read_groups(protocol, request_id, traces=False),
+        },
+        "points": {f"r:{request_id}": curve.points},
+    }
+    return _page(request_id, msgspec.json.encode(data))
+
+
+def _page(title: str, data: bytes) -> bytes:
+    found = pages().files
+    addresses = {
+        f"streamq/{name}": _address(file.content)
+        for name, file in found.items()
+        if name.endswith(".js")
+    }
+    return b"\n".join(
+        [
+            b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            b'<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'.encode(),
+            f"<title>{title}</title><style>".encode(),
+            found["style.css"].content,
+            b'</style><script type="importmap">',
+            msgspec.json.encode({"imports": addresses}),
+            # No text can end the element: a less-than sign is written in another way.
+            b'</script></head><body><div id="app"></div>',
+            b'<script type="application/json" id="report-data">',
+            data.replace(b"<", rb"\u003c"),
+            b'</script><script type="module">import "streamq/app.js";</script></body></html>\n',
+        ]
+    )
+
+
+def _address(module: bytes) -> str:
+    # An address of data has no folder, so modules are named in full.
+    whole = module.replace(b"'./", b"'streamq/")
+    return "data:text/javascript;base64," + b64encode(whole).decode()

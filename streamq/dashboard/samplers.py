@@ -1,0 +1,342 @@
+"""Topics that can be watched: what each reads, how often, and what it tells.
+
+A topic is named by a letter and what it is about: ``q:QUEUE``, ``t:QUEUE?FILTERS``, ``r:REQUEST``,
+``m:REQUEST``, ``f:REQUEST``, ``w:QUEUE``, ``x:QUEUE``, ``h:QUEUE``, ``l:QUEUE``. Everybody who
+watches a topic shares one sampler, so a topic costs the server the same however many watch it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import Protocol as Shape
+
+import msgspec
+
+from streamq import units
+from streamq.admin.doctor import Doctor
+from streamq.admin.server_checks import Finding
+from streamq.dashboard import rows, why
+from streamq.dashboard.census import Census
+from streamq.dashboard.curve import Curve, Ending, Point
+from streamq.dashboard.failures import read_groups
+from streamq.dashboard.leases import Timeline
+from streamq.dashboard.picture import read_map
+from streamq.errors import InvalidValue
+from streamq.model import Status
+from streamq.protocol.protocol import Protocol
+
+#: The requests of a queue that are told with its overview: those with the most parts that run.
+TOP = 12
+
+
+class Sampler(Shape):
+    """Reads one topic. One thread at a time uses it."""
+
+    #: How often the topic is read (s).
+    every_s: float
+    #: The queue it is about; "" if that is known only from what is read.
+    queue: str
+    #: The request it is about, or "".
+    request_id: str
+
+    def read(self) -> Any:
+        """Read the server, and return what to tell; it is absolute."""
+
+    def past(self) -> Any:
+        """Return what one who begins to watch is told of the time before, or None."""
+
+
+class Censuses:
+    """The censuses of the queues, one for each."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self._lock = threading.Lock()
+        self._of: dict[str, Census] = {}
+
+    def of(self, queue: str) -> Census:
+        """Return the census of a queue."""
+        with self._lock:
+            if queue not in self._of:
+                self._of[queue] = Census(self._protocol, queue)
+            return self._of[queue]
+
+
+class _OfQueue:
+    every_s = 1.0
+    request_id = ""
+
+    def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
+        self.queue = units.name(queue, "queue")
+        self._protocol = protocol
+        self._census = censuses.of(self.queue)
+
+    def past(self) -> Any:
+        return None
+
+
+class Overview(_OfQueue):
+    """Tells how a queue stands."""
+
+    def read(self) -> Any:
+        """Return counts, slots, levels, what needs attention, and the busiest requests."""
+        census = self._census
+        census.look()
+        found = [known.status for known in census.requests.values()]
+        workers = census.pools
+        top = sorted(
+            census.requests.values(), key=lambda each: -each.status.parts.running or -each.speed
+        )[:TOP]
+        served = {handler for each in workers for handler in each.handlers}
+        return {
+            "t": round(time.time() * 1e3),
+            "queue": census.queue,
+            "open": census.open,
+            "unread": census.unread,
+            "age_ms": census.age_ms,
+            "requests": {
+                "loading": sum(each.state == "loading" and not each.paused for each in found),
+                "open": sum(each.state == "open" and not each.paused for each in found),
+                "paused": sum(each.paused for each in found),
+            },
+            "parts": {
+                name: sum(getattr(each.parts, name) for each in found)
+                for name in ("waiting", "running", "retry", "failed")
+            },
+            "slots": {
+                "busy": sum(each.busy for each in workers),
+                "total": sum(each.slots for each in workers),
+                "wanted": sum(_wanted(each) for each in found),
+            },
+            "workers": len(workers),
+            "handlers": sorted(served),
+            "rate": census.curve.speed(),
+            "point": census.curve.points[-1:],
+            "levels": census.levels(),
+            "notices": why.notices(census),
+            "top": [rows.row(each.status, each.speed, census, each.peak) for each in top],
+        }
+
+    def past(self) -> Any:
+        """Return the points of the queue's curve so far."""
+        return {"points": self._census.curve.points}
+
+
+def _wanted(status: Status) -> int:
+    parts = status.parts
+    if status.paused or status.held_until_ms:
+        return 0
+    return min(status.limit, parts.waiting + parts.running + parts.retry)
+
+
+class Table(_OfQueue):
+    """Tells one page of a table of requests."""
+
+    def __init__(self, protocol: Protocol, censuses: Censuses, about: str) -> None:
+        queue, _, filters = about.partition("?")
+        super().__init__(protocol, censuses, queue)
+        self._filters = rows.Filters.of(filters)
+        self._ended = rows.Ended(protocol, self.queue)
+
+    def read(self) -> Any:
+        """Return the rows of the page, each read anew."""
+        self._census.look()
+        return rows.page(self._protocol, self._census, self._ended, self._filters)
+
+
+class Levels(_OfQueue):
+    """Tells of each level: its requests, and what of them waits."""
+
+    #: Cards of one level that are told.
+    CARDS = 50
+
+    def read(self) -> Any:
+        """Return the levels in use, with the requests that have the most parts waiting."""
+        census = self._census
+        census.look()
+        cards: dict[int, list[Status]] = {}
+        for known in census.requests.values():
+            cards.setdefault(known.status.level, []).append(known.status)
+        busy = [status.level for status in map(_status, census.requests.values()) if _runs(status)]
+        return {
+            "serving": min(busy, default=None),
+            "unread": census.unread,
+            "levels": [
+                {
+                    "level": level,
+                    "requests": requests,
+                    "waiting": waiting,
+                    "running": running,
+                    "cards": [
+                        rows.card(each)
+                        for each in sorted(cards[level], key=lambda each: -each.parts.waiting)
+                    ][: self.CARDS],
+                }
+                for level, requests, waiting, running in census.levels()
+            ],
+        }
+
+
+def _status(known: Any) -> Status:
+    return known.status  # type: ignore[no-any-return]
+
+
+def _runs(status: Status) -> bool:
+    return status.parts.running > 0
+
+
+class Workers(_OfQueue):
+    """Tells of the workers of a queue."""
+
+    every_s = 2.0
+    #: So many are told in full; of the others only how busy they are.
+    MOST = 200
+
+    def read(self) -> Any:
+        """Return the workers, those with the most busy slots first."""
+        self._census.look()
+        found = list(self._census.workers.values())
+        return {
+            "t": round(time.time() * 1e3),
+            "count": len(found),
+            "versions": sorted({each.version for each in found}),
+            "strip": [[each.name, each.busy, each.slots] for each in found],
+            "workers": found[: self.MOST],
+        }
+
+
+class Leases(_OfQueue):
+    """Tells which slot has served which request, second by second."""
+
+    def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
+        super().__init__(protocol, censuses, queue)
+        self._timeline = Timeline(protocol)
+
+    def read(self) -> Any:
+        """Return who holds leases now."""
+        self._census.look()
+        return self._timeline.look(self._census)
+
+    def past(self) -> Any:
+        """Return the looks so far."""
+        return {"looks": list(self._timeline.looks)}
+
+
+class Health(_OfQueue):
+    """Tells what the doctor finds."""
+
+    every_s = 60.0
+
+    def read(self) -> Any:
+        """Return all findings, the worst first."""
+        doctor = Doctor(self._protocol, self._protocol.prefix)
+        begun = time.monotonic()
+        findings: list[Finding] = list(doctor.examine([self.queue]))
+        order = {"fail": 0, "warn": 1, "ok": 2}
+        return {
+            "t": round(time.time() * 1e3),
+            "took_ms": round((time.monotonic() - begun) * 1e3),
+            "findings": sorted(findings, key=lambda each: order[each.verdict]),
+        }
+
+
+class _OfRequest:
+    every_s = 5.0
+    queue = ""
+
+    def __init__(self, protocol: Protocol, censuses: Censuses, request_id: str) -> None:
+        self.request_id = units.name(request_id, "request id")
+        self._protocol = protocol
+        self._censuses = censuses
+
+    def past(self) -> Any:
+        return None
+
+
+class OneRequest(_OfRequest):
+    """Tells how a request stands."""
+
+    every_s = 1.0
+
+    def __init__(self, protocol: Protocol, censuses: Censuses, request_id: str) -> None:
+        super().__init__(protocol, censuses, request_id)
+        self._curve = Curve()
+
+    def read(self) -> Any:
+        """Return its status, its speed, when it ends, and what holds it back."""
+        snapshot = self._protocol.inspect(self.request_id)
+        status = snapshot.status()
+        census = self._censuses.of(status.queue)
+        if status.state.is_live:
+            census.look()
+        records = status.records
+        now_ms = snapshot.count("now_ms")
+        point = Point(now_ms, records.done, records.failed, status.parts.running, records.total)
+        self._curve.add(point)
+        speed = self._curve.speed()
+        ending: Ending | None = None
+        if status.state == "open" and not status.paused:
+            ending = self._curve.ending(status.rate)
+        slots, busy = census.slots_of(status.handler)
+        return {
+            "t": now_ms,
+            "status": status,
+            "speed": status.rate if speed is None or not status.state.is_live else speed,
+            "ending": ending,
+            "why": why.reason(status, census, self._curve.peak()),
+            "slots": {"able": slots, "busy": busy},
+            "spec": snapshot.spec,
+            "point": point,
+        }
+
+    def past(self) -> Any:
+        """Return the points of its curve so far."""
+        return {"points": self._curve.points}
+
+
+class MapOfRequest(_OfRequest):
+    """Tells where along the input parts are done, run and failed."""
+
+    def read(self) -> Any:
+        """Return the map."""
+        return read_map(self._protocol, self.request_id)
+
+
+class FailuresOfRequest(_OfRequest):
+    """Tells a request's failures in groups."""
+
+    def read(self) -> Any:
+        """Return the groups."""
+        return read_groups(self._protocol, self.request_id, traces=False)
+
+
+_KINDS: dict[str, Callable[[Protocol, Censuses, str], Sampler]] = {
+    "q": Overview,
+    "t": Table,
+    "v": Levels,
+    "w": Workers,
+    "x": Leases,
+    "h": Health,
+    "r": OneRequest,
+    "m": MapOfRequest,
+    "f": FailuresOfRequest,
+}
+
+
+def sampler(protocol: Protocol, censuses: Censuses, topic: str) -> Sampler:
+    """Return what reads the topic.
+
+    Raises:
+        InvalidValue: there is no such topic.
+    """
+    kind, colon, about = topic.partition(":")
+    if kind not in _KINDS or not colon or len(topic) > 500:
+        raise InvalidValue(f"there is no topic {topic!r:.80}: {', '.join(_KINDS)}")
+    return _KINDS[kind](protocol, censuses, about)
+
+
+def encoded(topic: str, event: str, told: Any) -> bytes:
+    """Return an event as a browser gets it; the bytes are the same for all."""
+    data = msgspec.json.encode({"topic": topic, "told": told})
+    return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"

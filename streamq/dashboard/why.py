@@ -1,0 +1,163 @@
+"""Why a request is not faster, and what of a queue needs attention: in words."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from streamq.dashboard.census import Census
+from streamq.model import State, Status
+
+#: A request whose records fail more often than this needs attention, once so many failed.
+FAILING_SHARE, FAILING_LEAST = 0.01, 10
+#: So many lines are told at most.
+MOST_LINES = 20
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """What holds a request back: a word for programs, and a sentence."""
+
+    code: str
+    says: str
+
+
+def reason(status: Status, census: Census, peak: int = 0) -> Reason | None:
+    """Return what holds the request back most; None if it has ended.
+
+    ``peak``: how many of its parts ran at once lately.
+    """
+    if not status.state.is_live:
+        return None
+    return (
+        _stopped(status, census)
+        or _by_its_own_limits(status, max(peak, status.parts.running))
+        or _by_others(status, census)
+        or Reason("running", "nothing holds it back: it is as fast as its parts are")
+    )
+
+
+def _stopped(status: Status, census: Census) -> Reason | None:
+    parts = status.parts
+    if status.paused:
+        return Reason("paused", "it is paused")
+    if status.held_until_ms:
+        left_s = max(0, status.held_until_ms - time.time() * 1e3) / 1e3
+        return Reason("held", f"it is held for another {_span(left_s)}, by a delay or a snooze")
+    if parts.waiting + parts.running + parts.retry == 0 and status.state is State.LOADING:
+        return Reason("loading", "its loader is slower than the workers: no part waits")
+    if not census.has_handler(status.handler):
+        if census.has_slots:
+            return Reason("handler", f"no live worker has the handler {status.handler}")
+        return Reason("nobody", "no worker of this queue is alive")
+    return _between_attempts(status)
+
+
+def _between_attempts(status: Status) -> Reason | None:
+    parts = status.parts
+    if parts.retry and not parts.waiting and not parts.running:
+        return Reason("retry", f"{_count(parts.retry, 'part')} wait for another attempt")
+    return None
+
+
+def _by_its_own_limits(status: Status, running: int) -> Reason | None:
+    if status.rate_limit is not None and running < status.limit:
+        rate = status.rate_limit
+        says = f"{rate:g} a second" if rate >= 1 else f"one in {_span(1 / rate)}"
+        return Reason("rate", f"its rate lets {says} start")
+    if running >= status.limit:
+        return Reason("limit", f"it is at its limit: {status.limit} at once")
+    return None
+
+
+def _by_others(status: Status, census: Census) -> Reason | None:
+    parts = status.parts
+    if not parts.waiting:
+        return Reason("tail", "its last parts run") if parts.running else None
+    slots, busy = census.slots_of(status.handler)
+    if slots and max(busy, census.curve.peak()) >= slots:
+        before = census.waiting_before(status.level)
+        says = f"all {_count(slots, 'slot')} that can run {status.handler} are busy"
+        if before:
+            return Reason("level", f"{says}, and {_count(before, 'part')} wait at better levels")
+        return Reason("slots", says)
+    return None
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that needs attention."""
+
+    code: str
+    says: str
+    #: The request it is about; "" if it is about the queue.
+    request: str = ""
+    #: What to do.
+    remedy: str = ""
+
+
+def notices(census: Census) -> list[Notice]:
+    """Return what needs attention, so many lines at most, the worst first."""
+    found = list(_of_queue(census))
+    for known in census.requests.values():
+        if len(found) >= MOST_LINES:
+            break
+        found.extend(_of_request(known.status, census))
+    return found[:MOST_LINES]
+
+
+def _of_queue(census: Census) -> Iterator[Notice]:
+    if census.requests and not census.has_slots:
+        yield Notice(
+            code="nobody",
+            says=f"{_count(census.open, 'request')} and no live worker",
+            remedy="start workers: streamq worker MODULE:APP",
+        )
+    if census.damaged:
+        yield Notice(
+            code="damaged",
+            says=f"{_count(len(census.damaged), 'request')} cannot be read: "
+            + ", ".join(census.damaged[:3]),
+            remedy="see Health; cancel or purge them",
+        )
+    slow = [name for name, each in census.workers.items() if _is_late(each.beat_ms)]
+    if slow:
+        yield Notice(
+            code="late",
+            says=f"{_count(len(slow), 'worker')} not heard for over 20 s: {', '.join(slow[:3])}",
+            remedy="see Workers",
+        )
+
+
+def _of_request(status: Status, census: Census) -> Iterator[Notice]:
+    if census.has_slots and not census.has_handler(status.handler):
+        yield Notice(
+            code="handler",
+            request=status.id,
+            says=f"no live worker has the handler {status.handler}",
+            remedy="start a worker with it; if the name is wrong, cancel the request",
+        )
+    records = status.records
+    finished = records.done + records.failed
+    if records.failed >= FAILING_LEAST and records.failed > FAILING_SHARE * finished:
+        share = 100 * records.failed / finished
+        yield Notice(
+            code="failing",
+            request=status.id,
+            says=f"{share:.1f} % of records fail ({records.failed:,} of {finished:,})",
+            remedy="see its failures",
+        )
+
+
+def _is_late(beat_ms: int) -> bool:
+    return bool(beat_ms) and time.time() * 1e3 - beat_ms > 20_000
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3_600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.1f} h"

@@ -1,0 +1,139 @@
+"""The lines of the table of routes that the dashboard needs: what operators change, and details."""
+
+from importlib.metadata import version
+
+import msgspec
+
+from streamq.gateway.board import Board, Payload, Retry
+from streamq.gateway.messages import Controlled
+from streamq.gateway.roles import Role
+from streamq.gateway.route import Answer, Call, Gateway, Param, Route
+from streamq.model import Failure
+
+_MOST_FAILURES = 200
+_LAST_PART = 2**53
+
+
+class Me(msgspec.Struct, frozen=True, kw_only=True):
+    """Who calls, what they may do, and which queues there are."""
+
+    name: str
+    role: Role
+    queues: list[str]
+    version: str
+    #: Whether callers log in.
+    session: bool = False
+
+
+def _board(gateway: Gateway) -> Board:
+    assert gateway.board is not None
+    return gateway.board
+
+
+async def me(gateway: Gateway, call: Call) -> Answer:
+    """Tell who calls."""
+    caller = call.caller
+    queues = [
+        queue for queue in _board(gateway).queues if caller.queues is None or queue in caller.queues
+    ]
+    role = Role.READER if _board(gateway).is_read_only else caller.role
+    told = Me(
+        name=caller.name,
+        role=role,
+        queues=queues,
+        version=version("streamq"),
+        session=gateway.access.has_keys,
+    )
+    return Answer(200, told)
+
+
+async def retry_some(gateway: Gateway, call: Call) -> Answer:
+    """Run failed parts of a range or a group again."""
+    return Answer(200, await _board(gateway).retry(call.caller, call.path["id"], call.body))
+
+
+async def changes(gateway: Gateway, call: Call) -> Answer:
+    """Tell who changed what through this gateway."""
+    return Answer(200, list(_board(gateway).log))
+
+
+async def failures(gateway: Gateway, call: Call) -> Answer:
+    """Tell of failures in a range of parts."""
+    first = int(call.number("from", 1, 1, _LAST_PART))
+    last = int(call.number("to", _LAST_PART, 1, _LAST_PART))
+    most = int(call.number("most", 50, 1, _MOST_FAILURES))
+    found = await _board(gateway).failures(call.caller, call.path["id"], first, last, most)
+    return Answer(200, found)
+
+
+async def payload(gateway: Gateway, call: Call) -> Answer:
+    """Show the beginning of a part's payload."""
+    part = int(call.number("part", 1, 1, _LAST_PART))
+    return Answer(200, await _board(gateway).payload(call.caller, call.path["id"], part))
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A change: when, by whom, what, and of which request."""
+
+    t: int
+    who: str
+    what: str
+    request: str
+
+
+_PART = {"type": "integer", "minimum": 1, "maximum": 2**53}
+_OF_REQUEST = "/v1/requests/{id}"
+
+BOARD_ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/me",
+        role=Role.READER,
+        operation=me,
+        summary="Tell who calls, what they may do, and which queues there are.",
+        answers={200: Me},
+    ),
+    Route(
+        method="GET",
+        path="/v1/changes",
+        role=Role.READER,
+        operation=changes,
+        summary="Tell who changed what through this gateway since it started, the last first.",
+        answers={200: list[Entry]},
+    ),
+    Route(
+        method="POST",
+        path=f"{_OF_REQUEST}/retry/some",
+        role=Role.OPERATOR,
+        operation=retry_some,
+        summary="Run failed parts of a range (first, last) or a group (error, pattern) again.",
+        body=Retry,
+        answers={200: Controlled},
+        is_change=True,
+    ),
+    Route(
+        method="GET",
+        path=f"{_OF_REQUEST}/failures",
+        role=Role.READER,
+        operation=failures,
+        summary="Tell of failures in a range of parts; tracebacks to operators only.",
+        answers={200: list[Failure]},
+        query={
+            "from": Param("the first part; 1 if not given", _PART),
+            "to": Param("the last part", _PART),
+            "most": Param(
+                "so many failures at most, up to 200; 50 if not given",
+                {"type": "integer", "minimum": 1, "maximum": _MOST_FAILURES},
+            ),
+        },
+    ),
+    Route(
+        method="GET",
+        path=f"{_OF_REQUEST}/payload",
+        role=Role.OPERATOR,
+        operation=payload,
+        summary="Show the first 4 KiB of a part's payload.",
+        answers={200: Payload},
+        query={"part": Param("the number of the part; 1 if not given", _PART)},
+    ),
+)

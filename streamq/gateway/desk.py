@@ -1,0 +1,474 @@
+"""What workers elsewhere can do: take parts, report what became of them, beat and leave.
+
+The rules of a lease are those of native workers (``queue/taker.py``, ``queue/held_lease.py``). A
+desk keeps nothing of a lease: the ticket that the worker holds has it all.
+"""
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from streamq import backoff, units
+from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
+from streamq.gateway import payloads
+from streamq.gateway.courier import FIRST_LEASE_MS, Courier
+from streamq.gateway.dispatch import Dispatch, Waiter, Wanted
+from streamq.gateway.messages import (
+    Ask,
+    Beat,
+    Done,
+    Failed,
+    Granted,
+    Leave,
+    Left,
+    Offer,
+    Report,
+    Verdict,
+)
+from streamq.gateway.problems import Problem
+from streamq.gateway.roles import Caller
+from streamq.gateway.ticket import (
+    FINISH,
+    HANDBACK,
+    MOST_FAILURES,
+    Runs,
+    Signer,
+    Ticket,
+    TicketBook,
+)
+from streamq.model import MAX_RESULT, Failure, Part, Spec
+from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Grant, Renewed, Terms, Tokens
+from streamq.queue.held_lease import HeldLease, LeaseGone
+from streamq.queue.lease_keeper import LeaseKeeper
+from streamq.queue.outcomes import PartDone, PartNotDone
+from streamq.queue.pace import Pace
+from streamq.queue.renewals import Holding, unwanted_of
+from streamq.queue.taker import KNOWN_REQUESTS, Claimed
+from streamq.worker.options import levels_of
+
+T = TypeVar("T")
+
+
+def _nothing() -> None:
+    """Do nothing: there is no lease to speak for."""
+
+
+#: Calls of the server that are made at the same time.
+CALLERS = 16
+#: Workers beat at least this often: within the grace of a lease (``lua/README.md``, rule 7), so
+#: that they are heard after an outage.
+MOST_BEAT_MS = 3_000
+#: The last 4,000 characters of a traceback are kept with a failure, and so many of a message.
+_TRACEBACK_CHARS = 4_000
+_MESSAGE_CHARS = 4_000
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """An answer to ``take`` or ``report``, and what to do when it is out, or cannot be sent."""
+
+    granted: Granted | None
+    #: The ticket of a new lease.
+    ticket: Ticket | None = None
+    delivered: Callable[[], None] = _nothing
+    undo: Callable[[], None] = _nothing
+
+
+class Desk:
+    """Serves workers. Its methods belong to the event loop; calls of the server run in threads."""
+
+    def __init__(
+        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: Signer, word: str
+    ) -> None:
+        self._protocol = protocol
+        self._keepers = keepers
+        self._signer = signer
+        self._dispatch = Dispatch(protocol, keepers, word)
+        self._callers = ThreadPoolExecutor(CALLERS, "desk")
+        self.courier = Courier(protocol, keepers, self.in_thread)
+        self._waiting: set[asyncio.Future[Claimed[Spec]]] = set()
+        #: How many calls of each caller wait.
+        self._waits: Counter[str] = Counter()
+        #: Whether the gateway stops: then nothing is waited for.
+        self.is_stopping = False
+        #: When requests were created, and their specs.
+        self._specs: dict[str, tuple[int, Spec]] = {}
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Make calls of the server beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._callers, call)
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for parts."""
+        return len(self._waiting)
+
+    def stop_waiting(self) -> None:
+        """Answer calls that wait, now and from now on: the gateway stops."""
+        self.is_stopping = True
+        for granted in self._waiting:
+            granted.cancel()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._dispatch.stop()
+        self._callers.shutdown(wait=False, cancel_futures=True)
+
+    # What workers say
+
+    async def take(self, caller: Caller, ask: Ask) -> Handed:
+        """Wait for a lease. Nothing is granted if none came in time."""
+        if not ask.handlers:
+            raise InvalidValue("which handlers? Name at least one")
+        wanted = self._wanted(caller, ask)
+        claimed = await self._wait_for(caller, wanted, ask)
+        if claimed is None:
+            return Handed(None)
+        lease, grant, known = claimed
+        now_ms = _now_ms()
+        ticket = Ticket(
+            request_id=lease.request_id,
+            holder=lease.holder,
+            queue=ask.queue,
+            handler=grant.handler,
+            number=1,
+            created_ms=grant.created_ms,
+            lease_ms=_lease_ms(ask),
+            parts=Runs(),
+            records=Runs(),
+            attempts={},
+            backoff_ms=known.work.backoff_ms,
+            backoff_max_ms=known.work.backoff_max_ms,
+            quantum_ms=ask.quantum_ms,
+            part_s=known.pace.part_s,
+            handed_ms=now_ms,
+            late_ms=now_ms + ask.quantum_ms,
+            key=caller.name,
+        )
+        ticket = _with_parts(ticket, grant.parts)
+        self._remember(ticket, known.work)
+        granted = self._granted("ok", ticket, grant, ask, known.work)
+        return Handed(
+            granted,
+            ticket,
+            lambda: self.courier.delivered(ticket),
+            lambda: self._release(ticket),
+        )
+
+    async def report(self, caller: Caller, report: Report) -> Handed:
+        """Record what became of parts, and hand out the next if the report asks for some."""
+        ticket = self.open(caller, report.ticket)
+        outcomes = _Outcomes(ticket, report)
+        pace = Pace(ticket.quantum_ms / 1e3, ticket.part_s)
+        now_ms = _now_ms()
+        pace.observe(outcomes.ran, max(0.0, (now_ms - ticket.handed_ms) / 1e3))
+        ask = report.next
+        most = 0
+        if ask and not self.is_stopping and now_ms < ticket.late_ms and outcomes.goes_on:
+            most = min(ask.most, pace.most((ticket.late_ms - now_ms) / 1e3))
+        max_bytes = ask.max_bytes if ask else 1
+        terms = Terms(most, max_bytes, ticket.lease_ms)
+        grant = await self.in_thread(lambda: self._send(ticket, outcomes, terms))
+        if grant.parts:
+            following = msgspec.structs.replace(
+                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_ms()
+            )
+            following = _with_parts(following, grant.parts)
+            spec = await self._spec(ticket)
+            granted = self._granted("ok", following, grant, ask or Ask(), spec)
+            granted.counted = grant.counted
+            return Handed(granted, following)
+        if ask and ask.handlers and not self.is_stopping and grant.word != "late":
+            handed = await self.take(caller, ask)
+            if handed.granted:
+                handed.granted.counted = grant.counted
+                return handed
+        return Handed(Granted(word=grant.word, counted=grant.counted, parts=[]))
+
+    async def beat(self, caller: Caller, beat: Beat) -> Verdict:
+        """Renew the leases of a worker that lives. Tells which nobody wants any more."""
+        shares: dict[tuple[str, int], dict[str, int | None]] = defaultdict(dict)
+        texts: dict[str, str] = {}
+        for held in beat.tickets:
+            ticket = self.open(caller, held.ticket)
+            texts[ticket.holder] = held.ticket
+            shares[ticket.request_id, ticket.lease_ms][ticket.holder] = held.part
+        if not shares:
+            return Verdict()
+
+        def renew() -> list[tuple[str, dict[str, int | None], Renewed | ProtocolError]]:
+            return [
+                (request_id, running, self._renew(request_id, lease_ms, running))
+                for (request_id, lease_ms), running in shares.items()
+            ]
+
+        verdict = Verdict([], [])
+        for request_id, running, answer in await self.in_thread(renew):
+            unwanted = unwanted_of(request_id, running, answer)
+            verdict.unwanted += [texts[holder] for holder in running if holder in unwanted]
+            if not isinstance(answer, StreamqError) and answer[1]:
+                verdict.paused += [texts[each] for each in running if each not in unwanted]
+        return verdict
+
+    def _renew(
+        self, request_id: str, lease_ms: int, running: dict[str, int | None]
+    ) -> Renewed | ProtocolError:
+        try:
+            return self._protocol.renew(request_id, lease_ms, running)
+        except ProtocolError as error:
+            return error
+
+    async def leave(self, caller: Caller, leave: Leave) -> Left:
+        """End the leases of a worker that goes. What it did not finish runs elsewhere at once."""
+        tickets = [self.open(caller, text) for text in leave.tickets]
+
+        def release() -> None:
+            for ticket in tickets:
+                self._lease(ticket, Terms(0), FINISH).release()
+
+        await self.in_thread(release)
+        return Left(len(tickets))
+
+    # Leases
+
+    async def _wait_for(self, caller: Caller, wanted: Wanted, ask: Ask) -> Claimed[Spec] | None:
+        if self.is_stopping:
+            return None
+        if self._waits[caller.name] >= caller.waits:
+            raise too_many(f"{caller.waits} calls of the key {caller.name} wait already")
+        loop = asyncio.get_running_loop()
+
+        def terms(most: int) -> Terms:
+            # Until the answer is out: then the courier renews it to its whole length.
+            lease_ms = min(FIRST_LEASE_MS, _lease_ms(ask))
+            return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
+
+        waiter = Waiter(loop, terms)
+        self._waiting.add(waiter.granted)
+        self._waits[caller.name] += 1
+        try:
+            self._dispatch.line(wanted).join(waiter)
+            return await asyncio.wait_for(waiter.granted, ask.wait_s)
+        except TimeoutError:
+            return None
+        except asyncio.CancelledError:
+            if self.is_stopping:  # and not the caller's having left
+                return None
+            raise
+        finally:
+            waiter.is_over = True
+            self._waiting.discard(waiter.granted)
+            self._waits[caller.name] -= 1
+
+    def _wanted(self, caller: Caller, ask: Ask) -> Wanted:
+        self.check_queue(caller, ask.queue)
+        offers = {}
+        for each in ask.handlers:
+            offer = each if isinstance(each, Offer) else Offer(each)
+            name = units.name(offer.name, "handler")
+            offers[name] = f"parts {name} {offer.retries if offer.retries is not UNSET else ''}"
+        return Wanted(
+            ask.queue,
+            levels_of(ask.levels, "levels"),
+            tuple((name, offer.rstrip()) for name, offer in sorted(offers.items())),
+        )
+
+    def check_queue(self, caller: Caller, queue: str) -> None:
+        """Raise an error unless the gateway serves the queue, and the caller may use it."""
+        caller.check_queue(queue)
+        if queue not in self._keepers:
+            raise InvalidValue(f"this gateway does not serve the queue {queue!r:.80}")
+
+    def open(self, caller: Caller, text: str) -> Ticket:
+        """Return the ticket that a text is, if it was given to this caller."""
+        ticket = self._signer.open(text, caller.name)
+        caller.check_queue(ticket.queue)
+        return ticket
+
+    def _granted(self, word: str, ticket: Ticket, grant: Grant, ask: Ask, spec: Spec) -> Granted:
+        return Granted(
+            word=word,
+            ticket=self._signer.seal(ticket),
+            request=ticket.request_id,
+            handler=ticket.handler,
+            lease_ms=ticket.lease_ms,
+            beat_ms=min(ticket.lease_ms // 4, MOST_BEAT_MS),
+            timeout_ms=spec.timeout_ms,
+            parts=[payloads.told(part, spec, ask.as_) for part in grant.parts],
+        )
+
+    def _remember(self, ticket: Ticket, spec: Spec) -> None:
+        if len(self._specs) >= KNOWN_REQUESTS:
+            self._specs.clear()
+        self._specs[ticket.request_id] = (ticket.created_ms, spec)
+
+    async def _spec(self, ticket: Ticket) -> Spec:
+        """Return the spec of a request, of which the lease may come from another gateway."""
+        created_ms, spec = self._specs.get(ticket.request_id, (-1, Spec()))
+        if created_ms != ticket.created_ms:
+            found = await self.in_thread(lambda: self._protocol.inspect(ticket.request_id))
+            spec = found.spec
+            self._remember(ticket, spec)
+        return spec
+
+    def _send(self, ticket: Ticket, outcomes: "_Outcomes", terms: Terms) -> Grant:
+        """Make the calls of a report, each with the number that belongs to the ticket."""
+        lease = self._lease(ticket, terms, 1)
+        book = lease.book
+        assert isinstance(book, TicketBook)
+        try:
+            for place, (part, outcome) in enumerate(outcomes.not_done, 1):
+                book.at(place)
+                lease.fail(part, outcome)
+            book.at(HANDBACK)
+            if outcomes.crashed is not None:
+                # The results that follow count without the lease: their parts were just given back.
+                lease.release(outcomes.crashed)
+            elif outcomes.back:
+                lease.hand_back(outcomes.back)
+            for part, done in outcomes.done:
+                lease.record(part, done)
+            book.at(FINISH)
+            return lease.finish(terms.most, is_alone=True)
+        except LeaseGone:
+            return Grant("lost", Tokens(), [])
+
+    def _release(self, ticket: Ticket) -> None:
+        """Give back parts that the worker was not told of."""
+        book = TicketBook(ticket.number)
+        self._keepers[ticket.queue].release(
+            Holding(request_id=ticket.request_id, holder=ticket.holder), book.next_call(), None
+        )
+
+    def _lease(self, ticket: Ticket, terms: Terms, place: int) -> HeldLease:
+        host = _TicketHost(self._protocol, self._keepers[ticket.queue], ticket.queue, terms)
+        book = TicketBook(ticket.number, place)
+        lease = HeldLease(host, book, ticket.holder, ticket.request_id, is_insisting=False)
+        lease.handler, lease.created_ms = ticket.handler, ticket.created_ms
+        return lease
+
+
+class _TicketHost:
+    """What a ``HeldLease`` needs of its host, for the calls of one ticket."""
+
+    def __init__(self, protocol: Protocol, keeper: LeaseKeeper, queue: str, terms: Terms) -> None:
+        self.protocol = protocol
+        self._keeper = keeper
+        self._queue = queue
+        self._terms = terms
+
+    def terms(self, most: int) -> Terms:
+        """Return what to ask the server for."""
+        return msgspec.structs.replace(self._terms, most=most)
+
+    def push(self, request_id: str, tokens: Tokens) -> None:
+        """Push the tokens that a reply asks for, and have the janitor come when it says so."""
+        if not tokens:
+            return
+        # The next audit pushes what is not pushed now.
+        with suppress(ServerError, Damaged):
+            self.protocol.push(self._queue, request_id, tokens)
+        if tokens.look_ms:
+            self._keeper.expect(tokens.look_ms)
+
+    def note_end(self, request_id: str, grant: Grant) -> None:
+        """Note nothing."""
+
+
+class _Outcomes:
+    """What a report says of the parts of its ticket, checked and in the words of a lease."""
+
+    def __init__(self, ticket: Ticket, report: Report) -> None:
+        """Raises:
+        InvalidValue: the report names a part that is not in the ticket, or names one twice.
+        """
+        records = ticket.records_by_part()
+        named = [each.part for each in report.done]
+        named += [each.part for each in report.failed] + report.back
+        _check_parts(named, records)
+        if report.crashed is not None:
+            _check_parts([*named, report.crashed], records)
+        #: How many parts were run.
+        self.ran = len(report.done) + len(report.failed)
+        self.crashed = report.crashed
+        self.done: list[tuple[Part, PartDone]] = []
+        self.not_done: list[tuple[Part, PartNotDone]] = [
+            (_part(each.part), _not_done(ticket, each)) for each in report.failed
+        ]
+        for each in report.done:
+            self._add(ticket, each, records[each.part])
+        if len(self.not_done) > MOST_FAILURES:
+            raise InvalidValue(
+                f"{len(self.not_done)} parts failed, and a report tells of {MOST_FAILURES} at most"
+            )
+        left = records.keys() - set(named) - {report.crashed}
+        self.back = sorted({*report.back, *left})
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more parts may be asked for under the lease."""
+        return self.crashed is None and not self.back
+
+    def _add(self, ticket: Ticket, done: Done, records: int) -> None:
+        result = payloads.encoded(done.result)
+        if len(result) <= MAX_RESULT:
+            self.done.append((_part(done.part), PartDone(result, records)))
+            return
+        message = f"the result has more than the {MAX_RESULT} bytes allowed"
+        failed = Failed(part=done.part, kind="abandon", error="ResultTooLarge", message=message)
+        self.not_done.append((_part(done.part), _not_done(ticket, failed)))
+
+
+def too_many(detail: str) -> Problem:
+    """Return what a caller is told that has too much open at once."""
+    return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
+
+
+def _check_parts(named: Sequence[int], known: dict[int, int]) -> None:
+    if len(set(named)) < len(named):
+        raise InvalidValue("the report names a part twice")
+    if strange := sorted(set(named) - known.keys()):
+        raise InvalidValue(f"part {strange[0]} is not in the ticket")
+
+
+def _not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
+    attempt = ticket.attempts.get(failed.part, 1)
+    delay_ms = failed.after_ms
+    if delay_ms is UNSET:
+        delay_ms = backoff.retry_ms(attempt, ticket.backoff_ms, ticket.backoff_max_ms)
+    failure = Failure(
+        error=failed.error,
+        message=failed.message[:_MESSAGE_CHARS],
+        part=failed.part,
+        attempts=attempt,
+        traceback=failed.traceback[-_TRACEBACK_CHARS:],
+    )
+    return PartNotDone(failed.kind, delay_ms, [failure], (0, -1))
+
+
+def _with_parts(ticket: Ticket, parts: list[Part]) -> Ticket:
+    return msgspec.structs.replace(
+        ticket,
+        parts=Runs.of(part.number for part in parts),
+        records=Runs.of(part.records or 1 for part in parts),
+        attempts={part.number: part.attempt for part in parts if part.attempt > 1},
+    )
+
+
+def _part(number: int) -> Part:
+    return Part(number, b"", b"")
+
+
+def _lease_ms(ask: Ask) -> int:
+    return round(ask.lease_s * 1e3)
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1e3)

@@ -1,0 +1,217 @@
+"""Messages of gRPC as those of the gateway, and back. ``proto/streamq.proto`` has the former."""
+
+from base64 import b64decode, b64encode
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from streamq.errors import InvalidValue
+from streamq.gateway import messages, session_messages
+from streamq.gateway import streamq_pb2 as pb
+from streamq.gateway.session_messages import FromWorker, ToWorker
+from streamq.model import Status
+
+
+def hello(found: pb.Hello) -> session_messages.Hello:
+    """Return what a worker says of itself, with defaults for what it does not say."""
+    said: dict[str, Any] = {
+        name: value
+        for name in ("name", "queue", "levels", "slots", "as", "most", "max_bytes", "quantum_ms")
+        if (value := getattr(found, name))
+    }
+    said |= {name: value for name in ("lease_ms", "version") if (value := getattr(found, name))}
+    said["handlers"] = [
+        {"name": each.name, **({"retries": each.retries} if each.HasField("retries") else {})}
+        for each in found.handlers
+    ]
+    said["holding"] = _held(found.holding)
+    return _checked(said, session_messages.Hello)
+
+
+def ask(found: pb.Ask) -> messages.Ask:
+    """Return what a worker asks for."""
+    made = hello(found.who).ask()
+    made.wait_s = min(found.wait_ms / 1e3 if found.HasField("wait_ms") else messages.WAIT_S, 50.0)
+    return made
+
+
+def beat(found: pb.BeatMessage) -> messages.Beat:
+    """Return a sign of life."""
+    return _checked({"tickets": _held(found.held)}, messages.Beat)
+
+
+def report(found: pb.ReportMessage, *, is_on_stream: bool = False) -> messages.Report:
+    """Return what became of parts."""
+    said: dict[str, Any] = {
+        "ticket": found.ticket,
+        "done": [{"part": each.part, "result": value(each.value)} for each in found.done],
+        "failed": [_failed(each) for each in found.failed],
+        "back": list(found.back),
+        "crashed": found.crashed if found.HasField("crashed") else None,
+    }
+    made: messages.Report = _checked(said, messages.Report)
+    if found.HasField("next"):
+        # On a stream it is said with hello which handlers the worker has.
+        most = found.next.who.most or messages.Ask().most
+        made.next = messages.Ask(most=most) if is_on_stream else ask(found.next)
+    return made
+
+
+def value(found: pb.Value) -> dict[str, Any] | None:
+    """Return a payload or a result."""
+    form = found.WhichOneof("value")
+    if form is None:
+        return None
+    if form == "data":
+        return {"base64": b64encode(found.data).decode()}
+    text = getattr(found, form)
+    return {form: msgspec.Raw(text.encode()) if form == "json" else text}
+
+
+def from_worker(found: pb.FromWorker) -> FromWorker:
+    """Return a message of a worker's stream."""
+    made = FromWorker(seq=found.seq)
+    word = found.WhichOneof("says")
+    if word == "hello":
+        made.hello = hello(found.hello)
+    elif word == "want":
+        made.want = session_messages.Want(found.want.slots)
+    elif word == "report":
+        made.report = report(found.report, is_on_stream=True)
+    elif word == "beat":
+        made.beat = beat(found.beat)
+    elif word == "bye":
+        made.bye = session_messages.Bye(list(found.bye.tickets))
+    return made
+
+
+def to_worker(message: ToWorker) -> pb.ToWorker:
+    """Return a message to a worker's stream."""
+    made = pb.ToWorker(re=message.re)
+    if isinstance(message.grant, messages.Granted):
+        made.grant.CopyFrom(grant(message.grant))
+        return made
+    for name in ("welcome", "give_back", "verdict", "go_away", "pause", "error"):
+        said = getattr(message, name)
+        if said is not UNSET:
+            target = getattr(made, name)
+            target.SetInParent()
+            for field, content in msgspec.structs.asdict(said).items():
+                if isinstance(content, list):
+                    getattr(target, field).extend(content)
+                else:
+                    setattr(target, field, content)
+    return made
+
+
+def grant(granted: messages.Granted | None) -> pb.Grant:
+    """Return what a worker is handed."""
+    if granted is None:
+        return pb.Grant()
+    return pb.Grant(
+        word=granted.word,
+        ticket=granted.ticket,
+        request=granted.request,
+        handler=granted.handler,
+        parts=[_part(each) for each in granted.parts],
+        counted=granted.counted if isinstance(granted.counted, int) else 0,
+        lease_ms=granted.lease_ms,
+        timeout_ms=granted.timeout_ms,
+        beat_ms=granted.beat_ms,
+    )
+
+
+def told(found: messages.Value | None) -> pb.Value:
+    """Return a result as it is told."""
+    made = pb.Value()
+    if found is not None:
+        _set(made, found)
+    return made
+
+
+def status(found: Status) -> pb.Status:
+    """Return where a request stands."""
+    parts = found.parts
+    return pb.Status(
+        id=found.id,
+        state=found.state.value,
+        paused=found.paused,
+        total=parts.total,
+        waiting=parts.waiting,
+        running=parts.running,
+        retry=parts.retry,
+        done=parts.done,
+        failed=parts.failed,
+        json=msgspec.json.encode(found).decode(),
+    )
+
+
+def new_request(found: pb.NewRequest) -> messages.NewRequest:
+    """Return a request to make."""
+    try:
+        options = msgspec.json.decode(found.options or "{}", type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise InvalidValue(f"options: {error}") from None
+    parts = [msgspec.Raw(_payload(value(each))) for each in found.parts]
+    said = {"handler": found.handler, **options}
+    said |= {name: text for name in ("id", "queue") if (text := getattr(found, name))}
+    made: messages.NewRequest = _checked(said, messages.NewRequest)
+    made.parts = parts
+    return made
+
+
+def _payload(found: dict[str, Any] | None) -> bytes:
+    if found is not None and "json" in found:
+        return bytes(found["json"])
+    return msgspec.json.encode(found)
+
+
+def _part(part: messages.PartTold) -> pb.Part:
+    made = pb.Part(
+        number=part.number,
+        attempt=part.attempt,
+        records=part.records if isinstance(part.records, int) else 0,
+        alone=part.alone,
+        source=part.source,
+        line=part.line,
+    )
+    _set(made.payload, part)
+    return made
+
+
+def _set(made: pb.Value, found: messages.Value | messages.PartTold) -> None:
+    if isinstance(found.base64, str):
+        made.data = b64decode(found.base64)
+    elif isinstance(found.text, str):
+        made.text = found.text
+    elif isinstance(found.json, msgspec.Raw):
+        made.json = bytes(found.json).decode()
+    elif isinstance(found, messages.Value) and isinstance(found.lines, str):
+        made.lines = found.lines
+
+
+def _held(found: Any) -> list[dict[str, Any]]:
+    return [
+        {"ticket": each.ticket, "part": each.part if each.HasField("part") else None}
+        for each in found
+    ]
+
+
+def _failed(found: pb.Failure) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        name: text
+        for name in ("kind", "error", "message", "traceback")
+        if (text := getattr(found, name))
+    }
+    if found.HasField("after_ms"):
+        said["after_ms"] = found.after_ms
+    return {"part": found.part, **said}
+
+
+def _checked(said: dict[str, Any], kind: Any) -> Any:
+    """Return what was said with the checks that JSON gets."""
+    try:
+        return msgspec.convert(said, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidValue(str(error)) from None

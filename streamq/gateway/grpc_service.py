@@ -1,0 +1,252 @@
+"""The gateway over gRPC: the same desk, in the same event loop, at a port of its own."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+
+from streamq.errors import InvalidValue, SettingsError, StreamqError
+from streamq.gateway import grpc_messages as convert
+from streamq.gateway import streamq_pb2 as pb
+from streamq.gateway.access import Visit
+from streamq.gateway.control import ACTIONS
+from streamq.gateway.listener import Tls
+from streamq.gateway.messages import Leave, Value
+from streamq.gateway.operations import MOST_RESULTS
+from streamq.gateway.problems import Problem, problem_of
+from streamq.gateway.roles import Caller, Role
+from streamq.gateway.route import MOST_BODY, Gateway
+from streamq.gateway.session_messages import FromWorker, ToWorker
+
+log = logging.getLogger(__name__)
+
+#: ``Watch`` looks so often.
+LOOK_S = 1.0
+_PACKAGE = "streamq.v1"
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
+    410: grpc.StatusCode.FAILED_PRECONDITION,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    502: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    507: grpc.StatusCode.UNAVAILABLE,
+}
+_OPTIONS = [
+    # Clients ping through idle hours; by default a server takes that for an attack.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_receive_message_length", MOST_BODY),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_concurrent_streams", 10_000),
+    ("grpc.so_reuseport", 1),
+]
+
+Context = Any
+
+
+class GrpcServer:
+    """Listens, and serves the two services of the proto."""
+
+    def __init__(self, gateway: Gateway, host: str, port: int, tls: Tls) -> None:
+        """Raises:
+        SettingsError: it cannot listen there.
+        """
+        self._gateway = gateway
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((self._work(), self._requests()))
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._listen(where, tls)
+        except (RuntimeError, OSError) as error:
+            raise SettingsError(f"cannot listen at {where} for gRPC: {error}") from None
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """End: what is on its way may take so long."""
+        await self._server.stop(grace_s)
+
+    def _listen(self, where: str, tls: Tls) -> int:
+        if tls.certificate is None or tls.key is None:
+            return self._server.add_insecure_port(where)
+        credentials = grpc.ssl_server_credentials(
+            [(tls.key.read_bytes(), tls.certificate.read_bytes())],
+        )
+        return self._server.add_secure_port(where, credentials)
+
+    def _work(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            f"{_PACKAGE}.Work",
+            {
+                "Session": grpc.stream_stream_rpc_method_handler(
+                    self._session, pb.FromWorker.FromString, pb.ToWorker.SerializeToString
+                ),
+                "Take": self._unary(self._take, pb.Ask, Role.WORKER),
+                "Report": self._unary(self._report, pb.ReportMessage, Role.WORKER),
+                "Beat": self._unary(self._beat, pb.BeatMessage, Role.WORKER),
+                "Leave": self._unary(self._leave, pb.Bye, Role.WORKER),
+            },
+        )
+
+    def _requests(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            f"{_PACKAGE}.Requests",
+            {
+                "Submit": self._unary(self._submit, pb.NewRequest, Role.LOADER),
+                "Get": self._unary(self._get, pb.RequestId, Role.READER),
+                "Control": self._unary(self._control, pb.ControlAsk, Role.OPERATOR),
+                "Watch": self._streaming(self._watch, pb.RequestId, Role.READER),
+                "Results": self._streaming(self._results, pb.ResultsAsk, Role.LOADER),
+            },
+        )
+
+    def _unary(self, do: Callable[[Caller, Any], Awaitable[Any]], kind: Any, role: Role) -> Any:
+        async def handle(message: Any, context: Context) -> Any:
+            try:
+                return await do(self._caller(context, role, do.__name__), message)
+            except (Problem, StreamqError) as error:
+                await _abort(context, error)
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle, kind.FromString, lambda answer: answer.SerializeToString()
+        )
+
+    def _streaming(
+        self, do: Callable[[Caller, Any], AsyncIterator[Any]], kind: Any, role: Role
+    ) -> Any:
+        async def handle(message: Any, context: Context) -> None:
+            try:
+                caller = self._caller(context, role, do.__name__)
+                async for answer in do(caller, message):
+                    await context.write(answer)
+            except (Problem, StreamqError) as error:
+                await _abort(context, error)
+
+        return grpc.unary_stream_rpc_method_handler(
+            handle, kind.FromString, lambda answer: answer.SerializeToString()
+        )
+
+    def _caller(self, context: Context, role: Role, what: str) -> Caller:
+        headers = {str(name): str(text) for name, text in context.invocation_metadata() or ()}
+        headers = {"authorization": headers.get("authorization", ""), "host": "localhost"}
+        peer = str(context.peer())
+        address = peer.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")[0]
+        caller = self._gateway.access.caller(Visit("POST", headers, address))
+        caller.check_role(role, what.strip("_"))
+        return caller
+
+    # Work
+
+    async def _session(self, _: Any, context: Context) -> None:
+        async def receive() -> FromWorker | None:
+            message = await context.read()
+            return None if message is grpc.aio.EOF else convert.from_worker(message)
+
+        async def send(message: ToWorker) -> None:
+            await context.write(convert.to_worker(message))
+
+        try:
+            caller = self._caller(context, Role.WORKER, "Session")
+            await self._gateway.sessions.serve(caller, receive, send)
+        except TimeoutError:
+            await _abort(context, Problem(408, "SLOW", "no message came, or none was read"))
+        except (Problem, StreamqError) as error:
+            await _abort(context, error)
+
+    async def _take(self, caller: Caller, message: pb.Ask) -> pb.Grant:
+        handed = await self._gateway.desk.take(caller, convert.ask(message))
+        handed.delivered()
+        return convert.grant(handed.granted)
+
+    async def _report(self, caller: Caller, message: pb.ReportMessage) -> pb.Grant:
+        handed = await self._gateway.desk.report(caller, convert.report(message))
+        handed.delivered()
+        return convert.grant(handed.granted)
+
+    async def _beat(self, caller: Caller, message: pb.BeatMessage) -> pb.Verdict:
+        verdict = await self._gateway.desk.beat(caller, convert.beat(message))
+        return pb.Verdict(unwanted=verdict.unwanted, paused=verdict.paused)
+
+    async def _leave(self, caller: Caller, message: pb.Bye) -> pb.Left:
+        left = await self._gateway.desk.leave(caller, Leave(list(message.tickets)))
+        return pb.Left(released=left.released)
+
+    # Requests
+
+    async def _submit(self, caller: Caller, message: pb.NewRequest) -> pb.Status:
+        new = convert.new_request(message)
+        status, _ = await self._gateway.requests.submit(caller, new)
+        log.info("submit %s by %s (%s) over gRPC", status.id, caller.name, caller.role)
+        return convert.status(status)
+
+    async def _get(self, caller: Caller, message: pb.RequestId) -> pb.Status:
+        return convert.status(await self._gateway.requests.status(caller, message.id))
+
+    async def _control(self, caller: Caller, message: pb.ControlAsk) -> pb.Status:
+        if message.action not in ACTIONS:
+            raise InvalidValue(f"action {message.action!r:.40} is none of {', '.join(ACTIONS)}")
+        await self._gateway.control.act(caller, message.id, message.action)
+        log.info("%s %s by %s (%s) over gRPC", message.action, message.id, caller.name, caller.role)
+        return convert.status(await self._gateway.requests.status(caller, message.id))
+
+    async def _watch(self, caller: Caller, message: pb.RequestId) -> AsyncIterator[pb.Status]:
+        last = None
+        while not self._gateway.desk.is_stopping:
+            status = await self._gateway.requests.status(caller, message.id)
+            if status != last:
+                yield convert.status(status)
+            if not status.state.is_live:
+                return
+            last = status
+            await asyncio.sleep(LOOK_S)
+
+    async def _results(
+        self, caller: Caller, message: pb.ResultsAsk
+    ) -> AsyncIterator[pb.ResultPart]:
+        lines = await self._gateway.requests.results(
+            caller, message.id, message.first or 1, message.most or MOST_RESULTS, message.follow
+        )
+        async for some in lines:
+            for line in some.splitlines():
+                yield _result_part(line)
+
+
+def _result_part(line: bytes) -> pb.ResultPart:
+    found = msgspec.json.decode(line, type=_Line)
+    if found.part is None:
+        return pb.ResultPart(next=found.next, is_over=found.is_over)
+    values = [found.result] if found.results is None else found.results
+    return pb.ResultPart(part=found.part, values=[convert.told(each) for each in values])
+
+
+class _Line(msgspec.Struct):
+    """A line of results, or the last one."""
+
+    part: int | None = None
+    result: Value | None = None
+    results: list[Value | None] | None = None
+    next: int = 0
+    is_over: bool = False
+
+
+async def _abort(context: Context, error: Problem | StreamqError) -> None:
+    """End a call with the status that belongs to the error."""
+    problem = error if isinstance(error, Problem) else problem_of(error)
+    code = _CODES.get(problem.status, grpc.StatusCode.INTERNAL)
+    more = tuple((f"streamq-{name}", str(text)) for name, text in problem.more.items())
+    metadata = (("streamq-code", problem.code), *more)
+    await context.abort(code, problem.detail or problem.title, metadata)

@@ -1,0 +1,239 @@
+"""The routes as an ASGI application: bodies in, answers out, errors as problem+json."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
+
+from streamq.errors import StreamqError
+from streamq.gateway import board, websocket
+from streamq.gateway.access import Access, Visit
+from streamq.gateway.problems import Problem, problem_of
+from streamq.gateway.roles import LOCAL, Caller, Role
+from streamq.gateway.route import MOST_BODY, Answer, Call, Gateway, Route
+from streamq.gateway.routes import ROUTES
+
+log = logging.getLogger(__name__)
+
+#: A caller has so long to send the body of a call.
+BODY_S = 30.0
+_TITLES = {404: ("PATH", "there is no such route"), 405: ("METHOD", "the route has other methods")}
+
+
+#: Headers of every answer: what browsers may do with it.
+SAFETY = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
+    """Return the application that serves all routes of the table.
+
+    ``is_read_only``: answer only what readers may ask.
+    """
+    by_path: dict[str, dict[str, Route]] = {}
+    for route in ROUTES:
+        by_path.setdefault(route.path, {})[route.method] = route
+
+    def endpoint(routes: dict[str, Route]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            method = "GET" if request.method == "HEAD" else request.method
+            return await _serve(gateway, routes[method], request, is_read_only)
+
+        return answer
+
+    async def stream(socket: WebSocket) -> None:
+        await websocket.work(socket, gateway.access, gateway.sessions)
+
+    def called(request: Request, role: Role) -> Caller:
+        caller = gateway.access.caller(_visit(request))
+        caller.check_role(role, request.url.path)
+        return caller
+
+    return Starlette(
+        routes=[
+            *([] if is_read_only else [WebSocketRoute(websocket.PATH, stream)]),
+            *(
+                StarletteRoute(path, endpoint(routes), methods=list(routes))
+                for path, routes in by_path.items()
+            ),
+            *(board.routes(gateway.board, called) if gateway.board else ()),
+        ],
+        exception_handlers={HTTPException: _no_route, Exception: _stumbled},
+    )
+
+
+async def _serve(gateway: Gateway, route: Route, request: Request, is_read_only: bool) -> Response:
+    try:
+        if is_read_only and not Role.READER.allows(route.role):
+            raise Problem(403, "READONLY", "this gateway only tells, and changes nothing")
+        call = await _call(gateway.access, route, request)
+        answer = await _while_there(request, route.operation(gateway, call))
+    except ClientDisconnect:
+        return Response(status_code=499)  # nobody reads it
+    except Problem as problem:
+        return _told(problem)
+    except StreamqError as error:
+        meant = problem_of(error)
+        if meant.status >= 500:
+            log.warning("%s %s: %s", request.method, route.path, error)
+        return _told(meant)
+    _note(call, route, request, answer.status)
+    if route.is_change and gateway.board:
+        gateway.board.changed(call.caller, route.name, request.path_params.get("id", ""), call.body)
+    return _response(answer)
+
+
+async def _call(access: Access, route: Route, request: Request) -> Call:
+    """Read who calls, and what the body says. Who may not call is told before the body is read."""
+    visit = _visit(request)
+    # Who logs in says so in the body.
+    caller = LOCAL if route.role is Role.ANYBODY else access.caller(visit)
+    caller.check_role(route.role, route.path)
+    call = Call(caller, request.path_params, request.query_params, visit, request.scope["scheme"])
+    if route.body is not None:
+        call.body = _decoded(await _read(request), route.body)
+    return call
+
+
+def _visit(request: Request) -> Visit:
+    return Visit(
+        request.method,
+        request.headers,
+        request.client.host if request.client else "",
+        getattr(request.state, "certificate", ""),
+    )
+
+
+def _note(call: Call, route: Route, request: Request, status: int) -> None:
+    """Write down who changed what. Keys, tickets and payloads are in no log."""
+    if route.is_change:
+        what = request.path_params.get("id", "")
+        who, address = call.caller, call.visit.address
+        log.info(
+            "%s %s: %s by %s (%s) at %s", route.name, what, status, who.name, who.role, address
+        )
+
+
+async def _read(request: Request) -> bytes:
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MOST_BODY:
+        raise _too_large()
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MOST_BODY:
+                    raise _too_large()
+    except TimeoutError:
+        raise Problem(
+            408, "SLOW", "the body did not come in time", f"it took longer than {BODY_S:g} s"
+        ) from None
+    return bytes(body)
+
+
+def _too_large() -> Problem:
+    return Problem(413, "LARGE", "the body is too large", f"{MOST_BODY} bytes are allowed")
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, "INVALID", "the body is not what the call takes", str(error)) from None
+
+
+async def _while_there(request: Request, operation: Awaitable[Answer]) -> Answer:
+    """Return the operation's answer, or end the operation when the caller has left.
+
+    An answer that came too late is undone: it may have handed out parts.
+    """
+    working = asyncio.ensure_future(operation)
+    leaving = asyncio.ensure_future(_has_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done() and not working.done():
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                _undo(await working)
+            raise ClientDisconnect
+        answer = await working
+        if leaving.done():
+            _undo(answer)
+            raise ClientDisconnect
+        return answer
+    finally:
+        leaving.cancel()
+
+
+async def _has_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _undo(answer: Answer) -> None:
+    if answer.undo:
+        answer.undo()
+
+
+def _response(answer: Answer) -> Response:
+    if answer.lines is not None:
+        return StreamingResponse(
+            answer.lines, answer.status, SAFETY | answer.headers, "application/x-ndjson"
+        )
+    if answer.text:
+        return Response(answer.text, answer.status, SAFETY | answer.headers, "text/plain")
+    if answer.body is None:
+        return Response(status_code=answer.status, headers=SAFETY | answer.headers)
+    return Response(
+        msgspec.json.encode(answer.body),
+        answer.status,
+        headers=SAFETY | answer.headers,
+        media_type="application/json",
+        background=_Sent(answer.delivered) if answer.delivered else None,
+    )
+
+
+class _Sent(BackgroundTask):
+    """Tells that an answer is out: Starlette calls it then."""
+
+    def __init__(self, delivered: Callable[[], None]) -> None:
+        self._delivered = delivered
+
+    async def __call__(self) -> None:
+        """Tell it."""
+        self._delivered()
+
+
+def _told(problem: Problem) -> Response:
+    return Response(problem.body(), problem.status, headers=SAFETY | problem.headers())
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code, title = _TITLES.get(error.status_code, ("ERROR", str(error.detail)))
+    told = _told(Problem(error.status_code, code, title))
+    told.headers.update(error.headers or {})
+    return told
+
+
+async def _stumbled(request: Request, error: Exception) -> Response:
+    # Starlette raises the error again, and uvicorn logs it with its traceback.
+    return _told(Problem(500, "ERROR", "the gateway stumbled", "its log says over what"))

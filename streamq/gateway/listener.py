@@ -1,0 +1,158 @@
+"""The socket of a gateway, its TLS, and what is asked of a connection before a call is read."""
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from streamq.errors import InvalidValue, SettingsError
+from streamq.gateway.problems import Problem
+
+#: Connections that wait to be accepted.
+BACKLOG = 4_096
+#: The head of a call has at most so many bytes, and comes within so many seconds.
+MOST_HEAD = 2**14
+HEAD_S = 30.0
+
+
+class Tls(msgspec.Struct, frozen=True):
+    """Files with the certificate, its key, and the CA of client certificates."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return what connections are made with; None without a certificate.
+
+        Raises:
+            InvalidValue: only some of the files are given.
+            SettingsError: one of them cannot be used.
+        """
+        if self.certificate is None or self.key is None:
+            if self.certificate or self.key or self.client_ca:
+                raise InvalidValue("TLS needs both --tls-cert and --tls-key")
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            if self.client_ca:
+                context.load_verify_locations(self.client_ca)
+                # Callers without a certificate need a key.
+                context.verify_mode = ssl.CERT_OPTIONAL
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(str(each) for each in msgspec.structs.astuple(self) if each)
+            raise SettingsError(f"TLS: cannot use {files}: {error}") from None
+        return context
+
+
+def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Return a socket that listens. ``is_shared``: other processes listen at the same port.
+
+    Raises:
+        SettingsError: it cannot listen there.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SettingsError(f"cannot listen at {host}:{port}: {reason}") from None
+    return listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Return whether only programs of this machine can reach it."""
+    address = str(listener.getsockname()[0])
+    return address == "::1" or address.startswith("127.")
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a caller: its head must come in time, and be short."""
+
+    _waiting: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first call."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._got_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, unless the head of a call has grown too long."""
+        if self._waiting:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD and b"\r\n\r\n" not in data[:MOST_HEAD]:
+                self._refuse(Problem(431, "LARGE", "the head of the call is too large"))
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Wait for the rest of the head of a call that begins."""
+        super().on_message_begin()
+        if certificate := _name_in_certificate(self.transport):
+            # What is in here comes to the application with every call, and with a WebSocket.
+            self.app_state = {**self.app_state, "certificate": certificate}
+            self.scope["state"] = self.app_state
+        if not self._waiting:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        """Hand the call on."""
+        self._got_head()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        self._refuse(Problem(400, "INVALID", "that is no HTTP", "the call is no HTTP/1.1"))
+
+    def _expect_head(self) -> None:
+        self._head_bytes = 0
+        self._waiting = self.loop.call_later(HEAD_S, self._too_slow)
+
+    def _got_head(self) -> None:
+        if self._waiting:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _too_slow(self) -> None:
+        self._waiting = None
+        self._refuse(
+            Problem(408, "SLOW", "the call did not come in time", f"it took more than {HEAD_S:g} s")
+        )
+
+    def _refuse(self, problem: Problem) -> None:
+        if self.transport.is_closing():
+            return
+        body = problem.body()
+        head = [f"HTTP/1.1 {problem.status} {problem.code}"]
+        head += [f"{name}: {value}" for name, value in problem.headers().items()]
+        head += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
+        self.transport.write("\r\n".join(head).encode() + body)
+        self.transport.close()
+
+
+def _name_in_certificate(transport: Any) -> str:
+    """Return the common name of the client's certificate; "" without one."""
+    certificate = transport.get_extra_info("peercert")
+    for fields in (certificate or {}).get("subject", ()):
+        for field, value in fields:
+            if field == "commonName":
+                return str(value)
+    return ""

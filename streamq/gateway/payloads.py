@@ -1,0 +1,132 @@
+"""Payloads and results in the forms that JSON can carry, and back."""
+
+import binascii
+from base64 import b64decode, b64encode
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from streamq.errors import InvalidValue
+from streamq.gateway.messages import As, PartTold, Value
+from streamq.model import Part, Spec
+from streamq.records import about
+from streamq.records import encoding as codec
+
+_FORMS = ("json", "text", "base64", "lines")
+
+
+def told(part: Part, spec: Spec, form: As) -> PartTold:
+    """Return a part as a worker is told of it."""
+    place = about.Place.of(part.about, spec)
+    said = PartTold(
+        number=part.number,
+        records=UNSET if part.records is None else part.records,
+        attempt=part.attempt,
+        alone=part.is_suspect,
+        source=place.source if place else "",
+        line=place.line if place else 0,
+    )
+    value = _form_of(part.payload, form, is_json=about.is_json(part))
+    said.json, said.text, said.base64 = value.json, value.text, value.base64
+    return said
+
+
+def _form_of(data: bytes, form: As, *, is_json: bool) -> Value:
+    if form == "json" or (form == "auto" and is_json):
+        try:
+            msgspec.json.decode(data)
+        except (ValueError, RecursionError):
+            pass  # it is told as it is
+        else:
+            return Value(json=msgspec.Raw(data))
+    return _bytes_form(data, is_text=form != "base64")
+
+
+def _bytes_form(data: bytes, *, is_text: bool = True) -> Value:
+    if is_text:
+        try:
+            return Value(text=data.decode())
+        except UnicodeDecodeError:
+            pass
+    return Value(base64=b64encode(data).decode())
+
+
+def encoded(value: Value | None) -> bytes:
+    """Return the result of a part as the server keeps it.
+
+    Raises:
+        InvalidValue: the value has no form, or several, or its base64 is none.
+    """
+    return codec.encode_result([_item(value)])
+
+
+def _item(value: Value | None) -> codec.Item:
+    if value is None:
+        return None
+    form = _only_form(value)
+    if form == "lines":
+        return codec.encode_item(codec.Verbatim(str(value.lines).encode()))
+    if form == "json":
+        found = _from_json(value.json)
+        try:
+            return codec.encode_item(found)
+        except msgspec.MsgspecError as error:
+            raise InvalidValue(f"a result cannot be kept: {error}") from None
+    return codec.encode_item(value.text if form == "text" else _plain(value))
+
+
+def payload(raw: msgspec.Raw, number: int) -> Any:
+    """Return a part of a submission: bytes for ``{"text"}`` and ``{"base64"}``, else its value.
+
+    Raises:
+        InvalidValue: it is neither.
+    """
+    value = _from_json(raw)
+    is_plain = isinstance(value, dict) and len(value) == 1 and {"text", "base64"} & value.keys()
+    if not is_plain:
+        return value
+    try:
+        return _plain(msgspec.convert(value, Value))
+    except (msgspec.ValidationError, InvalidValue) as error:
+        raise InvalidValue(f"part {number}: {error}") from None
+
+
+def shown(item: codec.Item) -> Value | None:
+    """Return an item of a result as a reader is told of it."""
+    if item is None:
+        return None
+    if isinstance(item, str):
+        return Value(text=item)
+    if codec.is_verbatim(item):
+        data = bytes(item.data)
+        try:
+            return Value(lines=data.decode())
+        except UnicodeDecodeError:
+            return _bytes_form(data)
+    if isinstance(item, bytes):
+        return _bytes_form(item)
+    return Value(json=msgspec.Raw(msgspec.json.encode(codec.decode_item(item))))
+
+
+def _only_form(value: Value) -> str:
+    given = [form for form in _FORMS if getattr(value, form) is not UNSET]
+    if len(given) != 1:
+        raise InvalidValue(f"a result has one of {', '.join(_FORMS)}, not {given or 'none'}")
+    return given[0]
+
+
+def _plain(value: Value) -> bytes:
+    if isinstance(value.text, str):
+        return value.text.encode()
+    try:
+        return b64decode(str(value.base64), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidValue(f"that is no base64: {error}") from None
+
+
+def _from_json(raw: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"that is no JSON: {error}") from None

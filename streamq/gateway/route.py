@@ -1,0 +1,114 @@
+"""What a route is: a line of the table in ``routes.py``, a call of it, and an answer."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from streamq.errors import InvalidValue
+from streamq.gateway.access import Access, Visit
+from streamq.gateway.control import Control
+from streamq.gateway.desk import Desk
+from streamq.gateway.loads import Loads
+from streamq.gateway.requests import Requests
+from streamq.gateway.roles import Caller, Role
+from streamq.gateway.session import Sessions
+
+if TYPE_CHECKING:
+    from streamq.gateway.board import Board
+
+#: A body has at most so many bytes, unless a route says otherwise.
+MOST_BODY = 2**24
+
+
+class Gateway(msgspec.Struct):
+    """What routes work with."""
+
+    desk: Desk
+    requests: Requests
+    loads: Loads
+    control: Control
+    access: Access
+    sessions: Sessions
+    #: Why the gateway is not ready; "" when it is.
+    unready: Callable[[], str]
+    #: The dashboard; None where there is none.
+    board: "Board | None" = None
+
+
+class Call(msgspec.Struct):
+    """One call: who makes it, the names in its path, its query, and its body."""
+
+    caller: Caller
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    visit: Visit
+    scheme: str = "http"
+    body: Any = None
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a text of the query."""
+        return self.query.get(name, default)
+
+    def number(self, name: str, default: float, least: float, most: float) -> float:
+        """Return a number of the query.
+
+        Raises:
+            InvalidValue: it is none, or out of range.
+        """
+        text = self.query.get(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            raise InvalidValue(f"{name} {text!r:.80} is no number") from None
+        if not least <= value <= most:
+            raise InvalidValue(f"{name} {text:.80} is out of range: {least:g} to {most:g}")
+        return value
+
+
+class Answer(msgspec.Struct):
+    """What a call is answered: a status, and a value that becomes JSON, or lines as they come."""
+
+    status: int = 200
+    body: Any = None
+    lines: Any = None
+    #: Told as it is, instead of a value.
+    text: str = ""
+    headers: dict[str, str] = {}
+    #: Called if the caller has left before the answer could be sent.
+    undo: Callable[[], None] | None = None
+    #: Called when the answer is out.
+    delivered: Callable[[], None] | None = None
+
+
+class Param(msgspec.Struct, frozen=True):
+    """A member of a query: what it means, and what it may be, as a JSON schema."""
+
+    says: str
+    schema: dict[str, Any]
+
+
+Operation = Callable[[Gateway, Call], Awaitable[Answer]]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One line of the table."""
+
+    method: str
+    path: str
+    role: Role
+    operation: Operation
+    summary: str
+    #: Types of the JSON that comes in, and of that which goes out, by status.
+    body: Any = None
+    answers: Mapping[int, Any]
+    query: Mapping[str, "Param"] = {}
+    #: Whether it changes what the server holds, and is told of in the log.
+    is_change: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        return self.operation.__name__

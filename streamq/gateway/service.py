@@ -1,0 +1,296 @@
+"""The process of a gateway: its listener, its janitors, its start and its stop."""
+
+import logging
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Collection, Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvicorn
+
+from streamq.errors import InvalidValue
+from streamq.gateway import supervisor
+from streamq.gateway.access import Access
+from streamq.gateway.board import Board
+from streamq.gateway.control import Control
+from streamq.gateway.desk import Desk
+from streamq.gateway.http import application
+from streamq.gateway.listener import BACKLOG, Connection, Tls, is_loopback, listen
+from streamq.gateway.loads import Loads
+from streamq.gateway.requests import Requests
+from streamq.gateway.route import MOST_BODY, Gateway
+from streamq.gateway.session import GO_WITHIN_MS, Sessions
+from streamq.gateway.ticket import Signer
+from streamq.model import LAST_LEVEL
+from streamq.protocol.protocol import Protocol
+from streamq.queue.lease_keeper import LeaseKeeper
+from streamq.settings import Settings
+from streamq.telemetry.systemd import Notifier
+
+if TYPE_CHECKING:
+    from streamq.gateway.grpc_service import GrpcServer
+
+log = logging.getLogger(__name__)
+
+#: Waits at servers that hang are looked for this often (s).
+CHECK_EVERY_S = 4.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gateway is to serve."""
+
+    host: str
+    port: int
+    queues: tuple[str, ...]
+    #: How long answers that are on their way may take when the gateway stops.
+    grace_s: float = 25.0
+    #: The file with the keys. Without one everybody may do everything.
+    keys: Path | None = None
+    tls: Tls = Tls()
+    #: Whether other machines may be listened to without TLS: a proxy in front has it.
+    is_insecure: bool = False
+    #: Where to listen for gRPC, if at all: host and port.
+    grpc: tuple[str, int] | None = None
+    #: The URL that browsers use, if it is another than where the gateway listens.
+    origin: str = ""
+    #: Answer what readers may ask, and nothing else. Such a gateway is no janitor.
+    is_read_only: bool = False
+
+
+def serve(
+    protocol: Protocol, options: Options, started: Callable[[str], object] = lambda _: None
+) -> None:
+    """Serve until INT or TERM comes. ``started`` is told the URL when it listens.
+
+    Raises:
+        InvalidValue: the gateway would listen beyond loopback without keys.
+        SettingsError: it cannot listen there.
+    """
+    access = Access(options.keys, frozenset({options.host}), options.origin)
+    tls = options.tls.context()
+    for host, port in filter(None, (options.grpc,)):
+        with listen(host, port, is_shared=True) as door:
+            _check_doors(door, options, access, has_tls=tls is not None)
+    own_secret = supervisor.secret()
+    listener = listen(options.host, options.port, is_shared=own_secret is not None)
+    _check_doors(listener, options, access, has_tls=tls is not None)
+    address = listener.getsockname()
+    shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+    url = f"{'https' if tls else 'http'}://{shown}:{address[1]}"
+    settings = Settings.from_env()
+    keepers = {
+        queue: LeaseKeeper(
+            protocol,
+            queue,
+            # Names of holders do not begin with this word: the gateway does not renew leases, so
+            # its heartbeat says nothing about them.
+            secrets.token_hex(8),
+            slots=0,
+            lease_ms=settings.lease_ms,
+            beat_ms=settings.beat_ms,
+            audit_ms=settings.audit_ms,
+            levels=range(LAST_LEVEL + 1),
+        )
+        for queue in ([] if options.is_read_only else options.queues)
+    }
+    signer = Signer(access.secret or own_secret or secrets.token_bytes(32))
+    access.on_secret = signer.use
+    desk = Desk(protocol, keepers, signer, f"g{secrets.token_hex(8)}")
+    requests = Requests(protocol, desk, settings.team, is_read_only=options.is_read_only)
+    sessions = Sessions(desk)
+    board = Board(protocol, desk.in_thread, list(options.queues), is_read_only=options.is_read_only)
+    gateway = Gateway(
+        desk,
+        requests,
+        Loads(protocol, desk, settings.team),
+        Control(protocol, desk, options.queues),
+        access,
+        sessions,
+        lambda: _unready(desk, keepers.values()),
+        board,
+    )
+    config = uvicorn.Config(
+        application(gateway, is_read_only=options.is_read_only),
+        http=Connection,
+        loop="uvloop",
+        ws="websockets-sansio" if _has_websockets() else "none",
+        ws_max_size=MOST_BODY,
+        # With it thousands of sockets take gigabytes.
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # The address of a caller is that of its connection, whatever a header says.
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, round(options.grace_s)),
+    )
+    config.load()
+    config.ssl = tls
+
+    async def stopping() -> None:
+        desk.stop_waiting()
+        board.feed.stop()
+        await sessions.close(min(options.grace_s, GO_WITHIN_MS / 1e3))
+
+    def beside() -> "GrpcServer | None":
+        return _grpc(gateway, options, started)
+
+    server = _Server(
+        config, stopping, beside, options.grace_s, lambda: started(url), access.look_again
+    )
+    over = threading.Event()
+    checks = threading.Thread(target=_check, args=(protocol, over), name="checks", daemon=True)
+    for keeper in keepers.values():
+        keeper.start()
+    checks.start()
+    try:
+        log.info("serving %s at %s", ", ".join(options.queues), url)
+        server.run(sockets=[listener])
+    finally:
+        over.set()
+        listener.close()
+        board.feed.close()
+        desk.close()
+        for keeper in keepers.values():
+            keeper.stop()
+        log.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """Answers calls that wait when it is told to stop, so that they do not hold it up."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        stopping: Callable[[], Awaitable[None]],
+        beside: "Callable[[], GrpcServer | None]",
+        grace_s: float,
+        started: Callable[[], object],
+        look_again: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+        self._beside = beside
+        self._grace_s = grace_s
+        self._grpc: GrpcServer | None = None
+        self._started = started
+        self._look_again = look_again
+        self._notifier = Notifier()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self._grpc = self._beside()
+        if self._grpc:
+            await self._grpc.start()
+        self._notifier.ready("serving")
+        self._started()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Tell systemd that the loop turns."""
+        self._notifier.alive()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what waits, then end as uvicorn does."""
+        self._notifier.stopping("told to stop")
+        await self._stopping()
+        if self._grpc:
+            await self._grpc.stop(self._grace_s)
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Stop at INT and TERM; a second one cuts what is still on its way. HUP reads keys again.
+
+        uvicorn would raise the signal again in the end, and the process would end as if killed.
+        """
+
+        def on_signal(number: int, _: FrameType | None) -> None:
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+        def on_hangup(_: int, frame: FrameType | None) -> None:
+            self._look_again()
+
+        actions: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+            signal.SIGINT: on_signal,
+            signal.SIGTERM: on_signal,
+            signal.SIGHUP: on_hangup,
+        }
+        heeded = [each for each in actions if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, actions[number]) for number in heeded}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _check_doors(
+    listener: socket.socket, options: Options, access: Access, *, has_tls: bool
+) -> None:
+    """Refuse to listen to other machines without keys, or without TLS."""
+    if is_loopback(listener):
+        return
+    where = f"--listen {options.host}:{options.port} is open to other machines"
+    listener_is_ok = access.has_keys and (has_tls or options.is_insecure)
+    if not listener_is_ok:
+        listener.close()
+    if not access.has_keys:
+        raise InvalidValue(
+            f"{where}, and without keys anybody there could read and change everything: listen on "
+            "127.0.0.1, or make keys (streamq serve key NAME --role ROLE) and give --keys FILE"
+        )
+    if not listener_is_ok:
+        raise InvalidValue(
+            f"{where}, and without TLS anybody between could read the keys: give --tls-cert and "
+            "--tls-key, or --insecure if a proxy in front has TLS or you trust the network"
+        )
+
+
+def _has_websockets() -> bool:
+    """Return whether streams can be served: the extra ``serve`` brings that package."""
+    if find_spec("websockets"):
+        return True
+    log.warning("no WebSocket streams: pip install 'streamq[serve]' brings the package websockets")
+    return False
+
+
+def _grpc(
+    gateway: Gateway, options: Options, started: Callable[[str], object]
+) -> "GrpcServer | None":
+    """Listen for gRPC, if that is asked for. It belongs to the event loop that runs."""
+    if options.grpc is None:
+        return None
+    from streamq.gateway.grpc_service import GrpcServer
+
+    server = GrpcServer(gateway, *options.grpc, options.tls)
+    started(f"{options.grpc[0]}:{server.port} (gRPC)")
+    return server
+
+
+def _unready(desk: Desk, keepers: Collection[LeaseKeeper]) -> str:
+    if desk.is_stopping:
+        return "the gateway stops"
+    if not all(keeper.is_server_up for keeper in keepers):
+        return "the server does not answer"
+    return ""
+
+
+def _check(protocol: Protocol, over: threading.Event) -> None:
+    """End takes that wait at a server which hangs."""
+    while not over.wait(CHECK_EVERY_S):
+        try:
+            protocol.connection.check_waits()
+        except Exception:
+            log.exception("checks go on after")

@@ -1,0 +1,67 @@
+"""Sessions over WebSocket: each message is a JSON object in a text frame."""
+
+import logging
+from contextlib import suppress
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from streamq.errors import StreamqError
+from streamq.gateway.access import Access, Visit
+from streamq.gateway.problems import Problem, problem_of
+from streamq.gateway.session import Sessions, encode
+from streamq.gateway.session_messages import FromWorker, ToWorker
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/work"
+SUBPROTOCOL = "streamq.v1.json"
+#: The stream ends with these codes: the message was none; the worker may not; it was too slow.
+_BAD, _REFUSED, _SLOW = 1007, 1008, 1013
+
+
+async def work(socket: WebSocket, access: Access, sessions: Sessions) -> None:
+    """Serve one stream of a worker."""
+    offered = socket.scope.get("subprotocols", [])
+    try:
+        caller = access.caller(_visit(socket))
+    except Problem as refused:
+        # Before it is accepted a stream can be refused with 403 only, so the reason is told after.
+        await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        await socket.close(_REFUSED, str(refused)[:120])
+        return
+    await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+
+    async def receive() -> FromWorker | None:
+        try:
+            text = await socket.receive_text()
+        except (WebSocketDisconnect, KeyError):
+            return None
+        return msgspec.json.decode(text, type=FromWorker)
+
+    async def send(message: ToWorker) -> None:
+        with suppress(WebSocketDisconnect, RuntimeError):
+            await socket.send_text(encode(message).decode())
+
+    code, reason = 1000, ""
+    try:
+        await sessions.serve(caller, receive, send)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        code, reason = _BAD, f"400 INVALID: {error}"
+    except (Problem, StreamqError) as error:
+        problem = error if isinstance(error, Problem) else problem_of(error)
+        code, reason = _REFUSED, str(problem)
+    except TimeoutError:
+        code, reason = _SLOW, "408 SLOW: no message came, or none was read, in time"
+    with suppress(RuntimeError):  # the worker has left
+        await socket.close(code, reason[:120])
+
+
+def _visit(socket: WebSocket) -> Visit:
+    # A page of another site can have a browser open a stream: it is checked as a change is.
+    return Visit(
+        "CONNECT",
+        socket.headers,
+        socket.client.host if socket.client else "",
+        getattr(socket.state, "certificate", ""),
+    )

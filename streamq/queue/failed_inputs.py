@@ -1,0 +1,71 @@
+"""The records that failed, as they were loaded: read from the parts that the server still has."""
+
+import base64
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from streamq.model import Failure, Part, Spec
+from streamq.protocol.protocol import Protocol
+from streamq.records.decoding import TEXT_FORMATS, bare, records_in
+
+#: A failure has so many bytes of its record at most, and all failures so many together.
+MOST_INPUT = 2**16
+MOST_INPUTS = 2**26
+#: How many parts are read at once: each may have 1 MiB.
+_PARTS = 8
+
+
+def with_inputs(
+    protocol: Protocol, request_id: str, failures: Sequence[Failure]
+) -> Iterator[Failure]:
+    """Yield the failures, each with the record it is about, or the part that failed as a whole.
+
+    A part by reference has no bytes of its own, and its failures come as they are. So do those
+    after the first 64 MiB of records.
+    """
+    spec = protocol.inspect(request_id).spec
+    parts = [] if spec.by_reference else sorted({each.part for each in failures})
+    place, room = 0, MOST_INPUTS
+    for first in range(0, len(parts), _PARTS):
+        some = parts[first : first + _PARTS]
+        found = dict(zip(some, protocol.entries_of(request_id, some), strict=True))
+        while place < len(failures) and failures[place].part in found and room > 0:
+            failure = _with_input(failures[place], found[failures[place].part], spec)
+            room -= len(failure.input or failure.input_base64)
+            yield failure
+            place += 1
+    yield from failures[place:]
+
+
+def _with_input(failure: Failure, part: Part | None, spec: Spec) -> Failure:
+    if part is None:
+        return failure
+    data = part.payload
+    if failure.record and spec.format in TEXT_FORMATS and not failure.records:
+        records = records_in(part, spec)[failure.record - 1 : failure.record]
+        data = bare(records[0]) if records else b""
+    text: str | None = None
+    is_cut = len(data) > MOST_INPUT
+    data = data[:MOST_INPUT]
+    try:
+        # A character that was cut in two is left out.
+        text = data.decode("utf-8", "ignore") if is_cut and _is_text(data) else data.decode()
+    except UnicodeDecodeError:
+        return msgspec.structs.replace(
+            failure, input_base64=base64.b64encode(data).decode(), input_is_cut=is_cut
+        )
+    return msgspec.structs.replace(failure, input=text, input_is_cut=is_cut)
+
+
+def _is_text(data: bytes) -> bool:
+    """Return whether data that were cut off are UTF-8 but for the last character."""
+    return any(_decodes(data[: len(data) - cut]) for cut in range(4))
+
+
+def _decodes(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

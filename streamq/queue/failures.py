@@ -1,0 +1,51 @@
+"""What was given up of a request, as its server keeps it; of a flow in all its stages."""
+
+import msgspec
+
+from streamq.errors import UNREADABLE
+from streamq.model import Failure, Part
+from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import part_of
+from streamq.protocol.snapshot import Snapshot
+from streamq.queue.flow_status import places_of
+from streamq.records.about import Place, origin_of
+
+#: How many parts are located in one call: the server reads each of them with its payload.
+_LOCATED = 50
+
+
+def read_failures(text: bytes) -> list[Failure]:
+    """Return the failures of a part; one that says so where they cannot be read."""
+    try:
+        return msgspec.json.decode(text, type=list[Failure])
+    except UNREADABLE as error:
+        return [Failure(error="Damaged", message=f"what is kept of it cannot be read: {error}")]
+
+
+def flow_failures(protocol: Protocol, found: Snapshot) -> list[Failure]:
+    """Return what was given up in each stage of a flow, first stage first.
+
+    ``part`` is the number of the input, and ``item`` says which child of it.
+    """
+    return [failure for place in places_of(found) for failure in _stage_failures(protocol, place)]
+
+
+def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
+    stage = protocol.inspect(place)
+    spec, name = stage.spec, stage.text("handler")
+    failed = sorted(protocol.failures(place))
+    told = []
+    for first in range(0, len(failed), _LOCATED):
+        some = failed[first : first + _LOCATED]
+        abouts = protocol.locate(place, [number for number, _ in some])
+        for (number, text), about in zip(some, abouts, strict=True):
+            item = origin_of(Part(number, b"", about))
+            where = Place.of(about, spec)
+            for failure in read_failures(text):
+                source = {} if where is None else {"source": where.source, "line": where.line}
+                told.append(
+                    msgspec.structs.replace(
+                        failure, part=part_of(item), item=item, stage=name, **source
+                    )
+                )
+    return told

@@ -1,0 +1,95 @@
+"""A flow as users wrote it, checked, as the policy of a request: one policy for each stage."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from streamq.errors import FleetTooOld, InvalidValue
+from streamq.flows.flow import Flow, Stage, window
+from streamq.flows.shape import Shape
+from streamq.model import WEIGHT, FlowPlan, Policy, Spec, StagePlan
+from streamq.protocol.protocol import Protocol
+from streamq.queue.fleet import live_workers
+from streamq.queue.options import policy
+from streamq.records.decoding import ITEMS
+
+#: The first version of the protocol whose workers can run a stage of a flow.
+_FLOWS_SINCE = 3
+
+
+def flow_policy(
+    flow: Flow,
+    common: Mapping[str, Any],
+    spec: Spec = Spec(),  # noqa: B008  it is frozen
+) -> Policy:
+    """Return the policy of a request that is a flow.
+
+    ``common`` has the options of the request: those that a stage does not set itself are the
+    request's. ``spec`` says how the input of the first stage is read.
+
+    Raises:
+        InvalidValue: there can be no such flow, or an option of a stage is not allowed.
+    """
+    shape = flow.shape
+    stages = tuple(
+        _plan(shape, number, each, common, spec) for number, each in enumerate(flow.stages, 1)
+    )
+    return msgspec.structs.replace(stages[0].policy, flow=FlowPlan(flow.name, stages))
+
+
+def shares(stages: int, weight: int) -> list[int]:
+    """Return the weights of the stages: together about that of one request, the last the largest.
+
+    None is below 2: with 1 the workers of a fleet would wake up one after the other.
+    """
+    if stages == 1:
+        return [weight]
+    last = {2: 5, 3: 4}.get(stages, 4)
+    each = max(2, (WEIGHT - last) // (stages - 1))
+    return [max(2, share * weight // WEIGHT) for share in [*[each] * (stages - 1), last]]
+
+
+def _plan(
+    shape: Shape, number: int, stage: Stage, common: Mapping[str, Any], spec: Spec
+) -> StagePlan:
+    has_window = number > 1 and stage.kind in ("map", "spread")
+    try:
+        bounds = window(stage.window) if has_window else (0, 0)
+        own = {
+            name: value
+            for name, value in msgspec.structs.asdict(stage).items()
+            if value is not None and name not in ("kind", "handler", "window", "on_failure")
+        }
+        share = shares(len(shape), common.get("weight", WEIGHT))[number - 1]
+        options = {**common, "weight": share, **own, "handler": stage.handler}
+        if stage.kind == "reduce":
+            options["limit"] = 1
+        if number > 1:
+            for name in ("labels", "canary", "delay", "calls"):
+                options.pop(name, None)
+            spec = Spec(format=ITEMS, files=spec.files)
+        told = msgspec.structs.replace(
+            spec,
+            stage=number,
+            shape=shape.text,
+            facts=f"{shape.facts(number)} {bounds[0]} {bounds[1]}",
+            on_failure=stage.on_failure,
+        )
+        return StagePlan(kind=stage.kind, policy=policy(**options, spec=told), window=bounds)
+    except InvalidValue as error:
+        raise InvalidValue(f"stage {number} ({stage.handler}): {error}") from None
+
+
+def check_fleet(protocol: Protocol, plan: FlowPlan) -> None:
+    """Raise FleetTooOld if a live worker of one of the queues cannot run flows.
+
+    Such a worker runs no part of a flow wrongly. It takes tokens of the flow and drops them.
+    """
+    for queue in sorted({stage.policy.queue for stage in plan.stages}):
+        old = [each for each in live_workers(protocol, queue) if each.protocol < _FLOWS_SINCE]
+        if old:
+            raise FleetTooOld(
+                f"{len(old)} workers of queue {queue} are too old for flows, such as {old[0].name} "
+                f"(streamq {old[0].version or '?'}): upgrade or stop them, then submit again"
+            )

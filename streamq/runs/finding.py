@@ -1,0 +1,139 @@
+"""Finds the runs of the current folder that go on now, and the servers that they have started."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from streamq.errors import InvalidValue
+from streamq.runs import home
+from streamq.runs.home import HOME, StoredRun
+
+_ADDRESS = "address.json"
+
+
+class FoundRun(NamedTuple):
+    """A run of the current folder that goes on now. ``find_run`` returns one.
+
+    Example:
+        run = find_run()
+        with Client(run.url, prefix=run.prefix) as client:
+            client.get(run.id).set(limit=4)
+    """
+
+    #: Its id, which is also that of its request.
+    id: str
+    #: Its server; "" for one that was named with ``--url``, which is not written down here.
+    url: str
+    prefix: str
+    queue: str
+    #: The file that it writes.
+    output: str
+    #: The process that runs it; -1 where that is not known.
+    pid: int
+
+
+class _Address(msgspec.Struct, frozen=True):
+    """Where the embedded server of a run listens."""
+
+    url: str
+    prefix: str
+
+
+def find_run(id: str = "") -> FoundRun:
+    """Return the run of the current folder with that id, or the one that began last.
+
+    Runs are found in ``.streamq``, where ``streamq run`` keeps them. Only runs that go on now have
+    a server to talk to.
+
+    Raises:
+        InvalidValue: no such run goes on in this folder.
+
+    Example:
+        run = find_run()
+        with Client(run.url, prefix=run.prefix) as client:
+            print(client.get(run.id).status().records)
+    """
+    return live_runs(id)[0]
+
+
+def has_runs() -> bool:
+    """Return whether runs are kept in this folder, also ones that were stopped."""
+    return bool(_stored())
+
+
+def is_kept(run_id: str) -> bool:
+    """Return whether the run is still kept in this folder."""
+    return any(run.id == run_id for run in _stored())
+
+
+def live_runs(run_id: str = "") -> list[FoundRun]:
+    """Return the runs that go on in this folder, the last first; with an id only that one.
+
+    Raises:
+        InvalidValue: there is none.
+    """
+    runs = _stored()
+    wanted = [run for run in runs if run_id in ("", run.id)]
+    found = [_found(run) for run in wanted if run.is_live]
+    if not found:
+        raise InvalidValue(_why_none(runs, wanted, run_id))
+    return found
+
+
+def _stored() -> list[StoredRun]:
+    home.refuse_strange(HOME)
+    if not HOME.exists():
+        return []
+    with home.home_locked():
+        return home.stored_runs()
+
+
+def _found(run: StoredRun) -> FoundRun:
+    policy = run.plan.policy
+    if run.plan.server:
+        prefix = run.plan.server.rpartition(" ")[2]
+        return FoundRun(run.id, "", prefix, policy.queue, run.plan.output, run.pid)
+    try:
+        text = (HOME / run.id / _ADDRESS).read_bytes()
+        address = msgspec.json.decode(text, type=_Address)
+    except (OSError, msgspec.DecodeError):
+        raise InvalidValue(
+            f"run {run.id} ({run.process}) just starts, and its server does not answer yet: "
+            "try again in a moment"
+        ) from None
+    return FoundRun(run.id, address.url, address.prefix, policy.queue, run.plan.output, run.pid)
+
+
+def _why_none(runs: Sequence[StoredRun], wanted: Sequence[StoredRun], run_id: str) -> str:
+    """Say why no run was found, and what can be done."""
+    if wanted:
+        return why_not(wanted[0])
+    if run_id and runs:
+        return f"no run {run_id} is in this folder; there is {', '.join(run.id for run in runs)}"
+    return f"no run{f' {run_id}' if run_id else ''} goes on in this folder"
+
+
+def why_not(run: StoredRun) -> str:
+    """Say why a run that is stored has no server, and how to go on with it."""
+    if run.finished:
+        return (
+            f"run {run.id} {run.finished_words}, listed beside {run.plan.output}: "
+            f"{home.retry_command(run.id)} runs these again"
+        )
+    return (
+        f"run {run.id} was stopped, and its server with it: streamq run --resume {run.id} goes on"
+    )
+
+
+def note_address(run_id: str, url: str, prefix: str) -> None:
+    """Write down where the server of a run listens, for commands that look for the run."""
+    place = HOME / run_id / _ADDRESS
+    draft = place.with_name(f"{place.name}.new")
+    draft.write_bytes(msgspec.json.encode(_Address(url, prefix)))
+    draft.replace(place)
+
+
+def forget_address(run_id: str) -> None:
+    """Remove the note about a server that has ended."""
+    (HOME / run_id / _ADDRESS).unlink(missing_ok=True)

@@ -1,0 +1,59 @@
+"""How large a load cuts parts: by what the workers of its queue say of the handler."""
+
+import time
+from collections.abc import Callable
+
+from streamq.model import Policy
+from streamq.protocol.protocol import Protocol
+from streamq.queue.fleet import HandlerPace, pace_of
+from streamq.records.sizes import AS_LARGE_AS_ALLOWED, Step, most_by_rate, records_for
+
+#: The fleet is asked this often while a load runs. Its heartbeats come every few seconds.
+LOOK_EVERY_S = 0.5
+#: A load gives workers that know nothing of the handler yet some parts of one record, and waits for
+#: so long for what they measure. Busy workers may not come to it.
+PATIENCE_S = 3.0
+#: So many parts for each part that the fleet runs at once, and at most so many.
+PROBES = 2
+MOST_PROBES = 200
+#: So many parts are cut before the fleet is asked again.
+STEP = 64
+
+
+class FleetSize:
+    """Sizes parts so that each takes about a quarter of a second, by the fleet's own measure.
+
+    If no live worker says anything of the handler, or the handler takes whole parts, parts are as
+    large as is allowed.
+    """
+
+    def __init__(self, look: Callable[[], HandlerPace | None], most_records: int) -> None:
+        """``look`` asks the fleet. ``most_records``: a part has no more records than this."""
+        self._look = look
+        self._most_records = most_records
+        self._pace: HandlerPace | None = None
+        self._look_at = 0.0
+        self._begun = 0.0
+
+    def step(self, waiting: int, fitting: float) -> Step:
+        """Return what to cut next; no parts while workers may soon tell how long records take."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._pace, self._look_at = self._look(), now + LOOK_EVERY_S
+        pace = self._pace
+        if pace is None or not pace.is_map:
+            return AS_LARGE_AS_ALLOWED
+        if pace.records:
+            records = records_for(pace.record_s, is_coroutine=pace.is_coroutine, slots=pace.slots)
+            return Step(min(records, self._most_records), STEP)
+        if not self._begun:
+            self._begun = now
+            return Step(1, min(MOST_PROBES, PROBES * pace.at_once))
+        return Step(1, 0) if now - self._begun < PATIENCE_S else AS_LARGE_AS_ALLOWED
+
+
+def sized_by_fleet(protocol: Protocol, policy: Policy) -> FleetSize:
+    """Return what sizes the parts of a load for the live workers of its queue."""
+    return FleetSize(
+        lambda: pace_of(protocol, policy.queue, policy.handler), most_by_rate(policy.rate_ms)
+    )

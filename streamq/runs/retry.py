@@ -1,0 +1,57 @@
+"""Runs the failed records of a finished run again; the collector puts results into their place."""
+
+import threading
+from typing import Any
+
+import msgspec
+
+from streamq.model import State
+from streamq.protocol.protocol import Protocol
+from streamq.queue.request import Request
+from streamq.runs.finished import FinishedNote
+from streamq.runs.folder import RunFolder
+from streamq.runs.run import Run
+
+
+class RetryRun(Run):
+    """One retry of the failed records of a run that was done."""
+
+    def retry(self, note: FinishedNote) -> "RetryRun":
+        """Say where it is noted how the run ended. Return the run itself."""
+        self._finished = note
+        return self
+
+    def _load(self, protocol: Protocol, opened: threading.Event) -> None:
+        """Have the failed parts run again; load what was not loaded because too many failed."""
+        request = Request(protocol, self._plan.id)
+        finished = self._finished.read()
+        assert finished is not None
+        if not finished.is_redriven:
+            # Killed in between, the next command has the rest of the failed parts run again.
+            self._finished.write(msgspec.structs.replace(finished, has_begun=True))
+            request.retry()
+            self._finished.write(
+                msgspec.structs.replace(finished, has_begun=True, is_redriven=True)
+            )
+        if request.status().state is State.LOADING:
+            super()._load(protocol, opened)
+        else:
+            self._open(protocol, opened)
+
+
+def new_run(folder: RunFolder, url: str, prefix: str, **options: Any) -> Run:
+    """Return the run that carries out the plan of a folder: a new one, a resumed one, or a retry.
+
+    The options are those of ``Run``.
+    """
+    kind = RetryRun if folder.is_retry else Run
+    run = kind(
+        folder.plan,
+        url,
+        prefix,
+        note=folder.note,
+        gaps=folder.gaps,
+        steered=folder.steered,
+        **options,
+    )
+    return run.retry(folder.finished) if isinstance(run, RetryRun) else run

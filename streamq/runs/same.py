@@ -1,0 +1,175 @@
+"""Tells whether a command describes the same work as a run that was stopped. Needs no redis-py."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streamq.driver.url import mask
+from streamq.errors import InvalidValue
+from streamq.model import WEIGHT
+from streamq.queue.options import Named
+from streamq.records.inputs import STDIN
+from streamq.records.remote import is_remote
+from streamq.runs.plan import Plan
+
+#: Fields of a plan that may differ: they change how fast the work is done, not what is done. Those
+#: of the third line are compared in a way of their own.
+_FREE = {"id", "processes", "slots", "window_bytes", "force", "replaces", "policy.handler"}
+_FREE |= {"keep_ms", "policy.keep_ms"}
+_FREE |= {"output", "target", "argv", "code", "server", "policy.spec.files", "policy.spec.header"}
+#: These are changed in a request while it runs, as ``streamq set`` does.
+STEERED = ("level", "limit", "rate_ms", "weight")
+_FREE |= {f"policy.{name}" for name in STEERED} | {"policy.labels", "policy.delay_ms"}
+#: Options that are called otherwise than the field that keeps them.
+_OPTIONS = {
+    "form": "output_format",
+    "is_ordered": "ordered",
+    "size.records": "lines",
+    "policy.max_percent": "max_failures",
+    "policy.spec.timeout_ms": "timeout",
+    "policy.spec.names": "header",
+}
+
+
+def has_same_output(one: Plan, other: Plan) -> bool:
+    """Return whether two runs write to the same file."""
+    return os.path.realpath(one.output) == os.path.realpath(other.output)
+
+
+def differences(then: Plan, now: Plan, named: Named) -> list[str]:
+    """Return in words why a command is not the one that began a run; none if it is the same.
+
+    ``named`` returns what an option is called in messages.
+    """
+    found = [
+        *_of_function(then, now),
+        *_of_inputs(then, now),
+        *_of_options(then, now, named),
+    ]
+    if then.server != now.server:
+        found.append(f"the server was {then.server or _OWN}, and is {now.server or _OWN}")
+    return found
+
+
+_OWN = "one of the run's own"
+
+
+def _of_function(then: Plan, now: Plan) -> Iterator[str]:
+    if then.argv != now.argv and (then.argv or now.argv):
+        was, is_now = (" ".join(each.argv) or each.target for each in (then, now))
+        yield f"the program was {was}, and is {is_now}"
+    elif then.target != now.target:
+        yield f"the function was {then.target}, and is {now.target}"
+    elif then.code != now.code and then.code[0]:
+        yield f"the function changed: {then.code[0]} has other content than it had"
+
+
+def _of_inputs(then: Plan, now: Plan) -> Iterator[str]:
+    old, new = _absolute(then), _absolute(now)
+    if STDIN in (*old, *new):
+        yield "it reads standard input, which can be read only once"
+    elif len(old) != len(new):
+        yield f"the input was {len(old)} files, and is {len(new)}"
+    for was, is_now in zip(old, new, strict=False):
+        if was != is_now:
+            yield f"the input was {was}, and is {is_now}"
+            return
+    if then.policy.spec.header != now.policy.spec.header and len(old) == len(new):
+        was, is_now = then.policy.spec.header, now.policy.spec.header
+        yield f"the input changed: its header was {was.strip()!r}, and is {is_now.strip()!r}"
+
+
+def _absolute(plan: Plan) -> list[str]:
+    return [
+        name if name == STDIN or is_remote(name) else str(Path(name).absolute())
+        for name in plan.policy.spec.files
+    ]
+
+
+def _of_options(then: Plan, now: Plan, named: Named) -> Iterator[str]:
+    old, new = dict(_flat(then)), dict(_flat(now))
+    for field in sorted((old.keys() | new.keys()) - _FREE):
+        was, is_now = old.get(field), new.get(field)
+        if was == is_now:
+            continue
+        if field == "size.is_automatic":
+            yield f"parts were {_sized(was)}, and are {_sized(is_now)}"
+        else:
+            option = named(_OPTIONS.get(field, field.rpartition(".")[2]))
+            yield f"{option} was {_text(was)}, and is {_text(is_now)}"
+
+
+def _flat(value: msgspec.Struct, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a struct and of the structs in it, with dots in their names."""
+    for name, each in msgspec.structs.asdict(value).items():
+        if isinstance(each, msgspec.Struct):
+            yield from _flat(each, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", each
+
+
+def _sized(is_automatic: Any) -> str:
+    return "sized by time" if is_automatic is True else "of a given size"
+
+
+def _text(value: Any) -> str:
+    return "not given" if value in (None, "", (), -1) else str(value)
+
+
+def steered(then: Plan, now: Plan) -> dict[str, Any]:
+    """Return what a request that is gone on with has to be set to: level, limit, rate, weight."""
+    pairs = ((name, getattr(then.policy, name), getattr(now.policy, name)) for name in STEERED)
+    found = {name: is_now for name, was, is_now in pairs if was != is_now}
+    return {name: WEIGHT if value is msgspec.UNSET else value for name, value in found.items()}
+
+
+def server_name(url: str, prefix: str) -> str:
+    """Return what tells a server that was named from others, without passwords; "" for none."""
+    return f"{mask(url)} {prefix}" if url else ""
+
+
+def on_server(plan: Plan, server: str) -> Plan:
+    """Return the plan for a run on that server.
+
+    Raises:
+        InvalidValue: the run was begun on another one.
+    """
+    if plan.server and plan.server != server:
+        raise InvalidValue(f"run {plan.id} has its data in the server {plan.server}: give its URL")
+    return msgspec.structs.replace(plan, server=server)
+
+
+def code_of(target: str, argv: Sequence[str]) -> tuple[str, str]:
+    """Return the file of a function or a program, and a digest of its content.
+
+    The file is found by its name, because the process that asks must not import it. Two empty
+    texts stand for a file that is not found so.
+    """
+    for path in _files_of(target, argv):
+        try:
+            digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        except OSError:
+            continue
+        return str(path), digest
+    return "", ""
+
+
+def _files_of(target: str, argv: Sequence[str]) -> Iterator[Path]:
+    if argv:
+        # A program that is found on the path is installed, and none that its user just wrote.
+        if "/" in argv[0]:
+            yield Path(argv[0])
+        return
+    module = target.rpartition(":")[0]
+    if module.endswith(".py"):
+        yield Path(module)
+        return
+    for folder in (Path(), *map(Path, sys.path)):
+        place = folder.joinpath(*module.split("."))
+        yield place.with_name(f"{place.name}.py")
+        yield place / "__init__.py"

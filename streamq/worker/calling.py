@@ -1,0 +1,32 @@
+"""Calling a handler: what is told before a call, and what becomes of what it raises."""
+
+from collections.abc import Callable
+from typing import Any
+
+from streamq.records.encoding import Item
+from streamq.worker.part_watch import PartWatch
+from streamq.worker.tracebacks import safe_text
+
+
+class Timeout(Exception):
+    """The call of a record took longer than the time limit."""
+
+
+def telling(
+    call: Callable[[Any], Any], items: list[Item], watch: PartWatch
+) -> Callable[[Any], Any]:
+    """Return the call, which first tells the watch which record it is: its time is limited."""
+    tell = watch.tell
+
+    def told(value: Any) -> Any:
+        tell(len(items))
+        return call(value)
+
+    return told
+
+
+def tamed(error: BaseException) -> Exception:
+    """Return an error that ends only the part, instead of one that would end the process."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"the handler raised {type(error).__name__}: {safe_text(error)}")

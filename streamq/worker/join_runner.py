@@ -1,0 +1,171 @@
+"""Running parts of a join or a reduce: their inputs wait in the server, in the stage's inbox.
+
+The inputs stay there until the part is finished, so a worker that dies leaves them to the next.
+"""
+
+import typing
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamq.app import Context, Handler
+from streamq.errors import RecordError
+from streamq.flows.shape import Shape
+from streamq.flows.values import Failed
+from streamq.model import Failure, Part, Spec
+from streamq.protocol.protocol import Protocol
+from streamq.queue.held_lease import insist
+from streamq.records import about
+from streamq.records.decoding import item_decoder, items_of
+from streamq.records.references import Reader
+from streamq.worker.stage_runner import SpreadRunner, StageRunner
+
+T = TypeVar("T")
+
+#: Begins the field of a failed child; as in ``lua/lib/handover.lua``.
+_FAILED_CHILD = b"\xc1"
+#: Inputs that are read in one call.
+_PAGE = 500
+
+
+class ChildFailed(RecordError):
+    """Inputs of a join or a reduce have failed, and it is not to run without them."""
+
+
+class JoinRunner(StageRunner):
+    """Runs parts of a join: what its spread kept, and what the children returned."""
+
+    #: Set by the process that made it.
+    protocol: Protocol
+
+    def _check(self) -> None:
+        self._is_whole = False
+        annotation = self.handler.second if self.handler.takes_two else self.handler.annotation
+        self._decode_kept = item_decoder(self.handler.annotation)
+        self._decode_child = item_decoder(_element(annotation))
+
+    def _given(self, part: Part) -> list[bytes]:
+        return [about.origin_of(part).encode()]
+
+    def decode_record(self, record: bytes, is_json: bool) -> Any:
+        """Return what the handler is called with: what was kept, and the children."""
+        origin, place = record.decode(), self._request_id
+        fields = _asked(lambda: self.protocol.inbox_of_group(place, origin))
+        if self._spec.on_failure == "fail":
+            failed = [each for each in fields[1:] if each and each.startswith(_FAILED_CHILD)]
+            if failed:
+                first = _failure(failed[0])
+                raise ChildFailed(
+                    f"{len(failed)} of {len(fields) - 1} children failed, the first with "
+                    f"{first.error}: {first.message}"
+                )
+        kept = self._values(fields[0], self._decode_kept)
+        children = [
+            value for each in fields[1:] for value in self._values(each, self._decode_child)
+        ]
+        return (kept[0] if kept else None), children
+
+    def _values(self, field: bytes | None, decode: Callable[[Any], Any]) -> list[Any]:
+        """Return the values of a field of the inbox: none if the child returned nothing."""
+        if field is None:
+            return []
+        if field.startswith(_FAILED_CHILD):
+            failure = _failure(field)
+            return [Failed(failure.error, failure.message)]
+        return [decode(item) for item in items_of(field)]
+
+    def _bind(self, context: Context | None) -> Callable[[Any], Any]:
+        call = super()._bind(None)
+        name = self.handler.context_name
+        told = {name: context} if name else {}
+        if self.handler.takes_two:
+            return lambda value: self.handler.function(*value, **told)
+        return lambda value: call(value[1]) if not told else self.handler.function(value[1], **told)
+
+
+class ReduceRunner(JoinRunner):
+    """Runs the part of a reduce: an iterator over everything before it, in input order."""
+
+    def _check(self) -> None:
+        super()._check()
+        #: How many parts before the reduce failed.
+        self._failed = 0
+
+    def decode_record(self, record: bytes, is_json: bool) -> Any:
+        """Return what the handler is called with: an iterator, which reads page by page."""
+        return None, self._inputs()
+
+    def _bind(self, context: Context | None) -> Callable[[Any], Any]:
+        self._failed = _asked(self._count_failures)
+        if context is not None:
+            context.failed = self._failed
+        return super()._bind(context)
+
+    def _count_failures(self) -> int:
+        """Return how many parts failed whose results the reduce would have had."""
+        shape, request_id = Shape.read(self._spec.shape), self._request_id.partition("/")[0]
+        before = [n for n in range(1, self._spec.stage) if not shape.is_grouped(n)]
+        places = [request_id if n == 1 else f"{request_id}/{n}" for n in before]
+        found = self.protocol.fields_of(places, ("failed",))
+        return sum(int(values[0] or 0) for values in found if values)
+
+    def _inputs(self) -> Iterator[Any]:
+        if self._failed and self._spec.on_failure == "fail":
+            raise ChildFailed(f"{self._failed} parts of earlier stages failed")
+        request_id = self._request_id.partition("/")[0]
+        total = int(_asked(lambda: self.protocol.fields_of([request_id], ("total",)))[0][0])  # type: ignore[index]
+        for first in range(1, total + 1, _PAGE):
+            numbers = range(first, min(total + 1, first + _PAGE))
+            yield from self._page([str(number) for number in numbers])
+
+    def _page(self, origins: list[str]) -> Iterator[Any]:
+        results, kids = _asked(partial(self.protocol.inbox, self._request_id, origins))
+        for origin, result, count in zip(origins, results, kids, strict=True):
+            if result is not None:
+                yield from self._values(result, self._decode_child)
+            elif count:
+                for first in range(1, count + 1, _PAGE):
+                    below = range(first, min(count + 1, first + _PAGE))
+                    yield from self._page([f"{origin}/{child}" for child in below])
+
+
+def _element(annotation: Any) -> Any:
+    """Return the type of the children that ``list[Page | Failed]`` or an iterator is of."""
+    args = typing.get_args(annotation)
+    if not args:
+        return Any
+    parts = [each for each in typing.get_args(args[0]) if each is not Failed]
+    if typing.get_origin(args[0]) is not None and Failed in typing.get_args(args[0]):
+        return typing.Union[tuple(parts)]  # noqa: UP007  the number of types is not known
+    return args[0]
+
+
+def _failure(field: bytes) -> Failure:
+    failures = msgspec.json.decode(field.removeprefix(_FAILED_CHILD), type=list[Failure])
+    return failures[0] if failures else Failure(error="Unknown")
+
+
+def _asked(ask: Callable[[], T]) -> T:
+    """Ask the server until it answers: an outage is no failure of the part."""
+    return insist(ask)
+
+
+_RUNNERS: dict[str, type[StageRunner]] = {
+    "map": StageRunner,
+    "spread": SpreadRunner,
+    "join": JoinRunner,
+    "reduce": ReduceRunner,
+}
+
+
+def make_runner(
+    protocol: Protocol, handler: Handler, spec: Spec, max_result: int, reader: Reader
+) -> StageRunner:
+    """Return what runs parts of the stage of a flow that the spec describes."""
+    kind = Shape.read(spec.shape).kinds[spec.stage - 1]
+    runner = _RUNNERS[kind](handler, spec, max_result, "", reader)
+    if isinstance(runner, JoinRunner):
+        runner.protocol = protocol
+    return runner

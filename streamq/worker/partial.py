@@ -1,0 +1,62 @@
+"""What the records of a part came to, as it is kept in the server for the part's next attempt.
+
+It is a list with an entry for each record, in MessagePack. ``[0]``: it has no outcome and is to be
+run. ``[1, item]``: it is done. ``[2, failure]``: it failed for good. ``[3]``: an earlier run of the
+part delivered its result, or it is a blank line and no record. Earlier versions of streamq read
+this list, so an entry may not come to mean anything else.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from streamq.errors import damaged_if_unreadable
+from streamq.model import Failure
+from streamq.records import encoding as codec
+from streamq.records.encoding import Item
+
+NONE, DONE, FAILED, DELIVERED = range(4)
+
+#: One entry for each record.
+Outcomes = list[list[Any]]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def of_items(items: Sequence[Item], count: int) -> Outcomes:
+    """Return the outcomes of a part of which the first records are done, and no others."""
+    return [*([DONE, item] for item in items), *([NONE] for _ in range(count - len(items)))]
+
+
+def encode(outcomes: Outcomes) -> bytes:
+    """Return outcomes as they are kept; nothing where no record has one."""
+    return _encode(outcomes) if any(each[0] for each in outcomes) else b""
+
+
+def encode_rest(outcomes: Outcomes) -> bytes:
+    """Return what a redrive is told of a part that is given up.
+
+    Its good records have been delivered. The others are to be run.
+    """
+    return _encode([[NONE] if each[0] in (NONE, FAILED) else [DELIVERED] for each in outcomes])
+
+
+def decode(partial: bytes, count: int) -> Outcomes:
+    """Return what records came to in earlier attempts.
+
+    Raises:
+        Damaged: it is not of this part.
+    """
+    with damaged_if_unreadable("what earlier attempts left"):
+        outcomes = msgspec.msgpack.decode(partial, type=list[list[Any]])
+        for each in outcomes:
+            if each[0] not in range(4) or len(each) != (2 if each[0] in (DONE, FAILED) else 1):
+                raise ValueError("it says what no attempt does")
+            if each[0] == FAILED:
+                each[1] = msgspec.convert(each[1], Failure)
+            elif each[0] == DONE:
+                codec.decode_result(codec.encode_result(each[1:]))
+        if len(outcomes) != count:
+            raise ValueError(f"it is of {len(outcomes)} records, not of {count}")
+    return outcomes

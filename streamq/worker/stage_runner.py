@@ -1,0 +1,144 @@
+"""Running parts of a stage of a flow: what the handler returns is handed over to the next stage."""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import msgspec
+
+from streamq.app import Abandon
+from streamq.errors import EncodeError, InvalidValue, ResultTooLarge
+from streamq.flows.flow import MOST_CHILDREN
+from streamq.flows.shape import Shape
+from streamq.flows.values import Spread
+from streamq.model import Failure, Part
+from streamq.protocol.replies import PassedPart
+from streamq.queue.outcomes import FORGET, PartDone, PartNotDone
+from streamq.records import about
+from streamq.records import encoding as codec
+from streamq.records.encoding import Item
+from streamq.worker.partial import Outcomes
+from streamq.worker.runner import Runner
+
+#: All children of one part may have so many times the bytes of the largest result.
+_MOST_SIZE = 4
+
+
+class TooManyChildren(Abandon):
+    """A part of a spread has more children than one part may have."""
+
+
+class StageRunner(Runner):
+    """Runs parts of a map that is a stage of a flow."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        shape = Shape.read(self._spec.shape)
+        self._feeds = shape.feeds(self._spec.stage)
+        self._is_joined = shape.closing_join(self._spec.stage) > 0
+        # Only plain requests keep how lines ended.
+        self._is_text = False if self._feeds != "end" else self._is_text
+        self._check()
+
+    def _check(self) -> None:
+        """Raise InvalidValue if the handler cannot be called by a stage of this kind."""
+        if self.handler.takes_two:
+            raise InvalidValue(
+                f"handler {self.handler.name} takes two values, so only a join can call it"
+            )
+
+    def done(
+        self, part: Part, items: list[Item], fresh: int, endings: bytes
+    ) -> PartDone | PartNotDone:
+        """Return what the part hands over: what its records returned, unless that is nothing."""
+        kept: list[Item] = items
+        if self._feeds != "end":
+            kept = [item for item in items if item is not None]
+        found = super().done(part, kept, fresh, endings if self._feeds == "end" else b"")
+        if isinstance(found, PartDone):
+            found.passed = self._passed(part, [found.result] if kept else [], len(kept))
+        return found
+
+    def give_up(
+        self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
+    ) -> PartNotDone:
+        """Return what becomes of a part some of whose records have failed for good."""
+        found = super().give_up(part, failures, outcomes, endings)
+        if found.result and self._feeds != "end":
+            items = [item for item in codec.decode_result(found.result)[0] if item is not None]
+            found.result = codec.encode_result(items) if items else b""
+        return found
+
+    def _passed(self, part: Part, payloads: list[bytes], records: int) -> PassedPart:
+        origin = about.origin_of(part)
+        label = about.of_child(part, records, origin) if self._feeds == "parts" else origin
+        return PassedPart(part.number, origin, [label] * len(payloads), payloads)
+
+
+class _Children(msgspec.Struct):
+    """What one call of a spread's handler came to."""
+
+    payloads: list[bytes]
+    keep: bytes
+
+
+class SpreadRunner(StageRunner):
+    """Runs parts of a spread: each yields many."""
+
+    def encode(self, returned: Any) -> Item:
+        """Return the children that the handler returned, each as it is kept."""
+        keep: Any = None
+        if isinstance(returned, Spread):
+            returned, keep = returned.children, returned.keep
+        if returned is None:
+            returned = ()
+        if isinstance(returned, str | bytes | dict) or not isinstance(returned, Iterable):
+            kind = type(returned).__name__
+            raise EncodeError(f"a spread returns a list or a Spread, not a {kind}")
+        payloads: list[bytes] = []
+        for child in returned:
+            if len(payloads) == MOST_CHILDREN:
+                raise TooManyChildren(
+                    f"a part has more than the {MOST_CHILDREN:,} children allowed: "
+                    "spread twice, or let one child hold several values"
+                )
+            payloads.append(codec.encode_result([super().encode(child)]))
+        if sum(map(len, payloads)) > _MOST_SIZE * self._max_result:
+            raise ResultTooLarge(
+                f"the children have more than the {_MOST_SIZE * self._max_result} bytes allowed"
+            )
+        kept = b"" if keep is None else codec.encode_result([super().encode(keep)])
+        return cast(Item, _Children(payloads, kept))
+
+    def done(
+        self, part: Part, items: list[Item], fresh: int, endings: bytes
+    ) -> PartDone | PartNotDone:
+        """Return what the part hands over: all children of all its records."""
+        found = [cast(_Children, item) for item in items]
+        payloads = [payload for each in found for payload in each.payloads]
+        if len(payloads) > MOST_CHILDREN:
+            error = TooManyChildren(
+                f"the {len(items)} records of a part have {len(payloads):,} children, more than "
+                f"the {MOST_CHILDREN:,} allowed: load with fewer records in a part (--lines)"
+            )
+            failure = self.describe(error, part, 0)
+            return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
+        origin = about.origin_of(part)
+        if self._feeds == "parts":
+            labels = [about.of_child(part, 1, f"{origin}/{n}") for n in range(1, len(payloads) + 1)]
+        else:
+            labels = [f"{origin}/{n}" for n in range(1, len(payloads) + 1)]
+        if self._is_joined:
+            labels.insert(0, f"{origin}/0")
+            payloads.insert(0, next((each.keep for each in found if each.keep), b""))
+        size = sum(map(len, payloads))
+        passed = PassedPart(part.number, origin, labels, payloads)
+        return PartDone(b"", self._count(part, fresh), passed, size)
+
+    def give_up(
+        self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
+    ) -> PartNotDone:
+        """Return what becomes of a part of which a record failed: none of it is handed over."""
+        return PartNotDone("abandon", 0, failures, (0, -1), partial=FORGET)
+
+    def _kept(self, outcomes: Outcomes | None) -> bytes:
+        return b""

@@ -1,0 +1,50 @@
+"""Patterns of messages, and groups of failures."""
+
+import pytest
+
+from streamq import Client, Protocol
+from streamq.dashboard.failures import parts_of_group, pattern_of, read_groups
+from streamq.model import Part
+from tests.support.simulated import Worker
+
+
+@pytest.mark.parametrize(
+    ("message", "pattern"),
+    [
+        ("no answer from part 17 in 2.5 s", "no answer from part <n> in <n> s"),
+        ("'sku-17'", "<text>"),
+        ("GET https://api.example/a/17?x=1 failed", "GET <url> failed"),
+        ("cannot open /srv/data/eu.csv", "cannot open <path>"),
+        ("object at 0x7f3a9b", "object at <hex>"),
+        ("id 123e4567-e89b-12d3-a456-426614174000", "id <id>"),
+        ("mail to al@example.org bounced", "mail to <mail> bounced"),
+        ("plain words stay", "plain words stay"),
+        ("", ""),
+    ],
+)
+def test_pattern(message: str, pattern: str) -> None:
+    assert pattern_of(message) == pattern
+
+
+def test_groups_tell_how_many_and_where(
+    client: Client, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    client.submit(list(range(120)), handler="h", queue=queue, id=request_id, retries=0)
+
+    def refuse(part: Part) -> bytes:
+        raise ValueError(f"no answer from {part.number}" if part.number > 60 else "x")
+
+    Worker(protocol, queue, refuse).drain()
+    groups = read_groups(protocol, request_id, traces=False)
+    assert (groups.parts, groups.sample) == (120, 120)
+    first, second = groups.groups
+    assert {(g.pattern, g.count, g.about) for g in (first, second)} == {
+        ("no answer from <n>", 60, 60),
+        ("x", 60, 60),
+    }
+    late = next(g for g in groups.groups if g.pattern != "x")
+    assert (late.first_part, late.last_part) == (61, 120)
+    assert (sum(late.where[:30]), sum(late.where[30:])) == (0, 60)
+    assert len(late.samples) == 3
+    chosen = set(parts_of_group(protocol.failures(request_id), late.error, late.pattern))
+    assert chosen == set(range(61, 121))

@@ -1,0 +1,192 @@
+"""The census of a queue, reasons, notices, tables, and the map, from a real server."""
+
+import secrets
+
+from streamq import Client, Protocol, Request
+from streamq.dashboard import rows, why
+from streamq.dashboard.census import Census
+from streamq.dashboard.leases import Timeline
+from streamq.dashboard.picture import MOST_CELLS, read_map
+from streamq.model import Part
+from streamq.protocol import glances
+from streamq.protocol.replies import Terms
+from tests.support.by_hand import CAN_RUN
+from tests.support.simulated import Worker
+
+
+def odd_fails(part: Part) -> bytes:
+    if part.number % 2:
+        raise ValueError(f"no {part.number}")
+    return b"yes"
+
+
+def submit(client: Client, queue: str, parts: int, **options: object) -> Request:
+    given: dict[str, object] = {"handler": "h", "queue": queue, "retries": 0, **options}
+    return client.submit(list(range(parts)), **given)  # type: ignore[arg-type]
+
+
+def held(protocol: Protocol, request: Request, most: int) -> str:
+    """Claim parts of a request, and keep them."""
+    holder = f"pool.process-0-{secrets.token_hex(4)}"
+    protocol.claim(request.id, holder, Terms(most), CAN_RUN, level=-1)
+    return holder
+
+
+class TestCensus:
+    def test_rows_tell_what_inspect_tells(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        request = submit(client, queue, 30, limit=3, level=7, labels={"user": "62"})
+        held(protocol, request, 5)
+        census = Census(protocol, queue)
+        census.look()
+        found, told = census.requests[request.id].status, request.status()
+        for name in ("parts", "records", "level", "limit", "state", "labels", "created_ms"):
+            assert getattr(found, name) == getattr(told, name), name
+        assert told.parts.running == 1
+        assert census.levels() == [(7, 1, 29, 1)]
+
+    def test_every_request_is_read_and_ended_ones_leave(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        requests = [submit(client, queue, 1) for _ in range(300)]
+        census = Census(protocol, queue)
+        for _ in range(50):
+            census._looked_at = 0.0
+            census.look()
+            if not census.unread:
+                break
+        assert set(census.requests) == {each.id for each in requests}
+        Worker(protocol, queue).drain()
+        census._looked_at = 0.0
+        census.look()
+        assert not census.requests
+        assert census.open == 0
+        # What they came to counts for the speed of the queue.
+        assert census.finished > 0
+
+
+class TestReasons:
+    def reason(self, protocol: Protocol, queue: str, request: Request) -> str:
+        census = Census(protocol, queue)
+        census.look()
+        found = why.reason(request.status(), census)
+        return found.code if found else ""
+
+    def test_paused_held_nobody_and_ended(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        request = submit(client, queue, 3)
+        assert self.reason(protocol, queue, request) == "nobody"
+        request.pause()
+        assert self.reason(protocol, queue, request) == "paused"
+        later = submit(client, queue, 3, delay="1h")
+        assert self.reason(protocol, queue, later) == "held"
+        request.cancel()
+        assert self.reason(protocol, queue, request) == ""
+
+    def test_limit_rate_slots_and_handler(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        details = b'{"name":"w","handlers":["h"],"slots":1,"busy":1}'
+        protocol.beat(queue, "w", 60_000, details, 20_000, [])
+        request = submit(client, queue, 30, limit=1)
+        held(protocol, request, 2)
+        assert self.reason(protocol, queue, request) == "limit"
+        assert self.reason(protocol, queue, submit(client, queue, 9, rate="1/s")) == "rate"
+        assert self.reason(protocol, queue, submit(client, queue, 9)) == "slots"
+        assert self.reason(protocol, queue, submit(client, queue, 9, level=90)) == "level"
+        other = submit(client, queue, 9, handler="other")
+        assert self.reason(protocol, queue, other) == "handler"
+        census = Census(protocol, queue)
+        census.look()
+        assert [(each.code, each.request) for each in why.notices(census)] == [
+            ("handler", other.id)
+        ]
+
+    def test_failing_requests_and_missing_workers_need_attention(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        request = submit(client, queue, 60)
+        worker = Worker(protocol, queue, odd_fails, most=40)
+        holder = f"w{secrets.token_hex(4)}"
+        grant = protocol.claim(request.id, holder, Terms(40), CAN_RUN, level=50)
+        for call, part in enumerate(grant.parts[:20], 1):
+            worker._fail(request.id, holder, call, part, ValueError("x"))
+        census = Census(protocol, queue)
+        census.look()
+        assert [each.code for each in why.notices(census)] == ["nobody", "failing"]
+
+
+class TestTables:
+    def page(self, protocol: Protocol, queue: str, filters: str) -> list[str]:
+        census = Census(protocol, queue)
+        census.look()
+        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters))
+        return [row["id"] for row in found["rows"]]
+
+    def test_filters_and_order(self, client: Client, protocol: Protocol, queue: str) -> None:
+        word = secrets.token_hex(4)
+        first = submit(client, queue, 3, id=f"{word}-a", level=10)
+        second = submit(client, queue, 9, id=f"{word}-b", handler="other")
+        second.pause()
+        assert self.page(protocol, queue, "") == [second.id, first.id]
+        assert self.page(protocol, queue, "sort=oldest") == [first.id, second.id]
+        assert self.page(protocol, queue, "state=paused") == [second.id]
+        assert self.page(protocol, queue, "handler=h") == [first.id]
+        assert self.page(protocol, queue, "level=10") == [first.id]
+        assert self.page(protocol, queue, f"prefix={word}-b") == [second.id]
+        assert self.page(protocol, queue, "page=2") == []
+        first.cancel()
+        assert self.page(protocol, queue, "state=cancelled") == [first.id]
+        assert self.page(protocol, queue, "state=done") == []
+
+
+class TestMap:
+    def test_parts_are_where_they_are(self, client: Client, protocol: Protocol, queue: str) -> None:
+        request = submit(client, queue, 50, limit=2)
+        assert read_map(protocol, request.id).marks == []
+        held(protocol, request, 4)
+        found = read_map(protocol, request.id)
+        assert (found.total, found.size, found.cells, found.delivered) == (50, 1, 50, 4)
+        assert found.marks == [(cell, 1, 0, 0) for cell in range(4)]
+
+    def test_failures_are_marked_and_a_request_that_ended_is_drawn(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        request = submit(client, queue, 20)
+        Worker(protocol, queue, odd_fails).drain()
+        found = read_map(protocol, request.id)
+        assert [mark[0] for mark in found.marks if mark[3]] == list(range(0, 20, 2))
+        assert (found.failed, found.seen_failed, found.delivered) == (10, 10, 20)
+
+    def test_a_large_request_has_two_thousand_cells(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        found = read_map(protocol, submit(client, queue, 4_500).id)
+        assert found.cells <= MOST_CELLS
+        assert (found.size, found.cells) == (3, 1_500)
+
+
+def test_timeline_tells_who_serves_what(client: Client, protocol: Protocol, queue: str) -> None:
+    details = b'{"name":"mill.7","pool":"pool","handlers":["h"],"slots":1,"busy":1}'
+    protocol.beat(queue, "mill.7", 60_000, details, 20_000, [])
+    request = submit(client, queue, 9)
+    held(protocol, request, 2)
+    census = Census(protocol, queue)
+    census.look()
+    assert Timeline(protocol).look(census)["slots"] == [("mill.7", "pro/0", request.id)]
+
+
+def test_payload_is_cut(client: Client, protocol: Protocol, queue: str) -> None:
+    request = client.submit([b"x" * 9_000], handler="h", queue=queue)
+    _, text, size = glances.payload_of(protocol, request.id, 1, 4_096)
+    assert (len(text), size) == (4_096, 9_000)
+    assert glances.payload_of(protocol, request.id, 2, 10)[2] == -1
+
+
+def test_only_chosen_parts_run_again(client: Client, protocol: Protocol, queue: str) -> None:
+    request = submit(client, queue, 20)
+    Worker(protocol, queue, odd_fails).drain()
+    assert request.retry(parts=[1, 3, 4, 999]) == 2
+    assert request.status().parts.failed == 8

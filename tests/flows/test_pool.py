@@ -1,0 +1,73 @@
+"""Flows of every kind, through a pool as users start it."""
+
+import pytest
+
+from streamq import Client, Request
+from tests.conftest import FIRST_KIND
+from tests.support.apps import flows
+from tests.support.fleet import Fleet
+
+pytestmark = [FIRST_KIND]
+WORDS = ["ab", "c!d", "", "e"]
+
+
+@pytest.fixture
+def requests(client: Client, fleet: Fleet, queue: str) -> dict[str, Request]:
+    """A request of each flow, all at once, and all of them ended."""
+    made = {
+        flow.name: client.submit(lines, flow=flow, queue=queue)
+        for flow, lines in (
+            (flows.maps, ["one", "drop", "three"]),
+            (flows.tolerant, WORDS),
+            (flows.strict, WORDS),
+            (flows.unjoined, WORDS),
+        )
+    }
+    made["reduced"] = client.submit(WORDS, flow=flows.reduced, queue=queue)
+    fleet.start("-c", "2", target="flows:app")
+    for request in made.values():
+        request.wait(60)
+    return made
+
+
+def test_every_kind_of_stage(requests: dict[str, Request], client: Client) -> None:
+    assert list(requests["maps"].results(5)) == [(1, 3), (3, 5)]
+
+    tolerant = [value for _, value in requests["tolerant"].results(5)]
+    assert tolerant == [
+        {"word": "ab", "sum": 195, "failed": 0},
+        {"word": "c!d", "sum": 199, "failed": 1},
+        {"word": "", "sum": 0, "failed": 0},
+        {"word": "e", "sum": 101, "failed": 0},
+    ]
+    assert [part for part, _ in requests["strict"].results(5)] == [1, 3, 4]
+    assert [(each.stage, each.item, each.error) for each in requests["strict"].errors()] == [
+        ("code", "2/2", "Abandon"),
+        ("merge", "2", "ChildFailed"),
+    ]
+    assert list(requests["unjoined"].results(5)) == [(1, 97), (1, 98), (2, 99), (2, 100), (4, 101)]
+    (found,) = requests["reduced"].results(5)
+    assert found == (1, "[('ab', 195), ('c!d', 199), ('', 0), ('e', 101)] 0")
+
+    # The join that failed for want of a child comes back with it.
+    assert requests["strict"].retry() == 1
+    assert requests["strict"].wait(60).parts.failed == 2
+    stages = requests["strict"].status().stages or []
+    assert [(each.name, each.kind, each.parts.failed) for each in stages] == [
+        ("letters", "spread", 0),
+        ("code", "map", 1),
+        ("merge", "join", 1),
+    ]
+
+
+def test_too_many_children_are_a_failure_that_says_so(
+    client: Client, fleet: Fleet, queue: str
+) -> None:
+    flow = flows.app.flow("wide").spread(flows.many).map(flows.size)
+    request = client.submit(["1001"], flow=flow, queue=queue, retries=0)
+    fleet.start(target="flows:app")
+    request.wait(60)
+
+    (failure,) = request.errors()
+    assert (failure.error, failure.stage) == ("TooManyChildren", "many")
+    assert "more than the 1,000 children allowed" in failure.message

@@ -1,0 +1,481 @@
+"""What workers elsewhere can do, call by call: also repeated, late, and at another gateway."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from streamq import Client
+from streamq.errors import InvalidValue
+from streamq.gateway.courier import FIRST_LEASE_MS, FUSE_MS
+from streamq.gateway.desk import Desk
+from streamq.gateway.messages import (
+    Ask,
+    Beat,
+    Done,
+    Failed,
+    Granted,
+    Held,
+    Leave,
+    Report,
+    Value,
+)
+from streamq.gateway.roles import LOCAL, Caller, Role
+from streamq.gateway.ticket import BadTicket
+from streamq.queue.request import Request
+from tests.conftest import ONE_KIND
+from tests.support.by_hand import RequestByHand
+from tests.support.waiting import wait_until
+
+Desks = Callable[[], Desk]
+
+
+@pytest.fixture
+def request_(client: Client, queue: str, request_id: str) -> Request:
+    """A request of five parts, nothing of which has run."""
+    payloads = [b"a", b"b", b"c", b"d", b"e"]
+    return client.submit(payloads, handler="h", queue=queue, id=request_id, retries=1, backoff=0)
+
+
+@pytest.fixture
+def ask(queue: str) -> Ask:
+    return Ask(queue=queue, handlers=["h"], wait_s=10, quantum_ms=60_000)
+
+
+def _left_ms(driver: RequestByHand, holder: str) -> float:
+    """How long a lease stands, by the clock of this machine, which is the server's."""
+    return driver.leases()[holder] - time.time() * 1e3
+
+
+def run(steps: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(steps)
+
+
+async def take(desk: Desk, ask: Ask) -> Granted:
+    granted = (await desk.take(LOCAL, ask)).granted
+    assert granted
+    return granted
+
+
+async def report(desk: Desk, said: Report, caller: Caller = LOCAL) -> Granted:
+    granted = (await desk.report(caller, said)).granted
+    assert granted
+    return granted
+
+
+def done(granted: Granted, **more: Any) -> Report:
+    """A report that all parts of a grant are done: each yields its payload."""
+    results = [Done(part.number, Value(text=str(part.text))) for part in granted.parts]
+    return Report(ticket=granted.ticket, done=results, **more)
+
+
+def results(request: Request) -> list[tuple[int, Any]]:
+    return list(request.results(timeout=5))
+
+
+def numbers(granted: Granted) -> list[int]:
+    return [part.number for part in granted.parts]
+
+
+class TestTaking:
+    def test_parts_are_run_one_after_another_until_the_end(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> list[str]:
+            desk = desks()
+            granted, seen = await take(desk, ask), []
+            while granted.parts:
+                seen += [str(part.text) for part in granted.parts]
+                granted = await report(desk, done(granted, next=ask))
+            assert (granted.word, granted.counted) == ("done", 1)
+            return seen
+
+        assert run(work()) == ["a", "b", "c", "d", "e"]
+        assert results(request_) == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e")]
+
+    def test_batches_grow_up_to_what_was_asked_for(
+        self, desks: Desks, client: Client, queue: str, ask: Ask
+    ) -> None:
+        client.submit([b"x"] * 200, handler="h", queue=queue)
+        ask.most = 30
+
+        async def work() -> list[int]:
+            desk = desks()
+            granted, sizes = await take(desk, ask), []
+            while granted.parts:
+                sizes.append(len(granted.parts))
+                granted = await report(desk, done(granted, next=ask))
+            return sizes
+
+        sizes = run(work())
+        assert sum(sizes) == 200
+        assert (sizes[0], max(sizes)) == (1, 30)
+
+    def test_nothing_comes_in_time(self, desks: Desks, ask: Ask) -> None:
+        ask.wait_s = 0.05
+        assert run(desks().take(LOCAL, ask)).granted is None
+
+    def test_one_that_waits_is_woken_by_a_submission(
+        self, desks: Desks, client: Client, queue: str, ask: Ask
+    ) -> None:
+        async def work() -> Granted:
+            desk = desks()
+            waiting = asyncio.ensure_future(take(desk, ask))
+            while not desk.waiting:
+                await asyncio.sleep(0)
+            await asyncio.to_thread(client.submit, [b"x"], handler="h", queue=queue)
+            return await waiting
+
+        assert run(work()).parts[0].text == "x"
+
+    def test_the_first_who_waits_is_the_first_who_gets(
+        self, desks: Desks, client: Client, queue: str, ask: Ask
+    ) -> None:
+        async def work() -> list[int]:
+            desk, order = desks(), list[int]()
+
+            async def wait(place: int) -> None:
+                await take(desk, ask)
+                order.append(place)
+
+            waiting = []
+            for place in range(1, 4):
+                waiting.append(asyncio.ensure_future(wait(place)))
+                while desk.waiting < place:
+                    await asyncio.sleep(0)
+            for _ in waiting:
+                await asyncio.to_thread(client.submit, [b"x"], handler="h", queue=queue)
+            await asyncio.gather(*waiting)
+            return order
+
+        assert run(work()) == [1, 2, 3]
+
+    def test_limit_of_a_request_holds(
+        self, desks: Desks, client: Client, queue: str, ask: Ask
+    ) -> None:
+        client.submit([b"x"] * 10, handler="h", queue=queue, limit=2)
+
+        async def work() -> list[Granted | None]:
+            desk = desks()
+            ask.wait_s = 0.5
+            taken = await asyncio.gather(*(desk.take(LOCAL, ask) for _ in range(4)))
+            return [handed.granted for handed in taken]
+
+        assert sum(granted is not None for granted in run(work())) == 2
+
+    def test_grant_that_nobody_was_told_of_goes_back_unspent(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> Granted:
+            desk = desks()
+            undo = (await desk.take(LOCAL, ask)).undo
+            undo()
+            await asyncio.to_thread(wait_until, lambda: request_.status().parts.running == 0)
+            return await take(desk, ask)
+
+        granted = run(work())
+        assert (numbers(granted), granted.parts[0].attempt) == ([1], 1)
+        assert request_.status().parts.running == 1
+
+    def test_lease_is_short_until_the_answer_is_out(
+        self, desks: Desks, driver: RequestByHand, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            handed = await desks().take(LOCAL, ask)
+            assert handed.ticket
+            holder = handed.ticket.holder
+            assert _left_ms(driver, holder) <= FIRST_LEASE_MS
+            assert f"{holder}#" not in driver.holders()
+            handed.delivered()
+            await asyncio.to_thread(
+                wait_until, lambda: _left_ms(driver, holder) > FIRST_LEASE_MS + 5_000
+            )
+            assert driver.holders()[f"{holder}#"] == "1"
+
+        run(work())
+
+    def test_fuse_makes_a_lease_short_and_a_beat_makes_it_long_again(
+        self, desks: Desks, driver: RequestByHand, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            handed = await desk.take(LOCAL, ask)
+            assert handed.ticket
+            assert handed.granted
+            ticket, text = handed.ticket, handed.granted.ticket
+            await desk.beat(LOCAL, Beat([Held(text, 1)]))
+            assert _left_ms(driver, ticket.holder) > FUSE_MS + 5_000
+            desk.courier.broke({text: (ticket, 1)})
+            await asyncio.to_thread(wait_until, lambda: _left_ms(driver, ticket.holder) <= FUSE_MS)
+            await desk.beat(LOCAL, Beat([Held(text, 1)]))
+            assert _left_ms(driver, ticket.holder) > FUSE_MS + 5_000
+
+        run(work())
+
+    def test_calls_of_a_key_that_wait_are_counted(self, desks: Desks, ask: Ask) -> None:
+        few = Caller("few", Role.WORKER, waits=2)
+        ask.wait_s = 0.3
+
+        async def work() -> list[Any]:
+            desk = desks()
+            waits = [desk.take(few, ask) for _ in range(3)] + [desk.take(LOCAL, ask)]
+            first = await asyncio.gather(*waits, return_exceptions=True)
+            return [*first, await desk.take(few, ask)]
+
+        found = run(work())
+        assert [getattr(each, "status", 204) for each in found] == [204, 204, 429, 204, 204]
+
+    def test_one_who_leaves_while_it_waits_is_given_nothing(
+        self, desks: Desks, client: Client, queue: str, ask: Ask
+    ) -> None:
+        async def work() -> Granted:
+            desk = desks()
+            waiting = asyncio.ensure_future(take(desk, ask))
+            while not desk.waiting:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await asyncio.to_thread(client.submit, [b"x"], handler="h", queue=queue)
+            return await take(desk, ask)
+
+        assert run(work()).parts[0].attempt == 1
+
+    @pytest.mark.parametrize(
+        "changes", [{"handlers": []}, {"handlers": ["a b"]}, {"levels": "x"}, {"queue": "other"}]
+    )
+    def test_ask_that_cannot_be_is_refused(
+        self, desks: Desks, ask: Ask, changes: dict[str, Any]
+    ) -> None:
+        for name, value in changes.items():
+            setattr(ask, name, value)
+        with pytest.raises(InvalidValue):
+            run(desks().take(LOCAL, ask))
+
+
+class TestReporting:
+    def test_the_same_report_again_at_another_gateway_is_the_same_call(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            first, second = desks(), desks()
+            said = done(await take(first, ask), next=ask)
+            once = await report(first, said)
+            again = await report(second, said)
+            assert (numbers(once), once.counted) == ([2], 1)
+            assert (numbers(again), again.counted) == ([2], 0)
+            last = await report(second, done(again))
+            assert (last.word, last.counted) == ("over", 1)
+
+        run(work())
+        parts = request_.status().parts
+        assert (parts.done, parts.waiting, parts.running) == (2, 3, 0)
+
+    def test_failures_are_counted_once_however_often_they_are_told(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            granted = await take(desk, ask)
+            failed = [Failed(part=1, kind="abandon", error="Bad", message="no")]
+            said = Report(ticket=granted.ticket, failed=failed, next=ask)
+            answers = [await report(desk, said) for _ in range(3)]
+            assert [numbers(each) for each in answers] == [[2]] * 3
+
+        run(work())
+        assert request_.status().parts.failed == 1
+        (failure,) = request_.errors()
+        assert (failure.part, failure.error, failure.message) == (1, "Bad", "no")
+
+    def test_failed_part_runs_again_and_knows_its_attempt(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> list[tuple[int, int]]:
+            desk, seen = desks(), []
+            granted = await take(desk, ask)
+            while granted.parts:
+                (part,) = granted.parts
+                seen.append((part.number, part.attempt))
+                if part.number == 2:
+                    failed = [Failed(part=2, after_ms=0)]
+                    said = Report(ticket=granted.ticket, failed=failed, next=ask)
+                else:
+                    said = done(granted, next=ask)
+                granted = await report(desk, said)
+            return seen
+
+        seen = run(work())
+        assert sorted(seen) == [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (5, 1)]
+        assert request_.status().parts.failed == 1
+
+    def test_part_that_is_not_named_goes_back(
+        self, desks: Desks, client: Client, queue: str, ask: Ask
+    ) -> None:
+        request = client.submit([b"x"] * 9, handler="h", queue=queue)
+        ask.most = 4
+
+        async def work() -> Granted:
+            desk = desks()
+            granted = await take(desk, ask)
+            while len(granted.parts) < 2:
+                granted = await report(desk, done(granted, next=ask))
+            said = done(granted)
+            del said.done[1:]
+            assert (await report(desk, said)).word == "over"
+            return await take(desk, ask)
+
+        assert run(work()).parts[0].attempt == 1
+        status = request.status()
+        assert status.parts.done + status.parts.waiting + status.parts.retry < 9
+
+    def test_old_ticket_changes_nothing(self, desks: Desks, request_: Request, ask: Ask) -> None:
+        async def work() -> None:
+            desk = desks()
+            old = done(await take(desk, ask), next=ask)
+            second = await report(desk, old)
+            third = await report(desk, done(second, next=ask))
+            late = await report(desk, old)
+            assert (late.word, late.parts, late.counted) == ("late", [], 0)
+            assert (await report(desk, done(third))).counted == 1
+
+        run(work())
+        assert request_.status().parts.done == 3
+
+    def test_crashed_part_is_charged_and_others_count(
+        self, desks: Desks, client: Client, queue: str, ask: Ask
+    ) -> None:
+        request = client.submit([b"x"] * 9, handler="h", queue=queue, poison=1)
+        ask.most = 4
+
+        async def work() -> tuple[int, int]:
+            desk = desks()
+            granted = await take(desk, ask)
+            while len(granted.parts) < 2:
+                granted = await report(desk, done(granted, next=ask))
+            said = done(granted)
+            said.crashed = said.done.pop().part
+            for _ in range(2):
+                assert (await report(desk, said)).word in ("lost", "over")
+            return said.crashed, granted.parts[0].number
+
+        crashed, counted = run(work())
+        (failure,) = request.errors()
+        assert (failure.part, failure.error) == (crashed, "Poison")
+        assert request.status().parts.done >= counted
+
+    def test_too_large_result_fails_its_part_alone(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            granted = await take(desk, ask)
+            result = Value(text="x" * (2**22 + 1))
+            said = Report(ticket=granted.ticket, done=[Done(1, result)], next=ask)
+            assert numbers(await report(desk, said)) == [2]
+
+        run(work())
+        assert [each.error for each in request_.errors()] == ["ResultTooLarge"]
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"done": [Done(2)]},
+            {"done": [Done(1), Done(1)]},
+            {"done": [Done(1)], "failed": [Failed(part=1)]},
+            {"done": [Done(1)], "crashed": 1},
+            {"back": [7]},
+            {"done": [Done(1, Value())]},
+            {"done": [Done(1, Value(text="a", base64="YQ=="))]},
+            {"done": [Done(1, Value(base64="?"))]},
+        ],
+    )
+    def test_report_that_cannot_be_changes_nothing(
+        self, desks: Desks, request_: Request, ask: Ask, said: dict[str, Any]
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            granted = await take(desk, ask)
+            with pytest.raises(InvalidValue):
+                await report(desk, Report(ticket=granted.ticket, **said))
+
+        run(work())
+        parts = request_.status().parts
+        assert (parts.running, parts.done, parts.failed) == (1, 0, 0)
+
+    def test_ticket_of_another_caller_is_refused(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            said = done(await take(desk, ask))
+            with pytest.raises(BadTicket):
+                await report(desk, said, Caller("other", Role.WORKER))
+
+        run(work())
+
+
+class TestLiving:
+    def test_beat_renews_and_tells_what_nobody_wants(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        ask.lease_s = 600
+
+        async def work() -> None:
+            desk = desks()
+            granted = await take(desk, ask)
+            said = Beat([Held(granted.ticket, 1)])
+            verdict = await desk.beat(LOCAL, said)
+            assert (verdict.unwanted, verdict.paused) == ([], [])
+            await asyncio.to_thread(request_.pause)
+            verdict = await desk.beat(LOCAL, said)
+            assert (verdict.unwanted, verdict.paused) == ([], [granted.ticket])
+            await asyncio.to_thread(request_.cancel)
+            verdict = await desk.beat(LOCAL, said)
+            assert (verdict.unwanted, verdict.paused) == ([granted.ticket], [])
+
+        run(work())
+
+    def test_leave_gives_everything_back_at_once(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            granted = await take(desk, ask)
+            for _ in range(2):
+                assert (await desk.leave(LOCAL, Leave([granted.ticket]))).released == 1
+            assert (await take(desk, ask)).parts[0].attempt == 1
+
+        run(work())
+        assert request_.status().parts.running == 1
+
+    def test_calls_that_wait_are_answered_when_the_gateway_stops(
+        self, desks: Desks, ask: Ask
+    ) -> None:
+        async def work() -> list[Any]:
+            desk = desks()
+            waiting = [asyncio.ensure_future(desk.take(LOCAL, ask)) for _ in range(3)]
+            while desk.waiting < 3:
+                await asyncio.sleep(0)
+            desk.stop_waiting()
+            return [handed.granted for handed in await asyncio.gather(*waiting)]
+
+        assert run(work()) == [None] * 3
+
+    @ONE_KIND
+    def test_parts_of_a_worker_that_died_run_again(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        ask.lease_s = 0.5
+
+        async def work() -> None:
+            desk = desks()
+            (await desk.take(LOCAL, ask)).delivered()
+            seen: list[tuple[int, bool]] = []
+            while (1, True) not in seen:
+                granted = await take(desk, ask)
+                seen += [(part.number, part.alone) for part in granted.parts]
+                await report(desk, done(granted))
+
+        run(work())
+        wait_until(lambda: request_.status().parts.running == 0)

@@ -1,0 +1,178 @@
+"""The gateway over gRPC, called with a stub that is generated from the proto."""
+
+import queue as queues
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamq import Client
+from streamq.gateway import keys
+from streamq.gateway.roles import Role
+from tests.conftest import ONE_KIND
+from tests.gateway.common import Gate
+from tests.support.waiting import wait_until
+
+grpc = pytest.importorskip("grpc")
+pb = pytest.importorskip("streamq.gateway.streamq_pb2")
+pytestmark = ONE_KIND
+PROTO = Path(__file__).parents[2] / "proto" / "streamq.proto"
+Serve = Callable[..., Gate]
+
+
+@pytest.fixture(scope="session")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the generator makes of the proto today."""
+    pytest.importorskip("grpc_tools")
+    folder = tmp_path_factory.mktemp("stubs")
+    words = [f"-I{PROTO.parent}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
+    command = [sys.executable, "-m", "grpc_tools.protoc", *words, str(PROTO)]
+    subprocess.run(command, check=True, capture_output=True)
+    made = (folder / "streamq_pb2_grpc.py").read_text()
+    found: dict[str, Any] = {}
+    made = made.replace("import streamq_pb2", "from streamq.gateway import streamq_pb2")
+    exec(compile(made, "streamq_pb2_grpc.py", "exec"), found)
+    kept = (PROTO.parents[1] / "streamq" / "gateway" / "streamq_pb2.py").read_text()
+    found["is_current"] = (folder / "streamq_pb2.py").read_text() == kept
+    return found
+
+
+def port_of(gate: Gate) -> int:
+    def port() -> int:
+        for line in gate.log.splitlines():
+            if line.endswith("(gRPC)"):
+                return int(line.split()[-2].rpartition(":")[2])
+        return 0
+
+    return wait_until(port, 60)
+
+
+@pytest.fixture
+def gate(serve: Serve) -> Gate:
+    return serve("--grpc", "127.0.0.1:0")
+
+
+@pytest.fixture
+def channel(gate: Gate) -> Iterator[Any]:
+    with grpc.insecure_channel(f"127.0.0.1:{port_of(gate)}") as channel:
+        yield channel
+
+
+def who(gate: Gate, **more: Any) -> Any:
+    return pb.Hello(queue=gate.queue, handlers=[pb.Offer(name="h")], **more)
+
+
+def test_generated_code_is_that_of_the_proto(stubs: Any, gate: Gate) -> None:
+    assert stubs["is_current"], "run make proto"
+    assert gate.get("/v1/streamq.proto").text == PROTO.read_text()
+
+
+def test_whole_job_by_single_calls(gate: Gate, channel: Any, stubs: Any) -> None:
+    work, requests = stubs["WorkStub"](channel), stubs["RequestsStub"](channel)
+    parts = [pb.Value(text="a"), pb.Value(data=b"\xff"), pb.Value(json='{"n":1}')]
+    new = pb.NewRequest(
+        id=f"job-{gate.queue}", handler="h", queue=gate.queue, parts=parts, options='{"limit":1}'
+    )
+    assert requests.Submit(new).total == 3
+    assert requests.Submit(new).total == 3
+    seen, results = [], [pb.Value(text="A"), pb.Value(data=b"\xfe"), pb.Value(json="[2]")]
+    for _ in range(3):
+        grant = work.Take(pb.Ask(who=who(gate), wait_ms=20_000))
+        (part,) = grant.parts
+        seen.append(part.payload)
+        held = pb.Held(ticket=grant.ticket, part=part.number)
+        assert not work.Beat(pb.BeatMessage(held=[held])).unwanted
+        done = pb.Result(part=part.number, value=results[part.number - 1])
+        assert work.Report(pb.ReportMessage(ticket=grant.ticket, done=[done])).counted == 1
+    assert seen == parts
+    *_, last = requests.Watch(pb.RequestId(id=new.id))
+    assert (last.state, last.done) == ("done", 3)
+    *found, end = requests.Results(pb.ResultsAsk(id=new.id, follow=True))
+    assert [each.values[0] for each in found] == results
+    assert (end.next, end.is_over) == (4, True)
+
+
+def test_session_and_the_fuse(gate: Gate, channel: Any, stubs: Any, client: Client) -> None:
+    request_id = gate.submit(["a", "b"], limit=2)
+    said: queues.Queue[Any] = queues.Queue()
+    stream = stubs["WorkStub"](channel).Session(iter(said.get, None))
+    said.put(pb.FromWorker(seq=1, hello=who(gate, slots=2)))
+    assert next(stream).welcome.beat_ms == 3_000
+    grants = [next(stream).grant, next(stream).grant]
+    report = pb.ReportMessage(
+        ticket=grants[0].ticket, done=[pb.Result(part=grants[0].parts[0].number)]
+    )
+    said.put(pb.FromWorker(seq=2, report=report))
+    answer = next(stream)
+    assert (answer.re, answer.grant.counted) == (2, 1)
+    held = pb.Held(ticket=grants[1].ticket, part=grants[1].parts[0].number)
+    said.put(pb.FromWorker(seq=3, beat=pb.BeatMessage(held=[held])))
+    assert next(stream).re == 3
+    begun = time.monotonic()
+    stream.cancel()
+    assert gate.take(wait_s=30).json["parts"][0]["number"] == held.part
+    assert time.monotonic() - begun < 12  # 9 s, and what a busy machine takes
+    assert client.get(request_id).status().parts.done == 1
+
+
+def test_errors_have_their_codes(gate: Gate, channel: Any, stubs: Any) -> None:
+    work, requests = stubs["WorkStub"](channel), stubs["RequestsStub"](channel)
+    code = grpc.StatusCode
+    for call, message, expected, word in (
+        (requests.Get, pb.RequestId(id="none"), code.NOT_FOUND, "UNKNOWN"),
+        (requests.Control, pb.ControlAsk(id="x", action="eat"), code.INVALID_ARGUMENT, "INVALID"),
+        (work.Report, pb.ReportMessage(ticket="x"), code.FAILED_PRECONDITION, "TICKET"),
+        (work.Take, pb.Ask(who=pb.Hello()), code.INVALID_ARGUMENT, "INVALID"),
+        (
+            requests.Submit,
+            pb.NewRequest(handler="h", options="{"),
+            code.INVALID_ARGUMENT,
+            "INVALID",
+        ),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            call(message)
+        assert refused.value.code() == expected
+        assert dict(refused.value.trailing_metadata())["streamq-code"] == word
+
+
+def test_every_call_with_every_role(serve: Serve, tmp_path: Path, stubs: Any) -> None:
+    file = tmp_path / "streamq.keys"
+    texts = {role: keys.add(file, role.value, role) for role in Role if role is not Role.ANYBODY}
+    gate = serve("--grpc", "127.0.0.1:0", "--keys", str(file))
+    expected = {
+        "Take": (Role.WORKER, pb.Ask()),
+        "Report": (Role.WORKER, pb.ReportMessage()),
+        "Beat": (Role.WORKER, pb.BeatMessage()),
+        "Leave": (Role.WORKER, pb.Bye()),
+        "Submit": (Role.LOADER, pb.NewRequest()),
+        "Get": (Role.READER, pb.RequestId(id="x")),
+        "Control": (Role.OPERATOR, pb.ControlAsk()),
+        "Watch": (Role.READER, pb.RequestId(id="x")),
+        "Results": (Role.LOADER, pb.ResultsAsk(id="x")),
+        "Session": (Role.WORKER, iter([])),
+    }
+    with grpc.insecure_channel(f"127.0.0.1:{port_of(gate)}") as channel:
+        both = {**vars(stubs["WorkStub"](channel)), **vars(stubs["RequestsStub"](channel))}
+        assert both.keys() == expected.keys()
+        for name, (wanted, message) in expected.items():
+            for role, text in [*texts.items(), (None, "sqk_no")]:
+                found = _code_of(both[name], message, text)
+                if role is None:
+                    assert found in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED"), name
+                else:
+                    assert (found != "PERMISSION_DENIED") == role.allows(wanted), (name, role)
+
+
+def _code_of(call: Any, message: Any, text: str) -> str:
+    try:
+        answer = call(message, metadata=[("authorization", f"Bearer {text}")], timeout=10)
+        if hasattr(answer, "__next__"):
+            list(answer)
+    except grpc.RpcError as refused:
+        return str(refused.code().name)
+    return "OK"

@@ -1,0 +1,173 @@
+"""pass_on: a result becomes a part of the next stage in the step that acknowledges it, once."""
+
+import pytest
+
+from streamq import Protocol
+from streamq.errors import RequestUnknown
+from streamq.records.encoding import FAILED, NOTHING
+from tests.support.flow_by_hand import FlowByHand
+
+
+@pytest.fixture
+def flow(protocol: Protocol, queue: str, request_id: str) -> FlowByHand:
+    return FlowByHand(protocol, queue, request_id, "map,map")
+
+
+class TestMaps:
+    def test_hand_over_one_for_one_and_the_counter_stands_still(self, flow: FlowByHand) -> None:
+        flow.load(3)
+        holder, grant = flow[1].claim(2)
+
+        over = flow[1].pass_on(holder, grant.parts)
+
+        assert (over.word, over.counted) == ("over", 2)
+        assert flow.left == 3
+        assert flow[2].waiting() == ["1@1", "1@2"]
+        assert (flow[1].meta("done"), flow[2].meta("total")) == ("2", "2")
+        assert flow[1].entries() == [3]
+
+    def test_tokens_for_the_next_stage_come_with_it(self, flow: FlowByHand) -> None:
+        flow.load(3)
+        holder, grant = flow[1].claim(2)
+
+        over = flow[1].pass_on(holder, grant.parts)
+
+        (other,) = over.tokens.others
+        assert (other.place, other.queue) == (flow[2].id, flow.queue)
+        assert (other.tokens.count, other.tokens.to) == (2, "h:50")
+        assert flow[2].meta("out") == "2"
+
+    def test_last_part_of_the_last_stage_ends_all_stages(self, flow: FlowByHand) -> None:
+        flow.load(2)
+        with flow[1].published() as heard:
+            flow.run_all()
+
+        assert flow.states() == ["done", "done"]
+        assert flow.left == 0
+        assert heard == ["done"]
+        assert flow.results() == {"1": b"1", "2": b"2"}
+
+    def test_repeat_after_a_lost_reply_hands_over_nothing(self, flow: FlowByHand) -> None:
+        flow.load(3)
+        holder, grant = flow[1].claim(2)
+        first = flow[1].pass_on(holder, grant.parts, most=1, call=1_000)
+
+        again = flow[1].pass_on(holder, grant.parts, most=1, call=1_000)
+
+        assert (again.word, again.counted) == ("ok", 0)
+        assert [part.number for part in again.parts] == [part.number for part in first.parts] == [3]
+        assert flow[2].waiting() == ["1@1", "1@2"]
+
+    def test_item_that_drops_out_leaves_a_mark_and_is_counted(self, flow: FlowByHand) -> None:
+        flow.load(2)
+        holder, grant = flow[1].claim(2)
+
+        flow[1].pass_on(holder, grant.parts, children={1: []})
+
+        assert flow[2].waiting() == ["1@2"]
+        assert flow.results() == {"1": NOTHING}
+        assert flow.left == 1
+
+    def test_mercy_hands_over_what_lies_in_retry(self, flow: FlowByHand) -> None:
+        flow.load(1)
+        holder, grant = flow[1].claim()
+        flow[1].expire(holder)
+        flow[1].reap()
+
+        late = flow[1].pass_on(holder, grant.parts)
+
+        assert (late.word, late.counted) == ("lost", 1)
+        assert flow[2].waiting() == ["1@1"]
+        assert flow[1].retry() == {}
+
+    def test_result_for_another_item_is_not_taken_without_the_lease(self, flow: FlowByHand) -> None:
+        flow.load(2)
+        flow[1].run(2)
+        holder, grant = flow[2].claim()
+        flow[2].expire(holder)
+        flow[2].reap()
+        # After a failover number 1 of the stage may be another item.
+        flow[2].redis.xdel(flow[2].keys.parts, "1-0")
+        (part,) = grant.parts
+        part.about = b"1@2"
+
+        late = flow[2].pass_on(holder, [part])
+
+        assert (late.word, late.counted) == ("lost", 0)
+        assert flow.results() == {}
+
+    def test_result_for_another_item_is_not_taken_after_a_gap_in_the_calls(
+        self, flow: FlowByHand
+    ) -> None:
+        flow.load(2)
+        flow[1].run(2)
+        holder, grant = flow[2].claim()
+        (part,) = grant.parts
+        part.about = b"1@2"
+
+        lost = flow[2].pass_on(holder, [part], call=3_000)
+
+        assert lost.counted == 0
+        assert flow.results() == {}
+
+    def test_without_the_next_stage_nothing_is_written(self, flow: FlowByHand) -> None:
+        flow.load(1)
+        holder, grant = flow[1].claim()
+        flow[2].redis.unlink(flow[2].keys.meta)
+        before = flow[1].snapshot()
+
+        with pytest.raises(RequestUnknown):
+            flow[1].pass_on(holder, grant.parts)
+        assert flow[1].snapshot() == before
+
+    def test_caller_that_knows_no_flow_is_told(
+        self, flow: FlowByHand, url: str, queue: str
+    ) -> None:
+        flow.load(2)
+        stranger = Protocol(flow.protocol.connection)
+        place = FlowByHand(stranger, queue, flow.id, "map,map")
+
+        assert [part.number for part in place[1].run()] == [1]
+        assert [part.number for part in place[2].run()] == [1]
+        assert stranger.cancel(flow.id) == 1
+        assert flow.states() == ["cancelled", "cancelled"]
+
+
+class TestWindows:
+    def test_stage_starts_no_part_for_which_the_next_has_no_room(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "2 parts"}})
+        flow.load(5)
+        holder, grant = flow[1].claim(5)
+
+        assert len(grant.parts) == 2
+        assert flow[1].claim()[1].word == "empty"
+        flow[1].pass_on(holder, grant.parts)
+        assert flow[1].claim()[1].word == "empty"
+
+    def test_stage_before_gets_a_token_when_half_of_it_is_free(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "2 parts"}})
+        flow.load(5)
+        flow[1].run(5)
+        holder, grant = flow[2].claim()
+
+        over = flow[2].pass_on(holder, grant.parts)
+
+        assert [(each.place, each.tokens.count) for each in over.tokens.others] == [(flow.id, 1)]
+        assert len(flow[1].claim()[1].parts) == 1
+
+    def test_part_that_is_given_up_frees_it_too(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "1 parts"}})
+        flow.load(2)
+        flow[1].run(5)
+        holder, grant = flow[2].claim()
+
+        failed = flow[2].fail(holder, grant.parts[0].number, kind="abandon")
+
+        assert [(each.place, each.tokens.count) for each in failed.tokens.others] == [(flow.id, 1)]
+        assert flow.results() == {"1": FAILED}

@@ -1,0 +1,53 @@
+"""Handlers of flows, for tests of pools and commands."""
+
+from collections.abc import Iterator
+
+from streamq import Abandon, App, Context, Failed, Spread
+
+app = App()
+
+
+@app.map
+def shout(line: str) -> str | None:
+    return None if "drop" in line else line.upper()
+
+
+@app.map
+def size(line: str) -> int:
+    return len(line)
+
+
+@app.handler
+def letters(word: str) -> Spread:
+    return Spread(list(word), keep={"word": word})
+
+
+@app.handler
+def many(word: str) -> list[int]:
+    return list(range(int(word)))
+
+
+@app.handler
+def code(letter: str) -> int:
+    if letter == "!":
+        raise Abandon("no letter")
+    return ord(letter)
+
+
+@app.handler
+def merge(kept: dict[str, str], children: list[int | Failed]) -> dict[str, object]:
+    good = [child for child in children if isinstance(child, int)]
+    return {"word": kept["word"], "sum": sum(good), "failed": len(children) - len(good)}
+
+
+@app.handler
+def total(words: Iterator[dict[str, object]], context: Context) -> str:
+    found = [(each["word"], each["sum"]) for each in words]
+    return f"{found} {context.failed}"
+
+
+maps = app.flow("maps").map(shout).map(size, limit=2)
+tolerant = app.flow("tolerant").spread(letters).map(code).join(merge, on_failure="run")
+strict = app.flow("strict").spread(letters).map(code).join(merge)
+unjoined = app.flow("unjoined").spread(letters).map(code)
+reduced = tolerant.reduce(total)

@@ -1,0 +1,92 @@
+"""A real browser, a gateway, workers, and pages that fail a test if they do what they must not."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.common import Gate
+from tests.support.fleet import Fleet
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+#: Where ``make test-ui`` puts axe-core.
+AXE = Path(os.environ.get("STREAMQ_TEST_AXE", "build/ui/node_modules/axe-core/axe.min.js"))
+APP = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if not CHROMIUM:
+        pytest.skip("no chromium")
+    api = pytest.importorskip("playwright.sync_api", reason="no playwright")
+    with api.sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def gate(url: str, queue: str) -> Iterator[Gate]:
+    started = Gate(url, queue)
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def workers(url: str, queue: str, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(url, queue, tmp_path)
+    fleet.start("-p", "1", "-c", "4", target="shop:app", cwd=APP)
+    yield fleet
+    fleet.end()
+
+
+class Complaints(list[str]):
+    """What a page did that it must not do."""
+
+    #: What may be in a complaint, because the test is about that.
+    allowed = ""
+
+
+@pytest.fixture
+def open_page(browser: Any, gate: Gate) -> Iterator[Callable[..., Any]]:
+    """Open pages of the gateway. Errors on the console and calls of other hosts fail the test."""
+    contexts: list[Any] = []
+    wrong = Complaints()
+
+    def check(request: Any) -> None:
+        if not request.url.startswith((f"http://127.0.0.1:{gate.port}/", "data:", "blob:")):
+            wrong.append(f"a call of {request.url}")
+
+    def hear(message: Any) -> None:
+        if message.type == "error":
+            wrong.append(f"console: {message.text}")
+
+    def open_page(path: str = "/", **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.on("request", check)
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("console", hear)
+        page.wrong = wrong
+        page.goto(f"{gate.url}{path}" if path.startswith("/") else path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert [each for each in wrong if not wrong.allowed or wrong.allowed not in each] == []

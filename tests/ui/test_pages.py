@@ -1,0 +1,200 @@
+"""The pages in a real browser, with a real server, gateway and workers."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamq import Client
+from tests.conftest import ONE_KIND
+from tests.gateway.common import Gate
+from tests.support.fleet import Fleet
+from tests.support.waiting import wait_until
+from tests.ui.conftest import AXE
+
+pytestmark = ONE_KIND
+
+Open = Callable[..., Any]
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def has_text(page: Any, text: str) -> None:
+    page.wait_for_function("text => document.body.innerText.includes(text)", arg=text)
+
+
+def test_request_moves_is_steered_and_ends(
+    open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet
+) -> None:
+    request = client.submit(
+        list(range(400)), handler="clean", queue=queue, id=request_id, limit=1, labels={"a": EVIL}
+    )
+    page = open_page(f"/r/{request_id}")
+    has_text(page, "Why not faster")
+    shown = page.locator(".tile .v").first
+    before = shown.inner_text()
+    # Live: what is shown changes by itself.
+    page.wait_for_function(
+        "old => document.querySelector('.tile .v').innerText !== old", arg=before
+    )
+    # Labels full of HTML are text.
+    assert page.locator(".chip.label").first.inner_text() == f"a={EVIL}"
+    assert page.locator("img").count() == 0
+    # Pause and resume.
+    page.get_by_role("button", name="Pause").click()
+    wait_until(lambda: request.status().paused, 20)
+    page.get_by_role("button", name="Resume").click()
+    wait_until(lambda: not request.status().paused, 20)
+    # The limit, and undo.
+    box = page.get_by_label("limit", exact=True)
+    box.fill("3")
+    box.press("Enter")
+    wait_until(lambda: request.status().limit == 3, 20)
+    page.get_by_role("button", name="undo").click()
+    wait_until(lambda: request.status().limit == 1, 20)
+    request.set(limit=4)
+    has_text(page, "How it ended")
+    # Failures in one group, with samples that are text, and a retry of the group.
+    page.get_by_role("link", name=re.compile("Failures")).click()
+    has_text(page, "no answer from part <n>")
+    page.get_by_role("button", name="3 samples").click()
+    has_text(page, EVIL)
+    assert page.locator("img").count() == 0
+    page.get_by_role("button", name="retry group").click()
+    assert page.locator("dialog[open]").count() == 1
+    page.keyboard.press("Escape")
+    assert page.locator("dialog[open]").count() == 0
+    page.get_by_role("button", name="retry group").click()
+    page.get_by_role("button", name="Run them again").click()
+    wait_until(lambda: request.status().retried == 1, 20)
+    # The map, by keyboard.
+    page.locator("sq-map canvas").focus()
+    for key in ("ArrowRight", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    has_text(page, "Parts 2 \u2013 2")
+
+
+def test_cancel_asks_and_purge_removes(
+    open_page: Open, client: Client, queue: str, request_id: str, gate: Gate
+) -> None:
+    request = client.submit(list(range(9)), handler="nobody", queue=queue, id=request_id)
+    page = open_page(f"/r/{request_id}")
+    page.get_by_role("button", name="Cancel…").click()
+    has_text(page, f"streamq cancel {request_id}")
+    page.get_by_role("button", name="No, leave it").click()
+    assert request.status().state == "open"
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Cancel the request").click()
+    wait_until(lambda: request.status().state == "cancelled", 20)
+    page.get_by_role("button", name="Remove…").click()
+    page.get_by_role("button", name="Remove it").click()
+    wait_until(lambda: gate.get(f"/v1/requests/{request_id}").status == 404, 20)
+    page.goto(f"{gate.url}/q/{queue}/log")
+    has_text(page, "cancel")
+
+
+def test_every_page_shows_real_data_and_keys_lead_there(
+    open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet
+) -> None:
+    client.submit(list(range(300)), handler="slow", queue=queue, id=request_id, level=7, limit=4)
+    client.submit(list(range(9)), handler="missing", queue=queue, id=f"{request_id}-b")
+    page = open_page("/")
+    has_text(page, "Needs attention")
+    has_text(page, "no live worker has the handler missing")
+    for key, text in (
+        ("r", request_id),
+        ("l", "Level 7"),
+        ("w", "slow"),
+        ("h", "no live worker of queue"),
+        ("t", "leases now"),
+        ("g", "Nobody has changed a request"),
+    ):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        has_text(page, text)
+    page.keyboard.press("/")
+    page.wait_for_function("() => document.activeElement?.id === 'search'")
+    page.keyboard.type(f"{request_id}-b")
+    page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1")
+    page.keyboard.press("Escape")
+    assert "prefix=" in page.url
+    page.goto(page.url)
+    page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1")
+
+
+def test_gateway_killed_and_back(
+    open_page: Open, client: Client, url: str, queue: str, request_id: str, gate: Gate
+) -> None:
+    client.submit([1, 2], handler="h", queue=queue, id=request_id)
+    page = open_page("/")
+    has_text(page, "live")
+    has_text(page, request_id)
+    page.wrong.allowed = "net::ERR_"  # the browser tells of the connection that broke
+    gate.process.kill()
+    gate.process.wait()
+    has_text(page, "gateway away")
+    again = Gate(url, queue, "--listen", f"127.0.0.1:{gate.port}")
+    try:
+        client.submit([1, 2], handler="h", queue=queue, id=f"{request_id}-2")
+        has_text(page, f"{request_id}-2")
+        page.wait_for_function("() => document.querySelector('.state.live')")
+    finally:
+        again.end()
+
+
+def test_report_is_one_file_that_needs_nothing(
+    open_page: Open, client: Client, queue: str, request_id: str, gate: Gate, tmp_path: Path
+) -> None:
+    client.submit(list(range(20)), handler="h", queue=queue, id=request_id, labels={"x": EVIL})
+    file = tmp_path / "report.html"
+    file.write_text(gate.get(f"/v1/requests/{request_id}/report.html").text)
+    page = open_page("/livez")
+    page.wrong.allowed = "a call of file:"
+    page.goto(file.as_uri())
+    has_text(page, "20 parts")
+    has_text(page, EVIL)
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core: make test-ui gets it")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(
+    open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet, scheme: str
+) -> None:
+    client.submit(list(range(120)), handler="clean", queue=queue, id=request_id)
+    wait_until(lambda: client.get(request_id).status().parts.failed >= 20, 60)
+    client.submit(list(range(99)), handler="slow", queue=queue, id=f"{request_id}-b")
+    page = open_page("/", color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
+    found: list[str] = []
+    for path, text in (
+        ("/", "Slots busy"),
+        (f"/q/{queue}/requests", request_id),
+        (f"/q/{queue}/levels", "Level 50"),
+        (f"/q/{queue}/workers", "slow"),
+        (f"/q/{queue}/timeline", "leases now"),
+        (f"/q/{queue}/health", "doctor"),
+        (f"/r/{request_id}/failures", "no answer"),
+        (f"/r/{request_id}-b/running", "Why not faster"),
+    ):
+        page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + path)
+        has_text(page, text)
+        page.evaluate(AXE.read_text())
+        result = page.evaluate("async () => (await axe.run()).violations")
+        found += [
+            f"{path}: {each['id']}: {json.dumps(each['nodes'][0]['html'])[:160]}" for each in result
+        ]
+    assert found == []
+
+
+def test_nothing_is_wider_than_a_phone(
+    open_page: Open, client: Client, queue: str, request_id: str
+) -> None:
+    client.submit(list(range(9)), handler="h", queue=queue, id=request_id)
+    page = open_page("/", viewport={"width": 360, "height": 740})
+    for path in ("/", f"/q/{queue}/requests", f"/r/{request_id}", f"/q/{queue}/health"):
+        page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + path)
+        page.wait_for_function("() => document.querySelector('main .card')")
+        wide = page.evaluate("() => document.documentElement.scrollWidth")
+        assert wide <= 360, path
