@@ -28,6 +28,7 @@ def test_workers(streamq: Streamq, protocol: Protocol, queue: str) -> None:
     assert known[-1] == "59s", "as long as it had run at the heartbeat, 2 s ago"
     assert stranger[0] == "stranger"
     (running,) = worker.running
-    beat(protocol, queue, running=[msgspec.structs.replace(running, progress=40)])
+    running = msgspec.structs.replace(running, progress=40)
+    beat(protocol, queue, running=[running], beat_ms=worker.beat_ms)
     assert rows(streamq("workers").stdout)[1][-4:] == ["nightly/17", "59s", "40", "%"]
     assert msgspec.convert(listed[1], WorkerDetails) == worker

@@ -389,7 +389,7 @@ class Book:
             return "paused"
         if unit is None:
             return "handler"
-        return "limit" if len(self.leases) >= self.seen.limit() else ""
+        return "limit" if len(self.leases) >= self.seen.limit(self.seen.now) else ""
 
     def finished(
         self,
@@ -441,7 +441,7 @@ class Book:
             self._hand_again(holder, grant.parts)
             return "ok"
         lease.call, lease.said = call, None
-        room = len(self.leases) <= self.seen.limit()
+        room = len(self.leases) <= self.seen.limit(self.seen.now)
         if most > 0 and room and self.is_live and not self.paused:
             if grant.parts:
                 assert self.seen.blocked_until() <= after.now

@@ -166,7 +166,7 @@ def wanted(book: Book, *, timeless: bool = False) -> int:
     if not book.is_live or book.paused or seen.blocked_until() > now:
         return 0
     ready = book.total - book.delivered + len(seen.due(now))
-    return max(0, min(book.limit - len(book.leases), ready, MOST_OUT))
+    return max(0, min(seen.limit(now) - len(book.leases), ready, MOST_OUT))
 
 
 class Machine(RuleBasedStateMachine):

@@ -191,13 +191,13 @@ class Seen:
             return hold
         return max(hold, ceil(at) - RATE_AHEAD_MS)
 
-    def limit(self) -> float:
+    def limit(self, now: float) -> int:
         """How many leases there may be: fewer than the limit after a hold, for a while."""
         limit, eased = self.number("limit"), self.number("eased")
         if not eased:
-            return limit
-        steps = max(0, (self.now - self.number("eased_ms")) // 10_000)
-        return min(limit, eased + steps * max(1, eased // 50))
+            return int(limit)
+        steps = max(0, (now - self.number("eased_ms")) // 10_000)
+        return int(min(limit, eased + steps * max(1, eased // 50)))
 
     def overdue(self, now: float) -> set[str]:
         """Holders whose lease is past its deadline."""

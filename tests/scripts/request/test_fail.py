@@ -433,6 +433,60 @@ class TestHoldsOfSeveral:
         assert int(driver.meta("hold_ms")) == int(driver.meta("hold_from_ms")) + 60_000
 
 
+class TestEasedLimit:
+    """A handler that holds the request has found that too many parts run at once (rule 17)."""
+
+    def eased(self, driver: RequestByHand, seconds_ago: float) -> None:
+        """Ten leases of twelve allowed stand when one holds; the hold ended some time ago."""
+        driver.load(40, limit=12)
+        holders = [driver.claim()[0] for _ in range(10)]
+        driver.fail(holders[0], 1, kind="hold", delay_ms=60_000)
+        assert (driver.meta("eased"), driver.meta("eased_ms")) == ("8", driver.meta("hold_ms"))
+        ended = round(driver.now_ms() - seconds_ago * 1e3)
+        driver.set_meta(hold_ms=ended, hold_from_ms=ended - 1, eased_ms=ended)
+        for holder in holders:
+            driver.release(holder)
+        driver.set_meta(due_ms=0)
+
+    def leases(self, driver: RequestByHand) -> int:
+        words = [driver.claim()[1].word for _ in range(13)]
+        assert set(words) == {"ok", "limit"}
+        return words.count("ok")
+
+    @pytest.mark.parametrize(("seconds", "most"), [(1, 8), (12, 9), (32, 11), (600, 12)])
+    def test_no_more_leases_than_85_percent_and_one_more_every_10_s(
+        self, driver: RequestByHand, seconds: int, most: int
+    ) -> None:
+        self.eased(driver, seconds)
+
+        assert self.leases(driver) == most
+
+    def test_limit_that_is_set_anew_counts_at_once(self, driver: RequestByHand) -> None:
+        self.eased(driver, 1)
+
+        driver.protocol.set(driver.id, limit=11)
+
+        assert self.leases(driver) == 11
+
+    def test_last_claim_asks_for_a_look_when_the_limit_grows(self, driver: RequestByHand) -> None:
+        self.eased(driver, 1)
+        ended = int(driver.meta("eased_ms"))
+
+        looks = [driver.claim()[1].tokens.look_ms for _ in range(8)]
+
+        assert [look for look in looks if look] == [ended + 10_000], "asked for once"
+
+    def test_look_at_that_moment_pushes_a_token(self, driver: RequestByHand) -> None:
+        self.eased(driver, 1)
+        self.leases(driver)
+        ended = int(driver.meta("eased_ms"))
+        assert driver.protocol.audit(driver.id).tokens.count == 0
+
+        driver.set_meta(eased_ms=ended - 10_000)
+
+        assert driver.protocol.audit(driver.id).tokens.count == 1
+
+
 class TestOneRecordTookTooLong:
     """Of a part of several records."""
 
