@@ -84,7 +84,11 @@ async def _serve(gateway: Gateway, route: Route, request: Request, is_read_only:
         if is_read_only and not Role.READER.allows(route.role):
             raise Problem(403, "READONLY", "this gateway only tells, and changes nothing")
         call = await _call(gateway.access, route, request)
-        answer = await _while_there(request, route.operation(gateway, call))
+        if route.takes_file:  # the operation sees that the caller has left, as the end of the body
+            call.stream = request.stream()
+            answer = await route.operation(gateway, call)
+        else:
+            answer = await _while_there(request, route.operation(gateway, call))
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
     except Problem as problem:

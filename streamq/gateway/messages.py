@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from streamq.model import CHUNK_BYTES, CHUNK_PARTS, LEVEL, LIMIT, POISON, WEIGHT, State
+from streamq.model import CHUNK_BYTES, CHUNK_PARTS, LEVEL, LIMIT, POISON, WEIGHT, State, Status
 from streamq.protocol.replies import FailKind
 from streamq.queue.pace import MOST_PARTS
 
@@ -193,6 +193,41 @@ class Loaded(msgspec.Struct):
     """How many parts a request has."""
 
     total: int
+
+
+class UploadOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How a file that is sent becomes a request: the query of an upload."""
+
+    handler: str
+    format: str = ""
+    queue: str = "default"
+    bytes: str | UnsetType = UNSET
+    lines: int | UnsetType = UNSET
+    level: int | UnsetType = UNSET
+    weight: int | UnsetType = UNSET
+    limit: int | UnsetType = UNSET
+    rate: str | UnsetType = UNSET
+    retries: int | UnsetType = UNSET
+    timeout: str | UnsetType = UNSET
+    max_failures: str | UnsetType = UNSET
+    keep: str | UnsetType = UNSET
+    delimiter: str | UnsetType = UNSET
+    quote: str | UnsetType = UNSET
+    escape: str | UnsetType = UNSET
+    header: str | UnsetType = UNSET
+    no_header: bool | UnsetType = UNSET
+    skip_rows: int | UnsetType = UNSET
+    encoding: str | UnsetType = UNSET
+
+
+class Uploaded(msgspec.Struct):
+    """How far an upload has come, and where its request stands."""
+
+    #: How many bytes of the file are loaded. A compressed file, or one that is not UTF-8, has to be
+    #: sent as a whole again: 0.
+    offset: int
+    is_complete: bool
+    status: Status
 
 
 class Seal(msgspec.Struct, forbid_unknown_fields=True):

@@ -50,6 +50,8 @@ class ProblemTold(msgspec.Struct, kw_only=True):
     detail: str
     #: Of SHORT: the number of the part to go on with.
     next: int | msgspec.UnsetType = msgspec.UNSET
+    #: Of SHORT for an upload: the byte to go on with.
+    offset: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
@@ -104,6 +106,9 @@ def _operation(route: Route, by_kind: dict[str, Any]) -> dict[str, Any]:
     if route.body:
         content = {"application/json": {"schema": by_kind[repr(route.body)]}}
         told["requestBody"] = {"required": True, "content": content}
+    if route.takes_file:
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        told["requestBody"] = {"required": True, "content": content}
     if route.role is not Role.ANYBODY:
         told["security"] = [{"key": []}, {"session": []}, {}]
     return told
@@ -113,6 +118,9 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if "{id}" in route.path:
         found.append({"name": "id", "in": "path", "required": True, "schema": _ID})
+    if route.name == "upload_rest":
+        at = {"type": "integer", "minimum": 0}
+        found.append({"name": "Upload-Offset", "in": "header", "required": True, "schema": at})
     for name, param in route.query.items():
         schema = {"schema": param.schema, "description": param.says}
         found.append({"name": name, "in": "query", "required": False, **schema})

@@ -3,9 +3,20 @@
 from importlib.metadata import version as streamq_version
 from pathlib import Path
 
+import msgspec
+
+from streamq.errors import InvalidValue
 from streamq.gateway import sessions
 from streamq.gateway.desk import Handed
-from streamq.gateway.messages import MOST_WAIT_S, WAIT_S, Health, NewRequest, Version, Who
+from streamq.gateway.messages import (
+    MOST_WAIT_S,
+    WAIT_S,
+    Health,
+    NewRequest,
+    UploadOptions,
+    Version,
+    Who,
+)
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import Caller
 from streamq.gateway.route import Answer, Call, Gateway
@@ -85,6 +96,38 @@ async def append(gateway: Gateway, call: Call) -> Answer:
 async def seal(gateway: Gateway, call: Call) -> Answer:
     """Say that a load is complete."""
     return Answer(200, await gateway.loads.seal(call.caller, call.path["id"], call.body))
+
+
+async def upload(gateway: Gateway, call: Call) -> Answer:
+    """Load a file."""
+    return await _uploaded(gateway, call, None)
+
+
+async def upload_rest(gateway: Gateway, call: Call) -> Answer:
+    """Load the rest of a file."""
+    text = call.visit.headers.get("upload-offset", "")
+    if not text.isascii() or not text.isdecimal():
+        raise InvalidValue("the header Upload-Offset must say at which byte the rest begins")
+    return await _uploaded(gateway, call, int(text))
+
+
+async def _uploaded(gateway: Gateway, call: Call, begins_at: int | None) -> Answer:
+    assert call.stream is not None
+    try:
+        options = msgspec.convert({**call.query}, UploadOptions, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidValue(f"the query is not what the call takes: {error}") from None
+    found, is_new = await gateway.uploads.put(
+        call.caller, call.path["id"], options, call.stream, begins_at
+    )
+    headers = {"Upload-Offset": str(found.offset)}
+    return Answer(201 if is_new else 200, found, headers=headers)
+
+
+async def uploaded(gateway: Gateway, call: Call) -> Answer:
+    """Tell how far an upload has come."""
+    found = await gateway.uploads.stands(call.caller, call.path["id"])
+    return Answer(200, found, headers={"Upload-Offset": str(found.offset)})
 
 
 async def commit(gateway: Gateway, call: Call) -> Answer:

@@ -1,6 +1,6 @@
 """What a route is: a line of the table in ``routes.py``, a call of it, and an answer."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +13,7 @@ from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
 from streamq.gateway.roles import Caller, Role
 from streamq.gateway.session import Sessions
+from streamq.gateway.uploads import Uploads
 
 if TYPE_CHECKING:
     from streamq.gateway.board import Board
@@ -27,6 +28,7 @@ class Gateway(msgspec.Struct):
     desk: Desk
     requests: Requests
     loads: Loads
+    uploads: Uploads
     control: Control
     access: Access
     sessions: Sessions
@@ -45,6 +47,8 @@ class Call(msgspec.Struct):
     visit: Visit
     scheme: str = "http"
     body: Any = None
+    #: The body as it comes, of a route that takes one of any size.
+    stream: AsyncIterator[bytes] | None = None
 
     def text(self, name: str, default: str = "") -> str:
         """Return a text of the query."""
@@ -105,6 +109,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     body: Any = None
     answers: Mapping[int, Any]
     query: Mapping[str, "Param"] = {}
+    #: Whether the body is a file of any size, which the operation reads as it comes.
+    takes_file: bool = False
     #: Whether it changes what the server holds, and is told of in the log.
     is_change: bool = False
 

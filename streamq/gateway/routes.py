@@ -34,6 +34,7 @@ from streamq.gateway.messages import (
     Report,
     ResultLine,
     Seal,
+    Uploaded,
     Verdict,
     Version,
     Who,
@@ -74,6 +75,32 @@ _LIST = {
     "most": Param(
         "so many at most; 50 if not given", {"type": "integer", "minimum": 1, "maximum": 1_000}
     ),
+}
+
+
+_TEXT = {"type": "string", "maxLength": 1_000}
+_COUNT = {"type": "integer", "minimum": 0}
+_UPLOAD = {
+    "handler": Param("the function of the workers' app that is called", _NAME),
+    "format": Param("lines, csv, jsonl or file", {"type": "string"}),
+    "queue": Param("the queue; default if not given", _NAME),
+    "bytes": Param("a part holds whole records up to this size, such as 256KiB", _TEXT),
+    "lines": Param("a part holds so many records", _COUNT),
+    "level": Param("the priority: 0 goes first, 99 last", _COUNT),
+    "weight": Param("the share among requests of the same level", _COUNT),
+    "limit": Param("run at most so many parts at once", _COUNT),
+    "rate": Param("at most so many starts in a time, such as 100/s", _TEXT),
+    "retries": Param("attempts after the first", _COUNT),
+    "timeout": Param("the longest time that a part may run, such as 30s", _TEXT),
+    "max_failures": Param("more failures than this end the request: 10 or 2%", _TEXT),
+    "keep": Param("keep the request and its results so long after its end", _TEXT),
+    "delimiter": Param("of a CSV: the character between fields", _TEXT),
+    "quote": Param("of a CSV: the character around fields", _TEXT),
+    "escape": Param("of a CSV: the character before one that is meant literally", _TEXT),
+    "header": Param("of a CSV without a header: the names of its columns", _TEXT),
+    "no_header": Param("1: the CSV has no header, and rows come as lists", _SWITCH),
+    "skip_rows": Param("of a CSV: rows that are left out at the beginning", _COUNT),
+    "encoding": Param("how the file is encoded; UTF-8 if not given", _TEXT),
 }
 
 
@@ -147,6 +174,36 @@ ROUTES: tuple[Route, ...] = (
         body=Seal,
         answers={200: Status},
         is_change=True,
+    ),
+    Route(
+        method="PUT",
+        path="/v1/requests/{id}/input",
+        role=Role.LOADER,
+        operation=operations.upload,
+        summary="Send a file, which is split into parts as it comes. The same call again goes on.",
+        takes_file=True,
+        answers={200: Uploaded, 201: Uploaded},
+        query=_UPLOAD,
+        is_change=True,
+    ),
+    Route(
+        method="PATCH",
+        path="/v1/requests/{id}/input",
+        role=Role.LOADER,
+        operation=operations.upload_rest,
+        summary="Send the rest of a file, from the byte that the header Upload-Offset says.",
+        takes_file=True,
+        answers={200: Uploaded},
+        query=_UPLOAD,
+        is_change=True,
+    ),
+    Route(
+        method="GET",
+        path="/v1/requests/{id}/input",
+        role=Role.READER,
+        operation=operations.uploaded,
+        summary="Tell how many bytes of a file are loaded.",
+        answers={200: Uploaded},
     ),
     Route(
         method="GET",

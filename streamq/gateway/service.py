@@ -28,6 +28,7 @@ from streamq.gateway.requests import Requests
 from streamq.gateway.route import MOST_BODY, Gateway
 from streamq.gateway.session import GO_WITHIN_MS, Sessions
 from streamq.gateway.ticket import Signer
+from streamq.gateway.uploads import Uploads
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
 from streamq.queue.lease_keeper import LeaseKeeper
@@ -104,12 +105,14 @@ def serve(
     access.on_secret = signer.use
     desk = Desk(protocol, keepers, signer, f"g{secrets.token_hex(8)}")
     requests = Requests(protocol, desk, settings.team, is_read_only=options.is_read_only)
+    uploads = Uploads(protocol, desk, settings.team)
     sessions = Sessions(desk)
     board = Board(protocol, desk.in_thread, list(options.queues), is_read_only=options.is_read_only)
     gateway = Gateway(
         desk,
         requests,
         Loads(protocol, desk, settings.team),
+        uploads,
         Control(protocol, desk, options.queues),
         access,
         sessions,
@@ -159,6 +162,7 @@ def serve(
         over.set()
         listener.close()
         board.feed.close()
+        uploads.close()
         desk.close()
         for keeper in keepers.values():
             keeper.stop()

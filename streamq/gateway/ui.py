@@ -26,6 +26,7 @@ from streamq.gateway.roles import LOCAL, Caller
 from streamq.gateway.route import Gateway
 from streamq.gateway.session import Sessions
 from streamq.gateway.ticket import Signer
+from streamq.gateway.uploads import Uploads
 from streamq.protocol.protocol import Protocol
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ def dashboard(url: str, prefix: str, queue: str) -> Generator[str]:
             desk,
             Requests(protocol, desk, ""),
             Loads(protocol, desk, ""),
+            Uploads(protocol, desk),
             Control(protocol, desk, (queue,)),
             access,
             Sessions(desk),

@@ -21,6 +21,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,7 +90,7 @@ class Identity(msgspec.Struct, frozen=True):
             BadInput: the file is not there, is no regular file, or cannot be read.
         """
         if path == STDIN:
-            if sys.stdin is None:
+            if sys.stdin is None and _instead.get() is None:
                 # Descriptor 0 may belong to another file by now.
                 raise BadInput("standard input is closed")
             return cls(path)
@@ -191,7 +192,7 @@ class Input:
 
     def _has_more(self) -> bool:
         """Return whether a read need not wait; of compressed standard input that is not known."""
-        if not isinstance(self._raw, _Stdin):
+        if not isinstance(self._raw, Arriving):
             return True
         return bool(self._back) or (not self._kind and self._raw.is_ready())
 
@@ -253,14 +254,12 @@ class Input:
             self._raw.close()
 
 
-class _Stdin(io.RawIOBase):
-    """Standard input: reads the bytes that are there, and calls a function while there are none."""
+class Arriving(io.RawIOBase):
+    """A stream whose bytes come when they come. Calls a function while there are none."""
 
     def __init__(self) -> None:
         self.while_waiting: Callable[[], None] = lambda: None
         self._position = 0
-        with suppress(OSError, AttributeError):
-            fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, 2**20)
 
     def readable(self) -> bool:
         """Return True."""
@@ -268,19 +267,40 @@ class _Stdin(io.RawIOBase):
 
     def is_ready(self, within_s: float = 0.0) -> bool:
         """Return whether bytes, or the end, are there or come within that time."""
-        return bool(select.select([0], [], [], within_s)[0])
+        raise NotImplementedError
+
+    def read_ready(self, buffer: Any) -> int:
+        """Read the bytes that are there, up to the buffer's size; none at the end."""
+        raise NotImplementedError
 
     def readinto(self, buffer: Any) -> int:
-        """Read as much as there is, up to the buffer's size."""
+        """Wait for bytes, and read those that are there."""
         while not self.is_ready(_WAIT_S):
             self.while_waiting()
-        count = os.readv(0, [buffer])
+        count = self.read_ready(buffer)
         self._position += count
         return count
 
     def tell(self) -> int:
         """Return how many bytes were read."""
         return self._position
+
+
+class _Stdin(Arriving):
+    """Standard input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with suppress(OSError, AttributeError):
+            fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, 2**20)
+
+    def is_ready(self, within_s: float = 0.0) -> bool:
+        """Return whether bytes, or the end, are there or come within that time."""
+        return bool(select.select([0], [], [], within_s)[0])
+
+    def read_ready(self, buffer: Any) -> int:
+        """Read the bytes that are there, up to the buffer's size; none at the end."""
+        return os.readv(0, [buffer])
 
 
 class _Rest(io.RawIOBase):
@@ -342,8 +362,25 @@ def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
     Code that only inspected its beginning (for a CSV's header) has put those bytes back. While no
     bytes come, ``while_waiting`` is called every 50 ms; an error that it raises ends the read.
     """
-    _raw_stdin().while_waiting = while_waiting
-    return _whole_stdin()
+    found = _instead.get()
+    raw: Arriving = found[0] if found else _raw_stdin()
+    raw.while_waiting = while_waiting
+    return found[1] if found else _whole_stdin()
+
+
+#: What this thread reads as standard input, if it is something else.
+_instead: ContextVar[tuple[Arriving, Input] | None] = ContextVar("instead", default=None)
+
+
+@contextmanager
+def as_stdin(stream: Arriving) -> Iterator[Input]:
+    """Read another stream as standard input, in this thread."""
+    source = Input(STDIN, stream)
+    token = _instead.set((stream, source))
+    try:
+        yield source
+    finally:
+        _instead.reset(token)
 
 
 def open_input(name: str, encoding: str = "") -> Input:

@@ -43,6 +43,8 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
     blank: int = 0
     #: Digest of all bytes that were taken from standard input, which cannot be read again.
     digest: str = ""
+    #: Whether bytes are counted after decompression or decoding, so not as they were sent.
+    is_unpacked: bool = False
 
 
 def blank_of(cursor: str) -> int:

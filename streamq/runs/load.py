@@ -74,6 +74,7 @@ class Load:
         window_bytes: int = 0,
         counts_results: bool = False,
         checks_complete: bool = True,
+        begins_at: int = 0,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare a load.
@@ -82,7 +83,8 @@ class Load:
         workers of the queue say of the handler does.
         ``counts_results``: results are collected meanwhile, and those that are not collected yet
         fill the window too. ``checks_complete``: standard input is compared even if all of it was
-        loaded before.
+        loaded before. ``begins_at``: standard input has no bytes before that one, which is where
+        the load stands.
         """
         #: Whether there is something in the server to go on with.
         self.is_begun = False
@@ -111,8 +113,12 @@ class Load:
         self.refused: list[str] = []
         #: Files that cannot be read, and why, which are not counted as failures yet.
         self._bad: list[tuple[int, BadInput]] = []
+        self._begins_at = begins_at
+        is_whole = STDIN in self._files and not begins_at
         #: Of all that was taken from standard input.
-        self._content = hashlib.blake2b(digest_size=16) if STDIN in self._files else None
+        self._content = hashlib.blake2b(digest_size=16) if is_whole else None
+        #: Whether the bytes of standard input are not those that were sent.
+        self._is_unpacked = False
 
     def run(self, on_open: Callable[[], None] = lambda: None) -> int:
         """Load what is not loaded yet. Returns how many parts the request has.
@@ -154,7 +160,7 @@ class Load:
             is_over = isinstance(error, RequestEnded)
             if is_over and not self._protocol.inspect(self._id).is_sealed:
                 raise
-            if self._content:  # standard input cannot be read again
+            if STDIN in self._files:  # it cannot be read again
                 raise
             return False
         return True
@@ -249,7 +255,7 @@ class Load:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         except BadInput as error:
-            if self._policy.spec.is_strict or self._content:
+            if self._policy.spec.is_strict or STDIN in self._files:
                 raise
             self._flush()
             self._bad.append((index, error))
@@ -287,9 +293,13 @@ class Load:
                 f"{source.name} is compressed, and nobody can begin to read in its middle: load it "
                 "without --by-reference, or as a whole with --format file"
             )
-        refuse_strange(source, spec)
+        if not self._begins_at:
+            refuse_strange(source, spec)
         start = self._start(source, file)
-        if self._content:
+        self._is_unpacked = source.is_compressed or bool(spec.encoding)
+        if self._begins_at:
+            self._check_begin(source, start)
+        elif self._content:
             self._skip_seen(source, start)
         elif start.offset:
             source.seek(start.offset)
@@ -377,6 +387,13 @@ class Load:
             )
         return Cursor(file, found.size, found.lines + 1, blank=blank)
 
+    def _check_begin(self, source: Input, start: Cursor) -> None:
+        """Make sure that a rest of standard input begins where the load stands."""
+        if start.is_unpacked or self._is_unpacked:
+            raise BadInput("it is compressed, or encoded otherwise: give all of it again")
+        if start.offset != self._begins_at:
+            raise LoadGap(f"it is loaded up to byte {start.offset}, not {self._begins_at}")
+
     def _skip_seen(self, source: Input, start: Cursor) -> None:
         """Pass over what was taken from standard input before, if it is the same."""
         assert self._content
@@ -432,7 +449,9 @@ class Load:
         if self._content:
             self._see(b"".join(chunk.payloads))
             digest = self._content.hexdigest()
-            self._cursor = msgspec.structs.replace(chunk.end, digest=digest)
+            self._cursor = msgspec.structs.replace(
+                chunk.end, digest=digest, is_unpacked=self._is_unpacked
+            )
         self._stands = _encode(self._cursor)
         self._loading.append_ahead(entries, after, self._stands, chunk.records)
         if self._window:
