@@ -50,6 +50,9 @@ def called(gate: Gate, route: Route, request_id: str, headers: dict[str, str]) -
     """The status and the code of a call that is right but for who makes it."""
     body = _body(route, gate.queue) if route.body else None
     path = route.path.replace("{id}", request_id) + ("?wait_s=0" if route.name == "wait" else "")
+    if route.takes_file:
+        path += f"?queue={gate.queue}&handler=h&format=lines"
+        headers = headers | {"Upload-Offset": "0"}
     reply = gate.call(route.method, path, body, headers)
     is_problem = reply.headers.get("content-type") == "application/problem+json"
     return reply.status, reply.json["code"] if is_problem else ""

@@ -129,6 +129,7 @@ def test_cut_off_it_goes_on_with_the_rest(
     reply = upload.rest(data[offset:], offset)
     assert (reply.status, reply.json["is_complete"], upload.offset()) == (200, True, len(data))
     assert content(protocol, driver) == data[4 if form == "csv" else 0 :]
+    assert "the caller left" not in gate.log, "it is no trouble of the gateway"
 
 
 def test_cut_off_it_goes_on_when_all_is_sent_again(
