@@ -134,14 +134,16 @@ local function tokens_for(f, s, reply)
 end
 
 -- When what is unfinished in this stage falls through half of its window, the stage before gets a
--- token: its parts may have waited for the room (rule F15).
+-- token: its parts may have waited for the room (rule F15). A part of a spread may need more room
+-- than half of the window. So the stage before gets a token also when nothing is left here.
 local function wake_previous(f, before, reply)
   local r = f.r
   load_more(f.k.meta, r)
   local after = r.total - r.done - r.failed
   local half = window_of({ window = f.window, window_bytes = f.window_bytes, bytes = r.bytes,
     total = r.total }) / 2
-  if before > half and after <= half and is_live(r) and r.paused == 0 then
+  local has_room = (before > half and after <= half) or (before > 0 and after <= 0)
+  if has_room and is_live(r) and r.paused == 0 then
     local previous = stage_at(f, f.own - 1)
     put(previous, "out", previous.out + 1)
     tell(f, f.own - 1, previous, reply, 1, 0)

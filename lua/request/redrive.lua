@@ -77,15 +77,16 @@ end
 -- reduce waits, runs or is done, since that was made without it. A join or reduce does not run again
 -- while one of its inputs runs or has failed: it comes back with them (rules F10, F11).
 local function is_refused(origin)
+  if f.barrier and stage_at(f, f.barrier.number).total > 0
+    and redis.call("HEXISTS", f.barrier.failed, 1) == 0 then
+    return true
+  end
   local group = f.grouped and string.match(origin, "^(.*)/")
   if group then
     local found = redis.call("HMGET", f.groups, group, group .. "@")
     local is_open = found[1] and (tonumber(found[1]) > 0
       or (found[2] and redis.call("HEXISTS", f.join.failed, found[2]) == 1))
     return not is_open
-  end
-  if f.barrier and stage_at(f, f.barrier.number).total > 0 then
-    return redis.call("HEXISTS", f.barrier.failed, 1) == 0
   end
   local on_failure = redis.call("HGET", k.meta, "on_failure")
   if f.kind == "reduce" then
@@ -152,9 +153,11 @@ if not is_live(r) and left > 0 then
   put(r, "finished_ms", 0)
   put(r, "out", 0)
   put(r, "due_ms", 0)
-  redis.call("HINCRBY", k.meta, "redrives", 1)
+  -- Stage 1 is the request: it has the callbacks, and the deadline.
+  local request = f and meta_of(f, 1) or k.meta
+  redis.call("HINCRBY", request, "redrives", 1)
   -- A caller that runs it again after its deadline means to.
-  redis.call("HDEL", k.meta, "deadline_ms", "reason")
+  redis.call("HDEL", request, "deadline_ms", "reason")
 end
 note_room_behind(f)
 local mint, look = invite(k, r, now)

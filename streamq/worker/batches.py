@@ -169,6 +169,7 @@ class Batches:
             took.append(now - started)
             if isinstance(outcome, PartDone):
                 held.record(part, outcome)
+                lease.runner.troubles.went_well()
             elif held.fail(part, outcome):
                 now = clock()
             else:
@@ -294,6 +295,7 @@ class Batches:
             took.append(time.monotonic() - lease.part_began)
             if isinstance(outcome, PartDone):
                 held.record(part, outcome)
+                lease.runner.troubles.went_well()
             elif not await loop.run_in_executor(self._callers, held.fail, part, outcome):
                 break
         self._table.counters.observe(lease.slot, lease.handler, counters.RAN, took)

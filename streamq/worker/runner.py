@@ -69,6 +69,8 @@ class Runner:
         given = spec.retries if spec.retries is not None else handler.retries
         self._retries = RETRIES if given is None else given
         self._complaints = Complaints()
+        #: How the attempts at parts of the request went lately, for the pauses before others.
+        self.troubles = backoff.Troubles()
         self._has_said_large = False
         self._stretch = Stretch()
         #: The time limit of a record (of a map) or of a part, or 0.
@@ -80,6 +82,7 @@ class Runner:
         other.__dict__.update(self.__dict__)
         other._request_id = request_id
         other._complaints, other._stretch = Complaints(), Stretch()
+        other.troubles = backoff.Troubles()
         other._has_said_large = False
         return other
 
@@ -325,7 +328,12 @@ class Runner:
 
     def retry_ms(self, part: Part) -> int:
         """Return how long a part waits for its next attempt (ms)."""
-        return backoff.retry_ms(part.attempt, self._spec.backoff_ms, self._spec.backoff_max_ms)
+        return backoff.retry_ms(
+            part.attempt,
+            self._spec.backoff_ms,
+            self._spec.backoff_max_ms,
+            are_few=self.troubles.are_few,
+        )
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         function, name = self.handler.function, self.handler.context_name
@@ -464,6 +472,8 @@ class Runner:
         """Return what becomes of a part that runs again later, unless it has no attempt left."""
         kind: FailKind = "snooze" if is_stopped else "retry"
         delay_ms = None
+        if failures:
+            self.troubles.failed()
         if isinstance(error, Snooze):
             kind, delay_ms = "hold" if error.scope == "request" else "snooze", error.after_ms
         elif isinstance(error, Retry):

@@ -72,7 +72,7 @@ def open_page(browser: Any, gate: Gate) -> Iterator[Callable[..., Any]]:
 
     def hear(message: Any) -> None:
         if message.type == "error":
-            wrong.append(f"console: {message.text}")
+            wrong.append(f"console: {message.text} ({message.location.get('url', '')})")
 
     def open_page(path: str = "/", **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})

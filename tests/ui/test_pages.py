@@ -26,7 +26,7 @@ def has_text(page: Any, text: str) -> None:
 
 
 def test_request_moves_is_steered_and_ends(
-    open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet
+    open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet, gate: Gate
 ) -> None:
     request = client.submit(
         list(range(400)), handler="clean", queue=queue, id=request_id, limit=1, labels={"a": EVIL}
@@ -54,6 +54,13 @@ def test_request_moves_is_steered_and_ends(
     wait_until(lambda: request.status().limit == 3, 20)
     page.get_by_role("button", name="undo").click()
     wait_until(lambda: request.status().limit == 1, 20)
+    # Enter is one change, not two.
+    changes = [each["what"] for each in gate.get("/v1/changes").json]
+    assert changes.count("set limit 3") == 1
+    box.fill("many")
+    box.press("Enter")
+    has_text(page, "a whole number from 1 to")
+    assert request.status().limit == 1
     request.set(limit=4)
     has_text(page, "How it ended")
     # Failures in one group, with samples that are text, and a retry of the group.
@@ -91,6 +98,8 @@ def test_cancel_asks_and_purge_removes(
     page.get_by_role("button", name="Remove…").click()
     page.get_by_role("button", name="Remove it").click()
     wait_until(lambda: gate.get(f"/v1/requests/{request_id}").status == 404, 20)
+    # Its page is no more: the browser is led to the others.
+    page.wait_for_url(f"{gate.url}/q/{queue}/requests")
     page.goto(f"{gate.url}/q/{queue}/log")
     has_text(page, "cancel")
 

@@ -1,5 +1,5 @@
 // What operators change: each action shows its command, and asks before it destroys.
-import {html, nothing, call, act, ask, toast, app, num, plural, command, redraw} from './core.js';
+import {html, nothing, call, act, ask, toast, app, num, plural, command, redraw, go} from './core.js';
 
 const of = id => `/v1/requests/${encodeURIComponent(id)}`;
 const MANY = 10000;
@@ -26,20 +26,24 @@ export async function purge(status) {
     title: `Remove ${status.id}?`, says: `The request, its ${plural(status.results || 0, 'result')} and its failures are removed from the server now. This cannot be undone.`, yes: 'Remove it', danger: true,
     command: `streamq purge ${status.id}`, typed_: status.parts.total > MANY ? status.id : '',
   });
-  if (yes && (await act(async () => { await call('DELETE', of(status.id)); return true; }, `${status.id}: removed`))) history.back();
+  if (yes && (await act(async () => { await call('DELETE', of(status.id)); return true; }, `${status.id}: removed`))) go(`/q/${encodeURIComponent(status.queue)}/requests`);
 }
 export async function set(id, change, before, undoing = false) {
   if (!(await act(() => call('PATCH', of(id), change)))) return;
   const told = Object.entries(change).map(([name, value]) => `${name} ${before[name]} → ${value}`).join(', ');
   toast(`${id}: ${told}`, {seconds: 10, undo: undoing ? null : () => set(id, before, change, true)});
 }
+const sending = new Set();
 // An input that is applied with Enter; arrows change it by one, with shift by ten.
 export function edit({id, name, value, least, most, label}) {
   const apply = event => {
-    const text = event.target.value.trim(), wanted = name === 'rate' ? text || 'off' : Number(text);
+    const text = event.target.value.trim(), wanted = name === 'rate' ? text || 'off' : Number(text), one = `${id} ${name} ${wanted}`;
+    if (name !== 'rate' && !(text && wanted >= least && wanted <= most && Number.isInteger(wanted))) { event.target.value = value; toast(`${name}: a whole number from ${num(least)} to ${num(most)}, not "${text}"`, {bad: true}); return; }
     event.target.value = text;
-    if (String(wanted) !== String(value)) set(id, {[name]: wanted}, {[name]: value});
-    app.editing = null;
+    // Enter is told twice: as a key, and as a change of the input.
+    if (String(wanted) === String(value) || sending.has(one)) return;
+    sending.add(one);
+    set(id, {[name]: wanted}, {[name]: value}).finally(() => sending.delete(one));
   };
   const key = event => {
     if (event.key === 'Enter') apply(event);

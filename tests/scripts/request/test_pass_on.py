@@ -171,3 +171,19 @@ class TestWindows:
 
         assert [(each.place, each.tokens.count) for each in failed.tokens.others] == [(flow.id, 1)]
         assert flow.results() == {"1": FAILED}
+
+
+def test_spread_gets_a_token_when_nothing_is_left_behind_it(
+    protocol: Protocol, queue: str, request_id: str
+) -> None:
+    flow = FlowByHand(protocol, queue, request_id, "spread,map", {2: {"window": "2 parts"}}).load(2)
+    flow[1].run(children={1: [b"a", b"b", b"c"]})
+    flow[2].run(2)
+    # Half of the window is free, but a part has three children.
+    assert flow[1].claim()[1].word == "empty"
+    holder, grant = flow[2].claim()
+
+    over = flow[2].pass_on(holder, grant.parts)
+
+    assert [(each.place, each.tokens.count) for each in over.tokens.others] == [(flow.id, 1)]
+    assert flow[1].claim()[1].word == "ok"

@@ -2,10 +2,14 @@
 
 import pytest
 
+from streamq import Protocol
 from streamq.errors import RequestEnded, RequestUnknown
 from streamq.model import State
 from streamq.protocol.replies import Tokens
 from tests.support.by_hand import RequestByHand
+from tests.support.flow_by_hand import FlowByHand
+
+RUN = {"on_failure": "run"}
 
 
 @pytest.fixture
@@ -271,3 +275,48 @@ def test_any_number_of_parts_may_be_named(driver: RequestByHand) -> None:
     redriven, _, _ = driver.redrive(*range(1, 10_001))
 
     assert (redriven, set(driver.retry())) == (2, {1, 2})
+
+
+class TestFlow:
+    def test_join_is_refused_for_its_failed_child_behind_a_reduce_that_failed(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "spread,map,join,reduce").load(1)
+        flow[1].run(children={1: [b"a", b"b"]})
+        flow[2].give_up(1)
+        flow[2].run()
+        flow[3].give_up(1)
+        flow[4].give_up(1)
+
+        redriven, _, tokens = flow[3].redrive(1)
+
+        assert (redriven, tokens.refused) == (0, 1)
+        assert flow[2].redrive(1)[0] == 1
+
+    def test_child_is_refused_when_the_reduce_was_made_without_its_join(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "spread,map,join,reduce", {4: RUN}).load(1)
+        flow[1].run(children={1: [b"a", b"b"]})
+        flow[2].give_up(1)
+        flow[2].run()
+        flow[3].give_up(1)
+        assert flow[4].waiting() == ["1@1"]
+
+        redriven, _, tokens = flow[2].redrive(1)
+
+        assert (redriven, tokens.refused) == (0, 1)
+
+    def test_redrive_of_a_later_stage_is_one_of_the_request(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map").load(1)
+        flow[1].run()
+        flow[2].give_up(1)
+        flow[1].set_meta(deadline_ms=1, reason="deadline")
+
+        flow[2].redrive(1)
+
+        assert flow[1].meta("redrives") == "1"
+        assert flow[1].meta("deadline_ms") == ""
+        assert flow[1].meta("reason") == ""
