@@ -17,6 +17,7 @@ from .. import render
 from ..connecting import connected
 from ..option_structs import with_options
 from ..shared_options import (
+    HealthPortOption,
     JsonOption,
     LogFormat,
     LogFormatOption,
@@ -77,6 +78,7 @@ class Doors(msgspec.Struct, frozen=True, kw_only=True):
             "--origin", metavar="URL", help="The URL that browsers use, if a proxy is in front."
         ),
     ] = ""
+    health_port: HealthPortOption = ""
     is_read_only: Annotated[
         bool, typer.Option("--read-only", help="Answer only what readers may ask.")
     ] = False
@@ -145,12 +147,14 @@ def serve(
         is_insecure=Settings.from_env().insecure,
         origin=_origin(doors.origin),
         is_read_only=doors.is_read_only,
+        health_port=doors.health_port,
     )
     configure_logs(log_level, log_format)
     if processes > 1 and supervisor.secret() is None:
         if options.grpc and not options.grpc[1]:
             raise InvalidValue("several processes share a port: give --grpc one that is not 0")
-        supervisor.Supervisor(sys.argv[1:], processes, host, port).run(options.grace_s)
+        several = supervisor.Supervisor(sys.argv[1:], processes, host, port, doors.health_port)
+        several.run(options.grace_s)
         return
     with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
         serve(protocol, options, lambda address: render.note(f"serving at {address}"))

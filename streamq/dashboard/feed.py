@@ -93,7 +93,9 @@ class Feed:
     @property
     def watchers(self) -> int:
         """How many watch."""
-        return len({each for topic in self._topics.values() for each in topic.watchers})
+        # Copies, because another thread may ask.
+        topics = list(self._topics.values())
+        return len({each for topic in topics for each in topic.watchers.copy()})
 
     @property
     def topics(self) -> list[str]:

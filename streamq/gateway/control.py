@@ -84,6 +84,8 @@ class Control:
         caller.check_queue(units.name(queue, "queue"))
         if state and state not in STATES:
             raise InvalidValue(f"state {state!r:.80} is none: {', '.join(STATES)}")
+        if handler:
+            units.name(handler, "handler")
 
         def fits(each: Glimpse) -> bool:
             return (not state or each.is_in(state)) and (not handler or each.handler == handler)

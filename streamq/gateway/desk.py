@@ -94,6 +94,8 @@ class Desk:
         self._callers = ThreadPoolExecutor(CALLERS, "desk")
         self.courier = Courier(protocol, keepers, self.in_thread)
         self._waiting: set[asyncio.Future[Claimed[Spec]]] = set()
+        #: How many parts were handed out, and came back, by what became of them.
+        self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
         #: Whether the gateway stops: then nothing is waited for.
@@ -176,6 +178,7 @@ class Desk:
         max_bytes = ask.max_bytes if ask else 1
         terms = Terms(most, max_bytes, ticket.lease_ms)
         grant = await self.in_thread(lambda: self._send(ticket, outcomes, terms))
+        self.parts.update(outcomes.counts())
         if grant.parts:
             following = msgspec.structs.replace(
                 ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_ms()
@@ -255,12 +258,12 @@ class Desk:
         self._waits[caller.name] += 1
         try:
             self._dispatch.line(wanted).join(waiter)
-            return await asyncio.wait_for(waiter.granted, ask.wait_s)
-        except TimeoutError:
-            return None
-        except asyncio.CancelledError:
-            if self.is_stopping:  # and not the caller's having left
+            await asyncio.wait((waiter.granted,), timeout=ask.wait_s)
+            if waiter.granted.cancel() or waiter.granted.cancelled():  # in time, or it stops
                 return None
+            return waiter.granted.result()
+        except asyncio.CancelledError:  # the caller has left
+            waiter.leave()
             raise
         finally:
             waiter.is_over = True
@@ -293,6 +296,7 @@ class Desk:
         return ticket
 
     def _granted(self, word: str, ticket: Ticket, grant: Grant, ask: Ask, spec: Spec) -> Granted:
+        self.parts["handed"] += len(grant.parts)
         return Granted(
             word=word,
             ticket=self._signer.seal(ticket),
@@ -415,6 +419,15 @@ class _Outcomes:
     def goes_on(self) -> bool:
         """Whether more parts may be asked for under the lease."""
         return self.crashed is None and not self.back
+
+    def counts(self) -> dict[str, int]:
+        """Return how many parts were reported as what."""
+        return {
+            "done": len(self.done),
+            "failed": len(self.not_done),
+            "back": len(self.back),
+            "crashed": int(self.crashed is not None),
+        }
 
     def _add(self, ticket: Ticket, done: Done, records: int) -> None:
         result = payloads.encoded(done.result)

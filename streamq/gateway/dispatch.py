@@ -59,6 +59,7 @@ class Waiter:
         self.granted: asyncio.Future[Claimed[Spec]] = loop.create_future()
         #: Whether the call was answered, or its caller has left. Written by the event loop.
         self.is_over = False
+        self._give_back: Callable[[], None] = lambda: None
 
     def give(self, claimed: Claimed[Spec], unwanted: Callable[[], None]) -> None:
         """Answer the call with a lease, from another thread. If the caller left, give it back."""
@@ -67,12 +68,18 @@ class Waiter:
             if self.granted.done():
                 unwanted()
             else:
+                self._give_back = unwanted
                 self.granted.set_result(claimed)
 
         try:
             self._loop.call_soon_threadsafe(give)
         except RuntimeError:  # the loop is closed: the gateway ends
             unwanted()
+
+    def leave(self) -> None:
+        """Wait no more. A lease that was just given, and that nobody heard of, goes back."""
+        if not self.granted.cancel():
+            self._give_back()
 
     def refuse(self, error: StreamqError) -> None:
         """Answer the call with an error, from another thread."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from streamq.gateway import grpc_messages as convert
 from streamq.gateway import streamq_pb2 as pb
 from streamq.gateway.access import Visit
 from streamq.gateway.control import ACTIONS
+from streamq.gateway.desk import Handed
 from streamq.gateway.listener import Tls
 from streamq.gateway.messages import Leave, Value
 from streamq.gateway.operations import MOST_RESULTS
@@ -116,10 +118,15 @@ class GrpcServer:
 
     def _unary(self, do: Callable[[Caller, Any], Awaitable[Any]], kind: Any, role: Role) -> Any:
         async def handle(message: Any, context: Context) -> Any:
+            began, status = time.monotonic(), 200
             try:
-                return await do(self._caller(context, role, do.__name__), message)
+                answer = await do(self._caller(context, role, do.__name__), message)
+                return _told(answer, context) if isinstance(answer, Handed) else answer
             except (Problem, StreamqError) as error:
+                status = _problem(error).status
                 await _abort(context, error)
+            finally:
+                self._note(do.__name__, status, began)
 
         return grpc.unary_unary_rpc_method_handler(
             handle, kind.FromString, lambda answer: answer.SerializeToString()
@@ -129,12 +136,16 @@ class GrpcServer:
         self, do: Callable[[Caller, Any], AsyncIterator[Any]], kind: Any, role: Role
     ) -> Any:
         async def handle(message: Any, context: Context) -> None:
+            began, status = time.monotonic(), 200
             try:
                 caller = self._caller(context, role, do.__name__)
                 async for answer in do(caller, message):
                     await context.write(answer)
             except (Problem, StreamqError) as error:
+                status = _problem(error).status
                 await _abort(context, error)
+            finally:
+                self._note(do.__name__, status, began)
 
         return grpc.unary_stream_rpc_method_handler(
             handle, kind.FromString, lambda answer: answer.SerializeToString()
@@ -148,6 +159,9 @@ class GrpcServer:
         caller = self._gateway.access.caller(Visit("POST", headers, address))
         caller.check_role(role, what.strip("_"))
         return caller
+
+    def _note(self, name: str, status: int, began: float) -> None:
+        self._gateway.tallies.called(name.strip("_"), status, time.monotonic() - began)
 
     # Work
 
@@ -167,15 +181,11 @@ class GrpcServer:
         except (Problem, StreamqError) as error:
             await _abort(context, error)
 
-    async def _take(self, caller: Caller, message: pb.Ask) -> pb.Grant:
-        handed = await self._gateway.desk.take(caller, convert.ask(message))
-        handed.delivered()
-        return convert.grant(handed.granted)
+    async def _take(self, caller: Caller, message: pb.Ask) -> Handed:
+        return await self._gateway.desk.take(caller, convert.ask(message))
 
-    async def _report(self, caller: Caller, message: pb.ReportMessage) -> pb.Grant:
-        handed = await self._gateway.desk.report(caller, convert.report(message))
-        handed.delivered()
-        return convert.grant(handed.granted)
+    async def _report(self, caller: Caller, message: pb.ReportMessage) -> Handed:
+        return await self._gateway.desk.report(caller, convert.report(message))
 
     async def _beat(self, caller: Caller, message: pb.BeatMessage) -> pb.Verdict:
         verdict = await self._gateway.desk.beat(caller, convert.beat(message))
@@ -243,9 +253,26 @@ class _Line(msgspec.Struct):
     is_over: bool = False
 
 
+def _told(handed: Handed, context: Context) -> pb.Grant:
+    """Return the parts. When the call is over they have reached the worker, or go back."""
+
+    def over(context: Context) -> None:
+        if context.cancelled():
+            handed.undo()
+        else:
+            handed.delivered()
+
+    context.add_done_callback(over)
+    return convert.grant(handed.granted)
+
+
+def _problem(error: Problem | StreamqError) -> Problem:
+    return error if isinstance(error, Problem) else problem_of(error)
+
+
 async def _abort(context: Context, error: Problem | StreamqError) -> None:
     """End a call with the status that belongs to the error."""
-    problem = error if isinstance(error, Problem) else problem_of(error)
+    problem = _problem(error)
     code = _CODES.get(problem.status, grpc.StatusCode.INTERNAL)
     more = tuple((f"streamq-{name}", str(text)) for name, text in problem.more.items())
     metadata = (("streamq-code", problem.code), *more)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -54,7 +55,10 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
     def endpoint(routes: dict[str, Route]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
-            return await _serve(gateway, routes[method], request, is_read_only)
+            route, began = routes[method], time.monotonic()
+            told = await _serve(gateway, route, request, is_read_only)
+            gateway.tallies.called(route.name, told.status_code, time.monotonic() - began)
+            return told
 
         return answer
 

@@ -13,6 +13,7 @@ from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
 from streamq.gateway.roles import Caller, Role
 from streamq.gateway.session import Sessions
+from streamq.gateway.tallies import Tallies
 from streamq.gateway.uploads import Uploads
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Gateway(msgspec.Struct):
     unready: Callable[[], str]
     #: The dashboard; None where there is none.
     board: "Board | None" = None
+    tallies: Tallies = msgspec.field(default_factory=Tallies)
 
 
 class Call(msgspec.Struct):

@@ -5,6 +5,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from streamq.gateway.access import Access
 from streamq.gateway.board import Board
 from streamq.gateway.control import Control
 from streamq.gateway.desk import Desk
+from streamq.gateway.health import health
 from streamq.gateway.http import application
 from streamq.gateway.listener import BACKLOG, Connection, Tls, is_loopback, listen
 from streamq.gateway.loads import Loads
@@ -61,6 +63,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     grpc: tuple[str, int] | None = None
     #: The URL that browsers use, if it is another than where the gateway listens.
     origin: str = ""
+    #: Where to tell health and metrics without a key; nowhere if it is "".
+    health_port: str = ""
     #: Answer what readers may ask, and nothing else. Such a gateway is no janitor.
     is_read_only: bool = False
 
@@ -157,7 +161,15 @@ def serve(
     checks.start()
     try:
         log.info("serving %s at %s", ", ".join(options.queues), url)
-        server.run(sockets=[listener])
+        with health(
+            options.health_port,
+            gateway,
+            protocol,
+            keepers,
+            options.queues,
+            lambda: server.ticked_at,
+        ):
+            server.run(sockets=[listener])
     finally:
         over.set()
         listener.close()
@@ -189,6 +201,8 @@ class _Server(uvicorn.Server):
         self._started = started
         self._look_again = look_again
         self._notifier = Notifier()
+        #: When the event loop last turned.
+        self.ticked_at = time.monotonic()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
@@ -201,6 +215,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Tell systemd that the loop turns."""
+        self.ticked_at = time.monotonic()
         self._notifier.alive()
         return await super().on_tick(counter)
 

@@ -235,6 +235,8 @@ class Session:
             await self._say(ToWorker(give_back=GiveBack(text)))
 
     async def _leave(self, bye: Bye) -> None:
+        # What comes back now is for others: this worker has free slots, too.
+        self._is_leaving = True
         tickets = list(dict.fromkeys([*bye.tickets, *self._held]))
         await self._desk.leave(self._caller, Leave(tickets))
         self._is_polite = True

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from streamq.errors import SettingsError
+from streamq.telemetry.health import split_address
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,13 @@ def secret(env: Mapping[str, str] = os.environ) -> bytes | None:
 class Supervisor:
     """Starts processes, and replaces the dead, until it is told to stop."""
 
-    def __init__(self, words: Sequence[str], count: int, host: str, port: int) -> None:
+    def __init__(
+        self, words: Sequence[str], count: int, host: str, port: int, health_port: str = ""
+    ) -> None:
         """``words``: the command that each process runs, without the program.
+
+        ``health_port``: where the first process tells its health. The others do so at the ports
+        behind it, because each counts for itself.
 
         Raises:
             SettingsError: the port cannot be had.
@@ -48,6 +54,7 @@ class Supervisor:
         self._command = [sys.executable, "-m", "streamq.cli", *words, "--listen", listen]
         self._env = os.environ | {SECRET: secrets.token_hex(32)}
         self._count = count
+        self._health = split_address(health_port) if health_port else None
         self._children: list[subprocess.Popen[bytes]] = []
         self._is_stopping = False
 
@@ -60,7 +67,7 @@ class Supervisor:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
-            self._children = [self._start() for _ in range(self._count)]
+            self._children = [self._start(index) for index in range(self._count)]
             while not self._is_stopping:
                 time.sleep(LOOK_S)
                 self._replace_dead()
@@ -77,9 +84,14 @@ class Supervisor:
         else:
             self._is_stopping = True
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, index: int) -> subprocess.Popen[bytes]:
+        more = []
+        if self._health:
+            host, port = self._health
+            where = f"[{host}]:" if ":" in host else f"{host}:" if host else ""
+            more = ["--health-port", f"{where}{port + index if port else 0}"]
         # In a group of its own, so that Ctrl-C comes to the children by us only.
-        return subprocess.Popen(self._command, env=self._env, process_group=0)
+        return subprocess.Popen([*self._command, *more], env=self._env, process_group=0)
 
     def _replace_dead(self) -> None:
         for index, child in enumerate(self._children):
@@ -90,7 +102,7 @@ class Supervisor:
                 raise SettingsError("a process of the gateway could not start: see above")
             log.warning("process %d ended with %d, and is replaced", child.pid, code)
             time.sleep(REST_S)
-            self._children[index] = self._start()
+            self._children[index] = self._start(index)
 
     def _end(self, grace_s: float) -> None:
         for child in self._children:

@@ -47,7 +47,8 @@ class Uploads:
         self._desk = desk
         self._team = team
         self._threads = ThreadPoolExecutor(MOST_UPLOADS, "upload")
-        self._open = 0
+        #: How many uploads are open.
+        self.open = 0
 
     def close(self) -> None:
         """End the threads: uploads stop where they stand when the gateway does."""
@@ -70,11 +71,11 @@ class Uploads:
         """
         self._desk.check_queue(caller, options.queue)
         name = units.request_id(request_id, self._team)
-        if self._open >= MOST_UPLOADS:
+        if self.open >= MOST_UPLOADS:
             raise too_many(f"{MOST_UPLOADS} uploads are open already")
         loop = asyncio.get_running_loop()
         stream = _Body(body, loop)
-        self._open += 1
+        self.open += 1
         try:
             return await loop.run_in_executor(
                 self._threads, lambda: self._load(caller, name, options, stream, begins_at)
@@ -83,7 +84,7 @@ class Uploads:
             detail = f"{cut}. What came is loaded: send the same again, or the rest with PATCH"
             raise Problem(408, "SLOW", "the body did not come whole", detail) from None
         finally:
-            self._open -= 1
+            self.open -= 1
 
     async def stands(self, caller: Caller, request_id: str) -> Uploaded:
         """Tell how far an upload has come."""

@@ -56,7 +56,7 @@ class HealthServer:
         Raises:
             SettingsError: this process cannot listen there.
         """
-        host, port = _host_and_port(address)
+        host, port = split_address(address)
         try:
             self._server = _listen(host, port, subject)
         except OSError as error:
@@ -175,7 +175,12 @@ _Handler._PAGES = {
 }
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``--health-port``; the host is "" if only a port is named.
+
+    Raises:
+        InvalidValue: it is no address.
+    """
     host, _, port = address.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     if not port.isdecimal() or is_bracketed != (":" in host):

@@ -85,6 +85,22 @@ METRICS: dict[str, Metric] = {
     "streamq_queue_unserved_requests": Metric(
         "gauge", "queue", "Requests whose handler no live worker has."
     ),
+    "streamq_gateway_calls_total": Metric(
+        "counter", "route, status", "Calls that this gateway answered, over HTTP and gRPC."
+    ),
+    "streamq_gateway_call_duration_seconds": Metric(
+        "histogram", "route", "How long calls took, with the time that they waited for parts."
+    ),
+    "streamq_gateway_parts_total": Metric(
+        "counter",
+        "state",
+        "Parts that workers of this gateway got (handed), and what they reported: done, failed, "
+        "back (not begun), crashed.",
+    ),
+    "streamq_gateway_calls_waiting": Metric("gauge", "", "Calls that wait for parts now."),
+    "streamq_gateway_streams": Metric("gauge", "", "Workers with an open stream."),
+    "streamq_gateway_uploads": Metric("gauge", "", "Files that are being sent now."),
+    "streamq_gateway_watchers": Metric("gauge", "", "Browsers that watch the dashboard."),
     "streamq_build_info": Metric("gauge", "version, python", "1."),
 }
 

@@ -126,6 +126,7 @@ class TestControl:
         only = gate.get(f"{path}&state=cancelled&handler=h&most=1").json
         assert [each["id"] for each in only["requests"]] == [first]
         assert said(gate.get(f"{path}&state=odd")) == (400, "INVALID")
+        assert said(gate.get(f"{path}&handler=%C3%97")) == (400, "INVALID")
 
     def test_queues(self, gate: Gate) -> None:
         gate.submit(["a"])

@@ -151,6 +151,19 @@ def test_bye_gives_all_back_at_once(gate: Gate, hello: dict[str, Any]) -> None:
     assert (granted["parts"][0]["number"], "alone" in granted["parts"][0]) == (1, False)
 
 
+def test_bye_gives_nothing_to_the_free_slots_of_the_one_who_goes(
+    gate: Gate, hello: dict[str, Any]
+) -> None:
+    gate.submit(["a"])
+    for _ in range(20):
+        stream = Stream(gate)
+        stream.say(hello=hello | {"slots": 9})
+        stream.hear_of("grant")
+        stream.say(bye={})
+    granted = gate.take(wait_s=3).json
+    assert (granted["parts"][0]["number"], "alone" in granted["parts"][0]) == (1, False)
+
+
 def test_want_drains_and_gives_again(gate: Gate, hello: dict[str, Any]) -> None:
     stream = Stream(gate)
     stream.answer(stream.say(hello=hello | {"slots": 0}))

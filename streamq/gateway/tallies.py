@@ -1,0 +1,31 @@
+"""How many calls a gateway answered, how, and how long each took."""
+
+from collections import Counter, defaultdict
+
+from streamq.telemetry.metrics import Samples, Stopwatch
+
+
+class Tallies:
+    """Counts calls. It belongs to the event loop; another thread may read it."""
+
+    def __init__(self) -> None:
+        self._calls: Counter[tuple[str, int]] = Counter()
+        self._took: defaultdict[str, Stopwatch] = defaultdict(Stopwatch)
+
+    def called(self, route: str, status: int, seconds: float) -> None:
+        """Count a call that was answered, and how long that took."""
+        self._calls[route, status] += 1
+        self._took[route].saw(seconds)
+
+    def samples(self) -> Samples:
+        """Return the counts of calls."""
+        return {
+            "streamq_gateway_calls_total": [
+                ({"route": route, "status": str(status)}, number)
+                for (route, status), number in sorted(self._calls.copy().items())
+            ],
+            "streamq_gateway_call_duration_seconds": [
+                ({"route": route}, watch.spread())
+                for route, watch in sorted(self._took.copy().items())
+            ],
+        }

@@ -1,0 +1,82 @@
+"""Health and metrics of a gateway, at a port of their own."""
+
+import functools
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from streamq.telemetry.metrics import METRICS
+from tests.conftest import ONE_KIND
+from tests.gateway.common import Gate
+from tests.support.command import run
+from tests.support.waiting import wait_until
+from tests.telemetry.test_health import Asked, health_of
+
+pytestmark = ONE_KIND
+HERE = "127.0.0.1:0"
+
+
+def is_ready(port: int) -> bool:
+    try:
+        return Asked(port).get("/readyz") == (200, "ok\n")
+    except OSError:
+        return False
+
+
+def asked_of(gate: Gate) -> Asked:
+    found = wait_until(lambda: health_of(gate.log))
+    assert found
+    return found
+
+
+def test_metrics_count_calls_parts_and_who_waits(serve: Callable[..., Gate], queue: str) -> None:
+    gate = serve("--health-port", HERE)
+    asked = asked_of(gate)
+    wait_until(lambda: asked.get("/readyz") == (200, "ok\n"))
+    assert asked.get("/livez") == (200, "ok\n")
+    request_id = gate.submit(["a", "b", "c"])
+    granted = gate.take(most=3).json
+    numbers = [part["number"] for part in granted["parts"]]
+    report = {
+        "ticket": granted["ticket"],
+        "done": [{"part": numbers[0]}],
+        "failed": [{"part": numbers[1], "kind": "abandon", "error": "E", "message": "no"}],
+    }
+    assert gate.post("/v1/report", report).status == 200
+    assert gate.get("/v1/requests/unheard-of").status == 404
+
+    metrics = asked.metrics()
+    told = {name: metrics[name] for name in metrics if name.startswith("streamq_gateway_parts")}
+    assert told == {
+        f'streamq_gateway_parts_total{{state="{state}"}}': count
+        for state, count in (("handed", 3), ("done", 1), ("failed", 1), ("back", 1), ("crashed", 0))
+    }
+    assert metrics['streamq_gateway_calls_total{route="take",status="200"}'] == 1
+    assert metrics['streamq_gateway_calls_total{route="status",status="404"}'] == 1
+    assert metrics['streamq_gateway_call_duration_seconds_count{route="report"}'] == 1
+    for name in ("calls_waiting", "streams", "uploads", "watchers"):
+        assert metrics[f"streamq_gateway_{name}"] == 0
+    assert metrics["streamq_server_up"] == 1
+    assert metrics[f'streamq_queue_parts{{queue="{queue}",state="failed"}}'] in (0, 1)
+    text = asked.get("/metrics")[1]
+    assert request_id not in text
+    types = dict(re.findall(r"# TYPE (\S+) (\S+)", text))
+    assert {name: METRICS[name].kind for name in types} == types
+    assert {name for name in METRICS if "gateway" in name} <= set(types)
+
+
+def test_health_needs_no_key_and_processes_have_ports_in_a_row(
+    serve: Callable[..., Gate], tmp_path: Path
+) -> None:
+    keys = tmp_path / "streamq.keys"
+    assert run("serve", "key", "a", "--role", "reader", "--keys", str(keys)).returncode == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    gate = serve("--health-port", f"127.0.0.1:{port}", "-p", "2", "--keys", str(keys))
+    for each in (port, port + 1):
+        wait_until(functools.partial(is_ready, each), 60)
+    assert gate.get("/v1/session").status == 401
+    found = 'streamq_gateway_calls_total{route="session",status="401"}'
+    assert sum(Asked(each).metrics().get(found, 0) for each in (port, port + 1)) == 1
