@@ -21,6 +21,7 @@ from streamq.records import belonging, drafts
 from streamq.records.belonging import OutputNote
 from streamq.records.drafts import sync, sync_folder, write_all
 from streamq.records.packing import bare_name, pack, packing_of, zstd
+from streamq.records.ranges import Range, copy_range
 from streamq.records.remote import is_remote
 
 #: How results are written.
@@ -119,6 +120,8 @@ class FileOutput:
             elif not self._is_ours:
                 check(self._path, force=force)
             file = self._path.open("r+b" if size >= 0 else "a+b", buffering=0)
+            # In a file that is only appended to, ``copy_file_range`` copies nothing.
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
             self._lock(file)
             sync_folder(self._path.parent)
             self.inode = belonging.inode_of(file.fileno())
@@ -229,6 +232,30 @@ class FileOutput:
             raise self._failed(error) from None
         self.look()
         return len(packed)
+
+    def add(self, pieces: Iterable[bytes | Range]) -> int:
+        """Add bytes, and ranges of other files. Return by how many bytes the file has grown.
+
+        Raises:
+            OutputError: as of ``write``.
+        """
+        assert self._file is not None
+        if self.packing:
+            blocks = [each.read() if isinstance(each, Range) else each for each in pieces]
+            return self.write(b"".join(blocks))
+        grown = 0
+        try:
+            for each in pieces:
+                if isinstance(each, Range):
+                    copy_range(each, self._file.fileno())
+                    grown += each.length
+                else:
+                    write_all(self._file, each)
+                    grown += len(each)
+        except OSError as error:
+            raise self._failed(error) from None
+        self.write(b"")
+        return grown
 
     def draft(self, copy: Callable[[BinaryIO], Iterator[bytes]]) -> Written:
         """Write another version of the file beside it. Return what that has.

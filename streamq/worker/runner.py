@@ -25,6 +25,7 @@ from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
 from streamq.records.references import Reader
+from streamq.records.spool import SpoolWriter
 from streamq.worker import partial
 from streamq.worker.calling import Timeout, tamed, telling
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
@@ -52,7 +53,9 @@ class Runner:
         max_result: int = MAX_RESULT,
         request_id: str = "",
         reader: Reader | None = None,
+        spool: SpoolWriter | None = None,
     ) -> None:
+        self._spool = spool
         self.handler = handler
         self._request_id = request_id
         self._spec = spec
@@ -303,7 +306,8 @@ class Runner:
         place = self.place(part, 0)
         is_whole = self._spec.format == "file"
         try:
-            part.payload = reader.read(place["source"], part.payload, is_whole=is_whole)
+            payload = reader.read(place["source"], part.payload, is_whole=is_whole)
+            part.payload, part.reference = payload, part.payload
             return None
         except Exception as error:  # noqa: BLE001  whatever reading leads to
             failure = Failure(
@@ -439,6 +443,8 @@ class Runner:
         """Return what becomes of a part whose records are all done, some just now."""
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
+            if self._spool and part.reference:
+                result = self._spool.keep(result, part.reference, part.about) or result
             return PartDone(result, self._count(part, fresh))
         return self._too_large(part, len(items))
 

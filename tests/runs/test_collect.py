@@ -202,9 +202,9 @@ class TestRetriedWhileRead:
         commit = Collector._commit
 
         def retried(
-            self_: Collector, data: bytes, next_number: int, *args: Any, **how: Any
+            self_: Collector, pieces: list[Any], next_number: int, *args: Any, **how: Any
         ) -> None:
-            commit(self_, data, next_number, *args, **how)
+            commit(self_, pieces, next_number, *args, **how)
             if next_number == 5 and driver.meta("state") == "failed":
                 self.retry(request_, protocol, queue)
 
