@@ -22,9 +22,9 @@ from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import outputs
 from streamq.records.gaps import Gap, GapFile
+from streamq.records.output_kinds import Output
 from streamq.records.outputs import (
     FileOutput,
-    Output,
     OutputError,
     OutputExists,
     check_errors,

@@ -19,7 +19,8 @@ from streamq.protocol.replies import Terms
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
-from streamq.records.outputs import FileOutput, OutputError, Written
+from streamq.records.output_kinds import Written
+from streamq.records.outputs import FileOutput, OutputError
 from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
