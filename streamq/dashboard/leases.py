@@ -8,6 +8,7 @@ from typing import Any
 from streamq.dashboard.census import Census
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
+from streamq.queue.told import slot_of
 
 #: So many looks are kept.
 LOOKS = 180
@@ -43,8 +44,6 @@ class Timeline:
 
 
 def _slot_of(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
-    """Return the worker and the slot of a holder, which is called POOL.PROCESS-SLOT-NUMBER."""
-    host, _, _ = holder.rpartition("-")
-    name, _, slot = host.rpartition("-")
-    pool, _, process = name.partition(".")
-    return pools.get(pool, pool[:12]), f"{process[:3]}/{slot}"
+    """Return the worker and the slot of a holder."""
+    pool, slot = slot_of(holder)
+    return pools.get(pool, pool[:12]), slot

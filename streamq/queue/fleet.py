@@ -4,6 +4,7 @@ import msgspec
 
 from streamq import units
 from streamq.protocol.protocol import Protocol
+from streamq.queue.told import Tally
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,6 +57,7 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     #: By handler. An earlier version does not say.
     paces: dict[str, HandlerPace] = {}
+    tallies: dict[str, Tally] = {}
     #: The latest protocol version that it knows. Workers that do not say know version 1.
     protocol: int = 1
 

@@ -21,6 +21,7 @@ from streamq.errors import AppLoadError
 from streamq.queue.fleet import HandlerPace
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.renewals import Holding
+from streamq.queue.told import Span, Tally
 from streamq.records.sizes import Measured, RecordPace
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
@@ -30,6 +31,7 @@ from streamq.worker.file_watch import FileWatch
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.signals import Signals
 from streamq.worker.slot_table import CALL_STEP, SlotState
+from streamq.worker.spans import SpanReader
 from streamq.worker.spawning import MOST_STARTING, Spawner
 from streamq.worker.time_limits import TimeLimits
 
@@ -95,6 +97,9 @@ class Pool:
         #: How long records took, by handler. Heartbeats tell it to loaders.
         self._paces: dict[str, RecordPace] = {}
         keeper.paces = self.paces
+        keeper.tallies = self.tallies
+        keeper.spans = self.spans
+        self._span_reader = SpanReader()
         self._time_limits = TimeLimits(options.cancel_grace_s)
         self._interrupts = 0
         #: The first signal that told the pool to stop, if one did.
@@ -179,6 +184,17 @@ class Pool:
                 at_once=self._options.processes * self._config.slots,
             )
         return found
+
+    def tallies(self) -> dict[str, Tally]:
+        """Return what was done for each handler that did anything."""
+        rows = self._rows()
+        return {name: counters.tally(row) for name, row in rows.items() if any(row)}
+
+    def spans(self, most: int) -> tuple[list[Span], int]:
+        """Return leases that have ended since the last call; and how many more there were."""
+        with self._counting:  # no process is forgotten meanwhile
+            tables = [(each.pid, each.table.spans, each.table.slots) for each in self._handles]
+            return self._span_reader.read(tables, most)
 
     def end(self) -> None:
         """End the pool now, from another thread: nobody wants what its processes would still do."""
