@@ -36,6 +36,8 @@ FIELDS = (
     "labels",
     "redrives",
     "keep_ms",
+    "ceiling",
+    "deadline_ms",
 )
 
 
