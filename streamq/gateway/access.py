@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from streamq.errors import SettingsError
+from streamq.gateway import cookies
 from streamq.gateway import keys as key_file
-from streamq.gateway import sessions
 from streamq.gateway.keys import Key, Keys
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import LOCAL, Caller, Role
@@ -95,7 +95,7 @@ class Access:
             return LOCAL
         key = _by_certificate(keys, visit) or _by_cookie(keys, visit)
         if key is None:
-            share = sessions.shared(keys.secret, _cookie(visit, sessions.SHARE_COOKIE))
+            share = cookies.shared(keys.secret, _cookie(visit, cookies.SHARE_COOKIE))
             if share:
                 return Caller(f"a link of {share.by}", Role.READER, only=share.request)
             raise no_key("the call has no key: send Authorization: Bearer sqk_...")
@@ -111,7 +111,7 @@ class Access:
         key = keys.find(text)
         if key is None:
             raise self._failures.add(visit.address)
-        return key, sessions.cookie_of(keys, key)
+        return key, cookies.cookie_of(keys, key)
 
     def share(self, caller: Caller, request_id: str, days: int) -> str:
         """Return what a link ends with that shows one request to whoever has it.
@@ -123,12 +123,12 @@ class Access:
         if keys is None:
             title = "this gateway has no keys"
             raise Problem(409, "OPEN", title, "whoever reaches it sees the page by its address")
-        return sessions.share_of(keys.secret, request_id, caller.name, days)
+        return cookies.share_of(keys.secret, request_id, caller.name, days)
 
     def shared(self, text: str) -> str:
         """Return which request a link is for; "" if it is over, or was forged."""
         keys = self._current()
-        share = sessions.shared(keys.secret, text) if keys else None
+        share = cookies.shared(keys.secret, text) if keys else None
         return share.request if share else ""
 
     def is_secure(self, scheme: str) -> bool:
@@ -231,8 +231,8 @@ def _by_certificate(keys: Keys, visit: Visit) -> Key | None:
 
 
 def _by_cookie(keys: Keys, visit: Visit) -> Key | None:
-    found = _cookie(visit, sessions.COOKIE)
-    return sessions.key_of(keys, found) if found else None
+    found = _cookie(visit, cookies.COOKIE)
+    return cookies.key_of(keys, found) if found else None
 
 
 def _cookie(visit: Visit, name: str) -> str:

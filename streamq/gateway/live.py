@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from streamq.dashboard.feed import Watcher
 from streamq.errors import StreamqError
 from streamq.gateway.access import Access, Visit
-from streamq.gateway.board import Board
+from streamq.gateway.dashboard import Board
 from streamq.gateway.pages import SECURITY, Called, telling
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role

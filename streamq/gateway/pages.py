@@ -9,9 +9,9 @@ from starlette.routing import BaseRoute, Route
 
 from streamq.dashboard.files import POLICY, pages
 from streamq.errors import StreamqError
-from streamq.gateway import sessions
+from streamq.gateway import cookies
 from streamq.gateway.access import Access
-from streamq.gateway.board import Board
+from streamq.gateway.dashboard import Board
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
 
@@ -45,11 +45,11 @@ def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
         request_id = access.shared(link)
         if not request_id:
             raise Problem(410, "OVER", "this link is over", "ask for another one")
-        cookie = sessions.header_of(
+        cookie = cookies.header_of(
             link,
             is_secure=access.is_secure(asked.url.scheme),
-            lasts_s=sessions.MOST_SHARE_DAYS * 86_400,
-            name=sessions.SHARE_COOKIE,
+            lasts_s=cookies.MOST_SHARE_DAYS * 86_400,
+            name=cookies.SHARE_COOKIE,
         )
         to = {"Set-Cookie": cookie, "Location": f"/r/{request_id}"}
         return Response(status_code=303, headers={**SECURITY, **to})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamq.gateway import keys, sessions
+from streamq.gateway import cookies, keys
 from streamq.gateway.roles import KEY_ROLES, Role
 from streamq.gateway.routes import ROUTES
 from tests.conftest import ONE_KIND
@@ -22,16 +22,16 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_link_is_good_for_its_request_until_it_is_over() -> None:
-    text = sessions.share_of(SECRET, "night", "al", 7)
-    share = sessions.shared(SECRET, text)
+    text = cookies.share_of(SECRET, "night", "al", 7)
+    share = cookies.shared(SECRET, text)
     assert share
     assert (share.request, share.by) == ("night", "al")
-    assert sessions.shared(b"another", text) is None
-    assert sessions.shared(SECRET, sessions.share_of(SECRET, "night", "al", 0)) is None
+    assert cookies.shared(b"another", text) is None
+    assert cookies.shared(SECRET, cookies.share_of(SECRET, "night", "al", 0)) is None
     for at in range(0, len(text), 5):
         forged = text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :]
-        assert sessions.shared(SECRET, forged) is None
-    assert sessions.shared(SECRET, "") is None
+        assert cookies.shared(SECRET, forged) is None
+    assert cookies.shared(SECRET, "") is None
 
 
 @ONE_KIND
@@ -83,5 +83,5 @@ def test_forged_link_and_gateway_without_keys(serve: Callable[..., Gate], file: 
     assert (refused.status, refused.json["code"]) == (409, "OPEN")
     keys.add(file, "al", Role.OPERATOR)
     gate = serve("--keys", str(file))
-    assert gate.get(f"/s/{sessions.share_of(SECRET, request_id, 'al', 7)}").status == 410
+    assert gate.get(f"/s/{cookies.share_of(SECRET, request_id, 'al', 7)}").status == 410
     assert gate.get("/s/nonsense").status == 410

@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from streamq.gateway.board import Board, Payload, Retry
+from streamq.gateway.cookies import MOST_SHARE_DAYS, SHARE_DAYS
+from streamq.gateway.dashboard import Board, Payload, Retry
 from streamq.gateway.messages import Controlled
 from streamq.gateway.roles import Role
 from streamq.gateway.route import Answer, Call, Gateway, Param, Route
-from streamq.gateway.sessions import MOST_SHARE_DAYS, SHARE_DAYS
 from streamq.model import Failure
 from streamq.queue.changes import Change
 
@@ -102,7 +102,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 _PART = {"type": "integer", "minimum": 1, "maximum": 2**53}
 _OF_REQUEST = "/v1/requests/{id}"
 
-BOARD_ROUTES: tuple[Route, ...] = (
+DASHBOARD_ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/me",
