@@ -100,7 +100,8 @@ def show(keys: QueueKeys, told: bytes) -> Call[bool]:
 
 
 def _beaten(reply: Sequence[int]) -> Beaten:
-    return Beaten(*reply)
+    forgotten, spans = reply
+    return Beaten(forgotten, spans)
 
 
 def _ticked(reply: Sequence[Any]) -> Tick:

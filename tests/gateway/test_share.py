@@ -27,7 +27,7 @@ def test_link_is_good_for_its_request_until_it_is_over() -> None:
     assert share
     assert (share.request, share.by) == ("night", "al")
     assert cookies.shared(b"another", text) is None
-    assert cookies.shared(SECRET, cookies.share_of(SECRET, "night", "al", 0)) is None
+    assert cookies.shared(SECRET, cookies.share_of(SECRET, "night", "al", -1)) is None
     for at in range(0, len(text), 5):
         forged = text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :]
         assert cookies.shared(SECRET, forged) is None
