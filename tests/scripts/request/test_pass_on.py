@@ -152,6 +152,7 @@ class TestWindows:
         flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "2 parts"}})
         flow.load(4)
         holder, grant = flow[1].claim(1)
+        flow[1].redis.hset(flow[1].keys.meta, "out", 0)
 
         over = flow[1].pass_on(holder, grant.parts, most=1)
 
