@@ -157,6 +157,14 @@ local function note_room_behind(f)
   end
 end
 
+-- The flow has ended in a later stage: a janitor of the request comes at once if it owes callbacks.
+local function tell_debt(f, reply)
+  local found = redis.call("HMGET", meta_of(f, 1), "owes", "settled", "redrives", "handler", "level")
+  if (tonumber(found[1]) or 0) > 0 and (tonumber(found[2]) or 0) <= (tonumber(found[3]) or 0) then
+    tell(f, 1, { handler = found[4] or "", level = tonumber(found[5]) or 0 }, reply, 0, f.now)
+  end
+end
+
 -- Ends a script of a stage: writes what was noted of other stages, and returns the tokens for them.
 -- `before` is how many parts of this stage were unfinished when the script began.
 local function leave_flow(f, before)
@@ -170,6 +178,8 @@ local function leave_flow(f, before)
     if f.window > 0 and f.own > 1 then
       wake_previous(f, before, reply)
     end
+  elseif f.own > 1 then
+    tell_debt(f, reply)
   end
   for number, stage in pairs(f.loaded) do
     if stage.added then

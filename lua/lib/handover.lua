@@ -14,11 +14,6 @@ local function of_run(text, run)
   return string.gsub(text, "%.%d+$", "") .. "." .. run
 end
 
--- Returns an origin without the number of a redrive: an inbox has one field for each item.
-local function without_run(origin)
-  return (string.gsub(origin, "%.%d+$", ""))
-end
-
 -- Adds a part to another stage, whose keys are `s`.
 local function add_part(f, s, about, payload)
   local stage = stage_at(f, s.number)
@@ -76,8 +71,6 @@ local function hand_over(f, label, payload)
   elseif f.feeds == "join" and f.grouped then
     put_field(f, label, payload)
     count_child(f, label)
-  elseif f.feeds == "reduce" then
-    put_field(f, without_run(label), payload)
   else
     put_field(f, label, payload)
   end

@@ -41,8 +41,10 @@ if not r then
 end
 local refused = refusal(k, r, holder, call)
 if refused then
-  -- A lease is lost, and nobody has taken the part since: its outcomes count, as results do.
-  local is_free = refused[1] == "lost" and created == r.created_ms and redis.call("ZSCORE", k.retry, number)
+  -- A lease is lost, and nobody has taken the part since: its outcomes count, as results do. Not in
+  -- a flow: after a failover the number may be that of another item (rule F6).
+  local is_free = refused[1] == "lost" and r.protocol < FLOW and created == r.created_ms
+    and redis.call("ZSCORE", k.retry, number)
   if is_free and partial ~= "" then
     redis.call("HSET", k.partial, number, partial)
   end
@@ -52,7 +54,7 @@ if #redis.call("XPENDING", k.parts, "w", number, number, 1, holder) == 0 then
   return "late"
 end
 
-redis.call("HSET", k.holders, holder, call)
+note_call(k, r, holder, call)
 if partial ~= "" then
   redis.call("HSET", k.partial, number, partial)
 end

@@ -43,6 +43,7 @@
 -- @include tries
 -- @include hand
 -- @include ending
+-- @include marks
 -- @include window
 -- @include flow
 -- @include handover
@@ -109,7 +110,7 @@ local function settle_troubles(acked)
     end
   end
   redis.call("HDEL", k.tries, unpack(acked))
-  redis.call("HDEL", k.partial, unpack(acked))
+  forget_outcomes(k.partial, acked)
   redis.call("ZREM", k.retry, unpack(acked))
   return runs
 end
@@ -247,20 +248,18 @@ end
 local lease = redis.call("ZSCORE", k.leases, holder)
 local stored = lease and (tonumber(redis.call("HGET", k.holders, holder)) or 0)
 if given > 0 and lease then
-  -- A host numbers its calls by the thousand. A gap says that the slot has forgotten calls, and
-  -- perhaps that it gave these numbers to other items (rule F7).
-  local step = math.floor(call / 1000) - math.floor(stored / 1000)
-  if call == stored or step == 1 then
-    record_batch()
-  else
+  -- The slot may have given these numbers to other items, and forgotten it.
+  if call < stored or is_gap(holder, call, stored) then
     record_one_by_one(true)
+  else
+    record_batch()
   end
 elseif given > 0 and created == r.created_ms then
   record_one_by_one(false)
 end
 if counted > 0 and count_flow(f, counted) then
-  leave_flow(f, before)
-  return { r.state, 0, list_of(r), 0, counted, {}, {} }
+  local others = leave_flow(f, before)
+  return { r.state, 0, list_of(r), is_owed(r) and now or 0, counted, {}, others }
 end
 note_room_behind(f)
 

@@ -379,8 +379,8 @@ class _TicketHost:
         # The next audit pushes what is not pushed now.
         with suppress(ServerError, Damaged):
             self.protocol.push(self._queue, request_id, tokens)
-        if tokens.look_ms:
-            self._keeper.expect(tokens.look_ms)
+        if look_ms := tokens.next_look_ms(self._queue):
+            self._keeper.expect(look_ms)
 
     def note_end(self, request_id: str, grant: Grant) -> None:
         """Note nothing."""

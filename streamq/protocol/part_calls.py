@@ -234,7 +234,7 @@ def _passed(reply: Sequence[Any]) -> Grant:
         word.decode(),
         Tokens(count, to.decode(), look, read_others(others)),
         _parts(told, troubles),
-        retried=len(troubles) // 3,
+        retried=len(troubles) // 4,
         counted=counted,
     )
 
