@@ -26,6 +26,21 @@ local function add_part(f, s, about, payload)
   return number
 end
 
+-- Adds many parts at once; `payloads` has those of all, `records` is how many they have in all.
+local function add_parts(f, s, abouts, sizes, payloads, records)
+  local stage, key = stage_at(f, s.number), s.parts
+  local total, at = stage.total, 1
+  for i = 1, #abouts do
+    local size = sizes[i]
+    redis.call("XADD", key, total + i, abouts[i], string.sub(payloads, at, at + size - 1))
+    at = at + size
+  end
+  stage.total, stage.bytes = total + #abouts, stage.bytes + #payloads
+  stage.added = (stage.added or 0) + records
+  s.is_touched = true
+  f.added = f.added + #abouts
+end
+
 -- A group has no unfinished child any more: its join part is made, or runs again. There is one for
 -- each group. Its inputs stay in the inbox until it is finished.
 local function complete(f, group)

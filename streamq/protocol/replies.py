@@ -118,6 +118,8 @@ class PassedPart(msgspec.Struct):
     #: What each child says of itself (its ``about``), or its origin; and its payload.
     labels: list[str]
     payloads: list[bytes]
+    #: How many records the children have in all.
+    handed: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True):

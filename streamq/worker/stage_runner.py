@@ -73,7 +73,7 @@ class StageRunner(Runner):
     def _passed(self, part: Part, payloads: list[bytes], records: int) -> PassedPart:
         origin = about.origin_of(part)
         label = about.of_child(part, records, origin) if self._feeds == "parts" else origin
-        return PassedPart(part.number, origin, [label] * len(payloads), payloads)
+        return PassedPart(part.number, origin, [label] * len(payloads), payloads, records)
 
 
 class _Children(msgspec.Struct):
@@ -133,7 +133,7 @@ class SpreadRunner(StageRunner):
             labels.insert(0, f"{origin}/0")
             payloads.insert(0, next((each.keep for each in found if each.keep), b""))
         size = sum(map(len, payloads))
-        passed = PassedPart(part.number, origin, labels, payloads)
+        passed = PassedPart(part.number, origin, labels, payloads, len(labels))
         return PartDone(b"", self._count(part, fresh), passed, size)
 
     def give_up(
