@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from plain import PARTS, RESULT, Drain
+
 from streamq import Client, Connection, Protocol
 from streamq.flows.flow import Flow, Stage
 from streamq.model import Part
@@ -38,6 +39,9 @@ NAMES = ("one", "two", "three")
 APP = """
 from streamq import App
 app = App()
+"""
+FLOW = """
+maps = app.flow("maps").map(one).map(two).map(three)
 """
 HANDLER = """
 @app.map
@@ -63,9 +67,7 @@ class FlowDrain(Drain):
         flow = Flow("bench", stages)
         plan = flow_policy(flow, {"queue": "q"}).flow
         assert plan
-        return self.load(parts, flow=flow), tuple(
-            stage.policy.spec.facts for stage in plan.stages
-        )
+        return self.load(parts, flow=flow), tuple(stage.policy.spec.facts for stage in plan.stages)
 
     def pass_all(self, place: str, batch: int, facts: str) -> int:
         """Run all parts of a stage."""
@@ -73,9 +75,7 @@ class FlowDrain(Drain):
         def pass_on(grant: Grant, holder: str, call: int) -> Grant:
             passed = [_passed(part, facts) for part in grant.parts]
             count = len(passed)
-            return self.protocol.pass_on(
-                place, holder, call, passed, count, Terms(batch), 0, facts
-            )
+            return self.protocol.pass_on(place, holder, call, passed, count, Terms(batch), 0, facts)
 
         return self.drain(place, batch, pass_on)
 
@@ -139,42 +139,54 @@ def measure_pool(server: LocalServer, client: Client, items: int) -> dict[str, f
     queue = f"q{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory() as folder:
         app = Path(folder) / "empty.py"
-        app.write_text(APP + "".join(HANDLER.format(name=name) for name in NAMES))
-        command = [Path(sys.executable).with_name("streamq"), "worker", f"{app}:app"]
+        app.write_text(APP + "".join(HANDLER.format(name=name) for name in NAMES) + FLOW)
+        program = str(Path(sys.executable).with_name("streamq"))
         worker = subprocess.Popen(
-            [*command, "-p", "1", "-c", "4", "--queue", queue],
+            [program, "worker", f"{app}:app", "-p", "1", "-c", "4", "--queue", queue],
             env={**os.environ, "STREAMQ_URL": server.url},
             stderr=subprocess.DEVNULL,
         )
         try:
             client.submit([b"warm"] * 100, flow=flow, queue=queue).wait(60)
-            return measure_items(client, flow, queue, folder, items) | measure_first(
-                client, flow, queue
-            )
+            found = measure_items(client, flow, queue, items)
+            found |= measure_lines(server, client, program, app, queue, items)
+            return found | measure_first(client, flow, queue)
         finally:
             worker.terminate()
             worker.wait()
 
 
-def measure_items(
-    client: Client, flow: Flow, queue: str, folder: str, items: int
-) -> dict[str, float]:
-    """Return items a second: each a part of its own, and as lines of a file, many in a part."""
-    single, lines = [], []
-    file = Path(folder) / "lines.txt"
-    file.write_text("x" * 20 + "\n")
-    file.write_text(("x" * 20 + "\n") * items)
+def measure_items(client: Client, flow: Flow, queue: str, items: int) -> dict[str, float]:
+    """Return items a second where each is a part of its own."""
+    rates = []
     for _ in range(3):
         began = time.perf_counter()
         client.submit((b"x" * 20 for _ in range(items)), flow=flow, queue=queue).wait(600)
-        single.append(items / (time.perf_counter() - began))
+        rates.append(items / (time.perf_counter() - began))
+    return {"items/s, three empty maps, one process, a part each": statistics.median(rates)}
+
+
+def measure_lines(
+    server: LocalServer, client: Client, program: str, app: Path, queue: str, items: int
+) -> dict[str, float]:
+    """Return items a second where they are lines of a file, many in a part."""
+    file = app.with_name("lines.txt")
+    file.write_text(("x" * 20 + "\n") * items)
+    loading = [program, "load", str(file), "--flow", f"{app}:maps", "--queue", queue]
+    rates = []
+    for number in range(3):
+        request_id = f"lines-{number}"
         began = time.perf_counter()
-        client.load(file, flow=flow, queue=queue).wait(600)
-        lines.append(items / (time.perf_counter() - began))
-    return {
-        "items/s, three empty maps, one process, a part each": statistics.median(single),
-        "items/s, three empty maps, one process, lines of a file": statistics.median(lines),
-    }
+        subprocess.run(
+            [*loading, "--id", request_id],
+            env={**os.environ, "STREAMQ_URL": server.url},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+        client.get(request_id).wait(600)
+        rates.append(items / (time.perf_counter() - began))
+    return {"items/s, three empty maps, one process, lines of a file": statistics.median(rates)}
 
 
 def measure_first(client: Client, flow: Flow, queue: str) -> dict[str, float]:
@@ -192,7 +204,8 @@ def measure_first(client: Client, flow: Flow, queue: str) -> dict[str, float]:
 
 def plain_of(checkout: Path, rounds: int) -> dict[str, float]:
     """Return what ``finish`` costs in another checkout, by batch."""
-    command = [checkout / ".venv/bin/python", Path(__file__).with_name("plain.py"), str(rounds)]
+    program = Path(__file__).with_name("plain.py")
+    command = [str(checkout / ".venv/bin/python"), str(program), str(rounds)]
     done = subprocess.run(command, cwd=checkout, capture_output=True, check=True, text=True)
     return {
         f"finish, by {batch}, {checkout.name}": cost
@@ -226,7 +239,9 @@ def main() -> None:
     if args.json:
         print(json.dumps({"load_average": load, **found}, indent=2))
         return
-    print(f"load average {load:.2f}, median of {args.rounds} rounds; times of scripts in us a part\n")
+    print(
+        f"load average {load:.2f}, median of {args.rounds} rounds; times of scripts in us a part\n"
+    )
     for name, value in found.items():
         print(f"{name:70}{value:12,.1f}")
 
