@@ -210,11 +210,18 @@ local function count_records(number, entry)
   counted_records = counted_records + (own > 0 and own or tonumber(string.match(entry[2][1], "^%d+")) or 0)
 end
 
+-- Returns whether nobody has taken a part since its lease was lost, so that its result counts. After
+-- a redrive it may be of the run before, whose good records have been handed over already.
+local function is_free(number)
+  return redis.call("ZSCORE", k.retry, number)
+    and not has_delivered(k.parts, number, read_tries(redis.call("HGET", k.tries, number)))
+end
+
 -- Checks each part by itself: without the lease, or where the slot has forgotten calls of it.
 local function record_one_by_one(is_held)
   record(function(number, origin)
     local entry = own_entry(number, origin)
-    if not entry or not (is_held or redis.call("ZSCORE", k.retry, number)) then
+    if not entry or not (is_held or is_free(number)) then
       return false
     end
     if redis.call("XACK", k.parts, "w", number) == 0 then

@@ -84,6 +84,25 @@ class TestMaps:
         assert flow[2].waiting() == ["1@1"]
         assert flow[1].retry() == {}
 
+    def test_late_result_does_not_come_after_what_was_handed_over_before_a_redrive(
+        self, flow: FlowByHand
+    ) -> None:
+        flow.open()
+        flow[1].append(1, records=3)
+        flow.protocol.seal(flow.id, 1, "c1")
+        slow, grant = flow[1].claim()
+        flow[1].expire(slow)
+        flow[1].reap()
+        holder, _ = flow[1].claim()
+        flow[1].fail(holder, 1, kind="abandon", records=(2, 1), result=RESULT)
+        flow[1].release(holder)
+        flow[1].redrive(1)
+
+        late = flow[1].pass_on(slow, grant.parts)
+
+        assert (late.word, late.counted) == ("lost", 0)
+        assert flow[2].waiting() == ["2@1"]
+
     def test_result_for_another_item_is_not_taken_without_the_lease(self, flow: FlowByHand) -> None:
         flow.load(2)
         flow[1].run(2)
