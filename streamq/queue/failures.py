@@ -9,7 +9,7 @@ from streamq.model import Failure, Part
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import part_of
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.flow_status import places_of
+from streamq.queue.flow_status import places_of, stage_name
 from streamq.records.about import Place, origin_of
 
 #: How many parts are located in one call: the server reads each of them with its payload.
@@ -34,7 +34,7 @@ def flow_failures(protocol: Protocol, found: Snapshot) -> list[Failure]:
 
 def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
     stage = protocol.inspect(place)
-    spec, name = stage.spec, stage.text("handler")
+    spec, name = stage.spec, stage_name(stage)
     failed = sorted(protocol.failures(place))
     told = []
     for first in range(0, len(failed), _LOCATED):
