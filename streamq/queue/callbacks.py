@@ -1,4 +1,4 @@
-"""Callbacks as users write them: a handler, another request or a webhook at the end of a request."""
+"""Callbacks as users write them: a handler, a request or a webhook for the end of a request."""
 
 import time
 from collections.abc import Mapping
