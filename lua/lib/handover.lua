@@ -28,6 +28,9 @@ local function add_part(f, s, about, payload)
   stage.added = (stage.added or 0) + (tonumber(string.match(about, "^%d+")) or 0)
   s.is_touched = true
   f.added = f.added + 1
+  if f.items then
+    redis.call("HSET", f.items, string.match(about, "@(.*)$"), s.number .. ":" .. number)
+  end
   return number
 end
 
@@ -69,8 +72,16 @@ local function is_filed(f)
   return not f.grouped and not f.barrier
 end
 
+-- Keeps what an item came to in this stage, where the flow is traced.
+local function note_trace(f, label, payload)
+  if f.trace then
+    redis.call("HSET", f.trace, (string.match(label, "@(.*)$") or label) .. ":" .. f.own, payload)
+  end
+end
+
 -- Hands a result over. `label` is what the next stage says about the part, or its origin.
 local function hand_over(f, label, payload)
+  note_trace(f, label, payload)
   if f.feeds == "parts" then
     add_part(f, f.next, label, payload)
   elseif f.feeds == "join" and f.grouped then
@@ -85,6 +96,7 @@ end
 
 -- Notes that an item goes no further, without a result of its own.
 local function drop_out(f, origin, mark)
+  note_trace(f, origin, mark)
   if f.grouped then
     -- It may have failed before, and been run again.
     redis.call("HDEL", f.join.got, origin)

@@ -65,6 +65,7 @@ _LOADER = (
     "submit",
     "open",
     "lay",
+    "index",
     "append",
     "refuse",
     "seal",
