@@ -8,7 +8,6 @@ processes stop, and the leases expire.
 """
 
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -25,10 +24,11 @@ from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters
 from streamq.worker.channel import IdleFor, LoadFailed, PoolOptions, ProcessConfig, Ready, VisitAt
 from streamq.worker.file_watch import FileWatch
+from streamq.worker.hand_backs import hand_back
 from streamq.worker.pool_work import PoolWork
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.signals import Signals
-from streamq.worker.slot_table import CALL_STEP, SlotState
+from streamq.worker.slot_table import SlotState
 from streamq.worker.spawning import MOST_STARTING, Spawner
 from streamq.worker.time_limits import TimeLimits
 
@@ -323,21 +323,10 @@ class Pool:
                 continue
             ran_ms = now_ms - held.since_ms
             if ran_ms > self._config.quantum_ms or self._is_stopping:
-                self._hand_back(handle, slot, held)
+                hand_back(self._keeper, handle, slot, held)
             if held.timeout_ms:
                 self._time_limits.check(handle, slot, held, now_ms)
             self._check_wanted(handle, slot, held)
-
-    def _hand_back(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
-        """Give the rest of a batch to others, once."""
-        is_last = len(held.numbers) <= held.current + 1
-        if is_last or handle.struck.get(slot) == held.version:
-            return
-        numbers = handle.table.strike(slot, held)
-        if numbers:
-            handle.struck[slot] = held.version
-            call = held.calls * CALL_STEP + 1
-            self._keeper.hand_back(handle.holding(held), call, numbers)
 
     def _check_wanted(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
         """Ask a slot to stop whose lease is lost or whose request is cancelled; then kill it."""
@@ -460,17 +449,4 @@ class Pool:
 
     def _dump(self) -> None:
         for handle in self._handles:
-            for slot, held in handle.held():
-                ran_s = time.monotonic() - held.since_ms / 1e3
-                log.info(
-                    "process %d slot %d: part %s of %s in %s for %.1f s, %d in hand",
-                    handle.pid,
-                    slot,
-                    held.running,
-                    held.request_id,
-                    held.handler,
-                    ran_s,
-                    len(held.numbers),
-                )
-            if handle.ready:
-                os.kill(handle.pid, signal.SIGUSR2)
+            handle.dump()
