@@ -48,11 +48,19 @@ local refused_flow = r and untold(keys[1], r, whole)
 if refused_flow then
   return refused_flow
 end
+-- What is owed, and how long it is kept, stands with the first stage: no other goes before it.
+local meta = keys[1]
+if r and r.protocol >= FLOW and whole[1] ~= meta then
+  local first = load_request(whole[1])
+  if first then
+    r, meta = first, whole[1]
+  end
+end
 if r and is_live(r) then
   return redis.error_reply("NOTENDED the request is " .. r.state)
 end
 if r then
-  load_more(keys[1], r)
+  load_more(meta, r)
   local now, kept = now_ms(), r.finished_ms + math.max(r.keep_ms, r.outlive_ms)
   if force == "1" and r.finished_ms + r.outlive_ms > now then
     return redis.error_reply("NOTENDED the request is a callback, and is kept for "

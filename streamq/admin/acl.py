@@ -130,7 +130,7 @@ ROLES: dict[str, Role] = {
     "worker": Role(
         "runs parts, and does a janitor's work: worker",
         _WORKER,
-        (*_TAKE, "zrange", "hget", "hmget", *_ASIDE),
+        (*_TAKE, "zrange", "hget", "hmget", "hscan", *_ASIDE),
         ("tokens", "used", "news", "open", "workers", "worker", "aside", "got", "groups", "kids"),
     ),
     "janitor": Role(

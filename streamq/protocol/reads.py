@@ -329,6 +329,18 @@ class Reads:
             kids = redis.hmget(keys.kids, origins)
         return results, [int(count or 0) for count in kids]
 
+    def rerun_inputs(self, place: str) -> list[str]:
+        """Return the origins below which a reduce has inputs that a redrive yielded: ``17.1``."""
+        keys, found = self.keys(place), set[str]()
+        for key in (keys.got, keys.kids):
+            cursor = None
+            while cursor != 0:
+                with translating_driver_errors(self.connection.where):
+                    redis = self.connection.redis
+                    cursor, page = redis.hscan(key, cursor or 0, match="*.*", count=500)
+                found.update(field.decode() for field in page)
+        return sorted(found)
+
     def _pages(self, key: str, at_once: int) -> Iterable[dict[bytes, bytes]]:
         """Yield a hash in pages. How many fields the next has follows from the size of these."""
         cursor, count = 0, 10

@@ -1,5 +1,7 @@
 """What was given up of a request, as its server keeps it; of a flow in all its stages."""
 
+from typing import Any
+
 import msgspec
 
 from streamq.errors import UNREADABLE
@@ -42,7 +44,10 @@ def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
             item = origin_of(Part(number, b"", about))
             where = Place.of(about, spec)
             for failure in read_failures(text):
-                source = {} if where is None else {"source": where.source, "line": where.line}
+                # A worker knows the line of each record; a janitor says nothing of where it was.
+                source: dict[str, Any] = {}
+                if where and not failure.source:
+                    source = {"source": where.source, "line": where.line}
                 told.append(
                     msgspec.structs.replace(
                         failure, part=part_of(item), item=item, stage=name, **source

@@ -45,7 +45,7 @@ CALLS: dict[str, tuple[Call[Any], list[Any]]] = {
             Terms(3, 99, 500), 12, "map parts",
         ),
         [
-            "me 2 3 99 500 12 6", "map parts", struct.pack("<2Q", 8, 9), "8 9",
+            "me 2 3 99 500 12 6 0", "map parts", struct.pack("<2Q", 8, 9), "8 9",
             struct.pack("<2I", 1, 0), struct.pack("<I", 3), "1@8", b"yes",
         ],
     ),
