@@ -133,7 +133,7 @@ class FlowPlan(msgspec.Struct, frozen=True):
     @property
     def shape(self) -> str:
         """The kinds of the stages, as ``flows/shape.py`` writes them."""
-        return self.stages[0].policy.spec.shape
+        return self.stages[0].policy.spec.shape or ",".join(each.kind for each in self.stages)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -189,7 +189,12 @@ class Walk:
                     msgspec.structs.replace(part, item=name)
                     for part, name in zip(stage.parts, names, strict=True)
                 ]
-                names = [name for part in parents for name in self._children(number, part)]
+                found = [(part, self._children(number, part)) for part in parents]
+                parents = [
+                    msgspec.structs.replace(part, item=own[0].rpartition("/")[0]) if own else part
+                    for part, own in found
+                ]
+                names = [name for _, own in found for name in own]
                 stage = msgspec.structs.replace(stage, children=len(names))
                 if below:
                     own, *below = below
@@ -297,13 +302,16 @@ class Walk:
         if parent.where != "done" or not self._shape.follow:
             return []
         is_joined = self._shape.closing_join(number) > 0
-        name, field = ("groups", f"{parent.item}#") if is_joined else ("kids", parent.item)
-        (count,) = self._asked(name, [field])
-        first, last = 1, int(count) if count else _CHILDREN
-        names = [f"{parent.item}/{child}" for child in range(first, last + 1)]
-        if count is None:
+        name, mark = ("groups", "#") if is_joined else ("kids", "")
+        called = self._called(parent.item)
+        counts = self._asked(name, [f"{each}{mark}" for each in called])
+        known = [(each, int(count)) for each, count in zip(called, counts, strict=True) if count]
+        own, most = known[-1] if known else (parent.item, _CHILDREN)
+        names = [f"{own}/{child}" for child in range(1, most + 1)]
+        if not known:
             # Its join is done: those are its children that came to the next stage.
-            names = [each for each in names if each in self._places(names)]
+            places = self._places(names)
+            names = [each for each in names if each in places]
         return names
 
     def _valued(self, stage: ItemStage, names: list[str]) -> ItemStage:
