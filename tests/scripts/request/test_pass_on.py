@@ -250,6 +250,19 @@ class TestWindows:
         flow[1].pass_on(holder, grant.parts)
         assert flow[1].claim()[1].word == "empty"
 
+    def test_batch_that_is_handed_out_takes_room_from_the_tokens(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "2 parts"}})
+        flow.load(4)
+        holder, grant = flow[1].claim(1)
+        flow[1].redis.hset(flow[1].keys.meta, "out", 0)
+
+        over = flow[1].pass_on(holder, grant.parts, most=1)
+
+        assert [part.number for part in over.parts] == [2]
+        assert over.tokens.count == 0
+
     def test_stage_before_gets_a_token_when_half_of_it_is_free(
         self, protocol: Protocol, queue: str, request_id: str
     ) -> None:
