@@ -24,8 +24,8 @@ _FORMATS = ("lines", "jsonl")
 def spooled(plan: Plan) -> Plan:
     """Return the plan with parts by reference and spooled results, if all of it allows that.
 
-    The server is the run's own, there is no flow and no key, the output is a file whose lines do not depend
-    on each other, and the input is made of local files that are read as they are.
+    The server is the run's own, there is no flow and no key, the output is a file whose lines do
+    not depend on each other, and the input is made of local files that are read as they are.
     """
     policy, spec = plan.policy, plan.policy.spec
     can_spool = not plan.server and not plan.is_piped and plan.form in spool.FORMS
