@@ -114,7 +114,7 @@ TARGETS = [
             "streamq/worker/verdicts.py",
         ),
         (
-            "tests/worker/test_pieces.py tests/worker/test_runner.py",
+            "tests/worker/test_pieces.py tests/worker/test_runner.py tests/worker/test_verdicts.py",
             "tests/worker/test_records_kept.py tests/worker/test_time_limits.py",
         ),
     ),
