@@ -155,4 +155,7 @@ def test_results_write_it_when_they_are_complete(
 
     assert ran.returncode == 0, ran.stderr
     assert counts(tmp_path)[:3] == [2, 2, 0]
-    assert warm.run([*warm.MODULE, "verify", "out.jsonl"], env=environment, cwd=tmp_path).returncode == 0
+    assert (
+        warm.run([*warm.MODULE, "verify", "out.jsonl"], env=environment, cwd=tmp_path).returncode
+        == 0
+    )
