@@ -26,12 +26,14 @@ PROGRAM=("$@")
 # What this worker wants. A report asks for more, too; not for long, because it cannot be broken off as a take can.
 ASK=$(jq -cn --arg queue "$QUEUE" --arg handler "$HANDLER" --argjson most "$MOST" --argjson slots "$SLOTS" \
   --arg name "$(hostname | cut -c1-50).$$" \
-  '{queue: $queue, handlers: [$handler], most: $most, wait_s: 25, lease_s: 20, name: $name, slots: $slots}') || usage
+  '{queue: $queue, handlers: [$handler], most: $most, wait_s: 25, lease_s: 4, name: $name, slots: $slots}') || usage
 
-# beat: says every 3 s that the slot lives and which part it runs. Ends the program if nobody wants its result.
+# beat: says every second that the slot lives and which part it runs. Ends the program if nobody wants its result.
 beat() {
   local program
-  while sleep 3; do
+  LONGEST=2
+  while sleep 1; do
+    GIVE_UP=$(($(date +%s) + 2))
     kill -0 "$$" 2>/dev/null || exit  # the worker was killed
     jq -c --argjson part "$(<part)" '{tickets: [{ticket, part: $part}]}' granted >beat
     call POST /v1/beat verdict beat 2>/dev/null || continue

@@ -11,7 +11,9 @@ import (
 )
 
 const (
-	beatEvery = 3 * time.Second
+	// A lease stands so long after the last beat. If this process dies, its parts run elsewhere 9 s later.
+	leaseS    = 4
+	beatEvery = time.Second
 	grace     = 20 * time.Second
 	// A body may have 16 MiB, and a result 4 MiB. A report goes out when it has this many bytes.
 	full       = 8 << 20

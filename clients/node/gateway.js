@@ -22,6 +22,7 @@ export class GatewayError extends Error {
 export class Gateway {
   constructor(url = process.env.STREAMQ_GATEWAY, key = process.env.STREAMQ_KEY) {
     this.url = (url || "http://127.0.0.1:8470").replace(/\/+$/, "");
+    this.key = key;
     this.headers = { "Content-Type": "application/json" };
     if (key) this.headers.Authorization = `Bearer ${key}`;
   }

@@ -14,4 +14,4 @@ async function shout(text) {
   return text.toUpperCase();
 }
 
-await work({ shout }, { queue: STREAMQ_QUEUE, slots: Number(SLOTS ?? 1), leaseS: HANG ? 1 : 20 });
+await work({ shout }, { queue: STREAMQ_QUEUE, slots: Number(SLOTS ?? 1) });
