@@ -32,6 +32,8 @@ call() {
     [ -z "$GIVE_UP" ] || [ "$(date +%s)" -lt "$GIVE_UP" ] || break
     after=$(sed -n 's/^retry-after: *\([0-9]*\).*/\1/Ip' "$answer.headers" 2>/dev/null) || :
     pause=$((tries < 5 ? 200 * 2 ** tries : 5000))
+    # After an outage a worker that holds parts has to be heard within about a lease.
+    [ "$2" != /v1/report ] || pause=$((pause < 1500 ? pause : 1500))
     [ "${after:-0}" -le $((pause / 1000)) ] || pause=$((after * 1000))
     # A part of it is random, so that a fleet does not come back all at once.
     sleep "$(printf '%d.%03d' $((pause / 1000)) $((pause % 1000 * 3 / 4 + RANDOM % 250)))" & wait $! || :

@@ -29,10 +29,10 @@ export class Gateway {
 
   /**
    * Make a call and return the answer's JSON, or null if there is none. The call is repeated until
-   * the gateway answers. `signal` ends the call at once, `giveUp()` before the next try. `read` may
-   * read the Response in another way.
+   * the gateway answers. `signal` ends the call at once, `giveUp()` before the next try. Pauses grow
+   * up to `longestPauseMs`. `read` may read the Response in another way.
    */
-  async call(method, path, body, { signal, giveUp, read = readJson } = {}) {
+  async call(method, path, body, { signal, giveUp, longestPauseMs = LONGEST_PAUSE_MS, read = readJson } = {}) {
     const said = body === undefined ? undefined : JSON.stringify(body);
     for (let tries = 0; ; tries++) {
       let response;
@@ -53,7 +53,7 @@ export class Gateway {
       }
       if (problem && (!NOT_NOW.has(response.status) || giveUp?.()))
         throw new GatewayError(response.status, problem);
-      await sleep(pauseMs(tries, response?.headers.get("Retry-After")), undefined, { signal });
+      await sleep(pauseMs(tries, longestPauseMs, response?.headers.get("Retry-After")), undefined, { signal });
     }
   }
 }
@@ -64,8 +64,8 @@ async function readJson(response) {
 }
 
 // Pauses grow, and a part of each is random, so that a fleet does not come back all at once.
-function pauseMs(tries, retryAfter) {
+function pauseMs(tries, longest, retryAfter) {
   const asked = retryAfter ? Number(retryAfter) * 1000 : 0;
-  const grown = Math.min(100 * 2 ** Math.min(tries, 10), LONGEST_PAUSE_MS);
+  const grown = Math.min(100 * 2 ** Math.min(tries, 10), longest);
   return Math.max(asked || 0, grown) * (0.75 + Math.random() / 2);
 }

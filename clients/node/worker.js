@@ -8,6 +8,8 @@ const FULL = 8 * 2 ** 20;
 const MOST_RESULT = 4 * 2 ** 20;
 // A lease stands so long after the last beat. If this process dies, its parts run elsewhere 9 s later.
 const LEASE_S = 4;
+// After an outage a worker that holds parts has to be heard within about as long.
+const LONGEST_PAUSE_MS = 1_500;
 
 /**
  * Run parts until SIGTERM or SIGINT, or until `signal` says so. Then running parts are finished and
@@ -57,8 +59,10 @@ class Worker {
   async runSlot(slot) {
     let granted = null;
     while (true) {
-      if (granted?.ticket) granted = await this.report(granted, await this.runParts(granted, slot));
-      else if (this.stop.aborted) return;
+      if (granted?.ticket) {
+        granted = await this.report(granted, await this.runParts(granted, slot));
+        this.beats.hold(slot, null); // not before: the lease is to stand until the report is heard
+      } else if (this.stop.aborted) return;
       else granted = await this.take();
     }
   }
@@ -76,10 +80,11 @@ class Worker {
     const said = { ticket: granted.ticket, ...outcome };
     // A short wait: a report cannot be broken off, as the wait of a take can.
     if (!this.stop.aborted) said.next = { ...this.ask, wait_s: 1 };
+    const options = { giveUp: this.giveUp, longestPauseMs: LONGEST_PAUSE_MS };
     try {
-      const next = await this.gateway.call("POST", "/v1/report", said, { giveUp: this.giveUp });
+      const next = await this.gateway.call("POST", "/v1/report", said, options);
       if (!this.stop.aborted || !next?.ticket) return next;
-      await this.gateway.call("POST", "/v1/leave", { tickets: [next.ticket] }, { giveUp: this.giveUp });
+      await this.gateway.call("POST", "/v1/leave", { tickets: [next.ticket] }, options);
     } catch (error) {
       if ([400, 413].includes(error.status) && outcome.done) {
         // Nothing was recorded: a result cannot be told.
@@ -116,7 +121,7 @@ class Worker {
       }
     } finally {
       this.held.delete(granted.ticket);
-      this.beats.hold(slot, null);
+      this.beats.parts[slot] = 0;
     }
     return { done, failed };
   }

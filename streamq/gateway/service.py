@@ -1,5 +1,6 @@
 """The process of a gateway: its listener, its janitors, its start and its stop."""
 
+import asyncio
 import logging
 import secrets
 import signal
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import uvicorn
@@ -24,7 +25,7 @@ from streamq.gateway.control import Control
 from streamq.gateway.desk import Desk
 from streamq.gateway.health import health
 from streamq.gateway.http import application
-from streamq.gateway.listener import BACKLOG, Connection, Tls, is_loopback, listen
+from streamq.gateway.listener import BACKLOG, Connection, Tls, is_loopback, listen, room_for
 from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
 from streamq.gateway.route import MOST_BODY, Gateway
@@ -65,6 +66,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     #: Where to tell health and metrics without a key; nowhere if it is "".
     health_port: str = ""
+    #: How many connections of callers there may be.
+    connections: int = Connection.most
     #: Answer what readers may ask, and nothing else. Such a gateway is no janitor.
     is_read_only: bool = False
 
@@ -105,6 +108,9 @@ def serve(
         )
         for queue in ([] if options.is_read_only else options.queues)
     }
+    Connection.most = room_for(options.connections)
+    if Connection.most < options.connections:
+        log.warning("the system allows %d connections only: see ulimit -n", Connection.most)
     signer = Signer(access.secret or own_secret or secrets.token_bytes(32))
     access.on_secret = signer.use
     desk = Desk(protocol, keepers, signer, f"g{secrets.token_hex(8)}")
@@ -127,7 +133,7 @@ def serve(
         application(gateway, is_read_only=options.is_read_only),
         http=Connection,
         loop="uvloop",
-        ws="websockets-sansio" if _has_websockets() else "none",
+        ws=_websockets(),
         ws_max_size=MOST_BODY,
         # With it thousands of sockets take gigabytes.
         ws_per_message_deflate=False,
@@ -277,12 +283,14 @@ def _check_doors(
         )
 
 
-def _has_websockets() -> bool:
-    """Return whether streams can be served: the extra ``serve`` brings that package."""
+def _websockets() -> "type[asyncio.Protocol] | Literal['none']":
+    """Return what serves streams: the extra ``serve`` brings a package for it."""
     if find_spec("websockets"):
-        return True
+        from streamq.gateway.websocket_connection import Stream
+
+        return Stream
     log.warning("no WebSocket streams: pip install 'streamq[serve]' brings the package websockets")
-    return False
+    return "none"
 
 
 def _grpc(

@@ -118,7 +118,14 @@ class Session:
         try:
             await self._begin(first.seq, first.hello)
             handing = asyncio.ensure_future(self._hand_out(first.hello))
-            await self._listen()
+            listening = asyncio.ensure_future(self._listen())
+            try:
+                await asyncio.wait((handing, listening), return_when=asyncio.FIRST_COMPLETED)
+                if not listening.done():
+                    await handing  # raises if the worker does not read
+                await listening
+            finally:
+                listening.cancel()
         finally:
             going.cancel()
             self._is_leaving = True

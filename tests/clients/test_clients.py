@@ -82,7 +82,7 @@ def test_parts_of_killed_workers_run_again_within_ten_seconds(
     hang.mkdir()
     workers = [site.run(worker_of(kind), HANG=str(hang)) for kind in KINDS]
     wait_until(lambda: len([*hang.iterdir()]) == len(KINDS), 60)
-    # Another node worker is there already, so that nobody waits for its start. It may take the rest.
+    # Another worker is there already, so that nobody waits for its start. It runs the rest.
     site.run(worker_of("node"))
     wait_until(partial(has_done, request, len(lines) - len(KINDS)), 60)
     killed = time.monotonic()
