@@ -204,11 +204,13 @@ class Workers:
 class Run:
     """One scenario on its way."""
 
-    def __init__(self, site: Site, gateways: Gateways, workers: Workers, seed: int) -> None:
+    def __init__(
+        self, site: Site, gateways: Gateways, workers: Workers, seed: int, window_s: float
+    ) -> None:
         self.site, self.gateways, self.workers = site, gateways, workers
         self.chance = random.Random(seed)
         self.faults = 0
-        self.until = time.monotonic() + WINDOW_S
+        self.until = time.monotonic() + window_s
 
     def goes_on(self, pause_s: float) -> bool:
         time.sleep(pause_s)
@@ -362,7 +364,15 @@ SCENARIOS = (
 )
 
 
-def play(scenario: Scenario, server: str, seed: int, parts: int, folder: Path, go: str) -> Figures:
+def play(
+    scenario: Scenario,
+    server: str,
+    seed: int,
+    parts: int,
+    folder: Path,
+    go: str,
+    window_s: float = WINDOW_S,
+) -> Figures:
     """Make one run, and return what it came to."""
     figures = Figures(scenario=scenario.name, server=server, parts=parts)
     limit = SLOTS * len(LANGUAGES) - 1
@@ -384,7 +394,7 @@ def play(scenario: Scenario, server: str, seed: int, parts: int, folder: Path, g
         stack.callback(loader.kill)
         wait_until(lambda: workers.notes(), 60)
         client.get(request_id).set(limit=limit)
-        run = Run(site, gateways, workers, seed)
+        run = Run(site, gateways, workers, seed, window_s)
         begun = time.monotonic()
         scenario.inject(run)
         try:
