@@ -374,7 +374,7 @@ class Waiting:
 
         async def one() -> None:
             url = f"ws://127.0.0.1:{self.http_port}/v1/work"
-            link = await connect(url, compression=None, ping_interval=None)
+            link = await connect(url, compression=None, ping_interval=None, open_timeout=60)
             await link.send(hello)
             await link.recv()
             self._held.append(asyncio.create_task(self._beat(link)))

@@ -330,7 +330,13 @@ SCENARIOS = (
         may_repeat=True,
         charges=lambda run: run.gateways.door.lost,
     ),
-    Scenario("reset", "every connection reset every 500 ms", reset_connections, may_repeat=True),
+    Scenario(
+        "reset",
+        "every connection reset every 500 ms",
+        reset_connections,
+        may_repeat=True,
+        charges=lambda run: run.faults,
+    ),
     Scenario(
         "hole",
         "1 s in 3 nothing reaches the gateways, and connections stay dead",
