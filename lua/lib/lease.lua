@@ -1,3 +1,4 @@
+-- What a lease holds: whether a call under it may be executed, and how it ends.
 -- A part in `retry` stays pending in the group under this consumer, which never has a lease.
 local PARKED = "-"
 -- Largest number of parts that are handed out, or read, at once.
@@ -48,6 +49,25 @@ local function end_lease(k, holder)
   redis.call("HDEL", k.holders, holder, holder .. "#")
   redis.call("XGROUP", "DELCONSUMER", k.parts, "w", holder)
   return numbers
+end
+
+-- Returns whether calls of the lease are missing before this one: the slot has forgotten them, in a
+-- failover. A worker numbers its calls by the thousand, and its pool speaks with the numbers that
+-- follow the last one answered; a gateway uses some of each thousand (rule F7).
+local function is_gap(holder, call, stored)
+  local steps = math.floor(call / 1000) - math.floor(stored / 1000)
+  local is_own = call % 1000 == 0 or string.sub(holder, 1, 1) == "g"
+  return steps > (is_own and 1 or 0)
+end
+
+-- Notes the number of a call that is executed. In a flow a gap stays until the next `pass_on`, which
+-- looks at the items then. A repeat of a call that is not noted does nothing: what it is about is not
+-- pending under the holder any more.
+local function note_call(k, r, holder, call)
+  if r.protocol >= FLOW and is_gap(holder, call, tonumber(redis.call("HGET", k.holders, holder)) or 0) then
+    return
+  end
+  redis.call("HSET", k.holders, holder, call)
 end
 
 -- Returns the reply to a call that must not be executed; nil when it may.

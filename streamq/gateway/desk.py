@@ -149,6 +149,7 @@ class Desk:
             handed_ms=now_ms,
             late_ms=now_ms + ask.quantum_ms,
             key=caller.name,
+            facts=lease.facts,
         )
         ticket = ticket.with_parts(grant.parts)
         self._remember(ticket, known.work)
@@ -356,6 +357,7 @@ class Desk:
         book = TicketBook(ticket.number, place)
         lease = HeldLease(host, book, ticket.holder, ticket.request_id, is_insisting=False)
         lease.handler, lease.created_ms = ticket.handler, ticket.created_ms
+        lease.facts = ticket.facts
         return lease
 
 
@@ -379,8 +381,8 @@ class _TicketHost:
         # The next audit pushes what is not pushed now.
         with suppress(ServerError, Damaged):
             self.protocol.push(self._queue, request_id, tokens)
-        if tokens.look_ms:
-            self._keeper.expect(tokens.look_ms)
+        if look_ms := tokens.next_look_ms(self._queue):
+            self._keeper.expect(look_ms)
 
     def note_end(self, request_id: str, grant: Grant) -> None:
         """Note nothing."""

@@ -1,6 +1,7 @@
 """The socket of a gateway, its TLS, and what is asked of a connection before a call is read."""
 
 import asyncio
+import logging
 import resource
 import socket
 import ssl
@@ -12,6 +13,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from streamq.errors import InvalidValue, SettingsError
 from streamq.gateway.problems import Problem
+
+log = logging.getLogger(__name__)
 
 #: Connections that wait to be accepted.
 BACKLOG = 4_096
@@ -83,16 +86,17 @@ def is_loopback(listener: socket.socket) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def room_for(connections: int) -> int:
-    """Have the system allow so many connections. Returns how many it does allow."""
+def allow(connections: int) -> None:
+    """Allow so many connections, as far as the system does: it is asked for more open files."""
     files = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY:
-        return connections
-    return min(connections, max(soft - _OTHER_FILES, soft // 2))
+    Connection.most = connections
+    if soft != resource.RLIM_INFINITY and soft < files:
+        Connection.most = max(soft - _OTHER_FILES, soft // 2)
+        log.warning("the system allows %d connections only: see ulimit -n", Connection.most)
 
 
 class Impatient(asyncio.Protocol):

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from streamq.errors import InvalidValue
-from streamq.gateway import sessions
+from streamq.gateway import cookies
 from streamq.gateway.desk import Handed
 from streamq.gateway.messages import (
     MOST_WAIT_S,
@@ -160,35 +160,46 @@ async def queues(gateway: Gateway, call: Call) -> Answer:
     return Answer(200, await gateway.control.queues(call.caller))
 
 
+async def _act(gateway: Gateway, call: Call, verb: str) -> Answer:
+    done = await gateway.control.act(call.caller, call.path["id"], verb)
+    return Answer(200, done, noted=verb)
+
+
+async def release(gateway: Gateway, call: Call) -> Answer:
+    """Let all parts of a request run that has a canary."""
+    return await _act(gateway, call, "release")
+
+
 async def pause(gateway: Gateway, call: Call) -> Answer:
     """Start no more parts of a request."""
-    return Answer(200, await gateway.control.act(call.caller, call.path["id"], "pause"))
+    return await _act(gateway, call, "pause")
 
 
 async def resume(gateway: Gateway, call: Call) -> Answer:
     """Start parts of a request again."""
-    return Answer(200, await gateway.control.act(call.caller, call.path["id"], "resume"))
+    return await _act(gateway, call, "resume")
 
 
 async def cancel(gateway: Gateway, call: Call) -> Answer:
     """End a request now."""
-    return Answer(200, await gateway.control.act(call.caller, call.path["id"], "cancel"))
+    return await _act(gateway, call, "cancel")
 
 
 async def retry(gateway: Gateway, call: Call) -> Answer:
     """Run the failed parts of a request again."""
-    return Answer(200, await gateway.control.act(call.caller, call.path["id"], "retry"))
+    return await _act(gateway, call, "retry")
 
 
 async def change(gateway: Gateway, call: Call) -> Answer:
     """Change level, limit, rate or weight of a request."""
-    return Answer(200, await gateway.control.change(call.caller, call.path["id"], call.body))
+    status, noted = await gateway.control.change(call.caller, call.path["id"], call.body)
+    return Answer(200, status, noted=noted)
 
 
 async def purge(gateway: Gateway, call: Call) -> Answer:
     """Remove an ended request."""
     await gateway.control.purge(call.caller, call.path["id"])
-    return Answer(204)
+    return Answer(204, noted="purge")
 
 
 async def version(gateway: Gateway, call: Call) -> Answer:
@@ -205,7 +216,7 @@ async def log_in(gateway: Gateway, call: Call) -> Answer:
     """Begin the session of a browser."""
     key, cookie = gateway.access.log_in(call.visit, call.body.key)
     is_secure = gateway.access.is_secure(call.scheme)
-    headers = {"Set-Cookie": sessions.header_of(cookie, is_secure=is_secure)}
+    headers = {"Set-Cookie": cookies.header_of(cookie, is_secure=is_secure)}
     return Answer(200, _who(key.caller), headers=headers)
 
 
@@ -213,7 +224,7 @@ async def log_out(gateway: Gateway, call: Call) -> Answer:
     """End the session of a browser."""
     is_secure = gateway.access.is_secure(call.scheme)
     return Answer(
-        204, headers={"Set-Cookie": sessions.header_of("", is_secure=is_secure, lasts_s=0)}
+        204, headers={"Set-Cookie": cookies.header_of("", is_secure=is_secure, lasts_s=0)}
     )
 
 

@@ -6,10 +6,10 @@ from msgspec import UNSET
 
 from streamq import backoff
 from streamq.errors import InvalidValue
-from streamq.gateway import payloads
+from streamq.gateway import payloads, stages
 from streamq.gateway.messages import Done, Failed, Report
 from streamq.gateway.ticket import MOST_FAILURES, Ticket
-from streamq.model import MAX_RESULT, Failure, Part
+from streamq.model import Failure, Part
 from streamq.queue.outcomes import PartDone, PartNotDone
 
 #: The last 4,000 characters of a traceback are kept with a failure, and so many of a message.
@@ -62,12 +62,13 @@ class Outcomes:
 
     def _add(self, ticket: Ticket, done: Done, records: int) -> None:
         result = payloads.encoded(done.result)
-        if len(result) <= MAX_RESULT:
-            self.done.append((_part(done.part), PartDone(result, records)))
-            return
-        message = f"the result has more than the {MAX_RESULT} bytes allowed"
-        failed = Failed(part=done.part, kind="abandon", error="ResultTooLarge", message=message)
-        self.not_done.append((_part(done.part), _not_done(ticket, failed)))
+        part = Part(done.part, b"", ticket.about_of(done.part))
+        try:
+            self.done.append((part, stages.done(part, records, result, ticket.facts)))
+        except stages.BAD as error:
+            word, why = type(error).__name__, str(error)
+            failed = Failed(part=done.part, kind="abandon", error=word, message=why)
+            self.not_done.append((part, _not_done(ticket, failed)))
 
 
 def _check_parts(named: Sequence[int], known: dict[int, int]) -> None:

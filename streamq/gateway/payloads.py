@@ -9,10 +9,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from streamq.errors import InvalidValue
+from streamq.gateway import stages
 from streamq.gateway.messages import As, PartTold, Value
 from streamq.model import Part, Spec
 from streamq.records import about
 from streamq.records import encoding as codec
+from streamq.records.decoding import ITEMS
 
 _FORMS = ("json", "text", "base64", "lines")
 _NO_RESULT = codec.encode_result([None])
@@ -27,9 +29,12 @@ def told(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
         mine = known.get(part.about)
         if mine is None:
             mine = known[part.about] = _About.of(part, spec)
+        data, is_json = part.payload, mine.is_json
+        if spec.format == ITEMS:
+            data, is_json = stages.payload_of(part, spec)
         value = None
-        if mine.is_json or form not in ("auto", "text") or not part.payload.isascii():
-            value = _form_of(part.payload, form, is_json=mine.is_json)
+        if is_json or form not in ("auto", "text") or not data.isascii():
+            value = _form_of(data, form, is_json=is_json)
         said.append(
             PartTold(
                 number=part.number,
@@ -37,7 +42,7 @@ def told(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
                 attempt=part.attempt,
                 alone=part.is_suspect,
                 json=value.json if value else UNSET,
-                text=value.text if value else part.payload.decode("ascii"),
+                text=value.text if value else data.decode("ascii"),
                 base64=value.base64 if value else UNSET,
                 source=mine.source,
                 line=mine.line,

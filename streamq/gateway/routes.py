@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from streamq.gateway import openapi, operations
-from streamq.gateway.board_routes import BOARD_ROUTES
 from streamq.gateway.control import STATES
+from streamq.gateway.dashboard_routes import DASHBOARD_ROUTES
 from streamq.gateway.messages import (
     MOST_WAIT_S,
     Ask,
@@ -306,6 +306,15 @@ ROUTES: tuple[Route, ...] = (
         is_change=True,
     ),
     Route(
+        method="POST",
+        path="/v1/requests/{id}/release",
+        role=Role.OPERATOR,
+        operation=operations.release,
+        summary="Let all parts of a request run that was submitted with a canary.",
+        answers={200: Controlled},
+        is_change=True,
+    ),
+    Route(
         method="DELETE",
         path="/v1/requests/{id}",
         role=Role.OPERATOR,
@@ -327,6 +336,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/session",
         role=Role.ANYBODY,
         operation=operations.log_in,
+        is_of_all=True,
         summary="Log a browser in with a key: the answer sets a cookie for 12 hours.",
         body=LogIn,
         answers={200: Who},
@@ -336,6 +346,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/session",
         role=Role.READER,
         operation=operations.whoami,
+        is_of_all=True,
         summary="Tell who calls: the name, the role and the queues of the key.",
         answers={200: Who},
     ),
@@ -344,6 +355,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/session",
         role=Role.READER,
         operation=operations.log_out,
+        is_of_all=True,
         summary="Log a browser out.",
         answers={204: None},
     ),
@@ -352,6 +364,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/version",
         role=Role.READER,
         operation=operations.version,
+        is_of_all=True,
         summary="Tell the version of the gateway.",
         answers={200: Version},
     ),
@@ -376,6 +389,7 @@ ROUTES: tuple[Route, ...] = (
         path="/livez",
         role=Role.ANYBODY,
         operation=operations.livez,
+        is_of_all=True,
         summary="Tell that the gateway answers.",
         answers={200: Health},
     ),
@@ -384,6 +398,7 @@ ROUTES: tuple[Route, ...] = (
         path="/healthz",
         role=Role.ANYBODY,
         operation=operations.healthz,
+        is_of_all=True,
         summary="Tell that the gateway answers, as /livez does.",
         answers={200: Health},
     ),
@@ -392,8 +407,9 @@ ROUTES: tuple[Route, ...] = (
         path="/readyz",
         role=Role.ANYBODY,
         operation=operations.readyz,
+        is_of_all=True,
         summary="Tell whether the gateway can serve: not while it stops or the server is away.",
         answers={200: Health},
     ),
-    *BOARD_ROUTES,
+    *DASHBOARD_ROUTES,
 )

@@ -20,12 +20,19 @@ import uvicorn
 from streamq.errors import InvalidValue
 from streamq.gateway import supervisor
 from streamq.gateway.access import Access
-from streamq.gateway.board import Board
 from streamq.gateway.control import Control
+from streamq.gateway.dashboard import Board
 from streamq.gateway.desk import Desk
 from streamq.gateway.health import health
 from streamq.gateway.http import application
-from streamq.gateway.listener import BACKLOG, Connection, Tls, is_loopback, listen, room_for
+from streamq.gateway.listener import (
+    BACKLOG,
+    Connection,
+    Tls,
+    allow,
+    is_loopback,
+    listen,
+)
 from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
 from streamq.gateway.route import MOST_BODY, Gateway
@@ -108,9 +115,7 @@ def serve(
         )
         for queue in ([] if options.is_read_only else options.queues)
     }
-    Connection.most = room_for(options.connections)
-    if Connection.most < options.connections:
-        log.warning("the system allows %d connections only: see ulimit -n", Connection.most)
+    allow(options.connections)
     signer = Signer(access.secret or own_secret or secrets.token_bytes(32))
     access.on_secret = signer.use
     desk = Desk(protocol, keepers, signer, f"g{secrets.token_hex(8)}")
@@ -118,12 +123,14 @@ def serve(
     uploads = Uploads(protocol, desk, settings.team)
     sessions = Sessions(desk)
     board = Board(protocol, desk.in_thread, list(options.queues), is_read_only=options.is_read_only)
+    control = Control(protocol, desk, options.queues)
+    board.queue_of = control.queue_of
     gateway = Gateway(
         desk,
         requests,
         Loads(protocol, desk, settings.team),
         uploads,
-        Control(protocol, desk, options.queues),
+        control,
         access,
         sessions,
         lambda: _unready(desk, keepers.values()),

@@ -92,6 +92,13 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     late_ms: int
     #: The name of the key that it was given to.
     key: str
+    #: Of a stage of a flow: what the scripts know of it, and what each part says of itself.
+    facts: str = ""
+    abouts: tuple[bytes, ...] = ()
+
+    def about_of(self, number: int) -> bytes:
+        """Return what a part says of itself."""
+        return self.abouts[self.parts.numbers().index(number)] if self.abouts else b""
 
     def with_parts(self, parts: Sequence[Part]) -> "Ticket":
         """Return the ticket of the same lease with these parts."""
@@ -103,6 +110,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
             parts=Runs.of([part.number for part in parts]),
             records=Runs.of([records[part.about] for part in parts]),
             attempts={part.number: part.attempt for part in parts if part.attempt > 1},
+            abouts=tuple(part.about for part in parts) if self.facts else (),
         )
 
     def records_by_part(self) -> dict[int, int]:

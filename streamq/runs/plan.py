@@ -16,8 +16,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that defines a run. It is stored, so that the run can be resumed."""
 
     id: str
-    #: The function, ``module:function`` or ``file.py:function``; "" where a program is run.
+    #: The function, ``module:function`` or ``file.py:function``, or the flow; "" for a program.
     target: str
+    #: Of a flow: the names that its handlers have in this run, and by them their own.
+    serves: dict[str, str] = {}
     argv: tuple[str, ...] = ()
     output: str
     form: str
@@ -35,8 +37,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     server: str = ""
     #: How long a run that is done with failures is kept, so that they can be retried; 0 for not.
     keep_ms: int = 0
+    #: Processes write results to files of their own in the run's folder, not to the server.
+    spools: bool = False
     #: Runs that were stopped and wrote the same output. They are removed when this one is done.
     replaces: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """How the server calls the request, and the later stages if it is a flow."""
+        stages = len(self.policy.flow.stages) if self.policy.flow else 1
+        return (self.id, *(f"{self.id}/{stage}" for stage in range(2, stages + 1)))
 
     @property
     def is_piped(self) -> bool:

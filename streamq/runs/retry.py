@@ -1,5 +1,6 @@
 """Runs the failed records of a finished run again; the collector puts results into their place."""
 
+import logging
 import threading
 from typing import Any
 
@@ -12,6 +13,8 @@ from streamq.runs.finished import FinishedNote
 from streamq.runs.folder import RunFolder
 from streamq.runs.run import Run
 
+log = logging.getLogger(__name__)
+
 
 class RetryRun(Run):
     """One retry of the failed records of a run that was done."""
@@ -21,6 +24,11 @@ class RetryRun(Run):
         self._finished = note
         return self
 
+    @property
+    def _spools(self) -> bool:
+        # Results of retried records are put between the lines that are there, each by itself.
+        return False
+
     def _load(self, protocol: Protocol, opened: threading.Event) -> None:
         """Have the failed parts run again; load what was not loaded because too many failed."""
         request = Request(protocol, self._plan.id)
@@ -29,7 +37,10 @@ class RetryRun(Run):
         if not finished.is_redriven:
             # Killed in between, the next command has the rest of the failed parts run again.
             self._finished.write(msgspec.structs.replace(finished, has_begun=True))
-            request.retry()
+            if not request.retry() and finished.failed:
+                log.warning(
+                    "no part runs again: their joins and reduces were made without what failed"
+                )
             self._finished.write(
                 msgspec.structs.replace(finished, has_begun=True, is_redriven=True)
             )
@@ -51,6 +62,7 @@ def new_run(folder: RunFolder, url: str, prefix: str, **options: Any) -> Run:
         prefix,
         note=folder.note,
         gaps=folder.gaps,
+        spool=folder.spool,
         steered=folder.steered,
         **options,
     )

@@ -58,12 +58,19 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     #: The name under which a function or a program serves; empty if the target is an app.
     handler: str = ""
+    #: If the target is a flow: the names under which its handlers serve, and by them their own.
+    serves: dict[str, str] = {}
     #: The program to be run with each part, if there is no target.
     argv: tuple[str, ...] = ()
     #: Whether what handlers print goes to the pool's own stdout, or to stderr.
     keeps_stdout: bool = True
     #: Folders and URLs within which parts may refer to files.
     allow_read: tuple[str, ...] = ()
+    #: The folder that names of files are relative to, if it is not the one the process is in.
+    base: str = ""
+    #: The folder for spools, and the form of the lines in them; "" for none.
+    spool: str = ""
+    form: str = ""
     #: URLs below which webhooks may be posted.
     allow_post: tuple[str, ...] = ()
     slots: int

@@ -21,8 +21,8 @@ from streamq import (
     Webhook,
 )
 from streamq.protocol.keys import QueueKeys
-from streamq.queue import settling
-from streamq.queue.settling import FENCE_MS, settle
+from streamq.queue import starting_callbacks
+from streamq.queue.starting_callbacks import FENCE_MS, settle
 from tests.support.by_hand import HOUR_MS, RequestByHand
 from tests.support.simulated import Ran, Worker, make_due, refuse
 
@@ -116,7 +116,7 @@ class TestRules:
 
         for call in found.calls:  # another janitor read the debt before it was struck
             if call.fits(found.state):
-                settling._start(protocol, found, call, 0)
+                starting_callbacks._start(protocol, found, call, 0)
 
         assert runs(worker.drain()) == [*[f"{parent.id}.finally"] * 2, f"{parent.id}.then"]
 
@@ -138,7 +138,7 @@ class TestRules:
         found.fields["now_ms"] = str(found.count("now_ms") - FENCE_MS - 1_000)
 
         with pytest.raises(SubmissionLate):
-            settling._start(protocol, found, found.calls[0], 0)
+            starting_callbacks._start(protocol, found, found.calls[0], 0)
 
         with pytest.raises(RequestUnknown):
             protocol.inspect(f"{parent.id}.then")
@@ -314,3 +314,27 @@ class TestBad:
         worker.drain()
 
         assert other.wait(5).state is State.DONE
+
+
+class TestThatCannotBeStartedNow:
+    def test_full_server_keeps_no_other_request_from_being_looked_at(
+        self, parent: Request, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        finish(parent, protocol, queue)
+        behind = client.submit([b"x"], handler="h", queue=queue, id=f"{parent.id}-behind")
+        other = RequestByHand(protocol, queue, behind.id)
+        other.expire(other.claim()[0])
+        make_due(protocol, queue)
+        janitor = Janitor(protocol, queue)
+
+        with other.full_server():
+            janitor.sweep()
+
+            assert set(other.retry()) == {1}
+            assert parent.status().callbacks
+            with pytest.raises(RequestUnknown):
+                protocol.inspect(f"{parent.id}.then")
+
+        make_due(protocol, queue)
+        janitor.sweep()
+        assert protocol.inspect(f"{parent.id}.then").state is State.OPEN
