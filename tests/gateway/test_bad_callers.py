@@ -31,9 +31,9 @@ def hasty(serve: Callable[..., Gate]) -> Gate:
 
 
 def is_answered(gate: Gate) -> bool:
-    """Whether another caller is answered in no time."""
+    """Whether another caller is answered, however busy the machine is."""
     begun = time.monotonic()
-    return gate.get("/v1/queues").status == 200 and time.monotonic() - begun < 2
+    return gate.get("/v1/queues").status == 200 and time.monotonic() - begun < 10
 
 
 def with_small_buffer(gate: Gate) -> socket.socket:
