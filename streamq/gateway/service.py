@@ -95,7 +95,7 @@ def serve(
             _check_doors(door, options, access, has_tls=tls is not None)
     own_secret = supervisor.secret()
     supervisor.end_with_supervisor()
-    listener = listen(options.host, options.port, is_shared=own_secret is not None)
+    listener = _listener(options, is_shared=own_secret is not None)
     _check_doors(listener, options, access, has_tls=tls is not None)
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -116,7 +116,6 @@ def serve(
         )
         for queue in ([] if options.is_read_only else options.queues)
     }
-    allow(options.connections)
     signer = Signer(access.secret or own_secret or secrets.token_bytes(32))
     access.on_secret = signer.use
     desk = Desk(protocol, keepers, signer, f"g{secrets.token_hex(8)}")
@@ -267,6 +266,12 @@ class _Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _listener(options: Options, *, is_shared: bool) -> socket.socket:
+    """Return the socket that callers come to, with room for as many as may come."""
+    allow(options.connections)
+    return listen(options.host, options.port, is_shared=is_shared)
 
 
 def _check_doors(
