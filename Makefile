@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: proto help setup demo check fmt test test-long model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
+.PHONY: proto help setup demo check fmt test test-long model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-gateway faults-peers
 .PHONY: test-ui fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
@@ -95,6 +95,9 @@ faults: .venv/ready ## Every fault on every server, an hour; writes the tables o
 faults-short: .venv/ready ## The faults that bite most, four minutes
 	$(BIN)/python -m tests.faults.soak --seconds 60 & soak=$$!; \
 	$(BIN)/python -m tests.faults short; short=$$?; wait $$soak && exit $$short
+
+faults-gateway: .venv/ready ## Workers in Node, Go and bash at gateways that are killed, eight minutes; writes its table of docs/faults.md
+	$(BIN)/python -m tests.faults.gateways --keep build/faults-gateway --page docs/faults.md
 
 # One each: what they need of the driver does not fit together.
 .venv-peers/ready:
