@@ -75,7 +75,14 @@ CUTS = {
     ),
     "F8 one join part": Cut(
         "a group that is completed again gets another part",
-        (("  if not number then\n    number = add_part(f, f.join", "  if true then\n    number = add_part(f, f.join"),),
+        (
+            (
+                '  if not number then\n'
+                '    number = add_part(f, f.join',
+                '  if true then\n'
+                '    number = add_part(f, f.join',
+            ),
+        ),
     ),
     "F10 not after the join": Cut(
         "a child runs again although its join is made",
@@ -83,7 +90,14 @@ CUTS = {
     ),
     "F10 not after the reduce": Cut(
         "an input runs again although its reduce is made",
-        (("    and redis.call(\"HEXISTS\", b.failed, final) == 0 then\n    return true\n", "    and false then\n    return true\n"),),
+        (
+            (
+                '    and redis.call("HEXISTS", b.failed, final) == 0 then\n'
+                '    return true\n',
+                '    and false then\n'
+                '    return true\n',
+            ),
+        ),
     ),
     "F11 children first": Cut(
         "a join runs again while a child of it has failed",
@@ -91,7 +105,14 @@ CUTS = {
     ),
     "F12 all stages end": Cut(
         "the end is written to the stage that saw it",
-        (("    if number ~= f.own then\n      redis.call(\"HSET\", meta_of(f, number), \"state\"", "    if false then\n      redis.call(\"HSET\", meta_of(f, number), \"state\""),),
+        (
+            (
+                '    if number ~= f.own then\n'
+                '      redis.call("HSET", meta_of(f, number), "state"',
+                '    if false then\n'
+                '      redis.call("HSET", meta_of(f, number), "state"',
+            ),
+        ),
     ),
     "F13 no token is believed": Cut(
         "a redrive believes the tokens of the other stages",
@@ -99,7 +120,14 @@ CUTS = {
     ),
     "F14 tokens for the next": Cut(
         "handing over asks for no tokens",
-        (("      if s.is_touched then\n        tokens_for(f, s, reply)\n", "      if false then\n        tokens_for(f, s, reply)\n"),),
+        (
+            (
+                '      if s.is_touched then\n'
+                '        tokens_for(f, s, reply)\n',
+                '      if false then\n'
+                '        tokens_for(f, s, reply)\n',
+            ),
+        ),
     ),
     "F15 tokens for the one before": Cut(
         "room that comes free is not told",
@@ -107,11 +135,25 @@ CUTS = {
     ),
     "F16 what is in hand is reserved": Cut(
         "a window counts what has come, not what is on its way",
-        (("  local room = math.floor((window - backlog) / each - in_hand)\n", "  local room = math.floor((window - backlog) / each)\n"),),
+        (
+            (
+                '  local room = math.floor((window - backlog) / each - in_hand)\n',
+                '  local room = math.floor((window - backlog) / each)\n',
+            ),
+        ),
     ),
     "F17 an inbox does not count": Cut(
         "a window counts what waits for a reduce",
-        (("  if n.window == 0 then\n    return nil\n  end\n", "  if n.window == 0 then\n    n.window, n.total = 1, r.done\n  end\n"),),
+        (
+            (
+                '  if n.window == 0 then\n'
+                '    return nil\n'
+                '  end\n',
+                '  if n.window == 0 then\n'
+                '    n.window, n.total = 1, r.done\n'
+                '  end\n',
+            ),
+        ),
     ),
 }  # fmt: skip
 

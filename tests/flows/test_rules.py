@@ -1,4 +1,4 @@
-"""Each rule of flows: what it promises holds, and does not once the rule is taken out of the scripts.
+"""Each rule of flows: what it promises holds, and does not once the scripts are without it.
 
 ``lua/README.md`` has the rules F1 to F17; those of callbacks, K1 to K4, are in
 ``tests/queue/test_callbacks.py``.
