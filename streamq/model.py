@@ -289,6 +289,8 @@ class Part(msgspec.Struct):
     run: int = 0
     crashes: int = 0
     poison: int = 0
+    #: What the payload was before the bytes it refers to took its place; "" for a plain payload.
+    reference: bytes = b""
 
     @property
     def records(self) -> int | None:

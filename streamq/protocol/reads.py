@@ -12,7 +12,7 @@ from streamq.errors import Damaged
 from streamq.flows.shape import Shape
 from streamq.model import PREFIX, Part
 from streamq.protocol.events import Events
-from streamq.protocol.keys import KeySpace, RequestKeys
+from streamq.protocol.keys import KeySpace, QueueKeys, RequestKeys
 from streamq.protocol.replies import read_names, read_places
 from streamq.units import MOST_STAGES
 
@@ -44,6 +44,10 @@ class Reads:
     def keys(self, request_id: str) -> RequestKeys:
         """Return the keys of a request, or of a stage of a flow (``ID/2``)."""
         return self._space.request(request_id, self._shapes.get(request_id))
+
+    def queue_keys(self, queue: str) -> QueueKeys:
+        """Return the keys of a queue."""
+        return self._space.queue(queue)
 
     def learn(self, request_id: str, shape: Shape | None) -> None:
         """Note that a request is a flow of this shape, or (None) that it is none.

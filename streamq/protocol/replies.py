@@ -163,6 +163,15 @@ class Reaped(msgspec.Struct, frozen=True):
     tokens: Tokens
 
 
+class Beaten(msgspec.Struct, frozen=True):
+    """What a worker is told when it says that it lives."""
+
+    #: How many workers were forgotten because they were silent for a day.
+    forgotten: int
+    #: How many spans a second it is to tell, because somebody looks at the timeline; 0: nobody.
+    spans: int = 0
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Requests that want a look, and those that may be purged, with their scores."""
 

@@ -6,6 +6,7 @@ from streamq import units
 from streamq.errors import FleetTooOld
 from streamq.model import FlowPlan
 from streamq.protocol.protocol import Protocol
+from streamq.queue.told import Tally
 
 #: The first version of the protocol whose workers can run a stage of a flow.
 _FLOWS_SINCE = 3
@@ -61,6 +62,7 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     #: By handler. An earlier version does not say.
     paces: dict[str, HandlerPace] = {}
+    tallies: dict[str, Tally] = {}
     #: The latest protocol version that it knows. Workers that do not say know version 1.
     protocol: int = 1
 

@@ -16,6 +16,11 @@ def places_of(found: Snapshot) -> list[str]:
     return [found.id, *(f"{found.id}/{stage}" for stage in later)]
 
 
+def place_of(request_id: str, stage: int) -> str:
+    """Return the place of a stage; that of the first is called as the request."""
+    return f"{request_id}/{stage}" if stage > 1 else request_id
+
+
 def stage_name(stage: Snapshot) -> str:
     """Return how users call a stage: the name of its handler.
 

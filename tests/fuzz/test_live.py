@@ -35,11 +35,13 @@ META = (
     *("failed", "records_failed", "retries", "poison", "max_failures", "max_percent", "keep_ms"),
     *("finished_ms", "created_ms", "started_ms", "spec", "digest", "cursor", "source", "sealed"),
     *("committed", "redrives", "rate_charge_ms", "lease_ms", "suspected_ms", "looked_ms"),
+    *("weight", "ceiling", "eased", "eased_ms", "labels", "reason", "strays"),
+    *("deadline_ms", "calls", "owes", "settled", "outlive_ms", "parent"),
     "protocol",
 )
 REQUEST_KEYS = (
     *("meta", "parts", "left", "leases", "holders", "retry", "tries", "partial", "results"),
-    *("failed", "gone"),
+    *("failed", "gone", "pace"),
 )
 
 
@@ -74,7 +76,7 @@ SPOILS: dict[str, Spoil] = {
     **{f"meta {field}": _meta(field) for field in META},
     **{f"wrong type of {name}": _wrong(name) for name in REQUEST_KEYS},
     **{f"wrong type of {name}": _wrong(name) for name in ("tokens", "due", "open", "closed")},
-    **{f"wrong type of {name}": _wrong(name) for name in ("used", "news")},
+    **{f"wrong type of {name}": _wrong(name) for name in ("used", "news", "watch")},
     "wrong type of workers": _wrong("workers"),
     "no meta": lambda redis, keys, _, __: redis.delete(keys.meta),
     "no spec": lambda redis, keys, _, __: redis.hdel(keys.meta, "spec", "queue", "created_ms"),
@@ -92,11 +94,22 @@ SPOILS: dict[str, Spoil] = {
         redis.zadd(keys.retry, {b"1": 0}),
         redis.hset(keys.partial, mapping={"1": junk, junk: junk}),
     ],
+    "mark": lambda redis, keys, _, junk: [
+        redis.zadd(keys.retry, {b"1": 0}),
+        redis.hset(keys.partial, mapping={"1@": junk, junk: junk}),
+    ],
+    "debt that nobody can read": lambda redis, keys, _, junk: redis.hset(
+        keys.meta, mapping={"state": "done", "owes": 1, "settled": 0, "calls": junk}
+    ),
+    "deadline that is over": lambda redis, keys, _, junk: redis.hset(
+        keys.meta, mapping={"deadline_ms": 1, "reason": junk}
+    ),
     "result": lambda redis, keys, _, junk: redis.hset(keys.results, "1", junk),
     "result of no part": lambda redis, keys, _, junk: redis.hset(
         keys.results, mapping={junk: junk, b"1." + junk: junk}
     ),
     "failure": lambda redis, keys, _, junk: redis.hset(keys.failed, "1", junk),
+    "curve": lambda redis, keys, _, junk: redis.set(keys.pace, junk * 9),
     "failure of no part": lambda redis, keys, _, junk: redis.hset(keys.failed, junk, junk),
     "stream entry": lambda redis, keys, _, junk: redis.xadd(keys.parts, {junk: junk}),
     "stream entry of many fields": lambda redis, keys, _, junk: redis.xadd(
