@@ -1,4 +1,4 @@
-"""The handlers of the flows in the fault runs: each takes its time, and none forgets what it had."""
+"""The handlers of the flows in the fault runs: each takes its time, and returns what it was."""
 
 import time
 from collections.abc import Iterator
