@@ -6,6 +6,13 @@ const MANY = 10000;
 
 export const pause = id => act(() => call('POST', `${of(id)}/pause`), `${id}: paused`);
 export const resume = id => act(() => call('POST', `${of(id)}/resume`), `${id}: goes on`);
+export const release = id => act(() => call('POST', `${of(id)}/release`), `${id}: released, all its parts may run`);
+export async function share(id) {
+  const shared = await act(() => call('POST', `${of(id)}/share`, {}));
+  if (!shared) return;
+  const link = location.origin + shared.path;
+  await ask({title: `A link to ${id}`, says: `Whoever has it sees this request, and nothing else, for ${shared.days} days; it changes nothing.`, yes: 'Done', command: link, only: true});
+}
 export async function cancel(status) {
   const left = status.parts.total - status.parts.done - status.parts.failed;
   const yes = await ask({
@@ -61,6 +68,6 @@ export function dialog() {
   return html`<dialog aria-labelledby="ask" @cancel=${event => { event.preventDefault(); d.answer(false); }}><form @submit=${event => { event.preventDefault(); if (ready) d.answer(true); }}>
     <h2 id="ask">${d.title}</h2><p>${d.says}</p>${d.command ? command(d.command) : nothing}
     ${d.typed_ ? html`<label>Type ${d.typed_} to confirm<input name="typed" autocomplete="off" .value=${d.typed} @input=${event => { d.typed = event.target.value; redraw(); }}></label>` : nothing}
-    <div class="row"><button type="button" @click=${() => d.answer(false)}>No, leave it</button><button class="primary ${d.danger ? 'danger' : ''}" ?disabled=${!ready}>${d.yes}</button></div>
+    <div class="row">${d.only ? nothing : html`<button type="button" @click=${() => d.answer(false)}>No, leave it</button>`}<button class="primary ${d.danger ? 'danger' : ''}" ?disabled=${!ready}>${d.yes}</button></div>
   </form></dialog>`;
 }

@@ -27,7 +27,7 @@ function content(at) {
     workers: [[`w:${queue}`], () => more.workers(queue)],
     timeline: [[`x:${queue}`], () => more.timeline(queue)],
     health: [[`h:${queue}`], () => more.health(queue)],
-    log: [[`q:${queue}`], () => more.log()],
+    log: [[`l:${queue}`], () => more.log(queue)],
   }[at.tab] || content({missing: true});
 }
 function state() {

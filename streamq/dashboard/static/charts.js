@@ -20,7 +20,7 @@ function area(points, x, y) {
   return `${path(points, x, y)}L${x(points[points.length - 1][0]).toFixed(1)} ${y(0)}L${x(points[0][0]).toFixed(1)} ${y(0)}Z`;
 }
 // series: [{name, kind: 1..4, points: [[t, v]], fill}]; band: [[t, low, high]]
-export function lines({series, band, until, say = short, title, early}) {
+export function lines({series, band, until, marks = [], say = short, title, early}) {
   const all = series.flatMap(each => each.points);
   if (all.length < 3) return html`<div class="charthold"><svg class="chart" viewBox="0 0 ${W} ${H}" aria-hidden="true"><line class="gridline" x1=${LEFT} x2=${W - RIGHT} y1=${H - BOTTOM} y2=${H - BOTTOM}></line></svg><div class="early">${early || 'a curve appears while this page watches'}</div></div>`;
   const first = Math.min(...all.map(p => p[0])), last = Math.max(until || 0, ...all.map(p => p[0]));
@@ -34,6 +34,7 @@ export function lines({series, band, until, say = short, title, early}) {
     ${steps.map(v => svg`<line class="gridline" x1=${LEFT} x2=${W - RIGHT} y1=${y(v)} y2=${y(v)}></line><text x=${LEFT - 6} y=${y(v) + 4} text-anchor="end">${short(v)}</text>`)}
     ${times.map((t, i) => svg`<text x=${x(t)} y=${H - 4} text-anchor=${i === 0 ? 'start' : i === 4 ? 'end' : 'middle'}>${clock(t, last - first < 300000)}</text>`)}
     ${band?.length ? svg`<path class="band" d=${`${path(band.map(b => [b[0], b[2]]), x, y)}${path([...band].reverse().map(b => [b[0], b[1]]), x, y).replace('M', 'L')}Z`}></path>` : nothing}
+    ${marks.filter(([t]) => t >= first && t <= last).slice(0, 40).map(([t, text]) => svg`<g class="mark"><line class="now" x1=${x(t)} x2=${x(t)} y1=${TOP} y2=${H - BOTTOM}></line><path d=${`M${x(t) - 4} ${TOP - 7}h8l-4 7z`}></path><title>${clock(t, true)} ${text}</title></g>`)}
     ${until ? svg`<line class="now" x1=${x(here())} x2=${x(here())} y1=${TOP} y2=${H - BOTTOM}></line>` : nothing}
     ${series.map(each => svg`${each.fill ? svg`<path class="a${each.kind}" d=${area(each.points, x, y)}></path>` : nothing}<path class="l${each.kind}" d=${path(each.points, x, y)} vector-effect="non-scaling-stroke"></path>`)}
   </svg>${numbers(['time', ...series.map(each => each.name)], thin(series[0].points).map(([t], i, some) => {
@@ -63,9 +64,9 @@ export function bars({items, title, say = num}) {
     ${items.map((each, i) => svg`<rect class=${each.hot ? 'bar' : 'bar2'} x=${LEFT + i * width + width * 0.15} width=${Math.min(70, width * 0.7)} y=${H - BOTTOM - height(each.value)} height=${height(each.value)} rx="3"><title>${each.name}: ${say(each.value)}</title></rect><text x=${LEFT + i * width + width * 0.15 + Math.min(70, width * 0.7) / 2} y=${H - 4} text-anchor="middle">${each.name}</text>`)}
   </svg>${numbers([title, ''], items.map(each => [each.name, say(each.value)]))}`;
 }
-export function spark(counts) {
+export function spark(counts, kind = '') {
   const most = Math.max(1, ...counts), width = 144 / counts.length;
-  return html`<svg class="spark" viewBox="0 0 144 24" role="img" aria-label="where along the input"><rect class="base" x="0" y="22" width="144" height="2"></rect>${counts.map((n, i) => (n ? svg`<rect x=${i * width} y=${22 - Math.max(3, (n / most) * 22)} width=${Math.max(1.5, width - 0.5)} height=${Math.max(3, (n / most) * 22)}></rect>` : nothing))}</svg>`;
+  return html`<svg class="spark ${kind}" viewBox="0 0 144 24" role="img" aria-label=${kind ? `by time: ${counts.join(', ')}` : 'where along the input'}><rect class="base" x="0" y="22" width="144" height="2"></rect>${counts.map((n, i) => (n ? svg`<rect x=${i * width} y=${22 - Math.max(3, (n / most) * 22)} width=${Math.max(1.5, width - 0.5)} height=${Math.max(3, (n / most) * 22)}></rect>` : nothing))}</svg>`;
 }
 
 // Pictures on canvas
@@ -175,55 +176,63 @@ export function hue(text) {
   for (const letter of text) sum = (sum * 31 + letter.codePointAt(0)) % 9973;
   return `--h${(sum % 8) + 1}`;
 }
-// The timeline: a row for each slot, a bar for as long as it served the same request.
+// The timeline: a row for each slot, and a bar for each lease: those that ended, as workers tell them, and what was seen at looks.
 class TimePicture extends Picture {
   draw() {
-    const looks = this.data;
+    const {looks, ended} = this.data || {};
     if (!looks?.length || !this.canvas) return;
-    const rows = new Map();
+    const rows = new Map(), row = name => rows.get(name) || rows.set(name, []).get(name), edge = new Map();
+    for (const [worker, slot, from, to, request, done, failed, retried] of ended) {
+      const name = `${worker} ${slot}`;
+      row(name).push({from, to, request, done, failed, retried});
+      if (to > (edge.get(name) || 0)) edge.set(name, to);
+    }
+    // Looks show a lease that goes on, and slots whose worker does not tell.
     for (const look of looks) for (const [worker, slot, request] of look.slots) {
       const name = `${worker} ${slot}`;
-      if (!rows.has(name)) rows.set(name, []);
-      const bars = rows.get(name), last = bars[bars.length - 1];
-      if (last && last.request === request && look.t - last.to < 2600) last.to = look.t; else bars.push({request, from: look.t, to: look.t});
+      if (look.t < (edge.get(name) || 0) + 1000) continue;
+      const bars = row(name), last = bars[bars.length - 1];
+      if (last && last.open && last.request === request && look.t - last.to < 2600) last.to = look.t + 1000; else bars.push({request, from: look.t, to: look.t + 1000, open: true});
     }
     this.rows = [...rows.entries()].sort(([a], [b]) => a.localeCompare(b, 'en', {numeric: true})).slice(0, 120);
     const height = 20, left = Math.min(170, this.clientWidth * 0.3), width = this.clientWidth - left - 4;
     const c = this.begin(this.rows.length * height + 22);
-    const last = looks[looks.length - 1].t + 1000, first = Math.min(looks[0].t, last - 60000);
+    const last = looks[looks.length - 1].t + 1000, first = last - 60000;
+    Object.assign(this, {first, last, left, width, height_: height});
     this.x = t => left + ((t - first) / (last - first)) * width;
-    this.height_ = height;
     c.font = '11px system-ui, sans-serif';
-    const dim = paint(this, '--dim'), line = paint(this, '--line');
+    const color = Object.fromEntries(['dim', 'line', 'card', 'h1', 'h2', 'h3', 'h4', 'h5', 'h6', 'h7', 'h8'].map(name => [`--${name}`, paint(this, `--${name}`)]));
     this.rows.forEach(([name, bars], i) => {
-      c.fillStyle = line; c.fillRect(left, i * height + height - 1, width, 1);
-      c.fillStyle = dim; c.textAlign = 'right'; c.fillText(name.length > 24 ? `…${name.slice(-23)}` : name, left - 8, i * height + 14);
+      const top = i * height;
+      c.fillStyle = color['--line']; c.fillRect(left, top + height - 1, width, 1);
+      c.fillStyle = color['--dim']; c.textAlign = 'right'; const most = Math.floor(left / 6.6); c.fillText(name.length > most ? `…${name.slice(1 - most)}` : name, left - 8, top + 14);
       for (const bar of bars) {
-        c.fillStyle = paint(this, hue(bar.request));
-        const x = Math.max(left, this.x(bar.from)), to = this.x(bar.to + 1000);
-        c.beginPath(); c.roundRect(x, i * height + 3, Math.max(2, to - x - 1), height - 7, 3); c.fill();
-        if (to - x > 70) { c.fillStyle = paint(this, '--card'); c.textAlign = 'left'; c.fillText(bar.request.slice(0, Math.floor((to - x) / 7)), x + 5, i * height + 14); }
+        if (bar.to < first) continue;
+        const x = Math.max(left, this.x(bar.from)), w = Math.max(1.5, Math.min(this.x(bar.to), left + width) - x - 0.7);
+        c.fillStyle = color[hue(bar.request)];
+        c.beginPath(); c.roundRect(x, top + 3, w, height - 7, Math.min(3, w / 2)); c.fill();
+        c.fillStyle = color['--card']; c.textAlign = 'left';
+        const sign = bar.failed ? '▲' : bar.retried ? '△' : '';
+        if (w > 9 && sign) c.fillText(sign, x + 1, top + 14);
+        else if (bar.failed) { c.fillRect(x, top + 6, w, 3); }
+        if (w > 70) c.fillText(bar.request.slice(0, Math.floor(w / 7) - 2), x + (sign ? 14 : 5), top + 14);
       }
     });
-    c.fillStyle = dim;
-    for (let i = 0; i <= 4; i++) { c.textAlign = i === 4 ? 'right' : i ? 'center' : 'left'; c.fillText(clock(first + ((last - first) * i) / 4, true), left + (width * i) / 4, this.rows.length * height + 16); }
+    c.fillStyle = color['--dim'];
+    const ticks = width > 420 ? 4 : 2;
+    for (let i = 0; i <= ticks; i++) { c.textAlign = i === ticks ? 'right' : i ? 'center' : 'left'; c.fillText(clock(first + ((last - first) * i) / ticks, true), left + (width * i) / ticks, this.rows.length * height + 16); }
     this.canvas.setAttribute('aria-label', `Timeline of ${this.rows.length} slots. Arrow keys move from slot to slot.`);
-    if (!this.tip.textContent) this.tip.textContent = 'a bar is the time a slot served one request, looked at once a second';
+    if (!this.tip.textContent) this.tip.textContent = 'a bar is one lease: the time a slot served one request';
   }
   say(row, t) {
     const found = this.rows?.[row];
     if (!found) return;
-    const bar = t == null ? found[1][found[1].length - 1] : found[1].find(each => t >= each.from && t <= each.to + 1000);
-    this.tip.textContent = bar ? `${found[0]}: ${bar.request}, ${clock(bar.from, true)} – ${clock(bar.to + 1000, true)}` : `${found[0]}: nothing was seen to run`;
+    const bar = t == null ? found[1].at(-1) : found[1].findLast(each => t >= each.from && t <= each.to);
+    const counts = bar && !bar.open ? [[bar.done, 'done'], [bar.failed, 'failed'], [bar.retried, 'run again']].filter(([n]) => n).map(([n, word]) => `, ${num(n)} ${word}`).join('') : '';
+    this.tip.textContent = !bar ? `${found[0]}: nothing was seen to run` : `${found[0]}: ${bar.request}, ${clock(bar.from, true)}, ${bar.open ? 'goes on' : `${num(bar.to - bar.from)} ms${counts}`}`;
     this.at = bar?.request;
   }
-  over(x, y) {
-    if (!this.rows) return;
-    let t = 0;
-    const [a, b] = [this.data[0].t, this.data[this.data.length - 1].t + 1000];
-    t = a + ((x - this.x(a)) / (this.x(b) - this.x(a))) * (b - a);
-    this.say(Math.floor(y / this.height_), t);
-  }
+  over(x, y) { if (this.rows) this.say(Math.floor(y / this.height_), this.first + ((x - this.left) / this.width) * (this.last - this.first)); }
   chosen() { if (this.at) this.dispatchEvent(new CustomEvent('open', {detail: this.at})); }
   key(event) {
     const step = {ArrowDown: 1, ArrowUp: -1}[event.key];

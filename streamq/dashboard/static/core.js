@@ -49,7 +49,7 @@ export const here = () => (report ? report.t : Date.now());
 // State
 
 export const app = {
-  me: null, state: report ? 'report' : 'connecting', seen: 0, error: '', frames: {}, points: {}, looks: {}, told: {}, toasts: [], dialog: null, draw() {},
+  me: null, state: report ? 'report' : 'connecting', seen: 0, error: '', frames: {}, points: {}, looks: {}, spans: {}, told: {}, toasts: [], dialog: null, draw() {},
 };
 let drawing = false;
 export function redraw() {
@@ -91,17 +91,24 @@ function keep(topic, told) {
     if (!last || point[0] > last[0]) known.push(point);
     if (known.length > 900) app.points[topic] = known.filter((_, i) => i > 450 || i % 2);
   }
-  if (topic.startsWith('x:')) {
+  if (told.slots && told.spans) {
     const looks = (app.looks[topic] ||= []);
-    if (!looks.length || told.t > looks[looks.length - 1].t) looks.push(told);
+    if (!looks.length || told.t > looks[looks.length - 1].t) looks.push({t: told.t, slots: told.slots});
     if (looks.length > 180) looks.shift();
+    spans(topic, told.spans);
   }
+}
+// Leases that are over: a frame has those of the last seconds, so most are known already.
+function spans(topic, found) {
+  const known = (app.spans[topic] ||= new Map()), oldest = Date.now() - 180000;
+  for (const each of found) known.set(`${each[0]} ${each[1]} ${each[2]}`, each);
+  for (const [key, each] of known) { if (each[3] > oldest && known.size < 12000) break; known.delete(key); }
 }
 function take(kind, data) {
   const {topic, told} = data;
   if (kind === 'past') {
     if (told.points) app.points[topic] = told.points;
-    if (told.looks) app.looks[topic] = told.looks;
+    if (told.looks) { app.looks[topic] = told.looks; spans(topic, told.spans); }
   } else if (kind === 'gone' || kind === 'wrong') {
     app.frames[topic] = {problem: kind, says: told.says};
     app.seen = Date.now();
@@ -125,7 +132,7 @@ export function watch(wanted) {
   const query = wanted.map(each => `topic=${encodeURIComponent(each)}`).join('&');
   if (query === topics && (source || polling)) return;
   topics = query;
-  for (const topic of Object.keys(app.frames)) if (!wanted.includes(topic)) { delete app.frames[topic]; delete app.points[topic]; delete app.looks[topic]; }
+  for (const topic of Object.keys(app.frames)) if (!wanted.includes(topic)) { delete app.frames[topic]; delete app.points[topic]; delete app.looks[topic]; delete app.spans[topic]; }
   open();
 }
 function shut() {
@@ -227,6 +234,7 @@ export const param = (name, otherwise = '') => new URLSearchParams(location.sear
 
 // Small pieces
 
+export const heads = (...names) => html`<thead><tr>${names.map(name => html`<th scope="col" class=${name[0] === '#' ? 'num' : ''}>${name.replace('#', '')}</th>`)}</tr></thead>`;
 export const chip = row => { const word = row.paused ? 'paused' : row.state; return html`<span class="chip ${word}">${word}</span>`; };
 const share = (part, whole) => `width:${whole ? (100 * part) / whole : 0}%`;
 export function progress(parts, big = false) {

@@ -1,8 +1,8 @@
 // Levels, workers, timeline, health and the log.
-import {html, nothing, app, num, short, span, clock, ago, plural, percent, chip, progress, problem, loading, mayChange, go, here, call, redraw} from './core.js';
+import {html, nothing, app, num, short, span, ago, plural, percent, chip, progress, problem, loading, mayChange, go, here, speed, heads} from './core.js';
 import {numbers, hue} from './charts.js';
 import * as actions from './actions.js';
-import {r, q} from './pages.js';
+import {r, q, logTable} from './pages.js';
 
 const shown = topic => { const frame = app.frames[topic]; return !frame ? [null, loading()] : frame.problem ? [null, problem(frame)] : [frame, null]; };
 
@@ -26,20 +26,20 @@ export function workers(queue) {
   const slots = frame.strip.reduce((sum, each) => sum + each[2], 0), busy = frame.strip.reduce((sum, each) => sum + each[1], 0);
   return html`<div class="head"><h1>Workers</h1><span class="dim">${plural(frame.count, 'worker')}, ${num(busy)} of ${plural(slots, 'slot')} busy</span></div>
   <section class="card"><header><h2>How busy each is</h2></header><div class="strip" role="img" aria-label="${num(busy)} of ${num(slots)} slots busy">${frame.strip.slice(0, 2000).map(([name, b, s]) => html`<i title="${name}: ${b} of ${s} busy"><b .style=${`height:${s ? (100 * b) / s : 0}%`}></b></i>`)}</div></section>
-  <section class="card flat"><table class="cards"><thead><tr><th scope="col">Worker</th><th scope="col" class="num">Busy</th><th scope="col">Handlers</th><th scope="col">Levels</th><th scope="col">Version</th><th scope="col" class="num">Up</th><th scope="col" class="num">Heard</th><th scope="col">Longest running</th></tr></thead><tbody>
-  ${frame.workers.map(each => { const late = here() - each.beat_ms > 20000, oldest = [...each.running].sort((a, b) => a.since_ms - b.since_ms)[0]; return html`<tr><td class="wide"><b>${each.name}</b> <span class="dim small">${each.host} ${each.pid || ''}</span></td><td class="num" data-k="busy">${num(each.busy)} <span class="dim">/ ${num(each.slots)}</span></td><td class="wide" data-k="handlers">${each.handlers.slice(0, 8).map(h => html`<span class="chip label">${h}</span> `)}${each.handlers.length > 8 ? `and ${each.handlers.length - 8} more` : ''}${each.handlers.length ? nothing : html`<span class="dim">none: it looks after the queue</span>`}</td><td data-k="levels">${each.levels || '–'}</td><td data-k="version">${each.version || '–'} ${mixed && each.version !== newest ? html`<span class="chip warn">differs</span>` : nothing}</td><td class="num" data-k="up">${each.started_ms ? span(here() - each.started_ms) : '–'}</td><td class="num" data-k="heard">${each.beat_ms ? ago(each.beat_ms) : '–'} ${late ? html`<span class="chip warn">late</span>` : nothing}</td><td class="small" data-k="longest">${oldest ? html`<a href=${r(oldest.request)}>${oldest.request}</a> part ${num(oldest.part)}, ${span(here() - oldest.since_ms)}` : '–'}</td></tr>`; })}</tbody></table>${frame.count > frame.workers.length ? html`<footer class="dim small">the first ${num(frame.workers.length)} of ${num(frame.count)}</footer>` : nothing}</section>`;
+  <section class="card flat"><table class="cards">${heads('Worker', '#Busy', 'Handlers', '#Parts', '#Failed', '#Speed', 'Version', '#Up', '#Heard', 'Longest running')}<tbody>
+  ${frame.workers.map(each => { const late = here() - each.beat_ms > 20000, oldest = [...each.running].sort((a, b) => a.since_ms - b.since_ms)[0]; return html`<tr><td class="wide"><b>${each.name}</b> <span class="dim small">${each.host} ${each.pid || ''}</span></td><td class="num" data-k="busy">${num(each.busy)} <span class="dim">/ ${num(each.slots)}</span></td><td class="wide" data-k="handlers">${each.handlers.slice(0, 8).map(h => html`<span class="chip label">${h}</span> `)}${each.handlers.length > 8 ? `and ${each.handlers.length - 8} more` : ''}${each.handlers.length ? nothing : html`<span class="dim">none: it looks after the queue</span>`}</td><td class="num" data-k="parts">${short(each.done)}</td><td class="num" data-k="failed">${num(each.failed)}</td><td class="num" data-k="speed">${speed(each.speed)}</td><td data-k="version">${each.version || '–'} ${mixed && each.version !== newest ? html`<span class="chip warn">differs</span>` : nothing}</td><td class="num" data-k="up">${each.started_ms ? span(here() - each.started_ms) : '–'}</td><td class="num" data-k="heard">${each.beat_ms ? ago(each.beat_ms) : '–'} ${late ? html`<span class="chip warn">late</span>` : nothing}</td><td class="small" data-k="longest">${oldest ? html`<a href=${r(oldest.request)}>${oldest.request}</a> part ${num(oldest.part)}, ${span(here() - oldest.since_ms)}` : '–'}</td></tr>`; })}</tbody></table>${frame.count > frame.workers.length ? html`<footer class="dim small">the first ${num(frame.workers.length)} of ${num(frame.count)}</footer>` : nothing}</section>`;
 }
 
 export function timeline(queue) {
   const [frame, not] = shown(`x:${queue}`);
   if (not) return not;
-  const looks = app.looks[`x:${queue}`] || [frame];
-  const seen = new Map();
-  for (const look of looks) for (const [, , request] of look.slots) seen.set(request, (seen.get(request) || 0) + 1);
-  const total = [...seen.values()].reduce((a, b) => a + b, 0);
-  const top = [...seen.entries()].sort((a, b) => b[1] - a[1]);
-  return html`<div class="head"><h1>Timeline</h1><span class="dim">${plural(frame.slots.length, 'lease')} now, looked at once a second</span></div>
-  <section class="card">${total ? html`<div class="legend">${top.slice(0, 12).map(([id]) => html`<span><i class="key" .style=${`background:var(${hue(id)})`}></i><a href=${r(id)}>${id}</a></span>`)}</div><p></p><sq-time .data=${[...looks]} @open=${event => go(r(event.detail))}></sq-time>${numbers(['request', 'share of slot time seen'], top.map(([id, n]) => [id, percent(n, total)]))}` : html`<div class="empty">No lease was seen yet. Bars appear here while parts run.</div>`}</section>`;
+  const looks = app.looks[`x:${queue}`] || [frame], ended = [...(app.spans[`x:${queue}`]?.values() || [])];
+  const seen = new Map(), note = (id, ms, parts, failed) => { const one = seen.get(id) || [0, 0, 0]; seen.set(id, [one[0] + ms, one[1] + parts, one[2] + failed]); };
+  for (const [, , from, to, request, done, failed] of ended) note(request, to - from, done, failed);
+  if (!ended.length) for (const look of looks) for (const [, , request] of look.slots) note(request, 1000, 0, 0);
+  const total = [...seen.values()].reduce((sum, each) => sum + each[0], 0), top = [...seen.entries()].sort((a, b) => b[1][0] - a[1][0]);
+  return html`<div class="head"><h1>Timeline</h1><span class="dim">${plural(frame.slots.length, 'lease')} now${ended.length ? `, ${num(ended.length)} that ended in the last minutes` : ', looked at once a second'}${frame.left_out ? `; ≈ ${num(frame.left_out)} a second are too many to show` : ''}</span></div>
+  <section class="card">${seen.size ? html`<div class="legend">${top.slice(0, 12).map(([id]) => html`<span><i class="key" .style=${`background:var(${hue(id)})`}></i><a href=${r(id)}>${id}</a></span>`)}<span>▲ a part failed · △ runs again</span></div><p></p><sq-time .data=${{looks, ended}} @open=${event => go(r(event.detail))}></sq-time>${numbers(['request', 'share of slot time', 'parts done', 'failed'], top.slice(0, 100).map(([id, [ms, done, failed]]) => [id, percent(ms, total), num(done), num(failed)]))}` : html`<div class="empty">No lease was seen yet. Bars appear here while parts run.</div>`}</section>`;
 }
 
 export function health(queue) {
@@ -51,15 +51,8 @@ export function health(queue) {
   <p class="dim small">The same checks in a terminal: <code>streamq doctor</code></p>`;
 }
 
-export function log() {
-  const frame = app.log;
-  if (!frame || Date.now() - frame.at > 3000) refreshLog();
-  if (!frame) return loading();
-  if (!frame.entries.length) return html`<h1>Log</h1><section class="card empty">Nobody has changed a request through this gateway since it started.</section>`;
-  return html`<div class="head"><h1>Log</h1><span class="dim">who changed what through this gateway, the last ${num(frame.entries.length)}</span></div>
-  <section class="card flat"><table class="cards"><thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">Request</th></tr></thead><tbody>${frame.entries.map(each => html`<tr><td class="nowrap" data-k="when"><span title=${ago(each.t)}>${clock(each.t, true)}</span></td><td data-k="who">${each.who}</td><td data-k="what">${each.what}</td><td data-k="request"><a href=${r(each.request)}>${each.request}</a></td></tr>`)}</tbody></table></section>`;
-}
-async function refreshLog() {
-  app.log = {entries: app.log?.entries || [], at: Date.now()};
-  try { app.log = {entries: await call('GET', '/v1/changes'), at: Date.now()}; redraw(); } catch {}
+export function log(queue) {
+  const [frame, not] = shown(`l:${queue}`);
+  if (not) return not;
+  return html`<div class="head"><h1>Log</h1><span class="dim">who changed what, through gateways and commands; the last ${num(frame.changes.length)}</span></div><section class="card flat">${logTable(frame.changes, true)}</section>`;
 }
