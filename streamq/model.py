@@ -98,6 +98,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shape: str = ""
     facts: str = ""
     on_failure: str = "fail"
+    #: Of a reduce: how many results a part of its tree has; 0: it is no tree.
+    width: int = 0
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
             "window_bytes": self.window[1],
             "on_failure": spec.on_failure,
         }
+        if spec.width:
+            kept["width"] = spec.width
         return tuple(str(value).encode() for pair in kept.items() for value in pair)
 
 
@@ -285,6 +289,8 @@ class Part(msgspec.Struct):
     run: int = 0
     crashes: int = 0
     poison: int = 0
+    #: What the payload was before the bytes it refers to took its place; "" for a plain payload.
+    reference: bytes = b""
 
     @property
     def records(self) -> int | None:

@@ -96,8 +96,15 @@ local function redrive_part(f, s, number)
   t.errors, t.crashes = 0, 0
   t.run = tonumber(redis.call("HGET", meta_of(f, 1), "runs")) or 0
   write_tries(s.tries, number, t)
+  if s.number == f.own then
+    load_more(f.k.meta, stage)
+  end
   put(stage, "failed", stage.failed - 1)
-  redis.call("HINCRBY", meta_of(f, s.number), "records_failed", -t.records)
+  if s.number == f.own then
+    put(stage, "records_failed", stage.records_failed - t.records)
+  else
+    redis.call("HINCRBY", meta_of(f, s.number), "records_failed", -t.records)
+  end
   s.is_touched = true
   f.added = f.added + 1
 end

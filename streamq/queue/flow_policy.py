@@ -66,14 +66,15 @@ def _plan(
         own = {
             name: value
             for name, value in msgspec.structs.asdict(stage).items()
-            if value is not None and name not in ("kind", "handler", "window", "on_failure")
+            if value is not None
+            and name not in ("kind", "handler", "window", "on_failure", "width")
         }
         share = shares(len(shape), common.get("weight", WEIGHT))[number - 1]
         options = {**common, "weight": share, **own}
         options["handler"] = served.get(stage.handler, stage.handler)
         if served:
             options["queue"] = common["queue"]
-        if stage.kind == "reduce":
+        if stage.kind == "reduce" and not stage.width:
             options["limit"] = 1
         if number > 1:
             for name in ("labels", "canary", "delay", "calls"):
@@ -85,6 +86,7 @@ def _plan(
             shape=shape.text,
             facts=f"{shape.facts(number)} {bounds[0]} {bounds[1]}",
             on_failure=stage.on_failure,
+            width=stage.width or 0,
         )
         return StagePlan(kind=stage.kind, policy=policy(**options, spec=told), window=bounds)
     except InvalidValue as error:

@@ -37,6 +37,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     server: str = ""
     #: How long a run that is done with failures is kept, so that they can be retried; 0 for not.
     keep_ms: int = 0
+    #: Processes write results to files of their own in the run's folder, not to the server.
+    spools: bool = False
     #: Runs that were stopped and wrote the same output. They are removed when this one is done.
     replaces: tuple[str, ...] = ()
 

@@ -27,7 +27,8 @@ from streamq.queue.flow_status import status_of
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.request import Request
 from streamq.records.belonging import OutputNote
-from streamq.records.outputs import FileOutput, Output
+from streamq.records.output_kinds import Output
+from streamq.records.outputs import FileOutput
 from streamq.records.sizes import GrowingSize, most_by_rate
 from streamq.records.splitting import blank_of
 from streamq.records.stream_output import StreamOutput
@@ -36,6 +37,7 @@ from streamq.runs.folder import RunFolder
 from streamq.runs.load import Load
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.progress import Progress, ProgressMeter
+from streamq.runs.spooled_results import SpooledResults
 from streamq.worker.channel import PoolOptions, ProcessConfig
 from streamq.worker.pool import LAST_CALL, Pool
 from streamq.worker.spawning import Spawner
@@ -50,7 +52,7 @@ _WATCH_S = 0.25
 class Run:
     """One run of a plan on one server."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  places in a folder, and what a caller wants to hear
         self,
         plan: Plan,
         url: str,
@@ -61,19 +63,23 @@ class Run:
         spawner: Spawner | None = None,
         note: OutputNote | None = None,
         gaps: Path | None = None,
+        spool: Path | None = None,
         steered: Mapping[str, Mapping[str, Any]] | None = None,
         on_begun: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare a run.
 
         ``is_alone``: no other program uses the server. ``note``: where it notes which file its
-        output is. ``gaps``: where it notes what is missing there. ``steered``: what a request that
-        is gone on with is set to, by its places. ``on_begun`` is called once, when the function is
-        loaded and the run can be resumed.
+        output is. ``gaps``: where it notes what is missing there. ``spool``: the folder in which
+        its processes keep results. ``steered``: what a request that is gone on with is set to, by
+        its places. ``on_begun`` is called once, when the function is loaded and the run can be
+        resumed.
         """
         self._spawner = spawner
         self._note = note
         self._gaps = gaps
+        self._spool = spool
+        self._waiting: SpooledResults | None = None
         self._steered = dict(steered or {})
         self._on_begun = on_begun
         self._plan = plan
@@ -99,6 +105,10 @@ class Run:
             StreamqError: something went wrong with input, output, function or server.
             BrokenPipeError: the reader of the output is gone.
         """
+        if self._spool:
+            # Where that is not possible, processes send results to the server.
+            with suppress(OSError):
+                self._spool.mkdir(mode=0o700, exist_ok=True)
         # One connection each for the loader, the collector, the watcher and the pool's keeper.
         connections = [Connection(self._url) for _ in range(4)]
         protocols = [Protocol(connection, self._prefix) for connection in connections]
@@ -221,6 +231,7 @@ class Run:
             window_bytes=plan.window_bytes,
             counts_results=True,
             checks_complete=False,
+            spooled=self._spooled_size if self._spool else None,
             should_stop=self._is_stopping.is_set,
         )
         # Too many failures end the request before all is loaded. The collector notices that.
@@ -259,13 +270,32 @@ class Run:
             return
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
-        collector = Collector(protocol, plan.id, self._output(), plan.form, should_stop, gaps=gaps)
+        if self._spool:
+            self._waiting = SpooledResults(protocol, plan.id, plan.policy, self._spool, should_stop)
+        collector = Collector(
+            protocol,
+            plan.id,
+            self._output(),
+            plan.form,
+            should_stop,
+            gaps=gaps,
+            spools=self._waiting,
+        )
         if collector.run(
             is_ordered=plan.is_ordered, follow=True, force=force or plan.force, renew=force
         ):
             self.failures = collector.failures
             self._is_collected.set()
             self._end()
+
+    def _spooled_size(self) -> int:
+        """Return how many bytes of results wait in spools."""
+        return self._waiting.size() if self._waiting else 0
+
+    @property
+    def _spools(self) -> bool:
+        """Whether processes keep results in spools from now on."""
+        return self._spool is not None
 
     def _output(self) -> Output:
         plan = self._plan
@@ -310,6 +340,9 @@ class Run:
             argv=plan.argv,
             keeps_stdout=not plan.is_piped,
             allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),
+            base=str(Path.cwd()) if self._spool else "",
+            spool=str(self._spool) if self._spool and self._spools else "",
+            form=plan.form,
             slots=plan.slots,
             levels=tuple(range(LAST_LEVEL + 1)),
             quantum_ms=50,
