@@ -1,4 +1,4 @@
-"""Putting the parts of a request into the server.
+"""Submits payloads: encodes them, and sends them at once or in chunks while they are read.
 
 It may be run again with the same id at any time, also after it was killed: it goes on
 where the server's cursor stands, and the server has every part once.

@@ -1,4 +1,4 @@
-"""Where results go: a file that can be continued, or a stream that cannot.
+"""The output: a file that can be continued, or a stream that cannot.
 
 A file is cut to the length that was committed before more is added. A stream (a pipe, a terminal, a
 device) only ever grows, so after a crash its writer begins anew.

@@ -1,4 +1,4 @@
-"""What a pool and its processes tell each other, as JSON lines over a socket pair."""
+"""The messages between a pool and its processes: JSON lines over a socket pair."""
 
 import logging
 import secrets

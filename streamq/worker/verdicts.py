@@ -1,4 +1,4 @@
-"""What becomes of a part whose records have been run: it is done, runs again later, or is given up.
+"""Decides what becomes of a part whose records have been run: done, tried again, or given up.
 
 Failures are described here, too: which error, of which record, in which line of which file.
 """
