@@ -220,7 +220,7 @@ def topics(connection: Connection, pid: int, port: int, count: int) -> None:
         reader = Readers(port, [topic], 1)
         time.sleep(2)
         reader.bytes = 0
-        found = cost(connection, 62 if topic[0] == "h" else SECONDS)
+        found = cost(connection, SECONDS)
         commands, busy_ms = found.commands - rest.commands, found.busy_ms - rest.busy_ms
         kb = reader.bytes / SECONDS / 1e3
         reader.close()

@@ -26,7 +26,6 @@ QUEUE = "default"
 DOCS = (
     ("dashboard-overview", "/", "Needs attention", 1360, 1000, "light"),
     ("dashboard-request", "/r/nightly", "Why not faster", 1360, 1120, "light"),
-    ("dashboard-failures", "/r/nightly/failures", "grouped by", 1360, 1500, "dark"),
     ("dashboard-timeline", f"/q/{QUEUE}/timeline", "lease", 1360, 520, "dark"),
     ("dashboard-flow", "/r/shop-7", "Stages of", 1360, 900, "light"),
 )

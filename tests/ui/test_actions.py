@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_news_are_shown_within_a_second_and_a_half(
     )
     page.wait_for_function("() => window.seen.length >= 7")
     seen = page.evaluate("window.seen")
-    gaps = sorted(b - a for a, b in zip(seen[1:], seen[2:], strict=False))
+    gaps = sorted(b - a for a, b in pairwise(seen[1:]))
     assert gaps[len(gaps) // 2] <= 1_500
     # An end is pushed at once.
     begun = time.monotonic()
