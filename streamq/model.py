@@ -137,7 +137,7 @@ class FlowPlan(msgspec.Struct, frozen=True):
     @property
     def shape(self) -> str:
         """The kinds of the stages, as ``flows/shape.py`` writes them."""
-        return ",".join(stage.kind for stage in self.stages)
+        return self.stages[0].policy.spec.shape or ",".join(each.kind for each in self.stages)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -168,6 +168,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     deadline_ms: int | msgspec.UnsetType = msgspec.UNSET
     #: The same as a time from its creation (ms), which only the server's clock counts.
     deadline_in_ms: int | msgspec.UnsetType = msgspec.UNSET
+    #: By which field of a record it is found (``records/keys.py``); UNSET: by none.
+    key: str | msgspec.UnsetType = msgspec.UNSET
     #: Of a callback: the request whose end it is about, when that was created, and its run.
     parent: str | msgspec.UnsetType = msgspec.UNSET
     #: Of a callback: after this moment (ms) it is not created any more.
@@ -214,12 +216,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
         if self.labels:
             kept["labels"] = msgspec.json.encode(dict(self.labels)).decode()
-        if self.weight:
-            kept["weight"] = self.weight
-        if self.canary:
-            kept["ceiling"] = self.canary
-        if self.deadline_ms:
-            kept["deadline_ms"] = self.deadline_ms
+        optional = {
+            "weight": self.weight,
+            "ceiling": self.canary,
+            "key": self.key,
+            "deadline_ms": self.deadline_ms,
+        }
+        kept |= {name: value for name, value in optional.items() if value}
         if self.calls:
             kept["calls"] = msgspec.json.encode(self.calls).decode()
             kept["owes"] = len(self.calls)

@@ -4,8 +4,8 @@
 -- Returns the stage that the facts describe, with the keys of its neighbours (`RequestKeys._flow`).
 -- Returns nil if the keys are those of a flow of another shape.
 local function read_facts(k, r, now, facts)
-  local kind, feeds, own, join, grouped, barrier, stages, window, window_bytes =
-    string.match(facts, "^(%a+) (%a+) (%d+) (%d+) (%d) (%d+) (%d+) (%d+) (%d+)$")
+  local kind, feeds, own, join, grouped, barrier, stages, window, window_bytes, marks =
+    string.match(facts, "^(%a+) (%a+) (%d+) (%d+) (%d) (%d+) (%d+) (%d+) (%d+) ?(%a*)$")
   local keys = k.flow
   if not kind then
     return nil
@@ -36,6 +36,12 @@ local function read_facts(k, r, now, facts)
   end
   if barrier ~= "0" and is_right then
     f.barrier, is_right = far(barrier)
+  end
+  if marks ~= "" then
+    f.items, at = keys[at + 1], at + 1
+  end
+  if marks == "trace" then
+    f.trace, at = keys[at + 1], at + 1
   end
   return is_right and at == #keys and f or nil
 end

@@ -23,6 +23,9 @@ local function add_part(f, s, about, payload)
   stage.added = (stage.added or 0) + (tonumber(string.match(about, "^%d+")) or 0)
   s.is_touched = true
   f.added = f.added + 1
+  if f.items then
+    redis.call("HSET", f.items, string.match(about, "@(.*)$"), s.number .. ":" .. number)
+  end
   if s.number == f.own then
     -- A part of the tree that it is of: no other script writes its counts.
     put(stage, "total", stage.total)
@@ -84,6 +87,13 @@ local function is_filed(f)
   return not f.grouped and not f.barrier
 end
 
+-- Keeps what an item came to in this stage, where the flow is traced.
+local function note_trace(f, label, payload)
+  if f.trace then
+    redis.call("HSET", f.trace, (string.match(label, "@(.*)$") or label) .. ":" .. f.own, payload)
+  end
+end
+
 -- Notes that a result has arrived at a tree. When enough have, a part is made of them.
 local function arrive(f, t, payload)
   t.arrived, t.is_touched = t.arrived + 1, true
@@ -100,6 +110,7 @@ end
 
 -- Hands a result over. `label` is what the next stage says about the part, or its origin.
 local function hand_over(f, label, payload)
+  note_trace(f, label, payload)
   if f.feeds == "parts" then
     add_part(f, f.next, label, payload)
   elseif f.feeds == "join" and f.grouped then
@@ -114,6 +125,7 @@ end
 
 -- Notes that an item goes no further, without a result of its own.
 local function drop_out(f, origin, mark)
+  note_trace(f, origin, mark)
   if f.grouped then
     -- It may have failed before, and been run again.
     redis.call("HDEL", f.join.got, origin)

@@ -35,7 +35,7 @@ def secret(env: Mapping[str, str] = os.environ) -> bytes | None:
 
 
 def end_with_supervisor() -> None:
-    """Send this process TERM as soon as its supervisor is gone, also one that was killed.
+    """Send this process TERM as soon as its supervisor is gone, if it has one.
 
     The supervisor alone holds the other end of the pipe that its processes have as their standard
     input, and writes nothing. So the pipe ends when the supervisor does.
@@ -46,7 +46,8 @@ def end_with_supervisor() -> None:
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="watch-supervisor", daemon=True).start()
+    if SECRET in os.environ:
+        threading.Thread(target=watch, name="watch-supervisor", daemon=True).start()
 
 
 class Supervisor:

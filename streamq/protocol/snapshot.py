@@ -62,6 +62,7 @@ Text = Literal[
     "cursor",
     "digest",
     "handler",
+    "key",
     "labels",
     "parent",
     "queue",

@@ -25,6 +25,7 @@ from streamq.errors import (
 from streamq.model import MAX_PART, Failure, Policy, State
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Opened
+from streamq.queue.keyed import KeyIndex
 from streamq.queue.loading import Loading
 from streamq.records import about
 from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
@@ -105,6 +106,8 @@ class Load:
         self._should_stop = should_stop
         self._files = policy.spec.files
         self._loading = Loading(protocol, request_id, policy)
+        #: By which keys its parts are found.
+        self.keys = KeyIndex(protocol, request_id, policy)
         self._identities: list[Identity] = []
         self._cursor = Cursor()
         #: The cursor as the server has it, when all that was sent is there.
@@ -454,6 +457,7 @@ class Load:
                 chunk.end, digest=digest, is_unpacked=self._is_unpacked
             )
         self._stands = _encode(self._cursor)
+        self.keys.note(self._loading.parts + 1, chunk.payloads)
         self._loading.append_ahead(entries, after, self._stands, chunk.records)
         if self._window:
             self._window.add(len(chunk.payloads), chunk.input_size or chunk.size)

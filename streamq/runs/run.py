@@ -4,6 +4,7 @@ A folder of the run (``runs/folder.py``) keeps what is needed to resume it after
 the plan, and the data of the embedded server.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -41,6 +42,8 @@ from streamq.runs.spooled_results import SpooledResults
 from streamq.worker.channel import PoolOptions, ProcessConfig
 from streamq.worker.pool import LAST_CALL, Pool
 from streamq.worker.spawning import Spawner
+
+log = logging.getLogger(__name__)
 
 _LEASE_MS = 8_000
 _BEAT_MS = 2_000
@@ -237,6 +240,8 @@ class Run:
         # Too many failures end the request before all is loaded. The collector notices that.
         with suppress(RequestEnded):
             load.run(lambda: self._open(protocol, opened))
+            for words in load.keys.words():
+                log.warning("%s", words)
 
     def _open(self, protocol: Protocol, opened: threading.Event) -> None:
         """Set level, limit, rate and weight as the command says now, and let the others begin."""

@@ -24,12 +24,12 @@ _FORMATS = ("lines", "jsonl")
 def spooled(plan: Plan) -> Plan:
     """Return the plan with parts by reference and spooled results, if all of it allows that.
 
-    The server is the run's own, there is no flow, the output is a file whose lines do not depend
-    on each other, and the input is made of local files that are read as they are.
+    The server is the run's own, there is no flow and no key, the output is a file whose lines do
+    not depend on each other, and the input is made of local files that are read as they are.
     """
     policy, spec = plan.policy, plan.policy.spec
     can_spool = not plan.server and not plan.is_piped and plan.form in spool.FORMS
-    if not can_spool or policy.flow or spec.format not in _FORMATS or spec.encoding:
+    if not can_spool or policy.flow or policy.key or spec.format not in _FORMATS or spec.encoding:
         return plan
     if not all(map(_is_plain, spec.files)):
         return plan
