@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 .PHONY: proto help setup demo check fmt test test-long model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-gateway faults-peers
-.PHONY: test-ui fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
+.PHONY: test-ui screenshots bench-dashboard fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -64,6 +64,12 @@ build/ui/node_modules:
 
 test-ui: .venv/ready build/ui/node_modules ## Run the tests of the pages in a real browser (Debian's chromium), with axe-core
 	STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) $(BIN)/pytest -rs tests/ui
+
+screenshots: .venv/ready ## Take the pictures of the dashboard in docs/images, of a real run (needs chromium and playwright; 3 minutes)
+	$(BIN)/python -m tests.ui.screenshots
+
+bench-dashboard: .venv/ready ## Measure what the dashboard costs: pages, topics, readers (needs chromium and playwright; 5 minutes)
+	$(BIN)/python bench/dashboard.py
 
 test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role
 	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto -m commands

@@ -122,9 +122,14 @@ def serve(
     requests = Requests(protocol, desk, settings.team, is_read_only=options.is_read_only)
     uploads = Uploads(protocol, desk, settings.team)
     sessions = Sessions(desk)
-    board = Board(protocol, desk.in_thread, list(options.queues), is_read_only=options.is_read_only)
     control = Control(protocol, desk, options.queues)
-    board.queue_of = control.queue_of
+    board = Board(
+        protocol,
+        desk.in_thread,
+        list(options.queues),
+        is_read_only=options.is_read_only,
+        queue_of=control.queue_of,
+    )
     gateway = Gateway(
         desk,
         requests,
