@@ -45,7 +45,7 @@ def test_reader_logs_in_sees_all_and_changes_nothing(
     page.wrong.allowed = "status of 40"  # before the login, and what is refused
     has_text(page, "asks for a key")
     log_in(page, "sqk_wrong")
-    has_text(page, "a key is needed")
+    has_text(page, "the key is unknown or has expired")
     log_in(page, key)
     has_text(page, "Why not faster")
     assert page.get_by_role("button", name=re.compile("Pause|Cancel|Retry")).count() == 0
