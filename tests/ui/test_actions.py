@@ -37,7 +37,7 @@ def log_in(page: Any, key: str) -> None:
 
 
 def test_reader_logs_in_sees_all_and_changes_nothing(
-    open_page: Open, client: Client, queue: str, request_id: str, keyed: Any
+    keyed: Any, open_page: Open, client: Client, queue: str, request_id: str
 ) -> None:
     request = client.submit([1, 2], handler="h", queue=queue, id=request_id)
     gate, key = keyed(Role.READER)
@@ -45,7 +45,7 @@ def test_reader_logs_in_sees_all_and_changes_nothing(
     page.wrong.allowed = "status of 40"  # before the login, and what is refused
     has_text(page, "asks for a key")
     log_in(page, "sqk_wrong")
-    has_text(page, "a key is needed")
+    has_text(page, "the key is unknown or has expired")
     log_in(page, key)
     has_text(page, "Why not faster")
     assert page.get_by_role("button", name=re.compile("Pause|Cancel|Retry")).count() == 0
@@ -63,7 +63,7 @@ def test_reader_logs_in_sees_all_and_changes_nothing(
 
 
 def test_link_shows_one_request(
-    open_page: Open, client: Client, queue: str, request_id: str, keyed: Any
+    keyed: Any, open_page: Open, client: Client, queue: str, request_id: str
 ) -> None:
     client.submit([1, 2], handler="h", queue=queue, id=request_id)
     gate, key = keyed(Role.OPERATOR)
