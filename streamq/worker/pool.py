@@ -172,6 +172,7 @@ class Pool:
             pace.observe(measured)
             found[name] = HandlerPace(
                 record_s=pace.record_s,
+                record_bytes=pace.record_bytes,
                 records=pace.records,
                 is_map=measured.is_map,
                 is_coroutine=measured.is_coroutine,
