@@ -220,7 +220,7 @@ def remove_expired() -> None:
 
 
 def _read(path: Path) -> Plan:
-    return msgspec.json.decode(path.read_bytes(), type=Plan)
+    return msgspec.json.decode(path.read_bytes(), type=Plan).found_in(Path.cwd())
 
 
 def store(plan: Plan) -> None:

@@ -255,6 +255,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         force=force,
         keep_ms=keep_ms,
         code=code_of(function, argv),
+        folder=str(Path.cwd()),
     )
     if plan.output != STANDARD:
         outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)

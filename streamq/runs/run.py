@@ -257,7 +257,15 @@ class Run:
             return
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
-        collector = Collector(protocol, plan.id, self._output(), plan.form, should_stop, gaps=gaps)
+        collector = Collector(
+            protocol,
+            plan.id,
+            self._output(),
+            plan.form,
+            should_stop,
+            gaps=gaps,
+            moved_from=plan.moved_from,
+        )
         if collector.run(
             is_ordered=plan.is_ordered, follow=True, force=force or plan.force, renew=force
         ):

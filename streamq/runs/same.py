@@ -20,7 +20,7 @@ from streamq.runs.plan import Plan
 #: Fields of a plan that may differ: they change how fast the work is done, not what is done. Those
 #: of the third line are compared in a way of their own.
 _FREE = {"id", "processes", "slots", "window_bytes", "force", "replaces", "policy.handler"}
-_FREE |= {"keep_ms", "policy.keep_ms"}
+_FREE |= {"keep_ms", "policy.keep_ms", "folder", "moved_from"}
 _FREE |= {"output", "target", "argv", "code", "server", "policy.spec.files", "policy.spec.header"}
 #: These are changed in a request while it runs, as ``streamq set`` does.
 STEERED = ("level", "limit", "rate_ms", "weight")

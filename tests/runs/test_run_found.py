@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -429,3 +430,62 @@ class TestTold:
 
         assert failed.returncode == 4
         assert "--resume" not in failed.stderr
+
+
+class TestFolder:
+    """The folder of a run is moved, or copied, after the run was killed."""
+
+    @pytest.fixture
+    def same_command(self, environment: dict[str, str]) -> Callable[[Path], str]:
+        def same_command(folder: Path) -> str:
+            words = (*COMMAND, *WORDS)
+            done = subprocess.run(
+                words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stderr
+
+        return same_command
+
+    def test_that_was_moved_is_gone_on_with_where_it_is(
+        self,
+        killed: Callable[..., Path],
+        source: Path,
+        tmp_path: Path,
+        same_command: Callable[[Path], str],
+    ) -> None:
+        killed()
+        moved = tmp_path / "elsewhere"
+        moved.mkdir()
+        for each in ("in.txt", "job.py", "out.txt", ".streamq"):
+            (tmp_path / each).rename(moved / each)
+
+        said = same_command(moved)
+
+        assert "going on with run" in said
+        assert (moved / "out.txt").read_bytes() == (moved / source.name).read_bytes()
+        assert not (tmp_path / "out.txt").exists()
+
+    def test_copy_goes_on_on_its_own(
+        self,
+        killed: Callable[..., Path],
+        source: Path,
+        tmp_path: Path,
+        same_command: Callable[[Path], str],
+    ) -> None:
+        output = killed()
+        before = output.read_bytes()
+        copy = tmp_path / "copy"
+        for each in (tmp_path / "in.txt", tmp_path / "job.py", output):
+            copy.mkdir(exist_ok=True)
+            shutil.copy2(each, copy)
+        shutil.copytree(
+            tmp_path / ".streamq", copy / ".streamq", ignore=shutil.ignore_patterns("*.sock")
+        )
+
+        same_command(copy)
+
+        assert (copy / "out.txt").read_bytes() == source.read_bytes()
+        assert output.read_bytes() == before
+        same_command(tmp_path)
+        assert output.read_bytes() == source.read_bytes()
