@@ -162,6 +162,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     calls: "tuple[Callback, ...] | msgspec.UnsetType" = msgspec.UNSET
     #: Moment (ms since 1970) at which it fails if it has not ended; UNSET: it may take any time.
     deadline_ms: int | msgspec.UnsetType = msgspec.UNSET
+    #: The same as a time from its creation (ms), which only the server's clock counts.
+    deadline_in_ms: int | msgspec.UnsetType = msgspec.UNSET
     #: Of a callback: the request whose end it is about, when that was created, and its run.
     parent: str | msgspec.UnsetType = msgspec.UNSET
     #: Of a callback: after this moment (ms) it is not created any more.
@@ -174,7 +176,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         unset = msgspec.UNSET
         return msgspec.structs.replace(
-            self, delay_ms=0, labels=unset, deadline_ms=unset, not_after=unset
+            self,
+            delay_ms=0,
+            labels=unset,
+            deadline_ms=unset,
+            deadline_in_ms=unset,
+            not_after=unset,
         )
 
     @cached_property
@@ -185,9 +192,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def fields(self) -> tuple[bytes, ...]:
         """The policy as the server stores it, without the delay: names and values in turn."""
-        # The scripts look for ``not_after`` in the first place only.
+        # The scripts look for these in the first place only. A callback has no deadline.
         fence = {"not_after": self.not_after} if self.not_after else {}
-        kept: dict[str, Any] = fence | {
+        first = {"deadline_in_ms": self.deadline_in_ms} if self.deadline_in_ms else fence
+        kept: dict[str, Any] = first | {
             "handler": self.handler,
             "queue": self.queue,
             "level": self.level,

@@ -12,7 +12,7 @@ from streamq.errors import InvalidValue, ServerError
 from streamq.flows.flow import Flow
 from streamq.model import LIMIT, Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import callbacks_of, deadline_ms, refuse_taken_names
+from streamq.queue.callbacks import callbacks_of, refuse_taken_names, with_deadline
 from streamq.queue.fleet import live_workers
 from streamq.queue.flow_policy import check_fleet, flow_policy
 from streamq.records.names import expand
@@ -194,8 +194,8 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
         labels=told or UNSET,
         canary=first,
         calls=calls or UNSET,
-        deadline_ms=deadline_ms(finish_by, "--finish-by") if finish_by else UNSET,
     )
+    policy = with_deadline(policy, finish_by, "--finish-by") if finish_by else policy
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix, advice="") as protocol:
         _check_workers(protocol, policy)

@@ -88,13 +88,26 @@ local function troubles_of(k, entries)
   return troubles
 end
 
+-- Returns members of `retry` that are due, up to `n`, but for those that a canary holds back.
+local function due_retries(k, r, now, n)
+  if not holds_back(r) then
+    return redis.call("ZRANGEBYSCORE", k.retry, "-inf", now, "LIMIT", 0, n)
+  end
+  local due = redis.call("ZRANGEBYSCORE", k.retry, "-inf", r.ceiling, "LIMIT", 0, n)
+  local later = redis.call("ZRANGEBYSCORE", k.retry, "(" .. r.total, now, "LIMIT", 0, n - #due)
+  for i = 1, #later do
+    due[#due + 1] = later[i]
+  end
+  return due
+end
+
 -- Returns due retries as stream entries, and whether to stop there.
 local function hand_retries(k, r, now, holder, n, already)
   if is_smooth(k, r) then
     return {}, false
   end
   local due = {}
-  for _, number in ipairs(redis.call("ZRANGEBYSCORE", k.retry, "-inf", now, "LIMIT", 0, n)) do
+  for _, number in ipairs(due_retries(k, r, now, n)) do
     if string.match(number, "^[1-9]%d*$") and #number <= 16 then
       due[#due + 1] = number
     else
@@ -191,9 +204,12 @@ local function hand(k, r, now, holder, n, max_bytes)
   if r.rate_ms > 0 then
     return hand_by_rate(k, r, now, holder, n, basket)
   end
-  local entries, stop = hand_retries(k, r, now, holder, n, 0)
+  -- There may be very many retries (refuse), and their sizes are not known: the mean is.
+  local fit = r.bytes > 0 and math.max(1, math.floor(max_bytes * r.total / r.bytes)) or n
+  local entries, stop = hand_retries(k, r, now, holder, math.min(n, fit), 0)
   if #entries > 0 then
     fill(basket, entries)
+    stop = stop or basket.bytes >= max_bytes or #entries >= fit
   end
   if not stop then
     hand_new(k, r, holder, n - #entries, max_bytes, basket)

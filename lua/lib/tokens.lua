@@ -64,15 +64,32 @@ local function last_startable(r)
   return r.ceiling > 0 and math.min(r.ceiling, r.total) or r.total
 end
 
+-- Returns whether a canary holds back parts of `retry`: those that were never started (refuse). They
+-- are at its front, scored by their numbers; parts that were put off are scored by a time.
+local function holds_back(r)
+  return r.ceiling > 0 and r.ceiling < r.total
+end
+
+-- Returns how many parts in `retry` could start now, and when the first of the others is due.
+local function startable_retries(k, r, now)
+  local first = is_smooth(k, r) and {} or redis.call("ZRANGE", k.retry, 0, 0, "WITHSCORES")
+  local due = 0
+  if first[2] and tonumber(first[2]) <= now then
+    due = redis.call("ZCOUNT", k.retry, "-inf", now)
+    if holds_back(r) then
+      due = due - redis.call("ZCOUNT", k.retry, "(" .. r.ceiling, r.total)
+    end
+    first = due > 0 and {}
+      or redis.call("ZRANGEBYSCORE", k.retry, "(" .. now, "+inf", "WITHSCORES", "LIMIT", 0, 1)
+  end
+  return due, tonumber(first[2]) or 0
+end
+
 -- Returns how many parts could start now, and the moment (0: none) at which more could.
 local function startable(k, r, now)
-  local ready, later = math.max(0, last_startable(r) - r.delivered), 0
-  local first = is_smooth(k, r) and {} or redis.call("ZRANGE", k.retry, 0, 0, "WITHSCORES")
-  if first[2] and tonumber(first[2]) <= now then
-    ready = ready + redis.call("ZCOUNT", k.retry, "-inf", now)
-  elseif first[2] then
-    later = tonumber(first[2])
-  end
+  local ready = math.max(0, last_startable(r) - r.delivered)
+  local due, later = startable_retries(k, r, now)
+  ready = ready + due
   -- Of a stage of a flow: no more than the next stage has room for.
   if r.room and r.room < ready then
     ready = r.room

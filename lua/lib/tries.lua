@@ -28,3 +28,9 @@ local function records_of(parts, number)
   local entry = redis.call("XRANGE", parts, number, number)[1]
   return entry and tonumber(string.match(entry[2][1], "^%d+")) or 0
 end
+
+-- Returns whether an earlier run of a part has yielded results of some of its records, so that a
+-- result of all of them must not come after it.
+local function has_delivered(parts, number, t)
+  return t.run > 0 and t.records < records_of(parts, number)
+end

@@ -148,10 +148,13 @@ local function record_batch()
 end
 
 -- Without a lease, records only parts in `retry`, which no other holder has taken since. The caller
--- has checked that they are not of an earlier request with the same id.
+-- has checked that they are not of an earlier request with the same id. After a redrive the result may
+-- be of the run before, whose good records have been delivered already.
 local function record_mercifully()
   record_those(function(number)
-    return redis.call("ZSCORE", k.retry, number) and redis.call("XACK", k.parts, "w", number) == 1
+    return redis.call("ZSCORE", k.retry, number)
+      and not has_delivered(k.parts, number, read_tries(redis.call("HGET", k.tries, number)))
+      and redis.call("XACK", k.parts, "w", number) == 1
   end)
 end
 

@@ -8,7 +8,8 @@
 --
 -- ARGV[1]  digest    of the submission: equal means the same, sent again
 -- ARGV[2]  delay_ms  nothing starts before this much time has passed
--- ARGV[3+] fields    the rest of meta, as field, value, field, value
+-- ARGV[3+] fields    the rest of meta, as field, value, field, value. If the first is
+--                    deadline_in_ms, the deadline is so long from now
 --
 -- Returns  1 when created, 0 when found; state; parts so far; load cursor
 -- Errors   EXISTS    the id is taken by another submission
@@ -40,4 +41,8 @@ redis.call("SET", left, 1)
 redis.call("HSET", meta, "protocol", PLAIN, unpack(ARGV, 3))
 redis.call("HSET", meta, "digest", digest, "state", "loading", "total", 0, "cursor", "",
   "created_ms", now, "hold_ms", delay_ms > 0 and now + delay_ms or 0)
+local first, value = unpack(ARGV, 3, 4)
+if first == "deadline_in_ms" then
+  redis.call("HSET", meta, "deadline_ms", now + tonumber(value))
+end
 return { 1, "loading", 0, "" }

@@ -43,6 +43,7 @@
 -- @include tries
 -- @include hand
 -- @include ending
+-- @include marks
 -- @include window
 -- @include flow
 -- @include handover
@@ -109,7 +110,7 @@ local function settle_troubles(acked)
     end
   end
   redis.call("HDEL", k.tries, unpack(acked))
-  redis.call("HDEL", k.partial, unpack(acked))
+  forget_outcomes(k.partial, acked)
   redis.call("ZREM", k.retry, unpack(acked))
   return runs
 end
@@ -230,7 +231,7 @@ end
 
 -- Hands over the next batch, or ends the lease: a call that hands out nothing leaves no lease.
 local function go_on()
-  local room = leases_of(k, r) <= r.limit
+  local room = leases_of(k, r) <= limit_of(r, now)
   if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r, now) <= now then
     local basket, troubles = hand(k, r, now, holder, most, max_bytes)
     take_room(r, basket)

@@ -2,7 +2,7 @@
 --
 --   running -> running      parts, later deadline
 --
--- KEYS[1]  meta      HASH    state
+-- KEYS[1]  meta      HASH    state, the longest lease
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  holders   HASH    call number and running part of each lease
 --
@@ -21,7 +21,7 @@
 local meta, leases, holders = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms = tonumber(ARGV[1])
 
-local found = redis.call("HMGET", meta, "state", "paused", "protocol")
+local found = redis.call("HMGET", meta, "state", "paused", "protocol", "lease_ms")
 if not found[1] then
   return redis.error_reply("UNKNOWN no such request, or it was purged")
 end
@@ -30,6 +30,9 @@ if newer then
   return newer
 end
 
+-- The grace of a request follows from its longest lease (lib/suspicion.lua). A gateway claims with a
+-- short one, and renews it to its whole length when its worker has the parts.
+local longest = tonumber(found[4]) or 0
 local deadline = now_ms() + lease_ms
 local reply = { found[1], tonumber(found[2]) or 0 }
 for i = 2, #ARGV, 2 do
@@ -38,6 +41,10 @@ for i = 2, #ARGV, 2 do
   if stands == 1 then
     redis.call("ZADD", leases, "XX", deadline, holder)
     redis.call("HSET", holders, holder .. "#", running)
+    if lease_ms > longest then
+      longest = lease_ms
+      redis.call("HSET", meta, "lease_ms", lease_ms)
+    end
   end
   reply[#reply + 1] = stands
 end

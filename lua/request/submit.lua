@@ -12,7 +12,8 @@
 -- ARGV[3]  delay_ms  nothing starts before this much time has passed
 -- ARGV[4]  total     parts, of one record each
 -- ARGV[5+] rest      the rest of meta, as field, value, ...; then payload, about, payload, about.
---                    If the first field is not_after, the call is refused after that moment (ms)
+--                    If the first field is not_after, the call is refused after that moment (ms);
+--                    if it is deadline_in_ms, the deadline is so long from now
 --
 -- Returns  tokens to push; when to look again
 -- Errors   EXISTS    the id is taken by another submission
@@ -42,9 +43,9 @@ if found[1] then
 end
 
 local now = now_ms()
-local first, not_after = unpack(ARGV, 5, 6)
-if first == "not_after" and now > tonumber(not_after) then
-  return redis.error_reply("LATE the submission was made " .. now - tonumber(not_after)
+local first, value = unpack(ARGV, 5, 6)
+if first == "not_after" and now > tonumber(value) then
+  return redis.error_reply("LATE the submission was made " .. now - tonumber(value)
     .. " ms too long ago, and might be the second")
 end
 local hold_ms = delay_ms > 0 and now + delay_ms or 0
@@ -61,4 +62,7 @@ redis.call("SET", left, total)
 redis.call("HSET", meta, "digest", digest, "state", "open", "sealed", 1, "total", total,
   "records", total, "bytes", bytes, "cursor", cursor, "created_ms", now, "hold_ms", hold_ms,
   "out", out, "protocol", PLAIN, unpack(ARGV, 5, fields))
+if first == "deadline_in_ms" then
+  redis.call("HSET", meta, "deadline_ms", now + tonumber(value))
+end
 return { out, hold_ms }

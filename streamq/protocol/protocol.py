@@ -1,16 +1,16 @@
 """The protocol in Python: one method for each script in ``lua/``.
 
-A method makes the call that ``request_calls``, ``part_calls`` or ``queue_calls`` describes. The
-rules of requests and parts are in the Lua.
+A method makes the call that ``request_calls`` describes. Methods for parts are inherited from
+``part_protocol``, those for queues from ``queue_protocol``, and what reads without a script from
+``reads``: so one object can do everything. The rules of requests and parts are in the Lua.
 
 A script touches keys of one tag only, so some methods make several calls, and decide their order.
 ``submit`` and ``submit_all`` register a request before they create it. ``submit`` pushes a second
-token if creating the request took more than 1 ms after a worker was woken. ``ensure`` tells the
-next audit how many tokens it has pushed.
+token if creating the request took more than 1 ms after a worker was woken.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -25,34 +25,24 @@ from streamq.errors import (
 )
 from streamq.flows.shape import Shape
 from streamq.model import PREFIX, Failure, FlowPlan, Policy, State
-from streamq.protocol import part_calls, queue_calls, request_calls
+from streamq.protocol import queue_calls, request_calls
 from streamq.protocol.call import Call
+from streamq.protocol.part_protocol import PartProtocol
 from streamq.protocol.pipeline import AppendPipeline
-from streamq.protocol.queue_protocol import QueueProtocol
 from streamq.protocol.replies import (
     Appended,
-    Audit,
     Collected,
-    FailKind,
-    Grant,
     Opened,
-    Outcome,
-    PassedPart,
-    Reaped,
-    Renewed,
-    Terms,
     Tokens,
 )
 from streamq.protocol.snapshot import Snapshot
-
-__all__ = ["Protocol", "Renewed"]
 
 #: A worker that is woken before its request is there asks again for some milliseconds. If creating
 #: the request took longer than this (s), another token is pushed in case that worker gave up.
 _SOON_S = 0.001
 
 
-class Protocol(QueueProtocol):
+class Protocol(PartProtocol):
     """Run the scripts of ``lua/``: one method for each transition of a request or a part.
 
     Example:
@@ -61,7 +51,7 @@ class Protocol(QueueProtocol):
 
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         super().__init__(connection, prefix)
-        self._do_in_order, self._do_apart = self._scripts.do_in_order, self._scripts.do_apart
+        self._do_in_order = self._scripts.do_in_order
 
     def hasty(self, reply_s: float) -> "Protocol":
         """Return the same over a connection of its own, which waits so long and repeats no call.
@@ -71,8 +61,6 @@ class Protocol(QueueProtocol):
         hasty = Protocol(self.connection.hasty(reply_s), self._space.prefix)
         hasty._shapes = self._shapes
         return hasty
-
-    # Requests
 
     def open(self, request_id: str, digest: str, policy: Policy, source: bytes = b"") -> Opened:
         """Create a request, or find the one of the same submission.
@@ -335,174 +323,6 @@ class Protocol(QueueProtocol):
     def locate(self, request_id: str, numbers: Sequence[int]) -> list[bytes]:
         """Return where parts came from, as their entries say; b"" where one has none."""
         return self._do(request_calls.locate(self.keys(request_id), numbers))
-
-    # Parts
-
-    def claim(
-        self,
-        request_id: str,
-        holder: str,
-        terms: Terms,
-        handlers: Sequence[str],
-        *,
-        level: int = -1,
-        known: int = 0,
-    ) -> Grant:
-        """Ask for a lease and parts to run under it.
-
-        It is never sent again: a copy that came late would grant a lease under a name that is
-        over. A caller that gets no answer releases the holder and takes another name.
-        """
-        keys = self.keys(request_id)
-        return self._do(part_calls.claim(keys, holder, terms, handlers, level, known))
-
-    def finish(
-        self,
-        request_id: str,
-        holder: str,
-        call: int,
-        results: Sequence[bytes | int],
-        records: int,
-        terms: Terms,
-        created_ms: int = 0,
-    ) -> Grant:
-        """Record results (number, result, number, ...) and ask for the next parts.
-
-        With ``terms.most`` 0 the lease ends, and what is still pending under it goes back.
-        ``created_ms`` is what ``claim`` told: without it the results count under the lease only.
-        """
-        keys = self.keys(request_id)
-        return self._do(part_calls.finish(keys, holder, call, results, records, terms, created_ms))
-
-    def pass_on(
-        self,
-        request_id: str,
-        holder: str,
-        call: int,
-        passed: Sequence[PassedPart],
-        records: int,
-        terms: Terms,
-        created_ms: int = 0,
-        facts: str = "",
-    ) -> Grant:
-        """Hand finished parts of a stage over to the next, and ask for the next parts.
-
-        ``facts`` is what the stage's spec says of it. It does for a stage what ``finish`` does for
-        a plain request.
-        """
-        keys = self.keys(request_id)
-        return self._do(
-            part_calls.pass_on(keys, holder, call, passed, records, terms, created_ms, facts)
-        )
-
-    def fail(
-        self,
-        request_id: str,
-        holder: str,
-        call: int,
-        number: int,
-        failures: Sequence[Failure],
-        *,
-        kind: FailKind = "retry",
-        delay_ms: int = 0,
-        records: tuple[int, int] = (0, 1),
-        result: bytes = b"",
-        partial: bytes = b"",
-    ) -> Outcome:
-        """Put a part off, or give it up. ``records``: of the part, done and failed (-1: all)."""
-        failing = part_calls.fail(
-            self.keys(request_id),
-            holder,
-            call,
-            number,
-            failures,
-            kind=kind,
-            delay_ms=delay_ms,
-            records=records,
-            result=result,
-            partial=partial,
-        )
-        return self._do(failing)
-
-    def keep(
-        self,
-        request_id: str,
-        holder: str,
-        call: int,
-        number: int,
-        partial: bytes,
-        mark: bytes = b"",
-        created_ms: int = 0,
-    ) -> str:
-        """Keep what the records of a running part came to. ``mark``: which of them run next.
-
-        Without its lease the holder's outcomes count if nobody has taken the part since.
-        """
-        keys = self.keys(request_id)
-        return self._do(part_calls.keep(keys, holder, call, number, partial, mark, created_ms))
-
-    def handback(self, request_id: str, holder: str, call: int, numbers: Iterable[int]) -> Outcome:
-        """Give back parts that were not started. They were struck before this is called."""
-        return self._do(part_calls.handback(self.keys(request_id), holder, call, numbers))
-
-    def release(
-        self, request_id: str, holder: str, call: int, crashed: int | None = None
-    ) -> Outcome:
-        """End a lease. ``crashed``: the part that was running when its process died."""
-        return self._do(part_calls.release(self.keys(request_id), holder, call, crashed))
-
-    def renew(self, request_id: str, lease_ms: int, running: dict[str, int | None]) -> Renewed:
-        """Move the deadlines of leases. Returns the state, paused, and which leases stand."""
-        return self._do(part_calls.renew(self.keys(request_id), lease_ms, running))
-
-    def renew_all(
-        self, lease_ms: int, shares: Sequence[tuple[str, dict[str, int | None]]]
-    ) -> list[Renewed | StreamqError]:
-        """Renew leases of several requests of one node, in one round trip.
-
-        Returns for each request what ``renew`` returns, or the error that it raises.
-
-        Raises:
-            ServerUnreachable: the node does not answer.
-        """
-        calls = [part_calls.renew(self.keys(each), lease_ms, running) for each, running in shares]
-        return self._do_apart(calls)
-
-    # Recovery
-
-    def reap(
-        self, request_id: str, limit: int = 100, heard: Mapping[str, int] | None = None
-    ) -> Reaped:
-        """Take back what holders left who are dead: suspected at every look for a grace.
-
-        ``heard``: of each live pool, how many ms ago it was heard. No part is charged with a crash
-        whose pool was heard after the deadline of the lease.
-        """
-        return self._do(part_calls.reap(self.keys(request_id), limit, heard))
-
-    def audit(self, request_id: str, pushed: int = 0) -> Audit:
-        """Work out afresh which tokens should be out, and which holders seem to be dead.
-
-        ``pushed``: tokens that the caller pushed by belief since the last audit.
-        """
-        return self._do(part_calls.audit(self.keys(request_id), pushed))
-
-    def ensure(self, request_id: str, audit: Audit) -> int:
-        """Push what is missing of the tokens that an audit wants. Returns how many."""
-        keys = self._space.queue(audit.queue, audit.tokens.to)
-        call = queue_calls.mint(
-            keys,
-            request_id,
-            audit.tokens,
-            mode="ensure",
-            believed=audit.believed,
-            weight=audit.weight,
-        )
-        pushed = self._do(call)
-        if pushed:
-            # The next look at a long list does not count, and would push as many again.
-            self.audit(request_id, pushed)
-        return pushed
 
 
 def _is_unknown(reply: Snapshot | StreamqError) -> bool:

@@ -30,7 +30,7 @@ class QueueProtocol(Reads):
     def __init__(self, connection: Connection, prefix: str = PREFIX) -> None:
         super().__init__(connection, prefix)
         self._scripts = Scripts(connection, self._retold)
-        self._do = self._scripts.do
+        self._do, self._do_apart = self._scripts.do, self._scripts.do_apart
 
     def _retold(self, call: Call[Any], told: FlowUntold) -> Call[Any]:
         """Return the call with the keys that it needs, for a script said which flow it is."""

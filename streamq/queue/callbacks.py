@@ -93,19 +93,23 @@ def callbacks_of(
     )
 
 
-def deadline_ms(given: str | float, what: str) -> int:
-    """Return the moment (ms since 1970) that a duration from now, or a date and time, means.
+def with_deadline(wanted: Policy, given: str | float, what: str) -> Policy:
+    """Return the policy with a deadline: a duration from its creation, or a date and time.
+
+    The server counts a duration, so it does not matter if the clock here is wrong.
 
     Raises:
         InvalidValue: it is neither, or the moment has passed.
     """
     try:
-        moment = datetime.fromisoformat(str(given)).astimezone().timestamp() * 1e3
+        moment = datetime.fromisoformat(str(given)).astimezone().timestamp()
     except ValueError:
-        moment = time.time() * 1e3 + units.duration_ms(given, what)
-    if moment <= time.time() * 1e3:
+        if (duration_ms := units.duration_ms(given, what)) <= 0:
+            raise InvalidValue(f"{what} {given} has passed") from None
+        return msgspec.structs.replace(wanted, deadline_in_ms=duration_ms)
+    if moment <= time.time():
         raise InvalidValue(f"{what} {given} has passed")
-    return round(moment)
+    return msgspec.structs.replace(wanted, deadline_ms=round(moment * 1e3))
 
 
 def refuse_taken_names(protocol: Protocol, request_id: str, wanted: Policy) -> None:

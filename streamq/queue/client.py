@@ -6,15 +6,13 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
 from streamq import units
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, InvalidValue, RequestUnknown, SettingsError, StreamqError
 from streamq.flows.flow import Flow
 from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, WEIGHT, Policy, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import Target, callbacks_of, deadline_ms, refuse_taken_names
+from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_names, with_deadline
 from streamq.queue.flow_policy import check_fleet, flow_policy
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
 from streamq.queue.gateway_client import GatewayQueue
@@ -181,8 +179,7 @@ class Client:
         }
         meant = self._meant(handler, flow, options)
         if deadline is not None:
-            moment = deadline_ms(deadline, "deadline")
-            meant = msgspec.structs.replace(meant, deadline_ms=moment)
+            meant = with_deadline(meant, deadline, "deadline")
         if durable != 0:
             units.whole(durable, "durable", 0)
         # ``list`` is tested first: the others take longer to find out.

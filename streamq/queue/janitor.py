@@ -15,6 +15,8 @@ from streamq.errors import (
     RequestOpen,
     RequestUnknown,
     ServerBusy,
+    ServerFull,
+    ServerRefused,
     ServerUnreachable,
     SubmissionLate,
 )
@@ -154,8 +156,10 @@ class Janitor:
                 # as long.
                 self._outages.saw(node)
             return False
-        except SubmissionLate as error:
-            log.warning("%s: its callbacks are not started yet: %s", request_id, error)
+        except (ServerFull, ServerRefused, SubmissionLate) as error:
+            # This is about the one request: its callbacks are submissions, or it is of a team whose
+            # requests this user may not touch. Others are looked at; the next tick has it again.
+            log.warning("%s is not looked at yet: %s", request_id, error)
             return False
         except Damaged as error:
             self._report(request_id, error)

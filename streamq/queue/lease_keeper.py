@@ -207,10 +207,24 @@ class LeaseKeeper:
             count,
         )
 
-    def hand_back(self, held: Holding, call: int, numbers: Sequence[int]) -> None:
-        """Give back parts that wait behind a slow one."""
+    def hand_back(
+        self,
+        held: Holding,
+        call: int,
+        numbers: Sequence[int],
+        came_late: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Give back parts that wait behind a slow one.
+
+        ``came_late`` is called, in another thread, if a later call of the holder came first.
+        """
+
+        def tell(word: str) -> None:
+            if word == "late":
+                came_late()
+
         self._send(
-            held, lambda: self._hasty().handback(held.request_id, held.holder, call, numbers)
+            held, lambda: self._hasty().handback(held.request_id, held.holder, call, numbers), tell
         )
 
     def time_out(self, held: Holding, call: int) -> None:

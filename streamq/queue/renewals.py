@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from streamq.errors import RequestUnknown, ServerError, ServerUnreachable, StreamqError
-from streamq.protocol.protocol import Protocol, Renewed
+from streamq.protocol.protocol import Protocol
+from streamq.protocol.replies import Renewed
 from streamq.queue.outages import Availability, Outages
 from streamq.telemetry.metrics import Stopwatch
 

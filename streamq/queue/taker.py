@@ -21,7 +21,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from streamq.errors import Damaged, ProtocolError, RequestNewer, RequestUnknown, ServerError
+from streamq.errors import (
+    Damaged,
+    ProtocolError,
+    RequestNewer,
+    RequestUnknown,
+    ServerError,
+    ServerRefused,
+)
 from streamq.model import Failure, Spec, State
 from streamq.protocol.keys import list_of
 from streamq.protocol.protocol import Protocol
@@ -48,7 +55,7 @@ _NOT_YET_S = (0.0001, 0.0003, 0.0006, 0.0012, 0.0024)
 #: the request was redriven meanwhile, that drops a good token: ``mint.lua`` therefore has the
 #: request visited 250 ms after a redrive.
 LEFT_OVER_S = 0.2
-#: Tokens of a request that a later version of streamq made are dropped unclaimed for 10 s.
+#: Tokens of a request that this host cannot claim from are dropped unclaimed for 10 s.
 NEWER_PAUSE_S = 10.0
 _ENDS = frozenset({State.DONE.value, State.FAILED.value, State.CANCELLED.value})
 #: A host remembers this many requests.
@@ -210,8 +217,9 @@ class Taker(Generic[Work]):
         lease.book.hold(lease.holder, lease.request_id)
         try:
             return self._claim_soon(lease, terms, level, known.created_ms if known else 0)
-        except RequestNewer as error:
-            # Nothing was granted. The tokens of the request are dropped unclaimed for a while.
+        except (RequestNewer, ServerRefused) as error:
+            # Nothing was granted: a later version made the request, or its keys are another team's.
+            # Its tokens are dropped unclaimed for a while.
             log.warning("request %s is left alone: %s", lease.request_id, error)
             self._leave_alone(lease.request_id, NEWER_PAUSE_S)
             return None

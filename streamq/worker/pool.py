@@ -8,28 +8,27 @@ processes stop, and the leases expire.
 """
 
 import logging
-import os
 import selectors
 import signal
 import socket
-import threading
 import time
 from contextlib import suppress
 
 from streamq import backoff
 from streamq.errors import AppLoadError
-from streamq.queue.fleet import HandlerPace
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.renewals import Holding
-from streamq.records.sizes import Measured, RecordPace
+from streamq.records.sizes import Measured
 from streamq.telemetry.metrics import Samples
 from streamq.telemetry.systemd import Notifier
 from streamq.worker import counters
 from streamq.worker.channel import IdleFor, LoadFailed, PoolOptions, ProcessConfig, Ready, VisitAt
 from streamq.worker.file_watch import FileWatch
+from streamq.worker.hand_backs import hand_back
+from streamq.worker.pool_work import PoolWork
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.signals import Signals
-from streamq.worker.slot_table import CALL_STEP, SlotState
+from streamq.worker.slot_table import SlotState
 from streamq.worker.spawning import MOST_STARTING, Spawner
 from streamq.worker.time_limits import TimeLimits
 
@@ -54,8 +53,6 @@ OWN_SIGNALS = frozenset(
     {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS}
 )
 RELOAD_EVERY_S = 0.5
-#: A heartbeat tells of the paces of so many handlers at most.
-MOST_PACES = 64
 
 
 class Pool:
@@ -76,11 +73,10 @@ class Pool:
         self._notifier = notifier or Notifier({})
         #: When the pool last looked after its processes, by the monotonic clock.
         self.ticked_at = time.monotonic()
-        #: What processes did that are gone by now, and how many died that nobody had told to end.
-        self._past: dict[str, counters.Row] = {}
-        self._counting = threading.Lock()
-        self._deaths = 0
         self._handles: list[ProcessHandle] = []
+        self._work = PoolWork(self._handles, config.slots, options.processes)
+        #: How many processes died that nobody had told to end.
+        self._deaths = 0
         self._selector = selectors.DefaultSelector()
         self._bell, self._button = socket.socketpair()
         self._button.setblocking(False)
@@ -92,9 +88,7 @@ class Pool:
         #: The signal that ended the pool without waiting for what ran, if one did.
         self._cold = 0
         self._signals = Signals(self._ring)
-        #: How long records took, by handler. Heartbeats tell it to loaders.
-        self._paces: dict[str, RecordPace] = {}
-        keeper.paces = self.paces
+        keeper.paces = self._work.paces
         self._time_limits = TimeLimits(options.cancel_grace_s)
         self._interrupts = 0
         #: The first signal that told the pool to stop, if one did.
@@ -149,37 +143,11 @@ class Pool:
     def retried(self) -> int:
         """Return how often a part had to run again."""
         told = sum(n for (_, state), n in self._keeper.counts.copy().items() if state == "retried")
-        return sum(row[counters.RETRIED] for row in self._rows().values()) + told
+        return self._work.retried() + told
 
     def measured(self) -> dict[str, Measured]:
         """Return what is known of each handler's records; nothing while no process is ready."""
-        ready = next((each.ready for each in self._handles[:] if each.ready), None)
-        if ready is None:
-            return {}
-        rows = self._rows()
-        return {
-            name: counters.measured(
-                rows.get(name), is_coroutine=name in ready.coroutines, is_map=ready.is_map(name)
-            )
-            for name in ready.names
-        }
-
-    def paces(self) -> dict[str, HandlerPace]:
-        """Return how long the records of each handler took lately, for its first 64 handlers."""
-        found = {}
-        for name, measured in list(self.measured().items())[:MOST_PACES]:
-            pace = self._paces.setdefault(name, RecordPace())
-            pace.observe(measured)
-            found[name] = HandlerPace(
-                record_s=pace.record_s,
-                record_bytes=pace.record_bytes,
-                records=pace.records,
-                is_map=measured.is_map,
-                is_coroutine=measured.is_coroutine,
-                slots=self._config.slots,
-                at_once=self._options.processes * self._config.slots,
-            )
-        return found
+        return self._work.measured()
 
     def end(self) -> None:
         """End the pool now, from another thread: nobody wants what its processes would still do."""
@@ -208,7 +176,7 @@ class Pool:
     def samples(self) -> Samples:
         """Return metrics of what the pool has done, and of how it is."""
         return {
-            **counters.work_done(self._rows(), self._keeper.counts.copy()),
+            **counters.work_done(self._work.rows(), self._keeper.counts.copy()),
             **self._keeper.samples(),
             "streamq_worker_slots_busy": [({}, self.busy)],
             "streamq_worker_processes": [
@@ -216,14 +184,6 @@ class Pool:
             ],
             "streamq_process_deaths_total": [({}, self._deaths)],
         }
-
-    def _rows(self) -> dict[str, counters.Row]:
-        """Return by handler what all processes have done, also those that are gone."""
-        with self._counting:
-            rows = dict(self._past)
-            for handle in self._handles:
-                counters.add_all(rows, handle.rows())
-        return rows
 
     # Processes
 
@@ -320,9 +280,7 @@ class Pool:
 
     def _forget(self, handle: ProcessHandle) -> None:
         """Drop a process that is gone; what it has done stays counted."""
-        with self._counting:
-            self._handles.remove(handle)
-            counters.add_all(self._past, handle.rows())
+        self._work.forget(handle)
 
     def _take_back(self, handle: ProcessHandle) -> bool:
         """Hand back what a dead process held. Returns whether a part was running.
@@ -365,21 +323,10 @@ class Pool:
                 continue
             ran_ms = now_ms - held.since_ms
             if ran_ms > self._config.quantum_ms or self._is_stopping:
-                self._hand_back(handle, slot, held)
+                hand_back(self._keeper, handle, slot, held)
             if held.timeout_ms:
                 self._time_limits.check(handle, slot, held, now_ms)
             self._check_wanted(handle, slot, held)
-
-    def _hand_back(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
-        """Give the rest of a batch to others, once."""
-        is_last = len(held.numbers) <= held.current + 1
-        if is_last or handle.struck.get(slot) == held.version:
-            return
-        numbers = handle.table.strike(slot, held)
-        if numbers:
-            handle.struck[slot] = held.version
-            call = held.calls * CALL_STEP + 1
-            self._keeper.hand_back(handle.holding(held), call, numbers)
 
     def _check_wanted(self, handle: ProcessHandle, slot: int, held: SlotState) -> None:
         """Ask a slot to stop whose lease is lost or whose request is cancelled; then kill it."""
@@ -502,17 +449,4 @@ class Pool:
 
     def _dump(self) -> None:
         for handle in self._handles:
-            for slot, held in handle.held():
-                ran_s = time.monotonic() - held.since_ms / 1e3
-                log.info(
-                    "process %d slot %d: part %s of %s in %s for %.1f s, %d in hand",
-                    handle.pid,
-                    slot,
-                    held.running,
-                    held.request_id,
-                    held.handler,
-                    ran_s,
-                    len(held.numbers),
-                )
-            if handle.ready:
-                os.kill(handle.pid, signal.SIGUSR2)
+            handle.dump()

@@ -1,5 +1,6 @@
 """One process of a pool, as its parent sees it."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,8 +14,26 @@ from streamq.worker.channel import Command, CommandWord, ProcessConfig, Ready
 from streamq.worker.slot_table import SlotState
 from streamq.worker.spawning import SpawnedProcess
 
+log = logging.getLogger(__name__)
+
 #: What a slot ran at one moment: the batch, by the slot's version; the part; and its record.
 Overdue = tuple[int, int | None, int]
+
+
+class HandBack:
+    """What was handed back of a batch: of which, by how many calls, and whether the last was late.
+
+    A batch is known by the version of its slot.
+    """
+
+    def __init__(self, version: int, calls: int) -> None:
+        self.version = version
+        self.calls = calls
+        self.is_late = False
+
+    def came_late(self) -> None:
+        """Note that a call of the slot came first; from any thread."""
+        self.is_late = True
 
 
 class ProcessHandle:
@@ -31,8 +50,8 @@ class ProcessHandle:
         #: Whether its end of the channel is closed: it is about to end.
         self.is_ending = False
         self.why_killed = ""
-        #: By slot: the batch and the part that took too long; the batch whose rest was struck; the
-        #: batch that was asked to stop, and since when. A batch is known by the slot's version.
+        #: By slot: the batch and the part that took too long; what was handed back; the batch
+        #: that was asked to stop, and since when. A batch is known by the slot's version.
         self.overdue: dict[int, Overdue] = {}
         #: What seemed to take too long at the last look, by slot: the next one makes sure.
         self.late: dict[int, Overdue] = {}
@@ -40,7 +59,7 @@ class ProcessHandle:
         #: said anything.
         self.drained_at = 0.0
         self.heard_at = self.began
-        self.struck: dict[int, int] = {}
+        self.handed_back: dict[int, HandBack] = {}
         self.asked_to_stop: dict[int, tuple[int, float]] = {}
 
     @property
@@ -133,6 +152,22 @@ class ProcessHandle:
         except (OSError, ValueError, IndexError):
             return _rss_by_ps(self.pid)
         return pages * os.sysconf("SC_PAGESIZE")
+
+    def dump(self) -> None:
+        """Log what its slots run, and have it print where each of its threads is."""
+        for slot, held in self.held():
+            log.info(
+                "process %d slot %d: part %s of %s in %s for %.1f s, %d in hand",
+                self.pid,
+                slot,
+                held.running,
+                held.request_id,
+                held.handler,
+                time.monotonic() - held.since_ms / 1e3,
+                len(held.numbers),
+            )
+        if self.ready:
+            os.kill(self.pid, signal.SIGUSR2)
 
 
 def _rss_by_ps(pid: int) -> int:

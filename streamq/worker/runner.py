@@ -1,4 +1,4 @@
-"""Running one part: what its records yield, and what becomes of those that fail.
+"""Running one part: the handler is called with its records, and what it returns is encoded.
 
 Most parts are run by the shortest way, many records at a stretch. A ``RecordByRecord`` runs the
 others, for plain functions and coroutines alike: it says which value the handler is called with
@@ -6,7 +6,6 @@ next, and is told what came of it.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial as partial_call
@@ -14,12 +13,10 @@ from typing import Any, Self
 
 import msgspec
 
-from streamq import backoff
-from streamq.app import Abandon, Context, Handler, Retry, Snooze
+from streamq.app import Abandon, Context, Handler
 from streamq.errors import Damaged, DecodeError, EncodeError, RecordError, ResultTooLarge
-from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
-from streamq.protocol.replies import FailKind
-from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, timed_out, took_longer
+from streamq.model import MAX_RESULT, Failure, Part, Spec
+from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, took_longer
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -28,21 +25,16 @@ from streamq.records.references import Reader
 from streamq.worker import partial
 from streamq.worker.calling import Timeout, tamed, telling
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
-from streamq.worker.partial import DELIVERED, DONE, FAILED, NONE, Outcomes
+from streamq.worker.partial import DELIVERED, NONE, Outcomes
 from streamq.worker.record_by_record import RecordByRecord
-from streamq.worker.tracebacks import Complaints, safe_text, users_traceback
-
-log = logging.getLogger(__name__)
-
-#: The last 4,000 characters of a traceback are kept with a failure.
-_TRACEBACK_CHARS = 4_000
-
+from streamq.worker.tracebacks import safe_text
+from streamq.worker.verdicts import Verdicts
 
 #: The outcome of a part of one record whose handler returned None.
 _NOTHING = PartDone(codec.encode_result([None]), 1)
 
 
-class Runner:
+class Runner(Verdicts):
     """Runs parts of one request with one handler."""
 
     def __init__(
@@ -53,11 +45,8 @@ class Runner:
         request_id: str = "",
         reader: Reader | None = None,
     ) -> None:
-        self.handler = handler
-        self._request_id = request_id
-        self._spec = spec
+        super().__init__(handler, spec, max_result, request_id)
         self._reader = (reader or Reader(())) if spec.by_reference else None
-        self._max_result = max_result
         self._decode = records.decoder_for(handler, spec)
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         self._has_blanks = spec.format == "jsonl"
@@ -66,24 +55,14 @@ class Runner:
         self._is_whole = not (
             handler.is_map or handler.context_name or spec.by_reference or self._has_blanks
         )
-        given = spec.retries if spec.retries is not None else handler.retries
-        self._retries = RETRIES if given is None else given
-        self._complaints = Complaints()
-        #: How the attempts at parts of the request went lately, for the pauses before others.
-        self.troubles = backoff.Troubles()
-        self._has_said_large = False
         self._stretch = Stretch()
-        #: The time limit of a record (of a map) or of a part, or 0.
-        self.timeout_ms = spec.timeout_ms or handler.timeout_ms or 0
 
     def for_request(self, request_id: str) -> Self:
         """Return a runner for another request of the same handler and spec."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._request_id = request_id
-        other._complaints, other._stretch = Complaints(), Stretch()
-        other.troubles = backoff.Troubles()
-        other._has_said_large = False
+        other._begin(request_id)
+        other._stretch = Stretch()
         return other
 
     def run(
@@ -317,24 +296,6 @@ class Runner:
                 return PartNotDone("abandon", 0, [failure], (0, -1))
             return self.put_off(part, [failure], None)
 
-    def fail(self, part: Part, error: Exception) -> PartNotDone:
-        """Return what becomes of a part that ended in an error of its own making."""
-        return self.put_off(part, [self.describe(error, part, 0)], None)
-
-    def time_out(self, part: Part) -> PartNotDone:
-        """Return what becomes of a part that took too long."""
-        failure = timed_out(part.number, part.attempt, self.timeout_ms)
-        return self.put_off(part, [failure], None)
-
-    def retry_ms(self, part: Part) -> int:
-        """Return how long a part waits for its next attempt (ms)."""
-        return backoff.retry_ms(
-            part.attempt,
-            self._spec.backoff_ms,
-            self._spec.backoff_max_ms,
-            are_few=self.troubles.are_few,
-        )
-
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         function, name = self.handler.function, self.handler.context_name
         if name is None:
@@ -391,157 +352,3 @@ class Runner:
         if codec.size_of(item) > self._max_result:
             raise ResultTooLarge(f"the result has more than the {self._max_result} bytes allowed")
         return item
-
-    def is_final(self, error: BaseException, part: Part) -> bool:
-        """Return whether a record that ended in the error is not tried again."""
-        if isinstance(error, Snooze):
-            return False
-        return isinstance(error, Abandon | RecordError) or self.is_last(part.attempt)
-
-    def is_last(self, attempt: int) -> bool:
-        """Return whether there is no other attempt after this one."""
-        return attempt > self._retries
-
-    def describe(self, error: BaseException, part: Part, index: int) -> Failure:
-        """Return the failure of a record, and log what the user may want to mend."""
-        # For a record that does not decode or encode there is no frame of the user's code.
-        trace = "" if isinstance(error, RecordError | Timeout) else users_traceback(error)
-        if not isinstance(error, Snooze | Retry | Abandon | RecordError | Timeout):
-            what = f"part {part.number} of {self._request_id} failed in {self.handler.name}"
-            self._complaints.say(f"{what}, attempt {part.attempt}", error, trace)
-        return Failure(
-            error=type(error).__name__,
-            message=safe_text(error),
-            part=part.number,
-            record=index + 1,
-            attempts=part.attempt,
-            traceback=trace[-_TRACEBACK_CHARS:],
-            **self.place(part, index),
-        )
-
-    def place(self, part: Part, index: int) -> dict[str, Any]:
-        """Return file and line of a record, or of all of a part that is handled as a whole."""
-        place = about.Place.of(part.about, self._spec)
-        if place is None:
-            return {}
-        if self.handler.is_map or place.records <= 1:
-            before = records.lines_before(part, index, self._spec) if index else 0
-            return {"source": place.source, "line": place.line + before}
-        return msgspec.structs.asdict(place)
-
-    def source_of(self, part: Part) -> str:
-        """Return the file that the part was loaded from; "" for none."""
-        return str(self.place(part, 0).get("source", ""))
-
-    def done(
-        self,
-        part: Part,
-        items: list[Item],
-        fresh: int,
-        endings: bytes,
-        outcomes: Outcomes | None = None,
-    ) -> PartDone | PartNotDone:
-        """Return what becomes of a part whose records are all done, some just now.
-
-        ``outcomes``: what they came to, where some were done before.
-        """
-        result = codec.encode_result(items, endings)
-        if len(result) <= self._max_result:
-            return PartDone(result, self._count(part, fresh))
-        return self._cut(part, [], outcomes or partial.of_items(items, len(items)), endings)
-
-    def _cut(
-        self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
-    ) -> PartNotDone:
-        """Give up the records whose results have no room beside those of records before them."""
-        for index in partial.beyond(outcomes, self._max_result - len(endings)):
-            failure = Failure(
-                error="ResultTooLarge",
-                message=f"the results of its part have more than the {self._max_result} bytes "
-                "allowed, and this one is left out: make parts smaller (--lines, --bytes)",
-                part=part.number,
-                record=index + 1,
-                attempts=part.attempt,
-                **self.place(part, index),
-            )
-            outcomes[index] = [FAILED, failure]
-            failures.append(failure)
-        return self.give_up(part, failures, outcomes, endings)
-
-    def _count(self, part: Part, outcomes: int) -> int:
-        """Return how many records outcomes stand for: a map has one outcome for each record."""
-        if self.handler.is_map or about.is_one_payload(part):
-            return outcomes
-        return outcomes if part.records is None or not outcomes else part.records
-
-    def put_off(
-        self,
-        part: Part,
-        failures: list[Failure],
-        error: BaseException | None,
-        outcomes: Outcomes | None = None,
-        *,
-        is_stopped: bool = False,
-    ) -> PartNotDone:
-        """Return what becomes of a part that runs again later, unless it has no attempt left."""
-        kind: FailKind = "snooze" if is_stopped else "retry"
-        delay_ms = None
-        if failures:
-            self.troubles.failed()
-        if isinstance(error, Snooze):
-            kind, delay_ms = "hold" if error.scope == "request" else "snooze", error.after_ms
-        elif isinstance(error, Retry):
-            delay_ms = error.after_ms
-        if error is None and is_stopped:
-            delay_ms = 0
-        elif error is None and part.attempt > self._retries:
-            kind = "abandon"
-        if delay_ms is None:
-            delay_ms = self.retry_ms(part)
-        kept = self._kept(outcomes)
-        return PartNotDone(kind, delay_ms, failures, (0, -1), partial=kept, is_stopped=is_stopped)
-
-    def _kept(self, outcomes: Outcomes | None) -> bytes:
-        """Return what the next attempt is told of the records that have an outcome.
-
-        It goes to the server and back with each attempt, so it may be no larger than a result.
-        """
-        kept = self._so_far(outcomes) if outcomes else b""
-        if kept or not outcomes or not any(each[0] for each in outcomes):
-            return kept
-        if not self._has_said_large:
-            self._has_said_large = True
-            log.warning(
-                "the outcomes of a part of %s that is tried again have more than the %d bytes of a "
-                "result: all its records run again, not only those that failed. Make parts "
-                "smaller (--lines, --bytes)",
-                self._request_id,
-                self._max_result,
-            )
-        return b""
-
-    def _so_far(self, outcomes: Outcomes) -> bytes:
-        """Return what is kept of the outcomes: nothing if it is larger than a result may be."""
-        kept = partial.encode(outcomes)
-        return kept if len(kept) <= self._max_result else b""
-
-    def give_up(
-        self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
-    ) -> PartNotDone:
-        """Return what becomes of a part some of whose records have failed for good."""
-        items = [each[1] if each[0] == DONE else None for each in outcomes]
-        fresh = sum(each[0] == DONE for each in outcomes)
-        told = {id(failure) for failure in failures}
-        earlier = [each[1] for each in outcomes if each[0] == FAILED and id(each[1]) not in told]
-        failures = sorted(earlier + failures, key=lambda failure: failure.record)
-        result = codec.encode_result(items, endings) if fresh else b""
-        if len(result) > self._max_result:
-            return self._cut(part, failures, outcomes, endings)
-        return PartNotDone(
-            "abandon",
-            0,
-            failures,
-            (fresh, self._count(part, len(failures))),
-            result,
-            partial.encode_rest(outcomes) if len(outcomes) > 1 else b"",
-        )

@@ -14,11 +14,12 @@ from redis import Redis, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from streamq import Client, InvalidValue, ServerBusy
+from streamq import Client, InvalidValue, Protocol, ServerBusy, State
 from streamq.admin import acl
 from streamq.driver.connection import Connection
 from streamq.protocol import lua
-from streamq.protocol.keys import RequestKeys
+from streamq.protocol.keys import RequestKeys, list_of
+from streamq.protocol.replies import Tokens
 from streamq.protocol.script_cache import ScriptCache
 from tests.support.command import Ran, run
 from tests.support.fleet import Fleet
@@ -143,6 +144,28 @@ class TestOtherTeams:
                 with pytest.raises(exceptions.NoPermissionError, match=r"script\|load"):
                     connection.execute_command("SCRIPT LOAD", "return 1")
             connection.close()
+
+    def test_token_of_another_team_keeps_no_worker_from_its_own_work(
+        self,
+        server: ServerOfTeams,
+        theirs: str,
+        tmp_path: Path,
+        request: pytest.FixtureRequest,
+    ) -> None:
+        connection = Connection(server.url)
+        ScriptCache(connection).fill()
+        tokens = Tokens(1, list_of("shout", 50))
+        Protocol(connection).mint(TEAM, theirs, tokens, register="yes")
+        fleet = Fleet(as_user(server.url, f"{TEAM}-worker"), TEAM, tmp_path)
+        request.addfinalizer(fleet.end)
+        pool = fleet.start("-p", "1")
+        wait_until(lambda: "is left alone" in fleet.errors(pool), 15.0)
+        wait_until(lambda: "is not looked at" in fleet.errors(pool), 15.0)
+
+        with Client(as_user(server.url, f"{TEAM}-loader")) as client:
+            own = client.submit(["x"], handler="shout", queue=TEAM, id=f"{TEAM}-own")
+            assert own.wait(15.0).state is State.DONE
+        connection.close()
 
     def test_commands_say_that_the_server_refuses(self, server: ServerOfTeams, theirs: str) -> None:
         url = as_user(server.url, f"{TEAM}-reader")

@@ -314,3 +314,27 @@ class TestBad:
         worker.drain()
 
         assert other.wait(5).state is State.DONE
+
+
+class TestThatCannotBeStartedNow:
+    def test_full_server_keeps_no_other_request_from_being_looked_at(
+        self, parent: Request, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        finish(parent, protocol, queue)
+        behind = client.submit([b"x"], handler="h", queue=queue, id=f"{parent.id}-behind")
+        other = RequestByHand(protocol, queue, behind.id)
+        other.expire(other.claim()[0])
+        make_due(protocol, queue)
+        janitor = Janitor(protocol, queue)
+
+        with other.full_server():
+            janitor.sweep()
+
+            assert set(other.retry()) == {1}
+            assert parent.status().callbacks
+            with pytest.raises(RequestUnknown):
+                protocol.inspect(f"{parent.id}.then")
+
+        make_due(protocol, queue)
+        janitor.sweep()
+        assert protocol.inspect(f"{parent.id}.then").state is State.OPEN

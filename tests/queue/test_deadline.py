@@ -1,5 +1,7 @@
 """The deadline of a request: it fails when it has not ended by then."""
 
+import time
+
 import pytest
 
 from streamq import Client, InvalidValue, Protocol, Request, State
@@ -70,3 +72,30 @@ def test_one_that_is_retried_has_none_any_more(
 def test_bad_one_is_refused(client: Client, queue: str, deadline: str) -> None:
     with pytest.raises(InvalidValue, match="deadline"):
         client.submit([b"x"], handler="h", queue=queue, deadline=deadline)
+
+
+@pytest.mark.parametrize("is_list", [True, False], ids=["in one call", "loaded"])
+@pytest.mark.parametrize("wrong_by_s", [-86_400, 86_400], ids=["behind", "ahead"])
+def test_duration_is_counted_by_the_clock_of_the_server(
+    client: Client,
+    queue: str,
+    request_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong_by_s: float,
+    is_list: bool,
+) -> None:
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + wrong_by_s)
+    payloads = [b"x"] * 3
+
+    request = client.submit(
+        payloads if is_list else iter(payloads),
+        handler="h",
+        queue=queue,
+        id=None if is_list else request_id,
+        deadline="1h",
+    )
+
+    status = request.status()
+    assert status.deadline_ms is not None
+    assert status.deadline_ms - status.created_ms == 3_600_000

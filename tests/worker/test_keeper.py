@@ -90,6 +90,20 @@ class TestErrands:
         assert (driver.held(held.holder), set(driver.retry())) == ([1], {2, 3})
         assert driver.tokens() != []
 
+    @pytest.mark.parametrize(("number", "late"), [(7, 1), (8, 0)])
+    def test_call_that_came_behind_one_of_the_holder_is_told(
+        self, keeper: LeaseKeeper, driver: RequestByHand, number: int, late: int
+    ) -> None:
+        held = claimed(driver)
+        driver.keep(held.holder, 1, b"outcomes", call=7)
+        told: list[str] = []
+
+        keeper.hand_back(held, number, (2, 3), lambda: told.append("late"))
+        keeper._do_errands()
+
+        assert len(told) == late
+        assert set(driver.retry()) == (set() if late else {2, 3})
+
     def test_part_over_its_time_is_failed_with_what_is_known_of_it(
         self, keeper: LeaseKeeper, driver: RequestByHand
     ) -> None:

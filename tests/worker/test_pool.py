@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -67,8 +67,11 @@ class Heard:
     def release(self, held: Holding, call: int, crashed: int | None) -> None:
         self.words.append(("release", held.holder, call, crashed))
 
-    def hand_back(self, held: Holding, call: int, numbers: tuple[int, ...]) -> None:
+    def hand_back(
+        self, held: Holding, call: int, numbers: tuple[int, ...], came_late: Callable[[], None]
+    ) -> None:
         self.words.append(("handback", held.holder, call, numbers))
+        self.came_late = came_late
 
     def time_out(self, held: Holding, call: int) -> None:
         self.words.append(("timeout", held.holder, call, held.running))

@@ -541,7 +541,27 @@ class TestLooking:
 
         stage.pool._look_after_all()
 
-        assert (words(stage, "handback"), stage.members()[0].struck) == ([], {})
+        assert (words(stage, "handback"), stage.members()[0].handed_back) == ([], {})
+
+    def test_call_that_came_behind_one_of_the_slot_is_made_again(self, scene: Any) -> None:
+        stage = scene()
+        (played,) = stage.open()
+        played.begin(0, [1, 2, 3], ran_ms=9_000)
+        stage.pool._look_after_all()
+        stage.pool._look_after_all()
+        assert words(stage, "handback") == [("h0", 1, (2, 3))], "until the server has answered"
+        stage.ear.came_late()
+        stage.pool._look_after_all()
+        played.slot.answered(0)  # as a keep is
+        stage.ear.came_late()
+        stage.pool._look_after_all()
+        stage.pool._look_after_all()
+
+        assert words(stage, "handback") == [
+            ("h0", 1, (2, 3)),
+            ("h0", 2, (2, 3)),
+            ("h0", 1_003, (2, 3)),
+        ]
 
     def test_next_batch_may_be_handed_back_too(self, scene: Any) -> None:
         stage = scene()

@@ -43,6 +43,15 @@ class TestKeep:
         part = next_of(driver)
         assert (part.partial, part.mark) == (b"outcomes", b"")
 
+    def test_repeat_after_a_lost_reply_is_acknowledged(
+        self, driver: RequestByHand, holder: str
+    ) -> None:
+        driver.keep(holder, 1, b"outcomes", b"mark", call=5)
+
+        assert driver.keep(holder, 1, b"outcomes", b"mark", call=5) == "ok"
+        assert driver.keep(holder, 3, b"of another", call=5) == "late"
+        assert driver.redis.hgetall(driver.keys.partial) == {b"1": b"outcomes", b"1@": b"mark"}
+
     def test_call_that_comes_late_changes_nothing(self, driver: RequestByHand, holder: str) -> None:
         driver.keep(holder, 1, b"new", call=5)
 
@@ -101,3 +110,20 @@ class TestWithoutALease:
         driver.protocol.purge(driver.id, force=True)
         with pytest.raises(RequestUnknown):
             driver.keep(holder, 1, b"outcomes")
+
+    def test_outcomes_are_dropped_where_another_run_has_yielded_some_of_them(
+        self, driver: RequestByHand
+    ) -> None:
+        driver.open()
+        driver.append(1, records=10)
+        driver.protocol.seal(driver.id, 1, "c1")
+        frozen, _ = driver.claim()
+        driver.release(frozen)
+        other, _ = driver.claim()
+        driver.fail(other, 1, kind="abandon", records=(7, 3), result=b"good", partial=b"delivered")
+        driver.redrive(1)
+
+        assert driver.keep(frozen, 1, b"outcomes") == "lost"
+        assert driver.finish(frozen, [1]).counted == 0
+        assert driver.partial() == {1: b"delivered"}
+        assert driver.results() == {"1": b"good"}

@@ -187,3 +187,26 @@ def test_spread_gets_a_token_when_nothing_is_left_behind_it(
 
     assert [(each.place, each.tokens.count) for each in over.tokens.others] == [(flow.id, 1)]
     assert flow[1].claim()[1].word == "ok"
+
+
+class TestLikeFinish:
+    def test_hold_eases_the_limit_of_what_is_handed_out(self, flow: FlowByHand) -> None:
+        flow.load(5)
+        holder, grant = flow[1].claim()
+        other, held = flow[1].claim()
+        flow[1].fail(other, held.parts[0].number, kind="hold", delay_ms=1)
+        flow[1].set_meta(hold_ms=0)
+        assert flow[1].meta("eased") == "1"
+
+        over = flow[1].pass_on(holder, grant.parts, most=1)
+
+        assert (over.word, over.counted, over.parts) == ("over", 1, [])
+
+    def test_marks_of_a_part_are_forgotten_with_it(self, flow: FlowByHand) -> None:
+        flow.load(2)
+        holder, grant = flow[1].claim()
+        flow[1].keep(holder, 1, b"outcomes", b"begun 0 1 0 1 0")
+
+        flow[1].pass_on(holder, grant.parts)
+
+        assert flow[1].redis.hgetall(flow[1].keys.partial) == {}

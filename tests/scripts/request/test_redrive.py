@@ -132,7 +132,7 @@ class TestFromDone:
         assert (redriven, state, bool(tokens)) == (0, State.DONE, False)
         assert ended.snapshot() == before
 
-    def test_late_result_of_the_run_before_counts_while_nobody_has_the_part(
+    def test_late_result_counts_while_nobody_has_the_part_and_no_run_has_yielded_anything(
         self, driver: RequestByHand
     ) -> None:
         driver.load(1, poison=1)
@@ -146,15 +146,19 @@ class TestFromDone:
         assert (grant.word, grant.counted, driver.results()) == ("done", 1, {"1.1": b"r1"})
         assert (driver.meta("records_done"), driver.meta("records_failed")) == ("1", "0")
 
-    def test_late_result_counts_the_records_that_had_failed(self, ended: RequestByHand) -> None:
+    def test_late_result_is_dropped_where_another_run_has_yielded_a_part_of_it(
+        self, ended: RequestByHand
+    ) -> None:
         ended.redrive(1)
         holder, _ = ended.claim()
         ended.expire(holder)
         ended.reap()
 
-        assert ended.finish(holder, [1], records=99).counted == 1
+        assert ended.finish(holder, [1], records=99).counted == 0
 
-        assert (ended.meta("records_done"), ended.meta("records_failed")) == ("27", "3")
+        assert (ended.meta("records_done"), ended.meta("records_failed")) == ("24", "3")
+        assert "1.1" not in ended.results()
+        assert set(ended.retry()) == {1}
 
     def test_poison_fails_only_the_records_that_had_failed(self, ended: RequestByHand) -> None:
         ended.redrive(1)

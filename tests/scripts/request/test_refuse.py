@@ -118,3 +118,63 @@ def test_counts_for_the_failures_that_are_tolerated(driver: RequestByHand) -> No
     refuse(driver, 2, "c2")
 
     assert driver.meta("state") == "failed"
+
+
+class TestBehindACanary:
+    def test_what_waits_behind_it_does_not_start(self, driver: RequestByHand) -> None:
+        driver.open(canary=2)
+        driver.append(5)
+
+        refuse(driver, 6, "c6")
+        driver.append(2, first=7)
+        driver.protocol.seal(driver.id, 8, "c8")
+
+        assert run_all(driver) == [1, 2]
+
+    def test_no_token_is_pushed_for_it_before_its_release(self, driver: RequestByHand) -> None:
+        driver.open(canary=2)
+        driver.append(5)
+        refuse(driver, 6, "c6")
+        assert run_all(driver) == [1, 2]
+
+        assert driver.protocol.audit(driver.id).tokens.count == 0
+        _, tokens = driver.protocol.set(driver.id, ceiling=0)
+
+        assert tokens.count == 3
+        assert run_all(driver) == [3, 4, 5]
+
+    def test_what_was_put_off_is_tried_again(self, driver: RequestByHand) -> None:
+        driver.open(canary=2)
+        driver.append(5)
+        refuse(driver, 6, "c6")
+        holder, _ = driver.claim(1)
+        driver.fail(holder, 1, delay_ms=0)
+        driver.release(holder)
+
+        assert run_all(driver) == [1, 2]
+
+    def test_part_that_was_tried_later_than_the_canary_is_tried_again(
+        self, driver: RequestByHand
+    ) -> None:
+        driver.open()
+        driver.append(5)
+        holder, _ = driver.claim(5)
+        driver.fail(holder, 4, delay_ms=1)
+        driver.protocol.set(driver.id, ceiling=2)
+        driver.release(holder)
+
+        assert sorted(run_all(driver)) == [1, 2, 4]
+
+
+def test_parts_that_come_from_the_front_are_no_more_than_a_claim_takes(
+    driver: RequestByHand,
+) -> None:
+    driver.open()
+    driver.append(100, size=100_000)
+    refuse(driver, 101, "c101")
+
+    holder, grant = driver.claim(100, max_bytes=1_000_000)
+
+    assert len(grant.parts) == 10
+    driver.finish(holder, [part.number for part in grant.parts])
+    assert len(run_all(driver)) == 90

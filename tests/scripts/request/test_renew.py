@@ -130,3 +130,10 @@ def test_any_number_of_holders(driver: RequestByHand, holder: str) -> None:
     _, _, stands = driver.protocol.renew(driver.id, 90_000, others | {holder: 1})
 
     assert [name for name, is_standing in stands.items() if is_standing] == [holder]
+
+
+def test_longer_lease_is_noted_for_the_grace(driver: RequestByHand, holder: str) -> None:
+    driver.protocol.renew(driver.id, 20_000, {holder: None})
+    driver.protocol.renew(driver.id, 4_000, {holder: None})
+
+    assert driver.meta("lease_ms") == "20000"
