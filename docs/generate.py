@@ -1,5 +1,5 @@
-"""Writes docs/reference.md (commands, settings, metrics, exit codes), docs/python.md, the man pages
-in docs/man, and cli/words.json, from which shells complete.
+"""Writes docs/reference.md (commands, settings, metrics, exit codes), docs/python.md,
+docs/modules.md, the man pages in docs/man, and cli/words.json, from which shells complete.
 """
 
 import json
@@ -16,7 +16,7 @@ from cli.app import ALONE, COMMANDS, application
 from cli.exits import EXIT_MEANINGS
 from cli.help_text import argument_of, default_of, panels_of, value_of
 from docs import man_pages as man
-from docs import python_page
+from docs import modules_page, python_page
 from streamq.admin import acl
 from streamq.gateway import openapi
 from streamq.gateway.routes import ROUTES
@@ -223,6 +223,7 @@ def generated() -> dict[Path, str]:
     return {
         FOLDER / "reference.md": text(),
         FOLDER / "python.md": python_page.text(),
+        FOLDER / "modules.md": modules_page.text(),
         FOLDER.parent / "cli" / "words.json": words(),
         OPENAPI: openapi.encoded(ROUTES, "1").decode() + "\n",
         **{FOLDER / "man" / name: page for name, page in man_pages().items()},

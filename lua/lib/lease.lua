@@ -1,3 +1,4 @@
+-- What a lease holds: whether a call under it may be executed, and how it ends.
 -- A part in `retry` stays pending in the group under this consumer, which never has a lease.
 local PARKED = "-"
 -- Largest number of parts that are handed out, or read, at once.

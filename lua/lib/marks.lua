@@ -1,3 +1,4 @@
+-- Marks of parts of which a worker died, or which took too long.
 -- Beside the outcomes of a part, under the field `<number>@` of `partial`, is a mark: which of its
 -- records were begun and have no outcome, after a worker died of the part, or which one took too
 -- long. Workers write and read it (streamq/worker/marks.py). Earlier versions pass it over.

@@ -1,3 +1,4 @@
+-- Which leases are over: those whose holder is dead.
 -- A lease past its deadline is only suspected. It is over when its holder was silent for a grace in
 -- which audits looked at the request again and again. After an outage, however long, every live
 -- holder is heard within that grace: it can still renew a lease that is past its deadline.

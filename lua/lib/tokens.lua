@@ -1,3 +1,4 @@
+-- How many tokens of a request should be out, and when to look at it again.
 -- A token is an invitation to claim. The count of tokens that are "out" is a belief: it may be too
 -- high or too low, which costs time, until the next audit corrects it.
 

@@ -14,7 +14,7 @@ from streamq.dashboard import failures
 from streamq.dashboard.census import Census
 from streamq.dashboard.curve import Curve, Point
 from streamq.dashboard.files import pages
-from streamq.dashboard.picture import read_map
+from streamq.dashboard.input_map import read_map
 from streamq.dashboard.why import reason
 from streamq.protocol.protocol import Protocol
 

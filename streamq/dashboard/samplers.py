@@ -20,8 +20,8 @@ from streamq.dashboard import rows, why
 from streamq.dashboard.census import Census
 from streamq.dashboard.curve import Curve, Ending, Point
 from streamq.dashboard.failures import read_groups
-from streamq.dashboard.leases import Timeline
-from streamq.dashboard.picture import read_map
+from streamq.dashboard.input_map import read_map
+from streamq.dashboard.timeline import Timeline
 from streamq.errors import InvalidValue
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from streamq.errors import SettingsError
+from streamq.gateway import cookies
 from streamq.gateway import keys as key_file
-from streamq.gateway import sessions
 from streamq.gateway.keys import Key, Keys
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import LOCAL, Caller
@@ -108,7 +108,7 @@ class Access:
         key = keys.find(text)
         if key is None:
             raise self._failures.add(visit.address)
-        return key, sessions.cookie_of(keys, key)
+        return key, cookies.cookie_of(keys, key)
 
     def is_secure(self, scheme: str) -> bool:
         """Return whether browsers reach this gateway by TLS."""
@@ -211,10 +211,10 @@ def _by_certificate(keys: Keys, visit: Visit) -> Key | None:
 
 def _by_cookie(keys: Keys, visit: Visit) -> Key | None:
     try:
-        found = SimpleCookie(visit.headers.get("cookie", "")).get(sessions.COOKIE)
+        found = SimpleCookie(visit.headers.get("cookie", "")).get(cookies.COOKIE)
     except CookieError:
         return None
-    return sessions.key_of(keys, found.value) if found else None
+    return cookies.key_of(keys, found.value) if found else None
 
 
 def _is_host(text: str) -> bool:

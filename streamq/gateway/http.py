@@ -18,7 +18,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from streamq.errors import StreamqError
-from streamq.gateway import board, websocket
+from streamq.gateway import dashboard, websocket
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import LOCAL, Caller, Role
@@ -77,7 +77,7 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
                 StarletteRoute(path, endpoint(routes), methods=list(routes))
                 for path, routes in by_path.items()
             ),
-            *(board.routes(gateway.board, called) if gateway.board else ()),
+            *(dashboard.routes(gateway.board, called) if gateway.board else ()),
         ],
         exception_handlers={HTTPException: _no_route, Exception: _stumbled},
     )

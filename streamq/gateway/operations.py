@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from streamq.errors import InvalidValue
-from streamq.gateway import sessions
+from streamq.gateway import cookies
 from streamq.gateway.desk import Handed
 from streamq.gateway.messages import (
     MOST_WAIT_S,
@@ -205,7 +205,7 @@ async def log_in(gateway: Gateway, call: Call) -> Answer:
     """Begin the session of a browser."""
     key, cookie = gateway.access.log_in(call.visit, call.body.key)
     is_secure = gateway.access.is_secure(call.scheme)
-    headers = {"Set-Cookie": sessions.header_of(cookie, is_secure=is_secure)}
+    headers = {"Set-Cookie": cookies.header_of(cookie, is_secure=is_secure)}
     return Answer(200, _who(key.caller), headers=headers)
 
 
@@ -213,7 +213,7 @@ async def log_out(gateway: Gateway, call: Call) -> Answer:
     """End the session of a browser."""
     is_secure = gateway.access.is_secure(call.scheme)
     return Answer(
-        204, headers={"Set-Cookie": sessions.header_of("", is_secure=is_secure, lasts_s=0)}
+        204, headers={"Set-Cookie": cookies.header_of("", is_secure=is_secure, lasts_s=0)}
     )
 
 

@@ -17,7 +17,7 @@ from streamq.gateway.tallies import Tallies
 from streamq.gateway.uploads import Uploads
 
 if TYPE_CHECKING:
-    from streamq.gateway.board import Board
+    from streamq.gateway.dashboard import Board
 
 #: A body has at most so many bytes, unless a route says otherwise.
 MOST_BODY = 2**24

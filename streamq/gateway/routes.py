@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from streamq.gateway import openapi, operations
-from streamq.gateway.board_routes import BOARD_ROUTES
 from streamq.gateway.control import STATES
+from streamq.gateway.dashboard_routes import DASHBOARD_ROUTES
 from streamq.gateway.messages import (
     MOST_WAIT_S,
     Ask,
@@ -395,5 +395,5 @@ ROUTES: tuple[Route, ...] = (
         summary="Tell whether the gateway can serve: not while it stops or the server is away.",
         answers={200: Health},
     ),
-    *BOARD_ROUTES,
+    *DASHBOARD_ROUTES,
 )

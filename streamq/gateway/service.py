@@ -19,8 +19,8 @@ import uvicorn
 from streamq.errors import InvalidValue
 from streamq.gateway import supervisor
 from streamq.gateway.access import Access
-from streamq.gateway.board import Board
 from streamq.gateway.control import Control
+from streamq.gateway.dashboard import Board
 from streamq.gateway.desk import Desk
 from streamq.gateway.health import health
 from streamq.gateway.http import application

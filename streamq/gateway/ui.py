@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from streamq.driver.connection import Connection
 from streamq.gateway.access import Access, Visit, no_key
-from streamq.gateway.board import Board
 from streamq.gateway.control import Control
+from streamq.gateway.dashboard import Board
 from streamq.gateway.desk import Desk
 from streamq.gateway.http import application
 from streamq.gateway.listener import listen

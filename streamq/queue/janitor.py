@@ -25,7 +25,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Audit, Tick, Tokens
 from streamq.queue.fleet import pools_heard
 from streamq.queue.outages import Outages
-from streamq.queue.settling import parent_owes, settle
+from streamq.queue.starting_callbacks import parent_owes, settle
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)

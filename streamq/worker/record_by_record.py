@@ -8,8 +8,8 @@ from streamq.model import Failure, Part
 from streamq.queue.outcomes import PartDone, PartNotDone, took_longer
 from streamq.records import about
 from streamq.records.encoding import Item
+from streamq.worker.kept_outcomes import DONE, FAILED, NONE
 from streamq.worker.part_watch import PartWatch
-from streamq.worker.partial import DONE, FAILED, NONE
 from streamq.worker.pieces import Pieces
 
 if typing.TYPE_CHECKING:

@@ -8,7 +8,7 @@ next, and is told what came of it.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial as partial_call
+from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -22,10 +22,10 @@ from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
 from streamq.records.references import Reader
-from streamq.worker import partial
+from streamq.worker import kept_outcomes
 from streamq.worker.calling import Timeout, tamed, telling
+from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
-from streamq.worker.partial import DELIVERED, NONE, Outcomes
 from streamq.worker.record_by_record import RecordByRecord
 from streamq.worker.tracebacks import safe_text
 from streamq.worker.verdicts import Verdicts
@@ -87,7 +87,7 @@ class Runner(Verdicts):
         if plain := self._plain_values(part):
             values, letter = plain
             count = len(values)
-            run = partial_call(self._run_plain, call, items)
+            run = partial(self._run_plain, call, items)
             error = self._run_stretches(run, values, items, watch, is_last_use=True)
             if len(items) == count:
                 return self.done(part, items, count, letter * count)
@@ -95,7 +95,7 @@ class Runner(Verdicts):
         given, error = self._given(part), None
         # Where some lines are blank, records are run one by one.
         if not (self._may_skip(part) and any(map(self._is_blank, given))):
-            run = partial_call(self._run_straight, call, items, about.is_json(part))
+            run = partial(self._run_straight, call, items, about.is_json(part))
             error = self._run_stretches(run, given, items, watch)
             if len(items) == len(given):
                 return self.done(part, items, len(items), self.endings(given))
@@ -118,7 +118,7 @@ class Runner(Verdicts):
         count = len(values)
         if count == 1:
             return run(values)
-        watch.offer(lambda: self._so_far(partial.of_items(items[:], count)))
+        watch.offer(lambda: self._so_far(kept_outcomes.of_items(items[:], count)))
         while True:
             size, before = self._stretch.size, len(items)
             is_all = is_last_use and before == 0 and size >= count
@@ -134,7 +134,7 @@ class Runner(Verdicts):
             if error or is_strange or is_all or len(items) == count or watch.is_over():
                 return error
             if watch.is_due():
-                watch.keep(self._so_far(partial.of_items(items, count)), b"")
+                watch.keep(self._so_far(kept_outcomes.of_items(items, count)), b"")
 
     def _run_whole(self, part: Part) -> PartDone | PartNotDone:
         """Run a part by the shortest way: one value, one call, one item."""
@@ -313,9 +313,9 @@ class Runner(Verdicts):
             Damaged: what they left cannot be read.
         """
         if part.partial:
-            outcomes = partial.decode(part.partial, len(given))
+            outcomes = kept_outcomes.decode(part.partial, len(given))
         else:
-            outcomes = partial.of_items([], len(given))
+            outcomes = kept_outcomes.of_items([], len(given))
         can_skip = self._may_skip(part)
         for index, record in enumerate(given):
             # A blank line is no record: it is not counted as one either.

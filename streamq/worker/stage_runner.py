@@ -16,7 +16,7 @@ from streamq.queue.outcomes import FORGET, PartDone, PartNotDone
 from streamq.records import about
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
-from streamq.worker.partial import Outcomes
+from streamq.worker.kept_outcomes import Outcomes
 from streamq.worker.runner import Runner
 
 #: All children of one part may have so many times the bytes of the largest result.

@@ -18,9 +18,9 @@ from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
-from streamq.worker import partial
+from streamq.worker import kept_outcomes
 from streamq.worker.calling import Timeout
-from streamq.worker.partial import DONE, FAILED, Outcomes
+from streamq.worker.kept_outcomes import DONE, FAILED, Outcomes
 from streamq.worker.tracebacks import Complaints, safe_text, users_traceback
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Verdicts:
             failures,
             (fresh, self._count(part, len(failures))),
             result,
-            partial.encode_rest(outcomes) if len(outcomes) > 1 else b"",
+            kept_outcomes.encode_rest(outcomes) if len(outcomes) > 1 else b"",
         )
 
     def put_off(
@@ -221,5 +221,5 @@ class Verdicts:
 
     def _so_far(self, outcomes: Outcomes) -> bytes:
         """Return what is kept of the outcomes: nothing if it is larger than a result may be."""
-        kept = partial.encode(outcomes)
+        kept = kept_outcomes.encode(outcomes)
         return kept if len(kept) <= self._max_result else b""

@@ -5,8 +5,8 @@ import secrets
 from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
 from streamq.dashboard.census import Census
-from streamq.dashboard.leases import Timeline
-from streamq.dashboard.picture import MOST_CELLS, read_map
+from streamq.dashboard.input_map import MOST_CELLS, read_map
+from streamq.dashboard.timeline import Timeline
 from streamq.model import Part
 from streamq.protocol import glances
 from streamq.protocol.replies import Terms

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamq.errors import InvalidValue, SettingsError
-from streamq.gateway import keys, sessions
+from streamq.gateway import cookies, keys
 from streamq.gateway.access import Access, Failures, Visit
 from streamq.gateway.keys import Keys
 from streamq.gateway.problems import Problem
@@ -197,9 +197,9 @@ class TestSessions:
         text = keys.add(path, "al", Role.OPERATOR)
         access = Access(path)
         _, cookie = access.log_in(Visit("POST", HERE), text)
-        visit = Visit("GET", HERE | {"cookie": f"other=1; {sessions.COOKIE}={cookie}"})
+        visit = Visit("GET", HERE | {"cookie": f"other=1; {cookies.COOKIE}={cookie}"})
         assert access.caller(visit).name == "al"
-        page = HERE | {"sec-fetch-site": "cross-site", "cookie": f"{sessions.COOKIE}={cookie}"}
+        page = HERE | {"sec-fetch-site": "cross-site", "cookie": f"{cookies.COOKIE}={cookie}"}
         with pytest.raises(Problem, match="SITE"):
             access.caller(Visit("POST", page))
 
@@ -208,15 +208,15 @@ class TestSessions:
         found = Keys(keys.read(path))
         key = found.find(text)
         assert key
-        cookie = sessions.cookie_of(found, key)
-        assert sessions.key_of(found, cookie) == key
+        cookie = cookies.cookie_of(found, key)
+        assert cookies.key_of(found, cookie) == key
         for place, letter in enumerate(cookie):
             other = "A" if letter != "A" else "B"
             forged = cookie[:place] + other + cookie[place + 1 :]
             is_last = place == len(cookie) - 1  # its last bits stand for nothing
-            assert sessions.key_of(found, forged) is None or is_last
+            assert cookies.key_of(found, forged) is None or is_last
         for wrong in ("", ".", "a.b", cookie + "x", "\xff.x"):
-            assert sessions.key_of(found, wrong) is None
+            assert cookies.key_of(found, wrong) is None
 
     def test_it_ends_with_its_time_and_with_its_key(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,14 +225,14 @@ class TestSessions:
         found = Keys(keys.read(path))
         key = found.find(text)
         assert key
-        cookie = sessions.cookie_of(found, key)
+        cookie = cookies.cookie_of(found, key)
         file = keys.read(path)
         other = keys.Key(name="al", role=Role.OPERATOR, sha256=keys.digest("another"))
-        assert sessions.key_of(Keys(keys.KeyFile(secret=file.secret, keys=[other])), cookie) is None
-        assert sessions.key_of(Keys(keys.KeyFile(secret=file.secret)), cookie) is None
-        later = time.time() + sessions.SESSION_S + 1
+        assert cookies.key_of(Keys(keys.KeyFile(secret=file.secret, keys=[other])), cookie) is None
+        assert cookies.key_of(Keys(keys.KeyFile(secret=file.secret)), cookie) is None
+        later = time.time() + cookies.SESSION_S + 1
         monkeypatch.setattr(time, "time", lambda: later)
-        assert sessions.key_of(found, cookie) is None
+        assert cookies.key_of(found, cookie) is None
 
 
 def test_roles() -> None:

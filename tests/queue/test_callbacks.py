@@ -21,8 +21,8 @@ from streamq import (
     Webhook,
 )
 from streamq.protocol.keys import QueueKeys
-from streamq.queue import settling
-from streamq.queue.settling import FENCE_MS, settle
+from streamq.queue import starting_callbacks
+from streamq.queue.starting_callbacks import FENCE_MS, settle
 from tests.support.by_hand import HOUR_MS, RequestByHand
 from tests.support.simulated import Ran, Worker, make_due, refuse
 
@@ -116,7 +116,7 @@ class TestRules:
 
         for call in found.calls:  # another janitor read the debt before it was struck
             if call.fits(found.state):
-                settling._start(protocol, found, call, 0)
+                starting_callbacks._start(protocol, found, call, 0)
 
         assert runs(worker.drain()) == [*[f"{parent.id}.finally"] * 2, f"{parent.id}.then"]
 
@@ -138,7 +138,7 @@ class TestRules:
         found.fields["now_ms"] = str(found.count("now_ms") - FENCE_MS - 1_000)
 
         with pytest.raises(SubmissionLate):
-            settling._start(protocol, found, found.calls[0], 0)
+            starting_callbacks._start(protocol, found, found.calls[0], 0)
 
         with pytest.raises(RequestUnknown):
             protocol.inspect(f"{parent.id}.then")

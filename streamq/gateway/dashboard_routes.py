@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import msgspec
 
-from streamq.gateway.board import Board, Payload, Retry
+from streamq.gateway.dashboard import Board, Payload, Retry
 from streamq.gateway.messages import Controlled
 from streamq.gateway.roles import Role
 from streamq.gateway.route import Answer, Call, Gateway, Param, Route
@@ -84,7 +84,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 _PART = {"type": "integer", "minimum": 1, "maximum": 2**53}
 _OF_REQUEST = "/v1/requests/{id}"
 
-BOARD_ROUTES: tuple[Route, ...] = (
+DASHBOARD_ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/me",
