@@ -28,15 +28,7 @@ from streamq.protocol.replies import Opened
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.loading import Loading
 from streamq.records import about
-from streamq.records.inputs import (
-    MARK,
-    STDIN,
-    BadInput,
-    Identity,
-    Input,
-    open_input,
-    stdin,
-)
+from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.sizes import AS_LARGE_AS_ALLOWED, MOST_RECORDS, PartSize, Sizing, Step
@@ -59,7 +51,6 @@ _SOON_S = 0.002
 _SELDOM_S = 0.02
 #: How many times it looks while it fills the window once, where results fill it too.
 _LOOKS = 8
-
 
 #: After these errors what is loaded stays in the server: the same command can go on with it.
 _STAYS = (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, RequestEnded, LoadGap)
@@ -110,6 +101,8 @@ class Load:
         self._checks_complete = checks_complete
         self._should_stop = should_stop
         self._files = policy.spec.files
+        #: Whether files may grow: workers compare the times of those that are referred to.
+        self._may_grow = not policy.spec.by_reference
         self._loading = Loading(protocol, request_id, policy)
         self._identities: list[Identity] = []
         self._room = 0
@@ -199,11 +192,6 @@ class Load:
     def _seal(self, begun: list[Identity]) -> None:
         check_loaded(begun, may_grow=self._may_grow)
         self._loading.seal(self._stands)
-
-    @property
-    def _may_grow(self) -> bool:
-        # A worker compares the time of the last write of a file that is referred to.
-        return not self._policy.spec.by_reference
 
     def _named(self, error: Exception) -> Exception:
         """Return the error, with what it means for the request where that is not plain."""

@@ -67,7 +67,7 @@ class Verdicts:
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
             return PartDone(result, self._count(part, fresh))
-        return self._cut(part, [], outcomes or partial.of_items(items, len(items)), endings)
+        return self._cut(part, [], outcomes or kept_outcomes.of_items(items, len(items)), endings)
 
     def give_up(
         self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
@@ -180,7 +180,7 @@ class Verdicts:
         self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
     ) -> PartNotDone:
         """Give up the records whose results have no room beside those of records before them."""
-        for index in partial.beyond(outcomes, self._max_result - len(endings)):
+        for index in kept_outcomes.beyond(outcomes, self._max_result - len(endings)):
             failure = Failure(
                 error="ResultTooLarge",
                 message=f"the results of its part have more than the {self._max_result} bytes "

@@ -498,7 +498,8 @@ class TestInputThatGrows:
         self, begin: Begin, source: Path, tmp_path: Path
     ) -> None:
         before = source.read_bytes()  # its last line has no end yet
-        running, output = begin_slowly(begin, tmp_path, 1_000)
+        # With a window of 4 KiB the rest of the file is read later.
+        running, output = begin_slowly(begin, tmp_path, 1_000, "--window", "4KiB")
         with source.open("ab") as file:
             file.write(b" line\r\nadded 1\r\nadded 2\r\n")
 
