@@ -189,7 +189,9 @@ class RunFolder:
             self.errors_file = outputs.write_errors(output, lines)
         except OutputError as error:
             self.errors_problem = error
-        if failures and self.plan.keep_ms and status.state is not State.CANCELLED:
+        # A file that could not be read is not read again by a retry.
+        can_retry = any(each.error != "BadInput" or each.traceback for each in failures)
+        if can_retry and self.plan.keep_ms and status.state is not State.CANCELLED:
             self._keep(status)
 
     def _keep(self, status: Status) -> None:
