@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from streamq.errors import (
+    AppLoadError,
     InvalidValue,
     RequestUnknown,
     ServerError,
@@ -17,6 +18,7 @@ from streamq.errors import (
     StreamqError,
     WaitTimeout,
 )
+from streamq.telemetry.logs import harmless
 
 from . import render, signals
 from .shared_options import COMMON
@@ -26,6 +28,7 @@ EXIT_CODES: tuple[tuple[type[StreamqError], int], ...] = (
     (InvalidValue, 2),
     (SettingsError, 2),
     (ServerError, 3),
+    (AppLoadError, 4),
     (RequestUnknown, 5),
     (WaitTimeout, 124),
     (StreamqError, 1),
@@ -63,7 +66,7 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except StreamqError as error:
-            render.error(str(error))
+            _tell(error)
             raise typer.Exit(exit_code(error)) from None
         except BrokenPipeError:
             # The reader of our output has closed the pipe. /dev/null takes what Python flushes at
@@ -89,3 +92,9 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             parameters=[*signature.parameters.values(), *extra]
         )
     return run
+
+
+def _tell(error: StreamqError) -> None:
+    if isinstance(error, AppLoadError):
+        typer.echo(harmless(error.trace), err=True, nl=False)
+    render.error(str(error))

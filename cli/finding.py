@@ -1,7 +1,7 @@
 """Finds the requests that a command means: by a URL, or as a run in the current folder."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -15,6 +15,7 @@ from .connecting import NO_URL, connected, naming
 from .exits import exit_code
 
 if TYPE_CHECKING:
+    from streamq.model import Status
     from streamq.queue.request import Request
 
 _DEFAULT_QUEUE = "default"
@@ -155,20 +156,30 @@ def steer(
     url: str | None,
     prefix: str | None,
     act: "Callable[[Request], tuple[str, dict[str, Any]]]",
+    noted: "Callable[[Status], str] | None",
     *,
     as_json: bool = False,
 ) -> None:
     """Do it to each request and say what was done. One that refuses does not stop the others.
 
+    ``noted`` returns what the log of the queue says of it, by what the request was before; None
+    if nothing is changed.
+
     ``act`` returns what it did, in words and as values. As JSON there is an object for each
     request: its id, ``ok``, and the values or the ``error``.
     """
+    from streamq.queue.changes import Change, note, this_user
+
     codes, told = {0}, []
     with found_requests(ids, url, prefix, steers=True) as requests:
         for request, _ in requests:
             try:
                 with naming(request.id):
+                    before = _status_of(request) if noted else None
                     says, values = act(request)
+                if noted and before:
+                    change = Change(who=this_user(), what=noted(before), request=request.id)
+                    note(request.protocol, before.queue, change)
                 told.append({"id": request.id, "ok": True, **values})
                 if not as_json:
                     render.note(f"{request.id}: {says}")
@@ -180,3 +191,10 @@ def steer(
         render.as_json(told)
     if max(codes):
         raise typer.Exit(max(codes))
+
+
+def _status_of(request: "Request") -> "Status | None":
+    """Return where a request stands; None where that cannot be told: it may be damaged."""
+    with suppress(ProtocolError):
+        return request.status()
+    return None

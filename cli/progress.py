@@ -3,7 +3,9 @@
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 
+from streamq.model import StageStatus
 from streamq.runs.progress import Progress
 
 from . import render
@@ -50,16 +52,27 @@ def words(progress: Progress) -> str:
     """Return the progress in one line."""
     status = progress.status
     records = status.records
+    failed = sum(each.records.failed for each in progress.stages) or records.failed
     told = [
         "     " if progress.done is None else f"{progress.done:4.0%} ",
-        f"{records.done + records.failed:,}{_of_all(progress)} records",
+        _of_stages(progress.stages)
+        if progress.stages
+        else f"{records.done + records.failed:,}{_of_all(progress)} records",
         *(f" · {each}" for each in render.pace(progress.rate, records.done + records.failed)),
         "" if progress.eta_s is None else f" · {render.span(max(1.0, progress.eta_s) * 1e3)} left",
         f" · {progress.busy}/{progress.slots} busy",
         f" · {progress.retried:,} retried" if progress.retried else "",
-        f" · {records.failed:,} failed" if records.failed else "",
+        f" · {failed:,} failed" if failed else "",
     ]
     return "".join(told)
+
+
+def _of_stages(stages: Sequence[StageStatus]) -> str:
+    """Return for each stage of a flow how many records are finished of those that came so far."""
+    return ", ".join(
+        f"{each.name} {each.records.done + each.records.failed:,}/{each.records.total:,}"
+        for each in stages
+    )
 
 
 def _of_all(progress: Progress) -> str:

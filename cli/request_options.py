@@ -5,11 +5,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from streamq.flows.flow import Flow
 from streamq.model import LEVEL, WEIGHT, Policy
 from streamq.queue.options import policy
 from streamq.records.names import FORMATS
 from streamq.runs import options
-from streamq.runs.options import Source, describe_source
+from streamq.runs.options import Source, describe_flow, describe_source
 
 from . import panels
 from .option_structs import named
@@ -205,21 +206,22 @@ class RequestOptions(msgspec.Struct, kw_only=True):
         ),
     ] = ""
 
-    def source(self) -> Source:
-        """Return the request that the options describe.
+    def source(self, flow: Flow | None = None) -> Source:
+        """Return the request that the options describe, or that they and a flow describe.
 
         Raises:
             InvalidValue: an option is not allowed, or a file cannot be read.
         """
-        return describe_source(
-            self.files,
-            handler=self.handler,
-            queue=self.queue,
-            limit=self.limit,
-            keep=self.keep,
-            named=named,
+        common: dict[str, Any] = {
+            "queue": self.queue,
+            "limit": self.limit,
+            "keep": self.keep,
+            "named": named,
             **self.given(),
-        )
+        }
+        if flow:
+            return describe_flow(flow, self.files, **common)
+        return describe_source(self.files, handler=self.handler, **common)
 
     def given(self) -> options.RequestOptions:
         """Return the options that ``load`` and ``run`` have in common."""
@@ -243,24 +245,6 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             "timeout": self.timeout or None,
             "max_failures": self.max_failures or None,
         }
-
-    def of_stages(self) -> dict[str, Any]:
-        """Return the options that hold for each stage of a flow that does not set them itself."""
-        given = {
-            "rate": self.rate,
-            "retries": self.retries,
-            "timeout": self.timeout,
-            "max_failures": self.max_failures,
-        }
-        common: dict[str, Any] = {
-            "queue": self.queue,
-            "level": self.level,
-            "limit": self.limit,
-            "weight": self.weight,
-            "keep": self.keep,
-            "named": named,
-        }
-        return common | {name: value for name, value in given.items() if value not in (None, "")}
 
     def policy_of_each(self) -> Policy:
         """Return the policy that all requests of ``--format requests`` have in common."""

@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from streamq.errors import AppLoadError, RequestExists, StreamqError
-from streamq.model import Failure, State, Status
+from streamq.model import Failure, RecordCounts, State, Status
 from streamq.records.outputs import OutputExists
 from streamq.runs.folder import RunFolder
 from streamq.runs.home import retry_command
@@ -78,20 +78,21 @@ class RunReport:
         if is_json:
             self._print(status, seconds)
         if not run.is_complete:
-            done = status.records.done + status.records.failed
+            own = _own_records(status)
+            done = own.done + own.failed
             hint = resume_hint(plan, is_kept=self._folder.is_kept, is_retry=self._folder.is_retry)
             render.note(f"stopped after {render.count(done, 'record')}{hint}")
             return 128 + (run.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
-        finished = records.done + records.failed
+        own = _own_records(status)
+        finished = own.done + own.failed
         # The rate of a moment says nothing: most of it is the start.
         is_long = seconds >= _RATE_FROM_S or finished >= _RATE_FROM
         rate = f", {render.rate(finished / max(seconds, 1e-3))}" if finished and is_long else ""
         render.note(
             f"{status.state} in {seconds:.1f} s: "
-            f"{render.count(finished, 'record')} in "
-            f"{render.count(status.parts.total, 'part')}, {render.failed_of(records.failed)}"
+            f"{render.count(finished, 'record')} {_through(status)}"
             f"{render.blank_lines(run.blank_lines)}"
             f"{'' if self._folder.is_resumed else rate}{where}"
         )
@@ -113,6 +114,19 @@ class RunReport:
             summary
             | {"parts": status.parts, "records": status.records, "output": self._plan.output}
         )
+
+
+def _own_records(status: Status) -> RecordCounts:
+    """Return how many records of the input have ended; of a flow, in its first stage."""
+    return status.stages[0].records if status.stages else status.records
+
+
+def _through(status: Status) -> str:
+    failed = status.records.failed
+    if status.stages:
+        stages = render.count(len(status.stages), "stage")
+        return f"through {stages}, {render.count(failed, 'failure')}"
+    return f"in {render.count(status.parts.total, 'part')}, {render.failed_of(failed)}"
 
 
 def _tell(failures: list[Failure]) -> None:

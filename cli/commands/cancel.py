@@ -39,4 +39,4 @@ def cancel(
         says = f"cancelled, {render.count(unfinished, 'part')} not finished"
         return says, {"unfinished": unfinished}
 
-    steer(ids, url, prefix, act, as_json=as_json)
+    steer(ids, url, prefix, act, lambda _: "cancel", as_json=as_json)

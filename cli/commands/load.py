@@ -9,19 +9,17 @@ from msgspec.structs import replace
 
 from streamq import units
 from streamq.errors import InvalidValue, ServerError
-from streamq.flows.flow import Flow
 from streamq.model import LIMIT, Policy
 from streamq.protocol.protocol import Protocol
 from streamq.queue.callbacks import callbacks_of, refuse_taken_names, with_deadline
-from streamq.queue.fleet import live_workers
-from streamq.queue.flow_policy import check_fleet, flow_policy
+from streamq.queue.fleet import check_fleet, live_workers
 from streamq.records.names import expand
 from streamq.records.remote import RemoteUnreachable
 from streamq.runs.load import Load
 from streamq.runs.load_requests import submit_lines
 from streamq.runs.options import check_format
 from streamq.settings import Settings
-from streamq.worker.load_app import load_flow
+from streamq.worker.flow_reader import read_flow_apart
 
 from .. import panels, render
 from ..connecting import connected
@@ -168,23 +166,22 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
 
         streamq load big.csv --handler clean --limit 20
     """
-    stages = _stages(handler, flow, options)
+    options.handler = _handler(handler, flow)
     options.files, options.queue = files, queue
     options.limit, options.keep = limit, keep
     told = units.labels(dict(units.label(each) for each in labels or ()), "--label")
     name = units.request_id(request_id, Settings.from_env().team, "--id")
     if check_format(options.form, named) == "requests":
-        if canary or then or on_failure or finally_ or finish_by:
+        if flow or canary or then or on_failure or finally_ or finish_by:
             raise InvalidValue(
-                "--canary, --finish-by and callbacks are for one request, and --format requests "
-                "makes many"
+                "--flow, --canary, --finish-by and callbacks are for one request, and --format "
+                "requests makes many"
             )
         each = replace(options.policy_of_each(), labels=told or UNSET)
         can_go_on = request_id is not None
         _load_requests(each, files, name, url, prefix, can_go_on=can_go_on, as_json=as_json)
         return
-    policy, size = options.source()
-    policy = flow_policy(stages, options.of_stages(), policy.spec) if stages else policy
+    policy, size = options.source(read_flow_apart(flow, has_handlers=False) if flow else None)
     first = units.whole(canary, "--canary", 1) if canary else UNSET
     calls = callbacks_of(
         queue=queue, keep=keep, then=then, on_failure=on_failure, finally_=finally_, named=named
@@ -218,19 +215,10 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     render.note(f"loaded {_few(policy.spec.files)}: {render.count(parts, 'part')}{blank}")
 
 
-def _stages(handler: str, flow: str, options: RequestOptions) -> Flow | None:
-    """Return the flow that --flow names; None where --handler names a function."""
+def _handler(handler: str, flow: str) -> str:
     if bool(handler) == bool(flow):
         raise InvalidValue("give either --handler or --flow")
-    options.handler = handler
-    if not flow:
-        return None
-    found = load_flow(flow)
-    options.handler = found.stages[0].handler if found.shape else ""
-    # A join waits for the children of a part, so there a part is one record.
-    if "join" in found.shape.kinds and not options.lines and not options.part_bytes:
-        options.lines = 1
-    return found
+    return handler
 
 
 def _check_workers(protocol: Protocol, policy: Policy) -> None:

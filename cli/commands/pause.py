@@ -23,4 +23,4 @@ def pause(
         request.pause()
         return "paused", {"paused": True}
 
-    steer(ids or [], url, prefix, act, as_json=as_json)
+    steer(ids or [], url, prefix, act, lambda _: "pause", as_json=as_json)

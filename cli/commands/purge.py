@@ -89,7 +89,7 @@ def purge(
         request.purge()
         return "purged", {"purged": True, "state": status.state, "finished_ms": status.finished_ms}
 
-    steer(wanted, url, prefix, act, as_json=as_json)
+    steer(wanted, url, prefix, act, lambda _: "purge", as_json=as_json)
 
 
 def _ended(request: Request) -> Status:
@@ -134,7 +134,7 @@ def _show(
             values = {"purged": False, "state": status.state, "finished_ms": status.finished_ms}
             return "would be purged", values
 
-        steer(wanted, url, prefix, act, as_json=as_json)
+        steer(wanted, url, prefix, act, None, as_json=as_json)
         return
     if as_json:
         render.as_json(

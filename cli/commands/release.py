@@ -25,4 +25,4 @@ def release(
         request.release()
         return "released", {"canary": None}
 
-    steer(ids or [], url, prefix, act, as_json=as_json)
+    steer(ids or [], url, prefix, act, lambda _: "release", as_json=as_json)

@@ -23,4 +23,4 @@ def resume(
         request.resume()
         return "resumed", {"paused": False}
 
-    steer(ids or [], url, prefix, act, as_json=as_json)
+    steer(ids or [], url, prefix, act, lambda _: "resume", as_json=as_json)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from streamq.queue.changes import Change, note, this_user
 from streamq.queue.request import Request
 
 from .. import render
@@ -30,7 +31,10 @@ def retry(
     streamq retry nightly
     """
     with connected(url, prefix) as protocol, naming(request_id):
-        parts = Request(protocol, request_id).retry(stage=stage)
+        request = Request(protocol, request_id)
+        queue = request.status().queue
+        parts = request.retry(stage=stage)
+        note(protocol, queue, Change(who=this_user(), what="retry", request=request_id))
     if as_json:
         render.as_json({"id": request_id, "parts": parts})
         return

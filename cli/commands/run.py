@@ -62,6 +62,15 @@ class RunOptions(msgspec.Struct, kw_only=True):
             rich_help_panel=panels.FUNCTION,
         ),
     ] = ""
+    flow: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:FLOW",
+            help="Put each record through the stages of this flow: a name in a module or a "
+            "file.py, or a TOML file.",
+            rich_help_panel=panels.FUNCTION,
+        ),
+    ] = ""
     command: ExecOption = ""
     output: Annotated[
         str,
@@ -181,9 +190,11 @@ class RunOptions(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         _ = self.room  # it may be refused
-        if not self.stored and (not self.files or bool(self.target) == bool(self.argv)):
+        ways = sum(map(bool, (self.target, self.flow, self.argv)))
+        if not self.stored and (not self.files or ways != 1):
             raise InvalidValue(
-                "give FILE... and either --map MODULE:FUNCTION or --exec 'PROGRAM', or --resume ID"
+                "give FILE... and one of --map MODULE:FUNCTION, --flow MODULE:FLOW and "
+                "--exec 'PROGRAM', or --resume ID"
             )
         _ = self.beginning
 
@@ -229,6 +240,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
             self.files or [],
             output=output,
             function=self.target,
+            flow=self.flow,
             command=self.command,
             processes=self.processes,
             concurrency=self.slots,

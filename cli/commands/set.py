@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from streamq.errors import InvalidValue
+from streamq.queue.changes import describe
 from streamq.queue.request import Request
 
 from ..finding import steer
@@ -58,4 +59,11 @@ def set_(
         request.set(level=level, limit=limit, rate=rate, weight=weight, stage=stage or None)
         return ", ".join(f"{name} {value}" for name, value in changes.items()), changes
 
-    steer([request_id] if request_id else [], url, prefix, act, as_json=as_json)
+    steer(
+        [request_id] if request_id else [],
+        url,
+        prefix,
+        act,
+        lambda before: describe(before, changes),
+        as_json=as_json,
+    )

@@ -45,19 +45,37 @@ local function meta_of(f, number)
   return f.k.flow[4 + number]
 end
 
--- Returns another stage: read once, and written by leave_flow().
+-- What adding parts to another stage needs, and its window. It is there if it has a total.
+local OF_STAGE = {
+  "total", "bytes", "records", "done", "failed", "out", "weight", "limit", "window", "window_bytes",
+}
+
+-- Returns another stage: read once, and written by leave_flow(). It has the fields of OF_STAGE.
 local function stage_at(f, number)
   if number == f.own then
     return f.r
   end
   local s = f.loaded[number]
   if not s then
-    s = load_request(meta_of(f, number))
-    if s then
-      local more = redis.call("HMGET", meta_of(f, number), "failed", "window", "window_bytes")
-      s.failed, s.window, s.window_bytes =
-        tonumber(more[1]) or 0, tonumber(more[2]) or 0, tonumber(more[3]) or 0
-      f.loaded[number] = s
+    local values = redis.call("HMGET", meta_of(f, number), unpack(OF_STAGE))
+    if not values[1] then
+      return nil
+    end
+    s = { changes = {} }
+    for i = 1, #OF_STAGE do
+      s[OF_STAGE[i]] = tonumber(values[i]) or 0
+    end
+    f.loaded[number] = s
+  end
+  return s
+end
+
+-- Returns the same with the other fields of a request.
+local function whole_stage(f, number)
+  local s = stage_at(f, number)
+  if s and not s.state then
+    for field, value in pairs(load_request(meta_of(f, number)) or {}) do
+      s[field] = s[field] or value
     end
   end
   return s
@@ -119,6 +137,11 @@ end
 -- Invites workers to a stage that parts were added to, unless the stage behind it has no room.
 local function tokens_for(f, s, reply)
   local stage = stage_at(f, s.number)
+  -- As many tokens are out as there may be. Who uses one up asks for others.
+  if stage.out >= math.min(weight_of(stage), stage.limit) then
+    return
+  end
+  stage = whole_stage(f, s.number)
   local believed = stage.out
   local mint, look = invite(s, stage, f.now)
   if mint > 0 and s.number < f.stages then
@@ -138,13 +161,15 @@ end
 -- than half of the window. So the stage before gets a token also when nothing is left here.
 local function wake_previous(f, before, reply)
   local r = f.r
-  load_more(f.k.meta, r)
+  if not r.failed then
+    load_more(f.k.meta, r)
+  end
   local after = r.total - r.done - r.failed
   local half = window_of({ window = f.window, window_bytes = f.window_bytes, bytes = r.bytes,
     total = r.total }) / 2
   local has_room = (before > half and after <= half) or (before > 0 and after <= 0)
   if has_room and is_live(r) and r.paused == 0 then
-    local previous = stage_at(f, f.own - 1)
+    local previous = whole_stage(f, f.own - 1)
     put(previous, "out", previous.out + 1)
     tell(f, f.own - 1, previous, reply, 1, 0)
   end
@@ -154,6 +179,14 @@ end
 local function note_room_behind(f)
   if f and f.own < f.stages then
     f.r.room = room_for(f.k, f.r, stage_at(f, f.own + 1))
+  end
+end
+
+-- The flow has ended in a later stage: a janitor of the request comes at once if it owes callbacks.
+local function tell_debt(f, reply)
+  local found = redis.call("HMGET", meta_of(f, 1), "owes", "settled", "redrives", "handler", "level")
+  if (tonumber(found[1]) or 0) > 0 and (tonumber(found[2]) or 0) <= (tonumber(found[3]) or 0) then
+    tell(f, 1, { handler = found[4] or "", level = tonumber(found[5]) or 0 }, reply, 0, f.now)
   end
 end
 
@@ -170,12 +203,14 @@ local function leave_flow(f, before)
     if f.window > 0 and f.own > 1 then
       wake_previous(f, before, reply)
     end
+  elseif f.own > 1 then
+    tell_debt(f, reply)
   end
   for number, stage in pairs(f.loaded) do
     if stage.added then
       put(stage, "total", stage.total)
       put(stage, "bytes", stage.bytes)
-      redis.call("HINCRBY", meta_of(f, number), "records", stage.added)
+      put(stage, "records", stage.records + stage.added)
     end
     save(meta_of(f, number), stage)
   end

@@ -14,11 +14,6 @@ local function of_run(text, run)
   return string.gsub(text, "%.%d+$", "") .. "." .. run
 end
 
--- Returns an origin without the number of a redrive: an inbox has one field for each item.
-local function without_run(origin)
-  return (string.gsub(origin, "%.%d+$", ""))
-end
-
 -- Adds a part to another stage, whose keys are `s`.
 local function add_part(f, s, about, payload)
   local stage = stage_at(f, s.number)
@@ -29,6 +24,21 @@ local function add_part(f, s, about, payload)
   s.is_touched = true
   f.added = f.added + 1
   return number
+end
+
+-- Adds many parts at once; `payloads` has those of all, `records` is how many they have in all.
+local function add_parts(f, s, abouts, sizes, payloads, records)
+  local stage, key = stage_at(f, s.number), s.parts
+  local total, at = stage.total, 1
+  for i = 1, #abouts do
+    local size = sizes[i]
+    redis.call("XADD", key, total + i, abouts[i], string.sub(payloads, at, at + size - 1))
+    at = at + size
+  end
+  stage.total, stage.bytes = total + #abouts, stage.bytes + #payloads
+  stage.added = (stage.added or 0) + records
+  s.is_touched = true
+  f.added = f.added + #abouts
 end
 
 -- A group has no unfinished child any more: its join part is made, or runs again. There is one for
@@ -76,8 +86,6 @@ local function hand_over(f, label, payload)
   elseif f.feeds == "join" and f.grouped then
     put_field(f, label, payload)
     count_child(f, label)
-  elseif f.feeds == "reduce" then
-    put_field(f, without_run(label), payload)
   else
     put_field(f, label, payload)
   end

@@ -51,6 +51,25 @@ local function end_lease(k, holder)
   return numbers
 end
 
+-- Returns whether calls of the lease are missing before this one: the slot has forgotten them, in a
+-- failover. A worker numbers its calls by the thousand, and its pool speaks with the numbers that
+-- follow the last one answered; a gateway uses some of each thousand (rule F7).
+local function is_gap(holder, call, stored)
+  local steps = math.floor(call / 1000) - math.floor(stored / 1000)
+  local is_own = call % 1000 == 0 or string.sub(holder, 1, 1) == "g"
+  return steps > (is_own and 1 or 0)
+end
+
+-- Notes the number of a call that is executed. In a flow a gap stays until the next `pass_on`, which
+-- looks at the items then. A repeat of a call that is not noted does nothing: what it is about is not
+-- pending under the holder any more.
+local function note_call(k, r, holder, call)
+  if r.protocol >= FLOW and is_gap(holder, call, tonumber(redis.call("HGET", k.holders, holder)) or 0) then
+    return
+  end
+  redis.call("HSET", k.holders, holder, call)
+end
+
 -- Returns the reply to a call that must not be executed; nil when it may.
 local function refusal(k, r, holder, call)
   local word

@@ -33,11 +33,11 @@ local function load_request(meta)
 end
 
 local function load_more(meta, r)
-  if r.failed then
+  if r.poison then
     return
   end
   for i, value in ipairs(redis.call("HMGET", meta, unpack(MORE))) do
-    r[MORE[i]] = tonumber(value) or 0
+    r[MORE[i]] = r[MORE[i]] or tonumber(value) or 0
   end
 end
 

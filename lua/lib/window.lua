@@ -11,13 +11,21 @@ local function untold(meta, r, given)
   return redis.error_reply("FLOW " .. (redis.call("HGET", meta, "shape") or ""))
 end
 
+-- Has load_request() read how many parts failed, too: windows need it in each call. The protocol
+-- stays the last field.
+local function load_failed_too()
+  table.insert(FIELDS, #FIELDS, "failed")
+end
+
 -- Returns how many parts may start for the window of the next stage `n`; nil: any number. A part
 -- counts as often as a part has had children so far. Where nothing is on its way, one may start.
 local function room_for(k, r, n)
   if n.window == 0 then
     return nil
   end
-  load_more(k.meta, r)
+  if not r.failed then
+    load_more(k.meta, r)
+  end
   local in_hand = r.delivered - r.done - r.failed
   if not is_smooth(k, r) then
     in_hand = in_hand - redis.call("ZCARD", k.retry)

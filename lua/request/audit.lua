@@ -1,11 +1,12 @@
 -- audit: work out afresh how many tokens should be out, whatever was believed.
 --
---   (changes beliefs only)  request, and since when its holders are suspected to be dead
+--   (changes beliefs only)  request, since when its holders are suspected to be dead, and its curve
 --
 -- KEYS[1]  meta      HASH    state, limit, counts, tokens believed out
 -- KEYS[2]  leases    ZSET    holder, scored by the deadline (ms) of its lease
 -- KEYS[3]  retry     ZSET    part number, scored by when it may run again
--- KEYS[4+] next      meta of the next stage of a flow, for its window
+-- KEYS[4]  pace      STRING  points of the curve, 24 bytes each
+-- KEYS[5+] next      meta of the next stage of a flow, for its window
 --
 -- ARGV[1]  pushed    tokens that the caller found missing after its last audit, and has pushed
 --
@@ -28,8 +29,10 @@
 -- @include tokens
 -- @include suspicion
 -- @include window
+-- @include pace
 
-local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3], next = { unpack(KEYS, 4) } }
+local k = { meta = KEYS[1], leases = KEYS[2], retry = KEYS[3], pace = KEYS[4] }
+k.next = { unpack(KEYS, 5) }
 local pushed = tonumber(ARGV[1])
 
 local r, newer = load_request(k.meta)
@@ -91,6 +94,7 @@ if not is_live(r) and is_owed(r) then
 elseif not is_live(r) and overdue == 0 and not next_look then
   purge_at = r.finished_ms + r.keep_ms
 end
+note_pace(k, r, now)
 save(k.meta, r)
 local rest = redis.call("HMGET", k.meta, "queue", "strays", "deadline_ms")
 local queue, strays, deadline = rest[1], tonumber(rest[2]) or 0, tonumber(rest[3])

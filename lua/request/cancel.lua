@@ -62,7 +62,8 @@ for at = 3, later, KEYS_OF_STAGE do
   redis.call("UNLINK", unpack(k.stages, at + 1, at + KEYS_OF_STAGE - 2))
 end
 if later > 0 then
-  redis.call("UNLINK", k.stages[1], k.stages[2])
+  -- Not `kids`: they lead readers to the results that there are.
+  redis.call("UNLINK", k.stages[1])
 end
 put(r, "state", "cancelled")
 put(r, "finished_ms", now)

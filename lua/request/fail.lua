@@ -76,7 +76,7 @@ end
 
 load_more(k.meta, r)
 local before = r.total - r.done - r.failed
-redis.call("HSET", k.holders, holder, call)
+note_call(k, r, holder, call)
 redis.call("HDEL", k.holders, holder .. "#")
 if partial == "-" then
   redis.call("HDEL", k.partial, number)

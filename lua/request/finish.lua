@@ -43,6 +43,7 @@
 -- @include lease
 -- @include tries
 -- @include hand
+-- @include next_batch
 -- @include ending
 -- @include marks
 
@@ -158,21 +159,6 @@ local function record_mercifully()
   end)
 end
 
--- Hands over the next batch, or ends the lease: a call that hands out nothing leaves no lease.
-local function go_on()
-  local room = leases_of(k, r) <= limit_of(r, now)
-  if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r, now) <= now then
-    local basket, troubles = hand(k, r, now, holder, most, max_bytes)
-    if #basket.ids > 0 then
-      redis.call("ZADD", k.leases, now + lease_ms, holder)
-      return "ok", basket, troubles
-    end
-  end
-  end_lease(k, holder)
-  r.leases, r.smooth = nil, nil
-  return "over"
-end
-
 local lease = redis.call("ZSCORE", k.leases, holder)
 if given > 0 and lease then
   record_batch()
@@ -183,21 +169,10 @@ if counted > 0 and count_down(k, r, now, counted) then
   return { r.state, 0, list_of(r), is_owed(r) and now or 0, counted, {} }
 end
 
-local word, basket, troubles = "lost", nil, nil
-if lease then
-  local stored = tonumber(redis.call("HGET", k.holders, holder)) or 0
-  if call > stored then
-    redis.call("HSET", k.holders, holder, call)
-    redis.call("HDEL", k.holders, holder .. "#")
-    word, basket, troubles = go_on()
-  elseif call == stored then
-    word = "ok"
-    redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
-    basket, troubles = hand_again(k, holder)
-  else
-    word = "late"
-  end
-end
+local stored = lease and (tonumber(redis.call("HGET", k.holders, holder)) or 0)
+local word, basket, troubles = next_batch(k, r, now, holder, call, stored, {
+  most = most, max_bytes = max_bytes, lease_ms = lease_ms,
+})
 if not is_live(r) then
   word = r.state
 end

@@ -50,7 +50,7 @@ if refused then
   return refused
 end
 
-redis.call("HSET", k.holders, holder, call)
+note_call(k, r, holder, call)
 local given = {}
 for _, number in ipairs(held(k.parts, holder)) do
   if struck[number] then

@@ -43,9 +43,10 @@ if not r then
 end
 
 -- Returns whether nobody has taken the part since its lease was lost. Then its outcomes count, as
--- results do. After a redrive they may be of the run before, which has delivered some of them.
+-- results do. After a redrive they may be of the run before, which has delivered some of them. In a
+-- flow the number may be that of another item since a failover (rule F6).
 local function is_free()
-  return created == r.created_ms
+  return created == r.created_ms and r.protocol < FLOW
     and redis.call("ZSCORE", k.retry, number)
     and not has_delivered(k.parts, number, read_tries(redis.call("HGET", k.tries, number)))
 end
@@ -66,7 +67,7 @@ if is_repeat then
   return "ok"
 end
 
-redis.call("HSET", k.holders, holder, call)
+note_call(k, r, holder, call)
 if partial ~= "" then
   redis.call("HSET", k.partial, number, partial)
 end

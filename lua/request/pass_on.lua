@@ -17,7 +17,8 @@
 -- KEYS[10] events    channel the end is published there
 -- KEYS[11+] flow     of the other stages, as lib/flow.lua reads them
 --
--- ARGV[1]  terms     holder, call, most, max_bytes, lease_ms, created, records (as of finish)
+-- ARGV[1]  terms     holder, call, most, max_bytes, lease_ms, created, records (as of finish); and
+--                    records of all children
 -- ARGV[2]  facts     what this stage is, as its meta has it
 -- ARGV[3]  numbers   of the parts (I8)
 -- ARGV[4]  origins   of the parts, joined by spaces
@@ -42,6 +43,7 @@
 -- @include lease
 -- @include tries
 -- @include hand
+-- @include next_batch
 -- @include ending
 -- @include marks
 -- @include window
@@ -55,16 +57,17 @@ local k = {
 }
 local terms, facts, numbers, origins = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local counts, sizes, labels, payloads = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local holder, call, most, max_bytes, lease_ms, created, records =
-  string.match(terms, "^(%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$")
+local holder, call, most, max_bytes, lease_ms, created, records, handed =
+  string.match(terms, "^(%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$")
 call, most, max_bytes, lease_ms = tonumber(call), tonumber(most), tonumber(max_bytes), tonumber(lease_ms)
-created, records = tonumber(created), tonumber(records)
+created, records, handed = tonumber(created), tonumber(records), tonumber(handed)
 
 local given, children = #counts / 4, #sizes / 4
 numbers = { struct.unpack("<" .. string.rep("I8", given), numbers) }
 -- The last value of struct.unpack is the position where it stopped.
 numbers[given + 1] = nil
 
+load_failed_too()
 local r, newer = load_request(k.meta)
 if not r then
   return newer or unknown()
@@ -82,21 +85,30 @@ r.flow = f
 if f.own < f.stages and not stage_at(f, f.own + 1) then
   return unknown()
 end
-local before = f.window > 0 and r.total - r.done or 0
-if f.window > 0 then
-  load_more(k.meta, r)
-  before = before - r.failed
-end
+local before = r.total - r.done - r.failed
 local counted, counted_records = 0, 0
 
 -- Returns the words of a text.
-local function split(text, pattern)
+local function split(text, pattern, count)
+  if count == 1 then
+    return { text }
+  end
   local words, n = {}, 0
   for word in string.gmatch(text, pattern) do
     n = n + 1
     words[n] = word
   end
   return words
+end
+
+-- Returns the payloads that a text consists of.
+local function cut(text, lengths, count)
+  local pieces, at = {}, 1
+  for i = 1, count do
+    pieces[i] = string.sub(text, at, at + lengths[i] - 1)
+    at = at + lengths[i]
+  end
+  return pieces
 end
 
 -- Returns by part what a redrive of it is called, for those that had trouble; and clears the
@@ -115,18 +127,21 @@ local function settle_troubles(acked)
   return runs
 end
 
--- Hands over the children of a part: of a spread many, of others one or none.
-local function hand_over_part(origin, run, first, last, label_of, payload_of)
+-- Returns what a child says of itself when a redrive of its parent yields it: `17.1` for `17`.
+local function renamed(label, origin, called)
+  if called == origin then
+    return label
+  end
+  local at = string.find(label, "@", 1, true) or 0
+  return string.sub(label, 1, at) .. called .. string.sub(label, at + 1 + #origin)
+end
+
+-- Hands over the children of a part, from the first to the last: of a spread many, of others one or
+-- none.
+local function hand_over_part(origin, run, first, last, names, given_payloads)
   local called = origin
   if run and not f.grouped then
     called = of_run(origin, run)
-  end
-  local function renamed(label)
-    if called == origin then
-      return label
-    end
-    local at = string.find(label, "@", 1, true) or 0
-    return string.sub(label, 1, at) .. called .. string.sub(label, at + 1 + #origin)
   end
   if f.kind == "join" or f.kind == "reduce" then
     empty_inbox(f, origin)
@@ -134,49 +149,48 @@ local function hand_over_part(origin, run, first, last, label_of, payload_of)
   if f.kind == "spread" then
     local kept = ""
     if f.join then
-      kept, first = payload_of(first), first + 1
+      kept, first = given_payloads[first], first + 1
     end
     spread_out(f, called, last - first + 1, kept)
   elseif last < first then
     drop_out(f, called, NOTHING)
   end
   for i = first, last do
-    hand_over(f, renamed(label_of(i)), payload_of(i))
+    hand_over(f, renamed(names[i], origin, called), given_payloads[i])
   end
 end
 
 -- Records parts that XACK has just acknowledged: `passes` tells which, or is nil for all.
 local function record(passes)
-  local names, own = split(labels, "[^\n]+"), split(origins, "%S+")
+  local names, own = split(labels, "[^\n]+", children), split(origins, "%S+", given)
   counts = { struct.unpack("<" .. string.rep("I4", given), counts) }
   sizes = { struct.unpack("<" .. string.rep("I4", children), sizes) }
-  local starts, at = {}, 1
-  for i = 1, children do
-    starts[i] = at
-    at = at + sizes[i]
-  end
-  local function label_of(i)
-    return names[i]
-  end
-  local function payload_of(i)
-    return string.sub(payloads, starts[i], starts[i] + sizes[i] - 1)
-  end
-  local acked, chosen, first = {}, {}, 1
-  for i = 1, given do
-    if not passes or passes(numbers[i], own[i]) then
-      acked[#acked + 1] = numbers[i]
-      chosen[#chosen + 1] = { i, first }
+  local acked, chosen, first = numbers, nil, 1
+  if passes then
+    acked, chosen = {}, {}
+    for i = 1, given do
+      if passes(numbers[i], own[i]) then
+        acked[#acked + 1] = numbers[i]
+        chosen[i] = true
+      end
     end
-    first = first + counts[i]
   end
   if #acked == 0 then
     return
   end
   r.smooth = redis.call("EXISTS", k.tries, k.partial, k.retry) == 0 or nil
   local runs = r.smooth and {} or settle_troubles(acked)
-  for _, each in ipairs(chosen) do
-    local i, child = each[1], each[2]
-    hand_over_part(own[i], runs[numbers[i]], child, child + counts[i] - 1, label_of, payload_of)
+  if r.smooth and not passes and children == given and f.kind == "map" and f.feeds == "parts" then
+    -- One for each, as in most batches.
+    add_parts(f, f.next, names, sizes, payloads, handed)
+  else
+    local given_payloads = cut(payloads, sizes, children)
+    for i = 1, given do
+      if not chosen or chosen[i] then
+        hand_over_part(own[i], runs[numbers[i]], first, first + counts[i] - 1, names, given_payloads)
+      end
+      first = first + counts[i]
+    end
   end
   redis.call("XDEL", k.parts, unpack(acked))
   counted = #acked
@@ -197,11 +211,18 @@ local function count_records(number, entry)
   counted_records = counted_records + (own > 0 and own or tonumber(string.match(entry[2][1], "^%d+")) or 0)
 end
 
+-- Returns whether nobody has taken a part since its lease was lost, so that its result counts. After
+-- a redrive it may be of the run before, whose good records have been handed over already.
+local function is_free(number)
+  return redis.call("ZSCORE", k.retry, number)
+    and not has_delivered(k.parts, number, read_tries(redis.call("HGET", k.tries, number)))
+end
+
 -- Checks each part by itself: without the lease, or where the slot has forgotten calls of it.
 local function record_one_by_one(is_held)
   record(function(number, origin)
     local entry = own_entry(number, origin)
-    if not entry or not (is_held or redis.call("ZSCORE", k.retry, number)) then
+    if not entry or not (is_held or is_free(number)) then
       return false
     end
     if redis.call("XACK", k.parts, "w", number) == 0 then
@@ -229,56 +250,27 @@ local function record_batch()
   end
 end
 
--- Hands over the next batch, or ends the lease: a call that hands out nothing leaves no lease.
-local function go_on()
-  local room = leases_of(k, r) <= limit_of(r, now)
-  if most > 0 and room and is_live(r) and r.paused == 0 and blocked_until(r, now) <= now then
-    local basket, troubles = hand(k, r, now, holder, most, max_bytes)
-    take_room(r, basket)
-    if #basket.ids > 0 then
-      redis.call("ZADD", k.leases, now + lease_ms, holder)
-      return "ok", basket, troubles
-    end
-  end
-  end_lease(k, holder)
-  r.leases, r.smooth = nil, nil
-  return "over"
-end
-
 local lease = redis.call("ZSCORE", k.leases, holder)
 local stored = lease and (tonumber(redis.call("HGET", k.holders, holder)) or 0)
 if given > 0 and lease then
-  -- A host numbers its calls by the thousand. A gap says that the slot has forgotten calls, and
-  -- perhaps that it gave these numbers to other items (rule F7).
-  local step = math.floor(call / 1000) - math.floor(stored / 1000)
-  if call == stored or step == 1 then
-    record_batch()
-  else
+  -- The slot may have given these numbers to other items, and forgotten it.
+  if call < stored or is_gap(holder, call, stored) then
     record_one_by_one(true)
+  else
+    record_batch()
   end
 elseif given > 0 and created == r.created_ms then
   record_one_by_one(false)
 end
 if counted > 0 and count_flow(f, counted) then
-  leave_flow(f, before)
-  return { r.state, 0, list_of(r), 0, counted, {}, {} }
+  local others = leave_flow(f, before)
+  return { r.state, 0, list_of(r), is_owed(r) and now or 0, counted, {}, others }
 end
 note_room_behind(f)
 
-local word, basket, troubles = "lost", nil, nil
-if lease then
-  if call > stored then
-    redis.call("HSET", k.holders, holder, call)
-    redis.call("HDEL", k.holders, holder .. "#")
-    word, basket, troubles = go_on()
-  elseif call == stored then
-    word = "ok"
-    redis.call("ZADD", k.leases, "XX", now + lease_ms, holder)
-    basket, troubles = hand_again(k, holder)
-  else
-    word = "late"
-  end
-end
+local word, basket, troubles = next_batch(k, r, now, holder, call, stored, {
+  most = most, max_bytes = max_bytes, lease_ms = lease_ms,
+})
 if not is_live(r) then
   word = r.state
 end

@@ -13,7 +13,8 @@
 -- KEYS[9]  results   HASH
 -- KEYS[10] failed    HASH
 -- KEYS[11] gone      ZSET
--- KEYS[12+] whole    all keys of all stages of a flow
+-- KEYS[12] pace      STRING
+-- KEYS[13+] whole    all keys of all stages of a flow
 --
 -- ARGV[1]  force     1: do not wait for the end of its retention; asked: the caller has seen that
 --                    the request whose callback this one is owes nothing
@@ -34,9 +35,9 @@
 
 local keys = {
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
-  KEYS[11],
+  KEYS[11], KEYS[12],
 }
-local whole = { unpack(KEYS, 12) }
+local whole = { unpack(KEYS, 13) }
 local force = ARGV[1]
 
 local r, newer = load_request(keys[1])
@@ -47,11 +48,19 @@ local refused_flow = r and untold(keys[1], r, whole)
 if refused_flow then
   return refused_flow
 end
+-- What is owed, and how long it is kept, stands with the first stage: no other goes before it.
+local meta = keys[1]
+if r and r.protocol >= FLOW and whole[1] ~= meta then
+  local first = load_request(whole[1])
+  if first then
+    r, meta = first, whole[1]
+  end
+end
 if r and is_live(r) then
   return redis.error_reply("NOTENDED the request is " .. r.state)
 end
 if r then
-  load_more(keys[1], r)
+  load_more(meta, r)
   local now, kept = now_ms(), r.finished_ms + math.max(r.keep_ms, r.outlive_ms)
   if force == "1" and r.finished_ms + r.outlive_ms > now then
     return redis.error_reply("NOTENDED the request is a callback, and is kept for "

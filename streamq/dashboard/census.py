@@ -12,6 +12,7 @@ from collections import Counter
 import msgspec
 
 from streamq import units
+from streamq.admin.probe import Probe
 from streamq.dashboard.curve import Curve, Point
 from streamq.errors import Damaged
 from streamq.model import Status
@@ -29,6 +30,8 @@ MOST_REQUESTS, MOST_WORKERS = 20_000, 2_000
 WORKERS_A_LOOK = 200
 #: Names of workers that are gone stay in the index for a day: older ones than this are not read.
 HEARD_MS = 60_000
+#: The server's memory and the janitors are looked at so often; more than this share is nearly full.
+PROBE_EVERY_S, FULL_SHARE = 15.0, 0.85
 #: A census is not taken more often than this.
 EVERY_S = 0.9
 
@@ -39,6 +42,8 @@ class Known(msgspec.Struct):
     status: Status
     read_at: float
     curve: Curve | None = None
+    #: When something of it was finished last, as far as this census has seen.
+    moved_at: float = msgspec.field(default_factory=time.monotonic)
 
     @property
     def speed(self) -> float:
@@ -77,6 +82,12 @@ class Census:
         self.finished = 0
         self.failed = 0
         self.curve = Curve()
+        #: Servers that use most of their memory: the name, and the share that is used.
+        self.nearly_full: list[tuple[str, float]] = []
+        #: For how long (ms) the first look of a janitor is overdue.
+        self.unswept_ms = 0.0
+        self._probe = Probe(protocol.connection, protocol.prefix)
+        self._probed_at = 0.0
 
     @property
     def age_ms(self) -> int:
@@ -134,6 +145,7 @@ class Census:
         }
         self.open = size - len(self._known) + len(self.requests)
         self._look_at_workers()
+        self._look_at_server()
         running = sum(each.status.parts.running for each in self.requests.values())
         now_ms = round(time.time() * 1e3)
         self.curve.add(Point(now_ms, self.finished - self.failed, self.failed, running, 0))
@@ -163,6 +175,8 @@ class Census:
             was = before.status.records
             self.finished += max(0, records.done + records.failed - was.done - was.failed)
             self.failed += max(0, records.failed - was.failed)
+            if (records, status.parts.done) != (was, before.status.parts.done) or status.paused:
+                before.moved_at = now
         before.status, before.read_at = status, now
         if before.curve is None and status.parts.running:
             before.curve = Curve()
@@ -184,6 +198,21 @@ class Census:
             else:
                 workers[name] = read_details(name, text, self.queue)
         self.workers = dict(sorted(workers.items()))
+
+    def _look_at_server(self) -> None:
+        """See whether a janitor sweeps, and whether the server is nearly full; now and then."""
+        if self._probed_at and time.monotonic() - self._probed_at < PROBE_EVERY_S:
+            return
+        self._probed_at = time.monotonic()
+        now_ms = round(time.time() * 1e3)
+        self.unswept_ms = self._probe.overdue_ms(self.queue, now_ms) if self._known else 0.0
+        full = []
+        for node in self._probe.primaries():
+            found = self._probe.info(node, "memory")
+            used, most = int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
+            if most and used > FULL_SHARE * most:
+                full.append((self._probe.name(node), used / most))
+        self.nearly_full = full
 
     # What follows from it
 

@@ -4,6 +4,9 @@ from collections import deque
 
 import msgspec
 
+from streamq.protocol import glances
+from streamq.protocol.protocol import Protocol
+
 #: So many points are kept. When there are more, every second one of the older half is dropped.
 MOST_POINTS = 600
 #: The speed of now is that of about the last 10 s.
@@ -33,6 +36,12 @@ class Ending(msgspec.Struct, frozen=True):
     low: int
     likely: int
     high: int
+
+
+def curve_of(protocol: Protocol, request_id: str) -> list[Point]:
+    """Return the curve that a request keeps of itself: janitors add a point now and then."""
+    found = glances.curve_of(protocol, request_id)
+    return [Point(t, done, failed, running, total) for t, done, failed, total, running in found]
 
 
 class Curve:

@@ -13,6 +13,7 @@ from streamq.errors import UNREADABLE
 from streamq.model import Failure
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
+from streamq.queue.flow_status import places_of
 
 #: So many failed parts are read.
 SAMPLE = 500
@@ -48,6 +49,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     source_count: int
     samples: list[Failure]
+    #: Of a flow: the number of the stage; 0 for a request that is none.
+    stage: int = 0
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +80,30 @@ def read_failures(text: bytes, number: int) -> list[Failure]:
 
 
 def read_groups(protocol: Protocol, request_id: str, *, traces: bool) -> Groups:
-    """Read a sample of the failures, and group them. ``traces``: tell tracebacks, too."""
-    total_parts = protocol.inspect(request_id).count("total")
-    parts, found = glances.sample_failures(protocol, request_id, SAMPLE)
+    """Read a sample of the failures, and group them. ``traces``: tell tracebacks, too.
+
+    Of a flow, each stage has its own groups.
+    """
+    places = places_of(protocol.inspect(request_id))
+    found = [_groups_of(protocol, place, SAMPLE // len(places), traces=traces) for place in places]
+    if len(places) == 1:
+        return found[0]
+    groups = [
+        msgspec.structs.replace(group, stage=number)
+        for number, of_stage in enumerate(found, 1)
+        for group in of_stage.groups
+    ]
+    groups.sort(key=lambda each: -each.about)
+    return Groups(
+        parts=sum(each.parts for each in found),
+        sample=sum(each.sample for each in found),
+        groups=groups[:MOST_GROUPS],
+    )
+
+
+def _groups_of(protocol: Protocol, place: str, most: int, *, traces: bool) -> Groups:
+    total_parts = protocol.inspect(place).count("total")
+    parts, found = glances.sample_failures(protocol, place, most)
     by_kind: dict[tuple[str, str], list[Failure]] = {}
     for number, text in found:
         for failure in read_failures(text, number):

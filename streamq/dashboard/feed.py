@@ -151,11 +151,10 @@ class Feed:
             if topic.sampler.request_id == request_id:
                 topic.hurry.set()
 
-    def hurry_queue(self, queue: str) -> None:
-        """Read the topics of a queue now."""
-        for topic in self._topics.values():
-            if topic.sampler.queue == queue:
-                topic.hurry.set()
+    def hurry_topic(self, name: str) -> None:
+        """Read a topic now, if somebody watches it."""
+        if name in self._topics:
+            self._topics[name].hurry.set()
 
     def stop(self) -> None:
         """Tell everybody goodbye: the gateway stops."""
@@ -181,12 +180,17 @@ class Feed:
                     self._protocol, lambda each: loop.call_soon_threadsafe(self.hurry, each)
                 )
             self._ends.watch(request_id)
-        lonely_since = 0.0
+        lonely_since, is_first = 0.0, True
         try:
             while not self.is_stopping and not (
                 lonely_since and time.monotonic() - lonely_since > LINGER_S
             ):
                 took_s = await self._read_once(topic)
+                if is_first and (past := topic.sampler.past()) is not None:
+                    # The reading may have found what is stored of the time before.
+                    for watcher in topic.watchers:
+                        watcher.tell(f"past {topic.name}", encoded(topic.name, "past", past))
+                is_first = False
                 pause_s = max(topic.sampler.every_s, _TIMES * took_s)
                 topic.hurry.clear()
                 try:

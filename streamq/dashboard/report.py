@@ -12,11 +12,13 @@ import msgspec
 
 from streamq.dashboard import failures
 from streamq.dashboard.census import Census
-from streamq.dashboard.curve import Curve, Point
+from streamq.dashboard.curve import Curve, Point, curve_of
 from streamq.dashboard.files import pages
 from streamq.dashboard.input_map import read_map
 from streamq.dashboard.why import reason
 from streamq.protocol.protocol import Protocol
+from streamq.queue.changes import read_changes
+from streamq.queue.flow_status import status_of
 
 #: What the file may do: run what is in it, and load nothing.
 _POLICY = (
@@ -28,17 +30,21 @@ _POLICY = (
 def make_report(protocol: Protocol, request_id: str, points: list[Point] | None = None) -> bytes:
     """Return the page of a request as it is now, as one HTML file.
 
-    ``points``: its curve, if somebody has watched it.
+    ``points``: its curve, if somebody has watched it; else the one that it keeps itself is shown.
     """
     snapshot = protocol.inspect(request_id)
-    status = snapshot.status()
+    status = status_of(protocol, snapshot)
     census = Census(protocol, status.queue)
     if status.state.is_live:
         census.look()
     curve = Curve()
-    for point in points or ():
+    for point in points or curve_of(protocol, request_id):
         curve.add(point)
     slots, busy = census.slots_of(status.handler)
+    noted = read_changes(protocol, status.queue)
+    changes = [
+        msgspec.structs.replace(each, address="") for each in noted if each.request == request_id
+    ]
     data: dict[str, Any] = {
         "id": request_id,
         "t": round(time.time() * 1e3),
@@ -54,6 +60,7 @@ def make_report(protocol: Protocol, request_id: str, points: list[Point] | None 
             },
             f"m:{request_id}": read_map(protocol, request_id),
             f"f:{request_id}": failures.read_groups(protocol, request_id, traces=False),
+            f"l:{status.queue}": {"changes": changes},
         },
         "points": {f"r:{request_id}": curve.points},
     }

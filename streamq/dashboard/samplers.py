@@ -16,15 +16,17 @@ import msgspec
 from streamq import units
 from streamq.admin.doctor import Doctor
 from streamq.admin.server_checks import Finding
-from streamq.dashboard import rows, why
+from streamq.dashboard import rows, times, why
 from streamq.dashboard.census import Census
-from streamq.dashboard.curve import Curve, Ending, Point
+from streamq.dashboard.curve import Curve, Ending, Point, curve_of
 from streamq.dashboard.failures import read_groups
 from streamq.dashboard.input_map import read_map
 from streamq.dashboard.timeline import Timeline
 from streamq.errors import InvalidValue
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.changes import read_changes
+from streamq.queue.flow_status import status_of
 
 #: The requests of a queue that are told with its overview: those with the most parts that run.
 TOP = 12
@@ -115,6 +117,7 @@ class Overview(_OfQueue):
             "point": census.curve.points[-1:],
             "levels": census.levels(),
             "notices": why.notices(census),
+            "handlers_ran": times.of_handlers(workers),
             "top": [rows.row(each.status, each.speed, census, each.peak) for each in top],
         }
 
@@ -193,34 +196,52 @@ class Workers(_OfQueue):
     #: So many are told in full; of the others only how busy they are.
     MOST = 200
 
+    def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
+        super().__init__(protocol, censuses, queue)
+        self._speeds = times.Speeds()
+
     def read(self) -> Any:
-        """Return the workers, those with the most busy slots first."""
+        """Return the workers, by name."""
         self._census.look()
         found = list(self._census.workers.values())
+        speeds = self._speeds.of(found)
         return {
             "t": round(time.time() * 1e3),
             "count": len(found),
             "versions": sorted({each.version for each in found}),
             "strip": [[each.name, each.busy, each.slots] for each in found],
-            "workers": found[: self.MOST],
+            "workers": [times.row(each, speeds[each.name]) for each in found[: self.MOST]],
         }
 
 
+class Log(_OfQueue):
+    """Tells who changed what of the queue's requests."""
+
+    every_s = 2.0
+    #: So many changes are told.
+    MOST = 300
+
+    def read(self) -> Any:
+        """Return the changes, the last first; without the addresses that they came from."""
+        found = read_changes(self._protocol, self.queue, self.MOST)
+        return {"changes": [msgspec.structs.replace(each, address="") for each in found]}
+
+
 class Leases(_OfQueue):
-    """Tells which slot has served which request, second by second."""
+    """Tells which slot has served which request: what workers say, and one look a second."""
 
     def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
         super().__init__(protocol, censuses, queue)
         self._timeline = Timeline(protocol)
 
     def read(self) -> Any:
-        """Return who holds leases now."""
+        """Return who holds leases now, and the leases that ended in the last seconds."""
         self._census.look()
         return self._timeline.look(self._census)
 
     def past(self) -> Any:
-        """Return the looks so far."""
-        return {"looks": list(self._timeline.looks)}
+        """Return the looks so far, and the leases that ended."""
+        return {"looks": list(self._timeline.looks), "spans": self._timeline.told()}
 
 
 class Health(_OfQueue):
@@ -266,8 +287,11 @@ class OneRequest(_OfRequest):
     def read(self) -> Any:
         """Return its status, its speed, when it ends, and what holds it back."""
         snapshot = self._protocol.inspect(self.request_id)
-        status = snapshot.status()
+        status = status_of(self._protocol, snapshot)
         census = self._censuses.of(status.queue)
+        if not self._curve.points and not status.stages:
+            for each in curve_of(self._protocol, self.request_id):
+                self._curve.add(each)
         if status.state.is_live:
             census.look()
         records = status.records
@@ -318,6 +342,7 @@ _KINDS: dict[str, Callable[[Protocol, Censuses, str], Sampler]] = {
     "w": Workers,
     "x": Leases,
     "h": Health,
+    "l": Log,
     "r": OneRequest,
     "m": MapOfRequest,
     "f": FailuresOfRequest,

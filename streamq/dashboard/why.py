@@ -5,13 +5,30 @@ from collections.abc import Iterator
 
 import msgspec
 
-from streamq.dashboard.census import Census
+from streamq.dashboard.census import Census, Known
 from streamq.model import State, Status
 
 #: A request whose records fail more often than this needs attention, once so many failed.
 FAILING_SHARE, FAILING_LEAST = 0.01, 10
-#: So many lines are told at most.
-MOST_LINES = 20
+#: So many lines are told at most, of so many that are looked for.
+MOST_LINES, _MOST_FOUND = 20, 200
+#: A request of which nothing was finished for so long stands still (s).
+STILL_S = 600.0
+#: If the first look is overdue by more than this, no janitor sweeps the queue.
+UNSWEPT_MS = 60_000
+#: The codes of notices, the worst first.
+_ORDER = (
+    "nobody",
+    "full",
+    "janitor",
+    "damaged",
+    "handler",
+    "deadline",
+    "failing",
+    "still",
+    "canary",
+    "late",
+)
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -98,10 +115,10 @@ def notices(census: Census) -> list[Notice]:
     """Return what needs attention, so many lines at most, the worst first."""
     found = list(_of_queue(census))
     for known in census.requests.values():
-        if len(found) >= MOST_LINES:
+        if len(found) >= _MOST_FOUND:
             break
-        found.extend(_of_request(known.status, census))
-    return found[:MOST_LINES]
+        found.extend(_of_request(known, census))
+    return sorted(found, key=lambda each: _ORDER.index(each.code))[:MOST_LINES]
 
 
 def _of_queue(census: Census) -> Iterator[Notice]:
@@ -110,6 +127,18 @@ def _of_queue(census: Census) -> Iterator[Notice]:
             code="nobody",
             says=f"{_count(census.open, 'request')} and no live worker",
             remedy="start workers: streamq worker MODULE:APP",
+        )
+    for node, share in census.nearly_full:
+        yield Notice(
+            code="full",
+            says=f"the server {node} uses {share:.0%} of its memory: at 100 % loaders are refused",
+            remedy="let workers drain it, collect results, or raise maxmemory",
+        )
+    if census.unswept_ms > UNSWEPT_MS:
+        yield Notice(
+            code="janitor",
+            says=f"no janitor has looked at the queue for {_span(census.unswept_ms / 1e3)}",
+            remedy="every pool is a janitor: look whether one runs; streamq janitor --once",
         )
     if census.damaged:
         yield Notice(
@@ -127,14 +156,9 @@ def _of_queue(census: Census) -> Iterator[Notice]:
         )
 
 
-def _of_request(status: Status, census: Census) -> Iterator[Notice]:
-    if census.has_slots and not census.has_handler(status.handler):
-        yield Notice(
-            code="handler",
-            request=status.id,
-            says=f"no live worker has the handler {status.handler}",
-            remedy="start a worker with it; if the name is wrong, cancel the request",
-        )
+def _of_request(known: Known, census: Census) -> Iterator[Notice]:
+    status = known.status
+    yield from _of_handler(status, census)
     records = status.records
     finished = records.done + records.failed
     if records.failed >= FAILING_LEAST and records.failed > FAILING_SHARE * finished:
@@ -144,6 +168,49 @@ def _of_request(status: Status, census: Census) -> Iterator[Notice]:
             request=status.id,
             says=f"{share:.1f} % of records fail ({records.failed:,} of {finished:,})",
             remedy="see its failures",
+        )
+    if status.waits_for_release:
+        yield Notice(
+            code="canary",
+            request=status.id,
+            says=f"its canary of {_count(status.canary or 0, 'part')} has ended, and it waits",
+            remedy="look at its failures; then release or cancel it",
+        )
+    yield from _of_time(known, census)
+
+
+def _of_handler(status: Status, census: Census) -> Iterator[Notice]:
+    if census.has_slots and not census.has_handler(status.handler):
+        yield Notice(
+            code="handler",
+            request=status.id,
+            says=f"no live worker has the handler {status.handler}",
+            remedy="start a worker with it; if the name is wrong, cancel the request",
+        )
+
+
+def _of_time(known: Known, census: Census) -> Iterator[Notice]:
+    """Tell of a request that will be late, or that stands still though it could go on."""
+    status, parts = known.status, known.status.parts
+    if status.deadline_ms and status.state is State.OPEN and known.speed > 0:
+        left = status.records.total - status.records.done - status.records.failed
+        late_s = time.time() + left / known.speed - status.deadline_ms / 1e3
+        if late_s > 0:
+            yield Notice(
+                code="deadline",
+                request=status.id,
+                says=f"at this speed it ends {_span(late_s)} after its deadline, and fails",
+                remedy="raise its limit, give it a better level, or start more workers",
+            )
+    still_s = time.monotonic() - known.moved_at
+    is_stuck = still_s > STILL_S and (parts.waiting or parts.running or parts.retry)
+    is_meant = status.paused or status.waits_for_release or status.held_until_ms
+    if is_stuck and not is_meant and census.has_handler(status.handler):
+        yield Notice(
+            code="still",
+            request=status.id,
+            says=f"none of its records was finished for {_span(still_s)}",
+            remedy="see why on its page, and what runs",
         )
 
 

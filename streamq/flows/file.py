@@ -1,4 +1,4 @@
-"""A flow as a TOML file: its name, and a table for each stage."""
+"""A flow as a TOML file: its name, the app that has its handlers, and a table for each stage."""
 
 import tomllib
 from pathlib import Path
@@ -19,13 +19,16 @@ def read_flow(path: Path) -> Flow:
         told = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidValue(f"{path}: {error}") from None
-    unknown = sorted(set(told) - {"name", "stage"})
+    unknown = sorted(set(told) - {"name", "app", "stage"})
     if unknown:
-        raise InvalidValue(f"{path}: there is no {', '.join(unknown)}; write name and [[stage]]")
+        raise InvalidValue(
+            f"{path}: there is no {', '.join(unknown)}; write name, app and [[stage]]"
+        )
     stages = told.get("stage", [])
     if not isinstance(stages, list) or not all(isinstance(each, dict) for each in stages):
         raise InvalidValue(f"{path}: write each stage as a table, [[stage]]")
-    return Flow(str(told.get("name", path.stem)), [_stage(path, each) for each in stages])
+    name, app = told.get("name", path.stem), told.get("app", "")
+    return Flow(str(name), [_stage(path, each) for each in stages], app=str(app))
 
 
 def _stage(path: Path, told: dict[str, Any]) -> Any:

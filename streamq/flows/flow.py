@@ -68,10 +68,15 @@ class Flow:
         name: str,
         stages: Iterable[Stage] = (),
         name_of: Callable[[Any], str] | None = None,
+        app: str = "",
     ) -> None:
-        """``name_of`` returns the name of the handler that a function is."""
+        """``name_of`` returns the name of the handler that a function is.
+
+        ``app`` names the app that has the handlers, as ``module:app``, where that is not plain.
+        """
         self.name = units.name(name, "flow")
         self.stages = tuple(stages)
+        self.app = app
         self._name_of = name_of
 
     def __repr__(self) -> str:
@@ -119,6 +124,11 @@ class Flow:
         return self._with("reduce", handler, options)
 
     @property
+    def owner(self) -> Any:
+        """The app that made the flow; None for none."""
+        return getattr(self._name_of, "__self__", None)
+
+    @property
     def shape(self) -> Shape:
         """The kinds of the stages, checked.
 
@@ -134,7 +144,8 @@ class Flow:
 
     def _with(self, kind: Kind, handler: Any, options: dict[str, Any]) -> "Flow":
         name = handler if isinstance(handler, str) else self._named(handler)
-        return Flow(self.name, (*self.stages, stage(kind, name, options)), self._name_of)
+        stages = (*self.stages, stage(kind, name, options))
+        return Flow(self.name, stages, self._name_of, self.app)
 
     def _named(self, function: Any) -> str:
         if self._name_of is None:

@@ -22,7 +22,7 @@ from streamq.gateway import cookies
 from streamq.gateway import keys as key_file
 from streamq.gateway.keys import Key, Keys
 from streamq.gateway.problems import Problem
-from streamq.gateway.roles import LOCAL, Caller
+from streamq.gateway.roles import LOCAL, Caller, Role
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,9 @@ class Access:
             return LOCAL
         key = _by_certificate(keys, visit) or _by_cookie(keys, visit)
         if key is None:
+            share = cookies.shared(keys.secret, _cookie(visit, cookies.SHARE_COOKIE))
+            if share:
+                return Caller(f"a link of {share.by}", Role.READER, only=share.request)
             raise no_key("the call has no key: send Authorization: Bearer sqk_...")
         return key.caller
 
@@ -109,6 +112,24 @@ class Access:
         if key is None:
             raise self._failures.add(visit.address)
         return key, cookies.cookie_of(keys, key)
+
+    def share(self, caller: Caller, request_id: str, days: int) -> str:
+        """Return what a link ends with that shows one request to whoever has it.
+
+        Raises:
+            Problem: this gateway has no keys, so nobody needs a link.
+        """
+        keys = self._current()
+        if keys is None:
+            title = "this gateway has no keys"
+            raise Problem(409, "OPEN", title, "whoever reaches it sees the page by its address")
+        return cookies.share_of(keys.secret, request_id, caller.name, days)
+
+    def shared(self, text: str) -> str:
+        """Return which request a link is for; "" if it is over, or was forged."""
+        keys = self._current()
+        share = cookies.shared(keys.secret, text) if keys else None
+        return share.request if share else ""
 
     def is_secure(self, scheme: str) -> bool:
         """Return whether browsers reach this gateway by TLS."""
@@ -210,11 +231,16 @@ def _by_certificate(keys: Keys, visit: Visit) -> Key | None:
 
 
 def _by_cookie(keys: Keys, visit: Visit) -> Key | None:
+    found = _cookie(visit, cookies.COOKIE)
+    return cookies.key_of(keys, found) if found else None
+
+
+def _cookie(visit: Visit, name: str) -> str:
     try:
-        found = SimpleCookie(visit.headers.get("cookie", "")).get(cookies.COOKIE)
+        found = SimpleCookie(visit.headers.get("cookie", "")).get(name)
     except CookieError:
-        return None
-    return cookies.key_of(keys, found.value) if found else None
+        return ""
+    return found.value if found else ""
 
 
 def _is_host(text: str) -> bool:

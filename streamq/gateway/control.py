@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.gateway.desk import Desk
@@ -18,13 +20,16 @@ from streamq.gateway.messages import (
 from streamq.gateway.roles import Caller, Role
 from streamq.model import Failure, State, Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.changes import describe
 from streamq.queue.listing import Glimpse, find
 from streamq.queue.request import Request
 
 T = TypeVar("T")
 
 #: What can be done to a request with an empty body.
-ACTIONS = ("pause", "resume", "cancel", "retry")
+ACTIONS = ("pause", "resume", "cancel", "retry", "release")
+#: Requests whose queue is remembered.
+_MOST_KNOWN = 10_000
 STATES = (*(state.value for state in State), "paused")
 
 
@@ -35,6 +40,8 @@ class Control:
         self._protocol = protocol
         self._desk = desk
         self._queues = queues
+        #: The queues of requests that were touched lately: of one that was purged, nobody knows.
+        self.queue_of: dict[str, str] = {}
 
     async def act(self, caller: Caller, request_id: str, action: str) -> Controlled:
         """Pause, resume, cancel or retry a request."""
@@ -45,17 +52,18 @@ class Control:
 
         return await self._with(caller, request_id, act)
 
-    async def change(self, caller: Caller, request_id: str, changes: Changes) -> Status:
-        """Change level, limit, rate or weight of a request that runs."""
+    async def change(self, caller: Caller, request_id: str, changes: Changes) -> tuple[Status, str]:
+        """Change level, limit, rate or weight of a request that runs. Returns also what changed."""
 
-        def change(request: Request) -> Status:
+        def change(request: Request) -> tuple[Status, str]:
+            before = request.status()
             request.set(
                 level=changes.level,
                 limit=changes.limit,
                 rate=changes.rate,
                 weight=changes.weight,
             )
-            return request.status()
+            return request.status(), describe(before, msgspec.to_builtins(changes))
 
         return await self._with(caller, request_id, change)
 
@@ -81,6 +89,7 @@ class Control:
         self, caller: Caller, queue: str, *, state: str, handler: str, ended: bool, most: int
     ) -> Listed:
         """Return requests of a queue, the newest first."""
+        caller.check_request("")
         caller.check_queue(units.name(queue, "queue"))
         if state and state not in STATES:
             raise InvalidValue(f"state {state!r:.80} is none: {', '.join(STATES)}")
@@ -111,6 +120,7 @@ class Control:
 
     async def queues(self, caller: Caller) -> list[QueueTold]:
         """Return the queues that this gateway serves and the caller may use."""
+        caller.check_request("")
         own = caller.queues
         names = [queue for queue in self._queues if own is None or queue in own]
 
@@ -132,7 +142,12 @@ class Control:
 
         def work() -> T:
             request = Request(self._protocol, name)
-            caller.check_queue(request.status().queue)
+            caller.check_request(name)
+            queue = request.status().queue
+            caller.check_queue(queue)
+            if len(self.queue_of) > _MOST_KNOWN:
+                self.queue_of.clear()
+            self.queue_of[name] = queue
             return do(request)
 
         return await self._desk.in_thread(work)

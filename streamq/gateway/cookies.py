@@ -10,8 +10,13 @@ import msgspec
 from streamq.gateway.keys import Key, Keys
 
 COOKIE = "streamq_session"
+#: The cookie of a browser that came by a link to one request.
+SHARE_COOKIE = "streamq_share"
 #: A session lasts so long.
 SESSION_S = 12 * 3_600
+#: A link to one request lasts so many days, unless it is told otherwise, and at most.
+SHARE_DAYS, MOST_SHARE_DAYS = 7, 90
+_SHARE = b"share "
 
 
 class Session(msgspec.Struct, frozen=True, array_like=True):
@@ -42,15 +47,39 @@ def key_of(keys: Keys, cookie: str) -> Key | None:
     return key
 
 
-def header_of(cookie: str, *, is_secure: bool, lasts_s: int = SESSION_S) -> str:
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """A link to one request: which, who made it, and until when it is good."""
+
+    request: str
+    by: str
+    until_s: int
+
+
+def share_of(secret: bytes, request_id: str, by: str, days: int) -> str:
+    """Return what a link to a request ends with. It needs no key, and shows nothing else."""
+    share = Share(request_id, by, round(time.time()) + days * 86_400)
+    body = _text(msgspec.json.encode(share))
+    return f"{body}.{_signature(secret, body, _SHARE)}"
+
+
+def shared(secret: bytes, text: str) -> Share | None:
+    """Return which request a link is for; None if it is over, or was forged."""
+    body, _, signature = text.partition(".")
+    if not hmac.compare_digest(_signature(secret, body, _SHARE).encode(), signature.encode()):
+        return None
+    share = msgspec.json.decode(urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=Share)
+    return share if share.until_s > time.time() else None
+
+
+def header_of(cookie: str, *, is_secure: bool, lasts_s: int = SESSION_S, name: str = COOKIE) -> str:
     """Return the header that sets the cookie; with ``lasts_s`` 0 it is taken away."""
     secure = "; Secure" if is_secure else ""
-    return f"{COOKIE}={cookie}; Path=/; Max-Age={lasts_s}; HttpOnly; SameSite=Strict{secure}"
+    return f"{name}={cookie}; Path=/; Max-Age={lasts_s}; HttpOnly; SameSite=Strict{secure}"
 
 
-def _signature(secret: bytes, body: str) -> str:
-    # Another use of the secret than tickets: neither can be taken for the other.
-    return _text(hmac.new(secret, b"session " + body.encode(), hashlib.sha256).digest())
+def _signature(secret: bytes, body: str, use: bytes = b"session ") -> str:
+    # Another use of the secret than tickets: none can be taken for the other.
+    return _text(hmac.new(secret, use + body.encode(), hashlib.sha256).digest())
 
 
 def _text(data: bytes) -> str:

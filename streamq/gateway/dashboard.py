@@ -1,43 +1,32 @@
-"""The dashboard's part of the gateway: its pages, the live feed, and what operators change."""
+"""The dashboard's part of the gateway: what may be watched, is read once, and is changed."""
 
 import asyncio
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
-from starlette.requests import Request as Asked
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route as StarletteRoute
 
 from streamq import units
 from streamq.dashboard import failures
-from streamq.dashboard.feed import MOST_TOPICS, MOST_TOPICS_IN_ALL, Feed, Watcher
-from streamq.dashboard.files import POLICY, pages
+from streamq.dashboard.feed import MOST_TOPICS, MOST_TOPICS_IN_ALL, Feed
 from streamq.dashboard.report import make_report
 from streamq.errors import InvalidValue, StreamqError
 from streamq.gateway.messages import Controlled
-from streamq.gateway.problems import Problem, problem_of
+from streamq.gateway.problems import Problem
 from streamq.gateway.roles import Caller, Role
+from streamq.gateway.route import Call
 from streamq.model import Failure, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
+from streamq.queue.changes import Change, note, read_changes
+from streamq.queue.flow_status import place_of
 from streamq.queue.request import Request
+
+log = logging.getLogger(__name__)
 
 #: So many bytes of a payload are shown.
 SHOWN_BYTES = 4_096
-#: So many changes are remembered.
-MOST_ENTRIES = 1_000
-#: Addresses of pages. All of them are the same file: what it shows follows from the address.
-PAGES = ("/", "/q/{rest:path}", "/r/{rest:path}", "/login")
-_SECURITY = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +36,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     last: int = 0
     error: str | None = None
     pattern: str = ""
+    #: Of a flow: the number of the stage; 0 for a request that is none.
+    stage: int = 0
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +67,9 @@ class Board:
         self._in_thread = in_thread
         self.queues = queues
         self.feed = Feed(protocol)
-        #: What was changed through this gateway since it started, the last first.
-        self.log: deque[dict[str, Any]] = deque(maxlen=MOST_ENTRIES)
+        #: The queue of a request that was touched lately, if that is known.
+        self.queue_of: Mapping[str, str] = {}
+        self._noting: set[asyncio.Task[None]] = set()
 
     # What is watched
 
@@ -89,16 +81,28 @@ class Board:
             raise Problem(503, "BUSY", "too many topics are watched", retry_after_s=5)
         for topic in topics:
             found = self.feed.sampler(topic)
+            caller.check_request(found.request_id)
             if found.queue:
                 self._check_queue(caller, found.queue)
             elif caller.queues is not None:
                 status = await self._status(found.request_id)
                 self._check_queue(caller, status.queue)
 
+    def queues_of(self, caller: Caller) -> list[str]:
+        """Return the queues of this gateway that the caller may see."""
+        if caller.only:
+            return []
+        return [each for each in self.queues if caller.queues is None or each in caller.queues]
+
     def _check_queue(self, caller: Caller, queue: str) -> None:
         caller.check_queue(queue)
         if queue not in self.queues:
             raise InvalidValue(f"this gateway does not serve the queue {queue!r:.80}")
+
+    async def check_request(self, caller: Caller, request_id: str) -> None:
+        """Raise an error unless there is such a request, and the caller may see it."""
+        caller.check_request(request_id)
+        caller.check_queue((await self._status(request_id)).queue)
 
     async def _status(self, request_id: str) -> Status:
         name = units.name(request_id, "request id")
@@ -107,35 +111,55 @@ class Board:
 
     # What is changed
 
-    def changed(self, caller: Caller, what: str, request_id: str, body: Any) -> None:
-        """Note who changed what, and tell those who watch the request."""
-        change = msgspec.to_builtins(body) if what == "change" else {}
-        words = [f"{name} {value}" for name, value in change.items() if value is not None]
-        self.log.appendleft(
-            {
-                "t": round(time.time() * 1e3),
-                "who": caller.name,
-                "what": " ".join(["set" if words else what, *words]),
-                "request": request_id,
-            }
+    def changed(self, call: Call, request_id: str, what: str) -> None:
+        """Note who changed what, and tell those who watch the request; does not wait for that."""
+        if request_id:
+            self.feed.hurry(request_id)
+        if not (request_id and what):
+            return
+        change = Change(
+            who=call.caller.name, what=what, request=request_id, address=call.visit.address
         )
-        self.feed.hurry(request_id)
+        task = asyncio.get_running_loop().create_task(self._note(change))
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
 
-    async def retry(self, caller: Caller, request_id: str, which: Retry) -> Controlled:
-        """Run failed parts again: those of a range, or of a group."""
+    async def _note(self, change: Change) -> None:
+        try:
+            known = self.queue_of.get(change.request)
+            queue = known or (await self._status(change.request)).queue
+            await self._in_thread(lambda: note(self._protocol, queue, change))
+        except StreamqError as error:  # it is gone by now, or the server is away
+            log.debug("the change of %s is not in the log: %s", change.request, error)
+        else:
+            self.feed.hurry_topic(f"l:{queue}")
+
+    async def changes(self, caller: Caller, queue: str) -> list[Change]:
+        """Return what was changed of the requests of a queue; addresses to operators only."""
+        self._check_queue(caller, units.name(queue, "queue"))
+        found: list[Change] = await self._in_thread(lambda: read_changes(self._protocol, queue))
+        if caller.role is Role.OPERATOR:
+            return found
+        return [msgspec.structs.replace(each, address="") for each in found]
+
+    async def retry(self, caller: Caller, request_id: str, which: Retry) -> tuple[Controlled, str]:
+        """Run failed parts again: those of a range, or of a group. Returns also which, in words."""
         status = await self._status(request_id)
         caller.check_queue(status.queue)
 
         def retry() -> Controlled:
             request = Request(self._protocol, request_id)
-            parts = request.retry(self._chosen(request_id, which))
+            chosen = self._chosen(place_of(request_id, which.stage), which)
+            parts = request.retry(chosen, stage=which.stage or None)
             return Controlled(request.status().state, parts)
 
         done: Controlled = await self._in_thread(retry)
-        return done
+        if which.last:
+            return done, f"retry parts {which.first} to {which.last}"
+        return done, f"retry {which.error or ''}: {which.pattern}"
 
-    def _chosen(self, request_id: str, which: Retry) -> Iterator[int]:
-        found = self._protocol.failures(request_id)
+    def _chosen(self, place: str, which: Retry) -> Iterator[int]:
+        found = self._protocol.failures(place)
         if which.last:
             return (number for number, _ in found if which.first <= number <= which.last)
         return failures.parts_of_group(found, which.error or "", which.pattern)
@@ -167,6 +191,7 @@ class Board:
         """Return a request as one HTML file."""
         status = await self._status(request_id)
         caller.check_queue(status.queue)
+        caller.check_request(request_id)
         told = self.feed.past(f"r:{request_id}")
         page: bytes = await self._in_thread(
             lambda: make_report(self._protocol, request_id, told["points"] if told else None)
@@ -195,91 +220,3 @@ class Board:
 
         shown: Payload = await self._in_thread(read)
         return shown
-
-
-# Routes whose answers are no JSON
-
-Called = Callable[[Asked, Role], Caller]
-
-
-def routes(board: Board, called: Called) -> list[StarletteRoute]:
-    """Return the routes of pages, files and the feed. ``called`` tells who calls, or raises."""
-
-    async def page(_: Asked) -> Response:
-        return Response(
-            pages().index,
-            media_type="text/html; charset=utf-8",
-            headers={**_SECURITY, "Cache-Control": "no-cache"},
-        )
-
-    async def file(asked: Asked) -> Response:
-        found = pages().files.get(asked.path_params["name"])
-        if found is None:
-            return _told(Problem(404, "PATH", "there is no such file"))
-        lasting = asked.path_params["digest"] == pages().digest
-        age = "public, max-age=31536000, immutable" if lasting else "no-cache"
-        return Response(
-            found.content, media_type=found.kind, headers={**_SECURITY, "Cache-Control": age}
-        )
-
-    async def live(asked: Asked) -> Response:
-        topics = asked.query_params.getlist("topic")
-        caller = called(asked, Role.READER)
-        await board.may_watch(caller, topics)
-        if "once" in asked.query_params:
-            frames = [await board.feed.frame(topic) for topic in topics]
-            return Response(b"".join(frames), media_type="text/event-stream")
-        return StreamingResponse(
-            _events(board, caller, topics),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **_SECURITY},
-        )
-
-    async def report(asked: Asked) -> Response:
-        request_id = asked.path_params["id"]
-        content = await board.report(called(asked, Role.READER), request_id)
-        disposition = f'attachment; filename="{request_id}.html"'
-        return Response(
-            content,
-            media_type="text/html; charset=utf-8",
-            headers={**_SECURITY, "Content-Disposition": disposition},
-        )
-
-    return [
-        StarletteRoute("/v1/requests/{id}/report.html", _telling(report)),
-        *(StarletteRoute(path, page) for path in PAGES),
-        StarletteRoute("/static/{digest}/{name}", file),
-        StarletteRoute("/v1/live", _telling(live)),
-    ]
-
-
-def _telling(operation: Callable[[Asked], Awaitable[Response]]) -> Callable[..., Any]:
-    """Return the operation with its errors told as problem+json."""
-
-    async def answer(asked: Asked) -> Response:
-        try:
-            return await operation(asked)
-        except Problem as problem:
-            return _told(problem)
-        except StreamqError as error:
-            return _told(problem_of(error))
-
-    return answer
-
-
-async def _events(board: Board, caller: Caller, topics: list[str]) -> AsyncIterator[bytes]:
-    watcher = Watcher()
-    feed = board.feed
-    hello = {"role": caller.role, "name": caller.name, "queues": board.queues}
-    yield b"retry: 1000\nevent: hello\ndata: " + msgspec.json.encode(hello) + b"\n\n"
-    feed.join(watcher, topics)
-    try:
-        with suppress(asyncio.CancelledError):
-            async for frame in watcher.frames(lambda: feed.is_stopping):
-                yield frame
-    finally:
-        feed.leave(watcher)
-
-
-def _told(problem: Problem) -> Response:
-    return Response(problem.body(), problem.status, headers=problem.headers())

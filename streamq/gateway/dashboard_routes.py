@@ -1,14 +1,18 @@
 """The lines of the table of routes that the dashboard needs: what operators change, and details."""
 
 from importlib.metadata import version
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from streamq.gateway.cookies import MOST_SHARE_DAYS, SHARE_DAYS
 from streamq.gateway.dashboard import Board, Payload, Retry
 from streamq.gateway.messages import Controlled
 from streamq.gateway.roles import Role
 from streamq.gateway.route import Answer, Call, Gateway, Param, Route
 from streamq.model import Failure
+from streamq.queue.changes import Change
 
 _MOST_FAILURES = 200
 _LAST_PART = 2**53
@@ -23,6 +27,8 @@ class Me(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     #: Whether callers log in.
     session: bool = False
+    #: The only request that may be seen, by a link; "" for all of the queues.
+    only: str = ""
 
 
 def _board(gateway: Gateway) -> Board:
@@ -33,28 +39,36 @@ def _board(gateway: Gateway) -> Board:
 async def me(gateway: Gateway, call: Call) -> Answer:
     """Tell who calls."""
     caller = call.caller
-    queues = [
-        queue for queue in _board(gateway).queues if caller.queues is None or queue in caller.queues
-    ]
     role = Role.READER if _board(gateway).is_read_only else caller.role
     told = Me(
         name=caller.name,
         role=role,
-        queues=queues,
+        queues=_board(gateway).queues_of(caller),
         version=version("streamq"),
-        session=gateway.access.has_keys,
+        session=gateway.access.has_keys and not caller.only,
+        only=caller.only,
     )
     return Answer(200, told)
 
 
 async def retry_some(gateway: Gateway, call: Call) -> Answer:
     """Run failed parts of a range or a group again."""
-    return Answer(200, await _board(gateway).retry(call.caller, call.path["id"], call.body))
+    done, noted = await _board(gateway).retry(call.caller, call.path["id"], call.body)
+    return Answer(200, done, noted=noted)
 
 
 async def changes(gateway: Gateway, call: Call) -> Answer:
-    """Tell who changed what through this gateway."""
-    return Answer(200, list(_board(gateway).log))
+    """Tell who changed what."""
+    queue = call.text("queue", "default")
+    return Answer(200, await _board(gateway).changes(call.caller, queue))
+
+
+async def share(gateway: Gateway, call: Call) -> Answer:
+    """Make a link that shows one request to whoever has it."""
+    request_id, days = call.path["id"], call.body.days
+    await _board(gateway).check_request(call.caller, request_id)
+    link = gateway.access.share(call.caller, request_id, days)
+    return Answer(200, Shared(path=f"/s/{link}", days=days), noted=f"share for {days} days")
 
 
 async def failures(gateway: Gateway, call: Call) -> Answer:
@@ -72,13 +86,17 @@ async def payload(gateway: Gateway, call: Call) -> Answer:
     return Answer(200, await _board(gateway).payload(call.caller, call.path["id"], part))
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A change: when, by whom, what, and of which request."""
+class Days(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many days a link is good for."""
 
-    t: int
-    who: str
-    what: str
-    request: str
+    days: Annotated[int, Meta(ge=1, le=MOST_SHARE_DAYS)] = SHARE_DAYS
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """A link: what comes behind the address of the gateway, and how many days it is good for."""
+
+    path: str
+    days: int
 
 
 _PART = {"type": "integer", "minimum": 1, "maximum": 2**53}
@@ -90,6 +108,7 @@ DASHBOARD_ROUTES: tuple[Route, ...] = (
         path="/v1/me",
         role=Role.READER,
         operation=me,
+        is_of_all=True,
         summary="Tell who calls, what they may do, and which queues there are.",
         answers={200: Me},
     ),
@@ -98,8 +117,19 @@ DASHBOARD_ROUTES: tuple[Route, ...] = (
         path="/v1/changes",
         role=Role.READER,
         operation=changes,
-        summary="Tell who changed what through this gateway since it started, the last first.",
-        answers={200: list[Entry]},
+        summary="Tell who changed what of the requests of a queue, the last first.",
+        answers={200: list[Change]},
+        query={"queue": Param("the queue; default if not given", {"type": "string"})},
+    ),
+    Route(
+        method="POST",
+        path=f"{_OF_REQUEST}/share",
+        role=Role.LOADER,
+        operation=share,
+        summary="Make a link that shows this request, read-only, to whoever has it.",
+        body=Days,
+        answers={200: Shared},
+        is_change=True,
     ),
     Route(
         method="POST",

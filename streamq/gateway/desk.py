@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from streamq import backoff, units
 from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
-from streamq.gateway import payloads
+from streamq.gateway import payloads, stages
 from streamq.gateway.courier import FIRST_LEASE_MS, Courier
 from streamq.gateway.dispatch import Dispatch, Waiter, Wanted
 from streamq.gateway.messages import (
@@ -43,7 +43,7 @@ from streamq.gateway.ticket import (
     Ticket,
     TicketBook,
 )
-from streamq.model import MAX_RESULT, Failure, Part, Spec
+from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Renewed, Terms, Tokens
 from streamq.queue.held_lease import HeldLease, LeaseGone
@@ -153,6 +153,7 @@ class Desk:
             handed_ms=now_ms,
             late_ms=now_ms + ask.quantum_ms,
             key=caller.name,
+            facts=lease.facts,
         )
         ticket = _with_parts(ticket, grant.parts)
         self._remember(ticket, known.work)
@@ -356,6 +357,7 @@ class Desk:
         book = TicketBook(ticket.number, place)
         lease = HeldLease(host, book, ticket.holder, ticket.request_id, is_insisting=False)
         lease.handler, lease.created_ms = ticket.handler, ticket.created_ms
+        lease.facts = ticket.facts
         return lease
 
 
@@ -379,8 +381,8 @@ class _TicketHost:
         # The next audit pushes what is not pushed now.
         with suppress(ServerError, Damaged):
             self.protocol.push(self._queue, request_id, tokens)
-        if tokens.look_ms:
-            self._keeper.expect(tokens.look_ms)
+        if look_ms := tokens.next_look_ms(self._queue):
+            self._keeper.expect(look_ms)
 
     def note_end(self, request_id: str, grant: Grant) -> None:
         """Note nothing."""
@@ -431,12 +433,13 @@ class _Outcomes:
 
     def _add(self, ticket: Ticket, done: Done, records: int) -> None:
         result = payloads.encoded(done.result)
-        if len(result) <= MAX_RESULT:
-            self.done.append((_part(done.part), PartDone(result, records)))
-            return
-        message = f"the result has more than the {MAX_RESULT} bytes allowed"
-        failed = Failed(part=done.part, kind="abandon", error="ResultTooLarge", message=message)
-        self.not_done.append((_part(done.part), _not_done(ticket, failed)))
+        part = Part(done.part, b"", ticket.about_of(done.part))
+        try:
+            self.done.append((part, stages.done(part, records, result, ticket.facts)))
+        except stages.BAD as error:
+            word, why = type(error).__name__, str(error)
+            failed = Failed(part=done.part, kind="abandon", error=word, message=why)
+            self.not_done.append((part, _not_done(ticket, failed)))
 
 
 def too_many(detail: str) -> Problem:
@@ -472,6 +475,7 @@ def _with_parts(ticket: Ticket, parts: list[Part]) -> Ticket:
         parts=Runs.of(part.number for part in parts),
         records=Runs.of(part.records or 1 for part in parts),
         attempts={part.number: part.attempt for part in parts if part.attempt > 1},
+        abouts=tuple(part.about for part in parts) if ticket.facts else (),
     )
 
 

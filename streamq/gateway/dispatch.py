@@ -16,6 +16,7 @@ from contextlib import suppress
 import msgspec
 
 from streamq.errors import Damaged, InvalidValue, ServerError, StreamqError
+from streamq.gateway import stages
 from streamq.gateway.ticket import TicketBook
 from streamq.model import Spec
 from streamq.protocol.keys import list_of
@@ -200,12 +201,12 @@ class Line:
         if claimed is None:
             return False
         lease, grant, known = claimed
-        if known.work.by_reference:
+        if known.work.by_reference or stages.is_left_to_others(known.work):
             self._release(claimed)
             self._taker.leave_to_others(lease.request_id, LEAVE_S)
+            why = "refers to files" if known.work.by_reference else "is a join or a reduce"
             log.warning(
-                "request %s refers to files, which a gateway cannot read: other workers run it",
-                lease.request_id,
+                "%s %s, which a gateway cannot read: other workers run it", lease.request_id, why
             )
             return False
         lease.begin(grant)

@@ -18,7 +18,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from streamq.errors import StreamqError
-from streamq.gateway import dashboard, websocket
+from streamq.gateway import live, pages, websocket
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import LOCAL, Caller, Role
@@ -77,7 +77,8 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
                 StarletteRoute(path, endpoint(routes), methods=list(routes))
                 for path, routes in by_path.items()
             ),
-            *(dashboard.routes(gateway.board, called) if gateway.board else ()),
+            *(pages.routes(gateway.board, gateway.access, called) if gateway.board else ()),
+            *(live.routes(gateway.board, gateway.access, called) if gateway.board else ()),
         ],
         exception_handlers={HTTPException: _no_route, Exception: _stumbled},
     )
@@ -104,7 +105,7 @@ async def _serve(gateway: Gateway, route: Route, request: Request, is_read_only:
         return _told(meant)
     _note(call, route, request, answer.status)
     if route.is_change and gateway.board:
-        gateway.board.changed(call.caller, route.name, request.path_params.get("id", ""), call.body)
+        gateway.board.changed(call, request.path_params.get("id", ""), answer.noted)
     return _response(answer)
 
 
@@ -114,6 +115,8 @@ async def _call(access: Access, route: Route, request: Request) -> Call:
     # Who logs in says so in the body.
     caller = LOCAL if route.role is Role.ANYBODY else access.caller(visit)
     caller.check_role(route.role, route.path)
+    if not route.is_of_all:
+        caller.check_request(request.path_params.get("id", ""))
     call = Call(caller, request.path_params, request.query_params, visit, request.scope["scheme"])
     if route.body is not None:
         call.body = _decoded(await _read(request), route.body)

@@ -160,35 +160,46 @@ async def queues(gateway: Gateway, call: Call) -> Answer:
     return Answer(200, await gateway.control.queues(call.caller))
 
 
+async def _act(gateway: Gateway, call: Call, verb: str) -> Answer:
+    done = await gateway.control.act(call.caller, call.path["id"], verb)
+    return Answer(200, done, noted=verb)
+
+
+async def release(gateway: Gateway, call: Call) -> Answer:
+    """Let all parts of a request run that has a canary."""
+    return await _act(gateway, call, "release")
+
+
 async def pause(gateway: Gateway, call: Call) -> Answer:
     """Start no more parts of a request."""
-    return Answer(200, await gateway.control.act(call.caller, call.path["id"], "pause"))
+    return await _act(gateway, call, "pause")
 
 
 async def resume(gateway: Gateway, call: Call) -> Answer:
     """Start parts of a request again."""
-    return Answer(200, await gateway.control.act(call.caller, call.path["id"], "resume"))
+    return await _act(gateway, call, "resume")
 
 
 async def cancel(gateway: Gateway, call: Call) -> Answer:
     """End a request now."""
-    return Answer(200, await gateway.control.act(call.caller, call.path["id"], "cancel"))
+    return await _act(gateway, call, "cancel")
 
 
 async def retry(gateway: Gateway, call: Call) -> Answer:
     """Run the failed parts of a request again."""
-    return Answer(200, await gateway.control.act(call.caller, call.path["id"], "retry"))
+    return await _act(gateway, call, "retry")
 
 
 async def change(gateway: Gateway, call: Call) -> Answer:
     """Change level, limit, rate or weight of a request."""
-    return Answer(200, await gateway.control.change(call.caller, call.path["id"], call.body))
+    status, noted = await gateway.control.change(call.caller, call.path["id"], call.body)
+    return Answer(200, status, noted=noted)
 
 
 async def purge(gateway: Gateway, call: Call) -> Answer:
     """Remove an ended request."""
     await gateway.control.purge(call.caller, call.path["id"])
-    return Answer(204)
+    return Answer(204, noted="purge")
 
 
 async def version(gateway: Gateway, call: Call) -> Answer:

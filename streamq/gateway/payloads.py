@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from streamq.errors import InvalidValue
+from streamq.gateway import stages
 from streamq.gateway.messages import As, PartTold, Value
 from streamq.model import Part, Spec
 from streamq.records import about
@@ -27,7 +28,8 @@ def told(part: Part, spec: Spec, form: As) -> PartTold:
         source=place.source if place else "",
         line=place.line if place else 0,
     )
-    value = _form_of(part.payload, form, is_json=about.is_json(part))
+    data, is_json = stages.payload_of(part, spec)
+    value = _form_of(data, form, is_json=is_json)
     said.json, said.text, said.base64 = value.json, value.text, value.base64
     return said
 

@@ -38,6 +38,15 @@ class Caller(msgspec.Struct, frozen=True):
     #: How many calls of this caller may wait at once, and how many streams it may have open.
     waits: int = 200
     streams: int = 20
+    #: The only request that the caller may see: it came by a share link; "": all of its queues.
+    only: str = ""
+
+    def check_request(self, request_id: str) -> None:
+        """Raise a problem unless the caller may see the request; "" stands for none at all."""
+        if self.only and request_id != self.only:
+            raise Problem(
+                403, "ROLE", "the link shows one request", f"it is for {self.only} and nothing else"
+            )
 
     def check_role(self, wanted: Role, what: str) -> None:
         """Raise a problem unless the caller's role may use what asks for that one."""

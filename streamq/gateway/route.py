@@ -83,6 +83,8 @@ class Answer(msgspec.Struct):
     #: Told as it is, instead of a value.
     text: str = ""
     headers: dict[str, str] = {}
+    #: What was changed, for the log of the queue, in words; "" for nothing that is worth it.
+    noted: str = ""
     #: Called if the caller has left before the answer could be sent.
     undo: Callable[[], None] | None = None
     #: Called when the answer is out.
@@ -115,6 +117,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     takes_file: bool = False
     #: Whether it changes what the server holds, and is told of in the log.
     is_change: bool = False
+    #: Whether also a caller may use it who may see one request only.
+    is_of_all: bool = False
 
     @property
     def name(self) -> str:

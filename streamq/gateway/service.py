@@ -112,12 +112,14 @@ def serve(
     uploads = Uploads(protocol, desk, settings.team)
     sessions = Sessions(desk)
     board = Board(protocol, desk.in_thread, list(options.queues), is_read_only=options.is_read_only)
+    control = Control(protocol, desk, options.queues)
+    board.queue_of = control.queue_of
     gateway = Gateway(
         desk,
         requests,
         Loads(protocol, desk, settings.team),
         uploads,
-        Control(protocol, desk, options.queues),
+        control,
         access,
         sessions,
         lambda: _unready(desk, keepers.values()),

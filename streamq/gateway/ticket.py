@@ -87,6 +87,13 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     late_ms: int
     #: The name of the key that it was given to.
     key: str
+    #: Of a stage of a flow: what the scripts know of it, and what each part says of itself.
+    facts: str = ""
+    abouts: tuple[bytes, ...] = ()
+
+    def about_of(self, number: int) -> bytes:
+        """Return what a part says of itself."""
+        return self.abouts[self.parts.numbers().index(number)] if self.abouts else b""
 
     def records_by_part(self) -> dict[int, int]:
         """Return the number of records of each part."""

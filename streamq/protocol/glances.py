@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from streamq.driver.errors import translating_driver_errors
+from streamq.errors import Damaged, ServerRefused
 from streamq.protocol.reads import Reads
 from streamq.protocol.replies import read_names
 from streamq.protocol.snapshot import Snapshot
@@ -35,7 +36,15 @@ FIELDS = (
     "labels",
     "redrives",
     "keep_ms",
+    "ceiling",
+    "deadline_ms",
 )
+
+
+#: A point of a curve, as ``lua/lib/pace.lua`` packs it: the time (ms), records done, failed and in
+#: all, and leases.
+_POINT_BYTES = 24
+_POINT_WIDTHS = (6, 5, 5, 5, 3)
 
 
 class InHand(msgspec.Struct, frozen=True):
@@ -154,3 +163,46 @@ def payload_of(reads: Reads, request_id: str, number: int, most: int) -> tuple[b
         for about, payload in fields.items():
             return about, payload[:most], len(payload)
     return b"", b"", -1
+
+
+def curve_of(reads: Reads, request_id: str) -> list[tuple[int, int, int, int, int]]:
+    """Return the curve that a request keeps of itself, oldest point first.
+
+    A point is the time (ms), records done, failed and in all, and leases.
+    """
+    try:
+        with translating_driver_errors(reads.connection.where):
+            packed: bytes = reads.connection.redis.get(reads.keys(request_id).pace) or b""
+    except (Damaged, ServerRefused):  # of another type, or the ACL is of an earlier version
+        return []
+    whole = len(packed) - len(packed) % _POINT_BYTES
+    return [_point(packed[at : at + _POINT_BYTES]) for at in range(0, whole, _POINT_BYTES)]
+
+
+def _point(packed: bytes) -> tuple[int, int, int, int, int]:
+    found, at = [], 0
+    for width in _POINT_WIDTHS:
+        found.append(int.from_bytes(packed[at : at + width], "big"))
+        at += width
+    t, done, failed, total, running = found
+    return t, done, failed, total, running
+
+
+def changes_of(reads: Reads, queue: str, most: int) -> list[tuple[int, bytes]]:
+    """Return the entries of a queue's log: when (ms), and what was noted; the last first."""
+    with translating_driver_errors(reads.connection.where):
+        found = reads.connection.redis.xrevrange(reads.queue_keys(queue).log, count=most)
+    return [(_time_of(entry), fields.get(b"change", b"")) for entry, fields in found]
+
+
+def spans_of(reads: Reads, queue: str, after: str, most: int) -> list[tuple[str, bytes]]:
+    """Return what workers told of their slots: ids of entries after this one, and their texts."""
+    with translating_driver_errors(reads.connection.where):
+        found = reads.connection.redis.xrange(
+            reads.queue_keys(queue).spans, f"({after}", "+", count=most
+        )
+    return [(entry.decode(), fields.get(b"told", b"")) for entry, fields in found]
+
+
+def _time_of(entry: bytes) -> int:
+    return int(entry.partition(b"-")[0])

@@ -37,7 +37,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "walk": ("kids",),
     "flow": (*_NEIGHBOURS, "tries"),
     "stages": ("groups", "kids", *_OF_STAGE),
-    "whole": ("groups", "kids", *_OF_STAGE, "gone", "left", "results"),
+    "whole": ("groups", "kids", *_OF_STAGE, "gone", "pace", "left", "results"),
 }
 
 
@@ -69,6 +69,8 @@ class RequestKeys:
     results: str
     #: HASH    part number -> what was given up
     failed: str
+    #: STRING  its curve: points of 24 bytes each
+    pace: str
     #: channel (sharded)  the end of the request
     events: str
     #: STRING  written before replicas are waited for, and gone a moment later
@@ -163,9 +165,9 @@ class RequestKeys:
     @property
     def _whole(self) -> list[str]:
         """All keys of all stages."""
-        own = self._of(1, *_OF_STAGE, "gone", "left", "results")
+        own = self._of(1, *_OF_STAGE, "gone", "pace", "left", "results")
         later = range(2, len(self.shape or ()) + 1)
-        return [*own, *self._stages, *(key for n in later for key in self._of(n, "gone"))]
+        return [*own, *self._stages, *(key for n in later for key in self._of(n, "gone", "pace"))]
 
 
 def list_of(handler: str, level: int) -> str:
@@ -202,6 +204,12 @@ class QueueKeys:
         self.worker = f"{root}worker:{worker}"
         #: STRING  written before replicas are waited for, and gone a moment later
         self.sync = root + "sync"
+        #: STREAM  what was changed of requests; about the last thousand
+        self.log = root + "log"
+        #: STRING  how many spans a second each worker may tell; has a TTL
+        self.watch = root + "watch"
+        #: STREAM  what slots did; the last minute at most
+        self.spans = root + "spans"
         #: any     a key of the queue that is of another type
         self.spoilt = root + spoilt
         #: any     the same when it was set aside

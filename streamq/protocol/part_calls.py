@@ -98,8 +98,9 @@ def pass_on(
     """Hand finished parts of a stage over to the next, and ask for the next parts."""
     payloads = [payload for part in passed for payload in part.payloads]
     asked = (holder, call, terms.most, terms.max_bytes, terms.lease_ms, created_ms, records)
+    handed = sum(part.handed for part in passed)
     args = {
-        "terms": " ".join(map(str, asked)),
+        "terms": " ".join(map(str, (*asked, handed))),
         "facts": facts,
         "numbers": struct.pack(f"<{len(passed)}Q", *(part.number for part in passed)),
         "origins": " ".join([part.origin for part in passed]),
@@ -234,7 +235,7 @@ def _passed(reply: Sequence[Any]) -> Grant:
         word.decode(),
         Tokens(count, to.decode(), look, read_others(others)),
         _parts(told, troubles),
-        retried=len(troubles) // 3,
+        retried=len(troubles) // 4,
         counted=counted,
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from streamq.protocol.call import Call
 from streamq.protocol.keys import QueueKeys
-from streamq.protocol.replies import MintMode, Register, Tick, Tokens, pairs, read_places
+from streamq.protocol.replies import Beaten, MintMode, Register, Tick, Tokens, pairs, read_places
 
 
 def mint(
@@ -69,10 +69,10 @@ def beat(
     details: bytes = b"",
     lease_ms: int = 20_000,
     requests: Sequence[str] = (),
-) -> Call[int]:
+) -> Call[Beaten]:
     """Say that a worker lives and what it holds; with a TTL of 0, that it goes.
 
-    ``keys`` are those of the worker. The reply is how many silent workers were forgotten.
+    ``keys`` are those of the worker.
     """
     args = {
         "name": worker,
@@ -81,7 +81,27 @@ def beat(
         "lease_ms": lease_ms,
         "requests": requests,
     }
-    return Call("beat", keys, args, int)
+    return Call("beat", keys, args, _beaten)
+
+
+def note(keys: QueueKeys, change: bytes) -> Call[bool]:
+    """Write a change down in the queue's log."""
+    return Call("note", keys, {"change": change}, bool)
+
+
+def watch(keys: QueueKeys, most: int, ttl_ms: int) -> Call[bool]:
+    """Have each worker tell so many spans a second, for a while."""
+    return Call("watch", keys, {"most": most, "ttl_ms": ttl_ms}, bool)
+
+
+def show(keys: QueueKeys, told: bytes) -> Call[bool]:
+    """Tell spans of a worker."""
+    return Call("show", keys, {"told": told}, bool)
+
+
+def _beaten(reply: Sequence[int]) -> Beaten:
+    forgotten, spans = reply
+    return Beaten(forgotten, spans)
 
 
 def _ticked(reply: Sequence[Any]) -> Tick:

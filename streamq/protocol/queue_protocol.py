@@ -18,7 +18,7 @@ from streamq.model import LAST_LEVEL, PREFIX, News
 from streamq.protocol import queue_calls
 from streamq.protocol.call import Call
 from streamq.protocol.reads import Reads
-from streamq.protocol.replies import MintMode, Register, Tick, Token, Tokens
+from streamq.protocol.replies import Beaten, MintMode, Register, Tick, Token, Tokens
 from streamq.protocol.scripts import Scripts
 
 _EVERY_LEVEL = tuple(range(LAST_LEVEL + 1))
@@ -88,17 +88,26 @@ class QueueProtocol(Reads):
         details: bytes = b"",
         lease_ms: int = 20_000,
         requests: Sequence[str] = (),
-    ) -> int:
-        """Say that a worker lives and what it holds; with a TTL of 0, that it goes.
-
-        Returns how many workers were forgotten because they were silent for long.
-        """
+    ) -> Beaten:
+        """Say that a worker lives and what it holds; with a TTL of 0, that it goes."""
         keys = self._space.worker(queue, worker)
         try:
             return self._do(queue_calls.beat(keys, worker, ttl_ms, details, lease_ms, requests))
         except Damaged as error:
             renamed = self.set_aside(queue, worker=keys.worker)
             raise Damaged(f"{error}; renamed {renamed}") from None
+
+    def note(self, queue: str, change: bytes) -> None:
+        """Write down what somebody has changed."""
+        self._do(queue_calls.note(self._space.queue(queue), change))
+
+    def watch(self, queue: str, most: int, ttl_ms: int) -> None:
+        """Have each worker of the queue tell so many spans a second, for a while."""
+        self._do(queue_calls.watch(self._space.queue(queue), most, ttl_ms))
+
+    def show(self, queue: str, told: bytes) -> None:
+        """Tell spans of a worker to those who look at the timeline."""
+        self._do(queue_calls.show(self._space.queue(queue), told))
 
     # Tokens. A script cannot block.
 
@@ -209,7 +218,8 @@ class QueueProtocol(Reads):
         keys = self._space.queue(queue)
         sets = (keys.due, keys.open, keys.closed, keys.workers, keys.used)
         indexes = dict.fromkeys(sets, "zset")
-        wanted = indexes | dict.fromkeys(lists, "list") | ({worker: "hash"} if worker else {})
+        of_worker = {worker: "hash", keys.watch: "string"} if worker else {}
+        wanted = indexes | dict.fromkeys(lists, "list") | of_worker
         redis = self.connection.redis
         with (
             translating_driver_errors(self.connection.where),

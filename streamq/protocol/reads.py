@@ -12,7 +12,7 @@ from streamq.errors import Damaged
 from streamq.flows.shape import Shape
 from streamq.model import PREFIX, Part
 from streamq.protocol.events import Events
-from streamq.protocol.keys import KeySpace, RequestKeys
+from streamq.protocol.keys import KeySpace, QueueKeys, RequestKeys
 from streamq.protocol.replies import read_names, read_places
 from streamq.units import MOST_STAGES
 
@@ -44,6 +44,10 @@ class Reads:
     def keys(self, request_id: str) -> RequestKeys:
         """Return the keys of a request, or of a stage of a flow (``ID/2``)."""
         return self._space.request(request_id, self._shapes.get(request_id))
+
+    def queue_keys(self, queue: str) -> QueueKeys:
+        """Return the keys of a queue."""
+        return self._space.queue(queue)
 
     def learn(self, request_id: str, shape: Shape | None) -> None:
         """Note that a request is a flow of this shape, or (None) that it is none.
@@ -328,6 +332,18 @@ class Reads:
             results: list[bytes | None] = redis.hmget(keys.got, origins)
             kids = redis.hmget(keys.kids, origins)
         return results, [int(count or 0) for count in kids]
+
+    def rerun_inputs(self, place: str) -> list[str]:
+        """Return the origins below which a reduce has inputs that a redrive yielded: ``17.1``."""
+        keys, found = self.keys(place), set[str]()
+        for key in (keys.got, keys.kids):
+            cursor = None
+            while cursor != 0:
+                with translating_driver_errors(self.connection.where):
+                    redis = self.connection.redis
+                    cursor, page = redis.hscan(key, cursor or 0, match="*.*", count=500)
+                found.update(field.decode() for field in page)
+        return sorted(found)
 
     def _pages(self, key: str, at_once: int) -> Iterable[dict[bytes, bytes]]:
         """Yield a hash in pages. How many fields the next has follows from the size of these."""

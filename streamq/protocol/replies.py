@@ -41,6 +41,13 @@ class Tokens(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return self.count > 0 or self.look_ms > 0 or len(self.others) > 0
 
+    def next_look_ms(self, queue: str) -> int:
+        """Return when a janitor of the queue is to look first at what is told of here; 0: never."""
+        if not self.others:
+            return self.look_ms
+        others = (each.tokens.look_ms for each in self.others if each.queue == queue)
+        return min((look for look in (self.look_ms, *others) if look), default=0)
+
 
 class StageTokens(msgspec.Struct, frozen=True):
     """Tokens to push for another stage of a flow, in that stage's queue."""
@@ -111,6 +118,8 @@ class PassedPart(msgspec.Struct):
     #: What each child says of itself (its ``about``), or its origin; and its payload.
     labels: list[str]
     payloads: list[bytes]
+    #: How many records the children have in all.
+    handed: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -152,6 +161,15 @@ class Reaped(msgspec.Struct, frozen=True):
     parts: int
     state: State
     tokens: Tokens
+
+
+class Beaten(msgspec.Struct, frozen=True):
+    """What a worker is told when it says that it lives."""
+
+    #: How many workers were forgotten because they were silent for a day.
+    forgotten: int
+    #: How many spans a second it is to tell, because somebody looks at the timeline; 0: nobody.
+    spans: int = 0
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -13,7 +13,8 @@ from streamq.flows.flow import Flow
 from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, WEIGHT, Policy, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_names, with_deadline
-from streamq.queue.flow_policy import check_fleet, flow_policy
+from streamq.queue.fleet import check_fleet
+from streamq.queue.flow_policy import flow_policy
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
 from streamq.queue.gateway_client import GatewayQueue
 from streamq.queue.loading import keep_registered

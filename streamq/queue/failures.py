@@ -1,5 +1,7 @@
 """What was given up of a request, as its server keeps it; of a flow in all its stages."""
 
+from typing import Any
+
 import msgspec
 
 from streamq.errors import UNREADABLE
@@ -7,7 +9,7 @@ from streamq.model import Failure, Part
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import part_of
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.flow_status import places_of
+from streamq.queue.flow_status import places_of, stage_name
 from streamq.records.about import Place, origin_of
 
 #: How many parts are located in one call: the server reads each of them with its payload.
@@ -32,7 +34,7 @@ def flow_failures(protocol: Protocol, found: Snapshot) -> list[Failure]:
 
 def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
     stage = protocol.inspect(place)
-    spec, name = stage.spec, stage.text("handler")
+    spec, name = stage.spec, stage_name(stage)
     failed = sorted(protocol.failures(place))
     told = []
     for first in range(0, len(failed), _LOCATED):
@@ -42,7 +44,10 @@ def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
             item = origin_of(Part(number, b"", about))
             where = Place.of(about, spec)
             for failure in read_failures(text):
-                source = {} if where is None else {"source": where.source, "line": where.line}
+                # A worker knows the line of each record; a janitor says nothing of where it was.
+                source: dict[str, Any] = {}
+                if where and not failure.source:
+                    source = {"source": where.source, "line": where.line}
                 told.append(
                     msgspec.structs.replace(
                         failure, part=part_of(item), item=item, stage=name, **source

@@ -3,7 +3,13 @@
 import msgspec
 
 from streamq import units
+from streamq.errors import FleetTooOld
+from streamq.model import FlowPlan
 from streamq.protocol.protocol import Protocol
+from streamq.queue.told import Tally
+
+#: The first version of the protocol whose workers can run a stage of a flow.
+_FLOWS_SINCE = 3
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,6 +64,7 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     #: By handler. An earlier version does not say.
     paces: dict[str, HandlerPace] = {}
+    tallies: dict[str, Tally] = {}
     #: The latest protocol version that it knows. Workers that do not say know version 1.
     protocol: int = 1
 
@@ -100,3 +107,17 @@ def read_details(name: str, details: bytes, queue: str) -> WorkerDetails:
     except (ValueError, RecursionError):
         # The worker lives, but its version describes itself in another form.
         return WorkerDetails(name=name, queue=queue)
+
+
+def check_fleet(protocol: Protocol, plan: FlowPlan) -> None:
+    """Raise FleetTooOld if a live worker of one of the queues cannot run flows.
+
+    Such a worker runs no part of a flow wrongly. It takes tokens of the flow and drops them.
+    """
+    for queue in sorted({stage.policy.queue for stage in plan.stages}):
+        old = [each for each in live_workers(protocol, queue) if each.protocol < _FLOWS_SINCE]
+        if old:
+            raise FleetTooOld(
+                f"{len(old)} workers of queue {queue} are too old for flows, such as {old[0].name} "
+                f"(streamq {old[0].version or '?'}): upgrade or stop them, then submit again"
+            )

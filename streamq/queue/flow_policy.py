@@ -1,39 +1,41 @@
-"""A flow as users wrote it, checked, as the policy of a request: one policy for each stage."""
+"""A flow as users wrote it, checked, as the policy of a request: one policy for each stage.
+
+Needs no redis-py.
+"""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from streamq.errors import FleetTooOld, InvalidValue
+from streamq.errors import InvalidValue
 from streamq.flows.flow import Flow, Stage, window
 from streamq.flows.shape import Shape
 from streamq.model import WEIGHT, FlowPlan, Policy, Spec, StagePlan
-from streamq.protocol.protocol import Protocol
-from streamq.queue.fleet import live_workers
 from streamq.queue.options import policy
 from streamq.records.decoding import ITEMS
-
-#: The first version of the protocol whose workers can run a stage of a flow.
-_FLOWS_SINCE = 3
 
 
 def flow_policy(
     flow: Flow,
     common: Mapping[str, Any],
     spec: Spec = Spec(),  # noqa: B008  it is frozen
+    served: Mapping[str, str] = MappingProxyType({}),
 ) -> Policy:
     """Return the policy of a request that is a flow.
 
     ``common`` has the options of the request: those that a stage does not set itself are the
-    request's. ``spec`` says how the input of the first stage is read.
+    request's. ``spec`` says how the input of the first stage is read. ``served``: by the name of a
+    handler another one, under which it serves; then all stages are in the queue of the request.
 
     Raises:
         InvalidValue: there can be no such flow, or an option of a stage is not allowed.
     """
     shape = flow.shape
     stages = tuple(
-        _plan(shape, number, each, common, spec) for number, each in enumerate(flow.stages, 1)
+        _plan(shape, number, each, common, spec, served)
+        for number, each in enumerate(flow.stages, 1)
     )
     return msgspec.structs.replace(stages[0].policy, flow=FlowPlan(flow.name, stages))
 
@@ -51,7 +53,12 @@ def shares(stages: int, weight: int) -> list[int]:
 
 
 def _plan(
-    shape: Shape, number: int, stage: Stage, common: Mapping[str, Any], spec: Spec
+    shape: Shape,
+    number: int,
+    stage: Stage,
+    common: Mapping[str, Any],
+    spec: Spec,
+    served: Mapping[str, str],
 ) -> StagePlan:
     has_window = number > 1 and stage.kind in ("map", "spread")
     try:
@@ -62,7 +69,10 @@ def _plan(
             if value is not None and name not in ("kind", "handler", "window", "on_failure")
         }
         share = shares(len(shape), common.get("weight", WEIGHT))[number - 1]
-        options = {**common, "weight": share, **own, "handler": stage.handler}
+        options = {**common, "weight": share, **own}
+        options["handler"] = served.get(stage.handler, stage.handler)
+        if served:
+            options["queue"] = common["queue"]
         if stage.kind == "reduce":
             options["limit"] = 1
         if number > 1:
@@ -79,17 +89,3 @@ def _plan(
         return StagePlan(kind=stage.kind, policy=policy(**options, spec=told), window=bounds)
     except InvalidValue as error:
         raise InvalidValue(f"stage {number} ({stage.handler}): {error}") from None
-
-
-def check_fleet(protocol: Protocol, plan: FlowPlan) -> None:
-    """Raise FleetTooOld if a live worker of one of the queues cannot run flows.
-
-    Such a worker runs no part of a flow wrongly. It takes tokens of the flow and drops them.
-    """
-    for queue in sorted({stage.policy.queue for stage in plan.stages}):
-        old = [each for each in live_workers(protocol, queue) if each.protocol < _FLOWS_SINCE]
-        if old:
-            raise FleetTooOld(
-                f"{len(old)} workers of queue {queue} are too old for flows, such as {old[0].name} "
-                f"(streamq {old[0].version or '?'}): upgrade or stop them, then submit again"
-            )

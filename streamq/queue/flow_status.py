@@ -16,6 +16,20 @@ def places_of(found: Snapshot) -> list[str]:
     return [found.id, *(f"{found.id}/{stage}" for stage in later)]
 
 
+def place_of(request_id: str, stage: int) -> str:
+    """Return the place of a stage; that of the first is called as the request."""
+    return f"{request_id}/{stage}" if stage > 1 else request_id
+
+
+def stage_name(stage: Snapshot) -> str:
+    """Return how users call a stage: the name of its handler.
+
+    In a run that is without the run's own id, which is part of what the server calls it.
+    """
+    request_id = stage.id.partition("/")[0]
+    return stage.text("handler").removesuffix(f"-{request_id}")
+
+
 def status_of(protocol: Protocol, found: Snapshot) -> Status:
     """Return what users are told of a request; of a flow with its stages.
 
@@ -24,8 +38,7 @@ def status_of(protocol: Protocol, found: Snapshot) -> Status:
     """
     if not found.count("stages"):
         return found.status()
-    stages = _snapshots(protocol.inspect_all(places_of(found)))
-    told = [_stage(each, stages) for each in stages]
+    told = stages_of(protocol, found)
     whole = found.status()
     parts = PartCounts(*(sum(counts) for counts in zip(*map(_parts, told), strict=True)))
     records = RecordCounts(*(sum(counts) for counts in zip(*map(_records, told), strict=True)))
@@ -39,6 +52,18 @@ def status_of(protocol: Protocol, found: Snapshot) -> Status:
         stages=told,
         groups={"open": opened, "blocked": blocked},
     )
+
+
+def stages_of(protocol: Protocol, found: Snapshot) -> list[StageStatus]:
+    """Return the stages of a flow; none for a plain request.
+
+    Raises:
+        Damaged: something that is needed for that cannot be read.
+    """
+    if not found.count("stages"):
+        return []
+    stages = _snapshots(protocol.inspect_all(places_of(found)))
+    return [_stage(each, stages) for each in stages]
 
 
 def _snapshots(found: Sequence[Snapshot | StreamqError]) -> list[Snapshot]:
@@ -64,7 +89,7 @@ def _stage(found: Snapshot, stages: list[Snapshot]) -> StageStatus:
     return StageStatus(
         **own,
         number=number,
-        name=status.handler,
+        name=stage_name(found),
         kind=found.fields.get("kind", ""),
         place=found.id,
         leases=found.count("leases"),

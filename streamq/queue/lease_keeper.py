@@ -28,6 +28,7 @@ from streamq.queue.outages import Availability, Outages
 from streamq.queue.outcomes import GIVEN_UP, timed_out
 from streamq.queue.renewals import Holding, Renewals
 from streamq.queue.rounds import Rounds
+from streamq.queue.told import Span, SpansTold, Tally
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ LOOK_EVERY_S = 0.5
 ERRANDS_EVERY_S = 1.0
 #: A pool tells at once how many of its slots are busy when that changes, once in this time at most.
 CHANGE_EVERY_S = 1.0
+#: While somebody looks at the timeline, a host tells so often what its slots did.
+SHOW_EVERY_S = 1.0
 #: A call waits for its answer for a quarter of the lease, but at least 0.25 s and at most 3 s; then
 #: it is made again a little later.
 MOST_REPLY_S = 3.0
@@ -93,6 +96,12 @@ class LeaseKeeper:
         self.handlers: list[str] = []
         #: Returns what is known of the handlers, for loaders that size parts.
         self.paces: Callable[[], dict[str, HandlerPace]] = dict
+        #: Returns what was done for each handler; and the latest spans of slots, so many at most,
+        #: and how many are left out. Both are for those who look at the dashboard.
+        self.tallies: Callable[[], dict[str, Tally]] = dict
+        self.spans: Callable[[int], tuple[list[Span], int]] = lambda _: ([], 0)
+        #: How many spans a second are to be told; 0: nobody looks.
+        self._spans = 0
         self._slots = slots
         self._levels = levels_text
         self._taken = frozenset(levels)
@@ -113,7 +122,11 @@ class LeaseKeeper:
         )
         self._speaking = Rounds(
             "keeper",
-            [(self._do_errands, ERRANDS_EVERY_S), (self._beat, beat_ms / 1e3)],
+            [
+                (self._do_errands, ERRANDS_EVERY_S),
+                (self._beat, beat_ms / 1e3),
+                (self._show, SHOW_EVERY_S),
+            ],
             self._availability,
         )
         self._speaking.at_the_end(lambda: bool(self._errands), self._leave)
@@ -336,10 +349,22 @@ class LeaseKeeper:
         details = msgspec.json.encode(self._details(holdings))
         known_ms = max(KNOWN_MS, round(self._beat_s * 3_000))
         begun = time.monotonic()
-        self._hasty().beat(self._queue, self.name, known_ms, details, self._lease_ms, requests)
+        told = self._hasty().beat(
+            self._queue, self.name, known_ms, details, self._lease_ms, requests
+        )
+        self._spans = told.spans
         self._renewals.trips.saw(time.monotonic() - begun)
         if not self._errands:
             self._availability.worked("keeper")
+
+    def _show(self) -> None:
+        """Tell what the slots did lately, while somebody looks at the timeline."""
+        if not self._spans:
+            return
+        spans, left_out = self.spans(round(self._spans * SHOW_EVERY_S))
+        if spans:
+            told = msgspec.json.encode(SpansTold(self.name, spans, left_out))
+            self._hasty().show(self._queue, told)
 
     def _details(self, holdings: list[Holding]) -> WorkerDetails:
         now_ms = round(time.time() * 1e3)
@@ -371,6 +396,7 @@ class LeaseKeeper:
             running=running,
             pool=self._pool,
             paces=self.paces(),
+            tallies=self.tallies(),
             protocol=PROTOCOL,
         )
 

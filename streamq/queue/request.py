@@ -22,7 +22,7 @@ from streamq.model import CHUNK_PARTS, LAST_LEVEL, MOST_WEIGHT, Failure, Spec, S
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Tokens, part_of
 from streamq.queue.failures import flow_failures, read_failures
-from streamq.queue.flow_status import places_of, status_of
+from streamq.queue.flow_status import places_of, stage_name, status_of
 from streamq.queue.loading import forget, keep_registered
 from streamq.queue.results import ResultReader
 from streamq.records import encoding as codec
@@ -322,7 +322,7 @@ class Request:
         places = places_of(found)
         if stage is None:
             return places
-        handlers = [self._protocol.inspect(place).text("handler") for place in places]
+        handlers = [stage_name(self._protocol.inspect(place)) for place in places]
         names = [{str(number), name} for number, name in enumerate(handlers, 1)]
         chosen = [place for place, own in zip(places, names, strict=True) if str(stage) in own]
         if not chosen:

@@ -302,8 +302,8 @@ class Taker(Generic[Work]):
         # The next audit pushes what is not pushed now.
         with suppress(ServerError, Damaged):
             self.protocol.push(self._host.queue, request_id, tokens)
-        if tokens.look_ms:
-            self._visit_at(tokens.look_ms)
+        if look_ms := tokens.next_look_ms(self._host.queue):
+            self._visit_at(look_ms)
 
     # Tokens that are of no use
 

@@ -127,6 +127,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     map: str = "",
     output: str | Path = "",
     *,
+    flow: str = "",
     exec: str = "",
     processes: int = 0,
     concurrency: int = 0,
@@ -148,13 +149,13 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     """Put files through a function and write what it returns to a file, as ``streamq run`` does.
 
     ``map`` names the function, ``package.module:function`` or ``file.py:function``: each process
-    imports it anew. Instead, ``exec`` is a program, as a shell would write it. Without a URL, here
-    and in the settings, the run starts a server of its own, whose data are in ``.streamq`` until
-    the run is done. The same call again goes on with a run that was stopped, unless it is to be
-    ``fresh``; so does ``resume``, its id or "last". A run that is done with failures is kept for
-    ``keep``; ``retry_failed``, its id or "last", runs what failed again, and puts the results into
-    their place in the output. ``watch`` is called with the progress about 4
-    times a second. Failures of ``out.jsonl`` go to
+    imports it anew. Instead, ``flow`` names a flow in the same way, or a TOML file, and ``exec``
+    is a program, as a shell would write it. Without a URL, here and in the settings, the run
+    starts a server of its own, whose data are in ``.streamq`` until the run is done. The same call
+    again goes on with a run that was stopped, unless it is to be ``fresh``; so does ``resume``, its
+    id or "last". A run that is done with failures is kept for ``keep``; ``retry_failed``, its id or
+    "last", runs what failed again, and puts the results into their place in the output. ``watch``
+    is called with the progress about 4 times a second. Failures of ``out.jsonl`` go to
     ``out.errors.jsonl``. Return the last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
@@ -171,8 +172,10 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     """
     settings = Settings.from_env()
     stored = resume or retry_failed
-    if not stored and (not files or not output or bool(map) == bool(exec)):
-        raise InvalidValue("give files, output and either map or exec, or resume")
+    if not all(isinstance(each, str) for each in (map, flow, exec)):
+        raise InvalidValue("map and flow are names, such as 'shop:clean': processes import them")
+    if not stored and (not files or not output or [map, flow, exec].count("") != 2):
+        raise InvalidValue("give files, output and one of map, flow and exec, or resume")
     plan = (
         load_plan(stored, is_retry=bool(retry_failed))
         if stored
@@ -180,6 +183,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             [files] if isinstance(files, str) else files,
             output=str(Path(output).absolute()),
             function=map,
+            flow=flow,
             command=exec,
             processes=processes,
             concurrency=concurrency,

@@ -4,15 +4,18 @@ This module needs no redis-py, so it is imported quickly.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict, Unpack
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import msgspec
 
 from streamq import cpus, units
 from streamq.errors import InvalidValue
+from streamq.flows.flow import Flow
 from streamq.model import LEVEL, LIMIT, MAX_PART, WEIGHT, Policy, Spec
+from streamq.queue.flow_policy import flow_policy
 from streamq.queue.options import Named, policy
 from streamq.records import outputs
 from streamq.records.inputs import encoding_named
@@ -24,6 +27,7 @@ from streamq.runs.same import code_of
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import check_capacity
+from streamq.worker.flow_reader import read_flow_apart
 
 #: How long a run that is done with failures is kept by default; and its request, at least.
 KEEP = "1d"
@@ -147,6 +151,39 @@ def describe_source(
     )
 
 
+def describe_flow(
+    flow: Flow,
+    files: Iterable[str],
+    *,
+    queue: str = "default",
+    limit: int = LIMIT,
+    keep: str | float = "7d",
+    served: Mapping[str, str] = MappingProxyType({}),
+    named: Named = str,
+    **options: Unpack[RequestOptions],
+) -> Source:
+    """Return the request that a flow and the options describe; as ``describe_source``.
+
+    ``served``: by the name of a handler another one, under which it serves in that queue.
+
+    Raises:
+        InvalidValue: there can be no such flow, an option is not allowed, or a file cannot be read.
+    """
+    # One part of a spread has at most 1,000 children, and a join waits for the children of a part:
+    # so there a part is one record.
+    if "spread" in flow.shape.kinds and not options.get("lines") and not options.get("bytes"):
+        options["lines"] = 1
+    common: dict[str, Any] = {"queue": queue, "limit": limit, "keep": keep, "named": named}
+    for name in ("level", "weight", "rate", "retries", "timeout", "max_failures"):
+        if options.get(name) not in (None, ""):
+            common[name] = options.get(name)
+    first = served.get(flow.stages[0].handler, flow.stages[0].handler)
+    policy, size = describe_source(
+        files, handler=first, queue=queue, limit=limit, keep=keep, named=named, **options
+    )
+    return Source(flow_policy(flow, common, policy.spec, served), size)
+
+
 def check_format(form: str, named: Named = str) -> str:
     """Return the format if it is a known one.
 
@@ -207,6 +244,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     *,
     output: str,
     function: str = "",
+    flow: str = "",
     command: str = "",
     processes: int = 0,
     concurrency: int = 0,
@@ -222,27 +260,36 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
 ) -> Plan:
     """Return a new run as the options describe it. ``output`` is a file, or ``-`` for stdout.
 
+    ``function`` and ``flow`` name what the records go through, unless ``command`` is a program.
+
     Whether the output may be written is not checked here: a run that was stopped may have begun it.
 
     Raises:
         InvalidValue: an option is not allowed, or a file cannot be read.
+        AppLoadError: the flow cannot be loaded.
     """
     run_id = units.request_id(None, Settings.from_env().team)
     argv = program.words_of(command, named("exec"))
     room, keep_ms = capacity(processes, concurrency), units.duration_ms(keep, named("keep"))
     form = _output_format(output_format, output, is_program=bool(argv), named=named)
-    source = describe_source(
-        files,
-        handler=_handler(argv, function, run_id),
-        queue=queue,
-        limit=limit or room.at_once,
-        keep=max(keep_ms, _LEAST_KEPT_MS) / 1e3,
-        named=named,
+    stages = read_flow_apart(flow, has_handlers=True) if flow else None
+    serves = _serves(stages, run_id) if stages else {}
+    common: dict[str, Any] = {
+        "queue": queue,
+        "limit": limit or room.at_once,
+        "keep": max(keep_ms, _LEAST_KEPT_MS) / 1e3,
+        "named": named,
         **options,
+    }
+    source = (
+        describe_flow(stages, files, served=serves, **common)
+        if stages
+        else describe_source(files, handler=_handler(argv, function, run_id), **common)
     )
     plan = Plan(
         id=run_id,
-        target=function,
+        target=function or flow,
+        serves={name: own for own, name in serves.items()},
         argv=argv,
         output=output if output == STANDARD else units.file_name(str(Path(output).absolute())),
         form=form,
@@ -254,12 +301,23 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         is_ordered=ordered,
         force=force,
         keep_ms=keep_ms,
-        code=code_of(function, argv),
+        code=code_of(function or flow, argv),
         folder=str(Path.cwd()),
     )
     if plan.output != STANDARD:
         outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
     return plan
+
+
+def _serves(flow: Flow, run_id: str) -> dict[str, str]:
+    """Return for each handler of a flow a name that no other run has."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(stage.handler for stage in flow.stages):
+        short = name[: 63 - len(run_id)]
+        if f"{short}-{run_id}" in found.values():
+            short = f"{short[:-2]}{len(found):02d}"
+        found[name] = f"{short}-{run_id}"
+    return found
 
 
 def _handler(argv: Sequence[str], function: str, run_id: str) -> str:

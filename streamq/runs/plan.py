@@ -17,8 +17,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that defines a run. It is stored, so that the run can be resumed."""
 
     id: str
-    #: The function, ``module:function`` or ``file.py:function``; "" where a program is run.
+    #: The function, ``module:function`` or ``file.py:function``, or the flow; "" for a program.
     target: str
+    #: Of a flow: the names that its handlers have in this run, and by them their own.
+    serves: dict[str, str] = {}
     argv: tuple[str, ...] = ()
     output: str
     form: str
@@ -53,6 +55,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             folder=str(folder),
             moved_from=(*self.moved_from, str(output.resolve())),
         )
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """How the server calls the request, and the later stages if it is a flow."""
+        stages = len(self.policy.flow.stages) if self.policy.flow else 1
+        return (self.id, *(f"{self.id}/{stage}" for stage in range(2, stages + 1)))
 
     @property
     def is_piped(self) -> bool:

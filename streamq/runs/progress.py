@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from streamq.model import Status
+from streamq.model import StageStatus, Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.flow_status import stages_of
 from streamq.records.inputs import COMPRESSED
 from streamq.records.splitting import Cursor
 from streamq.runs.plan import Plan
@@ -35,6 +36,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     #: How many parts were run again so far.
     retried: int
+    #: Of a flow: its stages. ``done`` and ``rate`` are of inputs on their way through all of them.
+    stages: list[StageStatus] = []
 
 
 class ProgressMeter:
@@ -44,7 +47,7 @@ class ProgressMeter:
         self._protocol = protocol
         self._plan = plan
         self._pool = pool
-        self._seen: deque[tuple[float, int]] = deque(maxlen=_LATELY)
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_LATELY)
         #: Bytes of each file; empty if a file is compressed or cannot be read.
         spec = plan.policy.spec
         self._sizes = [] if spec.encoding else _sizes(spec.files)
@@ -52,12 +55,14 @@ class ProgressMeter:
     def read(self) -> Progress:
         """Return how far the run has come."""
         found = self._protocol.inspect(self._plan.id)
-        status = found.status()
-        finished = status.records.done + status.records.failed
+        status, stages = found.status(), stages_of(self._protocol, found)
+        total = self._total(status, found.optional_text("cursor"))
+        finished: float = status.records.done + status.records.failed
+        if stages:
+            finished = passed(stages, total or status.records.total)
         self._seen.append((time.monotonic(), finished))
         (then, before), (now, _) = self._seen[0], self._seen[-1]
         rate = (finished - before) / (now - then) if now > then else 0.0
-        total = self._total(status, found.optional_text("cursor"))
         left = None if total is None else max(0.0, total - finished)
         return Progress(
             status=status,
@@ -69,6 +74,7 @@ class ProgressMeter:
             busy=self._pool.busy,
             slots=self._plan.processes * self._plan.slots,
             retried=self._pool.retried,
+            stages=stages,
         )
 
     def _total(self, status: Status, cursor: str) -> float | None:
@@ -83,6 +89,25 @@ class ProgressMeter:
         if not loaded or not self._sizes:
             return None
         return status.records.total * sum(self._sizes) / loaded
+
+
+def passed(stages: Sequence[StageStatus], total: float) -> float:
+    """Return how many of a flow's inputs are through it, where each stage is an equal share.
+
+    How many parts a later stage will have is not known before they are there. So of what a stage
+    hands over the same fraction is counted as finished that is finished of what has arrived.
+    """
+    through, share = 1.0, 0.0
+    for number, stage in enumerate(stages):
+        records = stage.records
+        expected = total if number == 0 else records.total
+        finished = records.done + records.failed
+        if expected:
+            through *= min(1.0, finished / expected)
+        elif stage.state.is_live:
+            through = 0.0
+        share += through
+    return share / len(stages) * total
 
 
 def _sizes(files: Sequence[str]) -> list[int]:

@@ -1,5 +1,6 @@
 """Runs the failed records of a finished run again; the collector puts results into their place."""
 
+import logging
 import threading
 from typing import Any
 
@@ -11,6 +12,8 @@ from streamq.queue.request import Request
 from streamq.runs.finished import FinishedNote
 from streamq.runs.folder import RunFolder
 from streamq.runs.run import Run
+
+log = logging.getLogger(__name__)
 
 
 class RetryRun(Run):
@@ -29,7 +32,10 @@ class RetryRun(Run):
         if not finished.is_redriven:
             # Killed in between, the next command has the rest of the failed parts run again.
             self._finished.write(msgspec.structs.replace(finished, has_begun=True))
-            request.retry()
+            if not request.retry() and finished.failed:
+                log.warning(
+                    "no part runs again: their joins and reduces were made without what failed"
+                )
             self._finished.write(
                 msgspec.structs.replace(finished, has_begun=True, is_redriven=True)
             )

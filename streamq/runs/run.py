@@ -23,6 +23,7 @@ from streamq.errors import (
 )
 from streamq.model import LAST_LEVEL, MAX_RESULT, Failure, Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.flow_status import status_of
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.request import Request
 from streamq.records.belonging import OutputNote
@@ -60,15 +61,15 @@ class Run:
         spawner: Spawner | None = None,
         note: OutputNote | None = None,
         gaps: Path | None = None,
-        steered: Mapping[str, Any] | None = None,
+        steered: Mapping[str, Mapping[str, Any]] | None = None,
         on_begun: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare a run.
 
         ``is_alone``: no other program uses the server. ``note``: where it notes which file its
         output is. ``gaps``: where it notes what is missing there. ``steered``: what a request that
-        is gone on with is set to. ``on_begun`` is called once, when the function is loaded and the
-        run can be resumed.
+        is gone on with is set to, by its places. ``on_begun`` is called once, when the function is
+        loaded and the run can be resumed.
         """
         self._spawner = spawner
         self._note = note
@@ -120,7 +121,7 @@ class Run:
             raise self._error
         request = Request(protocols[2], self._plan.id)
         found = protocols[2].inspect(self._plan.id)
-        status = found.status()
+        status = status_of(protocols[2], found)
         self.blank_lines = blank_of(found.optional_text("cursor"))
         if not self.is_complete:
             self.failures = request.errors()
@@ -202,11 +203,12 @@ class Run:
         Those processes are dead, and their parts are not charged with a crash.
         """
         plan = self._plan
-        with suppress(RequestUnknown):
-            for holder in protocol.holders(plan.id):
-                protocol.release(plan.id, holder, LAST_CALL)
-            audit = protocol.audit(plan.id)
-            protocol.ensure(plan.id, audit)
+        for place in plan.places:
+            with suppress(RequestUnknown):
+                for holder in protocol.holders(place):
+                    protocol.release(place, holder, LAST_CALL)
+                audit = protocol.audit(place)
+                protocol.ensure(place, audit)
 
     def _load(self, protocol: Protocol, opened: threading.Event) -> None:
         plan = self._plan
@@ -227,16 +229,16 @@ class Run:
 
     def _open(self, protocol: Protocol, opened: threading.Event) -> None:
         """Set level, limit, rate and weight as the command says now, and let the others begin."""
-        if self._steered:
+        for place, steered in self._steered.items():
             with suppress(RequestEnded):
                 _, tokens = protocol.set(
-                    self._plan.id,
-                    self._steered.get("level"),
-                    self._steered.get("limit"),
-                    self._steered.get("rate_ms"),
-                    self._steered.get("weight"),
+                    place,
+                    steered.get("level"),
+                    steered.get("limit"),
+                    steered.get("rate_ms"),
+                    steered.get("weight"),
                 )
-                protocol.push(self._plan.policy.queue, self._plan.id, tokens)
+                protocol.push(self._plan.policy.queue, place, tokens)
         opened.set()
 
     def _sizing(self) -> GrowingSize:
@@ -312,6 +314,7 @@ class Run:
             queue=plan.policy.queue,
             target=plan.target,
             handler=plan.policy.handler,
+            serves=plan.serves,
             argv=plan.argv,
             keeps_stdout=not plan.is_piped,
             allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),

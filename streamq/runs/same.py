@@ -11,16 +11,18 @@ import msgspec
 
 from streamq.driver.url import mask
 from streamq.errors import InvalidValue
-from streamq.model import WEIGHT
+from streamq.model import WEIGHT, Policy, StagePlan
 from streamq.queue.options import Named
 from streamq.records.inputs import STDIN
 from streamq.records.remote import is_remote
 from streamq.runs.plan import Plan
 
 #: Fields of a plan that may differ: they change how fast the work is done, not what is done. Those
-#: of the third line are compared in a way of their own.
+#: of the last lines are compared in a way of their own.
 _FREE = {"id", "processes", "slots", "window_bytes", "force", "replaces", "policy.handler"}
-_FREE |= {"keep_ms", "policy.keep_ms", "folder", "moved_from"}
+_FREE |= {"keep_ms", "policy.keep_ms", "folder", "moved_from", "serves"}
+#: Stages of a flow are compared in a way of their own, too.
+_FREE |= {"policy.flow", "policy.flow.stages"}
 _FREE |= {"output", "target", "argv", "code", "server", "policy.spec.files", "policy.spec.header"}
 #: These are changed in a request while it runs, as ``streamq set`` does.
 STEERED = ("level", "limit", "rate_ms", "weight")
@@ -51,6 +53,7 @@ def differences(then: Plan, now: Plan, named: Named) -> list[str]:
         *_of_inputs(then, now),
         *_of_options(then, now, named),
     ]
+    found += [] if found else _of_stages(then, now)
     if then.server != now.server:
         found.append(f"the server was {then.server or _OWN}, and is {now.server or _OWN}")
     return found
@@ -104,6 +107,35 @@ def _of_options(then: Plan, now: Plan, named: Named) -> Iterator[str]:
             yield f"{option} was {_text(was)}, and is {_text(is_now)}"
 
 
+def _of_stages(then: Plan, now: Plan) -> Iterator[str]:
+    """Tell of stages of a flow that are not what they were, where nothing else differs."""
+    old, new = _stages(then), _stages(now)
+    if len(old) != len(new):
+        yield f"the flow had {len(old)} stages, and has {len(new)}"
+    for number, (was, is_now) in enumerate(zip(old, new, strict=False), 1):
+        if was != is_now:
+            yield f"stage {number} of the flow is not what it was"
+
+
+def _stages(plan: Plan) -> list[StagePlan]:
+    """Return the stages of a flow under their handlers' own names, without what may differ."""
+    stages = plan.policy.flow.stages if plan.policy.flow else ()
+    same = dict.fromkeys((*STEERED, "keep_ms", "delay_ms"), 0) | {"labels": msgspec.UNSET}
+    return [
+        msgspec.structs.replace(
+            stage,
+            policy=msgspec.structs.replace(
+                stage.policy,
+                handler=plan.serves.get(stage.policy.handler, ""),
+                spec=msgspec.structs.replace(stage.policy.spec, files=(), header=""),
+                flow=msgspec.UNSET,
+                **same,
+            ),
+        )
+        for stage in stages
+    ]
+
+
 def _flat(value: msgspec.Struct, above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the fields of a struct and of the structs in it, with dots in their names."""
     for name, each in msgspec.structs.asdict(value).items():
@@ -121,9 +153,26 @@ def _text(value: Any) -> str:
     return "not given" if value in (None, "", (), -1) else str(value)
 
 
-def steered(then: Plan, now: Plan) -> dict[str, Any]:
-    """Return what a request that is gone on with has to be set to: level, limit, rate, weight."""
-    pairs = ((name, getattr(then.policy, name), getattr(now.policy, name)) for name in STEERED)
+def steered(then: Plan, now: Plan) -> dict[str, dict[str, Any]]:
+    """Return what a request that is gone on with has to be set to: level, limit, rate, weight.
+
+    Of a flow, by place, each stage that is to be set.
+    """
+    found = {
+        place: _steered(was, is_now)
+        for place, was, is_now in zip(then.places, _policies(then), _policies(now), strict=True)
+    }
+    return {place: changes for place, changes in found.items() if changes}
+
+
+def _policies(plan: Plan) -> list[Policy]:
+    """Return the policy of the request, or of each stage of its flow."""
+    flow = plan.policy.flow
+    return [stage.policy for stage in flow.stages] if flow else [plan.policy]
+
+
+def _steered(then: Policy, now: Policy) -> dict[str, Any]:
+    pairs = ((name, getattr(then, name), getattr(now, name)) for name in STEERED)
     found = {name: is_now for name, was, is_now in pairs if was != is_now}
     return {name: WEIGHT if value is msgspec.UNSET else value for name, value in found.items()}
 
@@ -164,6 +213,9 @@ def _files_of(target: str, argv: Sequence[str]) -> Iterator[Path]:
         # A program that is found on the path is installed, and none that its user just wrote.
         if "/" in argv[0]:
             yield Path(argv[0])
+        return
+    if target.endswith(".toml"):
+        yield Path(target)
         return
     module = target.rpartition(":")[0]
     if module.endswith(".py"):

@@ -58,6 +58,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     #: The name under which a function or a program serves; empty if the target is an app.
     handler: str = ""
+    #: If the target is a flow: the names under which its handlers serve, and by them their own.
+    serves: dict[str, str] = {}
     #: The program to be run with each part, if there is no target.
     argv: tuple[str, ...] = ()
     #: Whether what handlers print goes to the pool's own stdout, or to stderr.

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from streamq.queue.told import Tally
 from streamq.records.sizes import Measured
 from streamq.telemetry.metrics import BOUNDS_S, CLASSES, Samples, Spread
 
@@ -121,6 +122,12 @@ def measured(row: Row | None, *, is_coroutine: bool, is_map: bool) -> Measured:
     _, seconds = times(row, RAN)
     records = row[RECORDS_DONE] + row[RECORDS_FAILED]
     return Measured(records, seconds, row[RESULT_BYTES], is_coroutine=is_coroutine, is_map=is_map)
+
+
+def tally(row: Row) -> Tally:
+    """Return what heartbeats tell of a handler's row."""
+    classes, seconds = times(row, RAN)
+    return Tally(row[DONE], row[FAILED], row[RETRIED], round(seconds, 3), list(classes))
 
 
 def work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) -> Samples:

@@ -14,7 +14,7 @@ from streamq.errors import StreamqError
 from streamq.telemetry import logs
 from streamq.worker import program, webhooks
 from streamq.worker.channel import Channel, LoadFailed, ProcessConfig, Ready
-from streamq.worker.load_app import load_app, own_files
+from streamq.worker.load_app import load_app, load_flow_app, own_files
 from streamq.worker.process import WorkerProcess
 from streamq.worker.slot_table import SlotTable
 from streamq.worker.tracebacks import users_traceback
@@ -65,6 +65,8 @@ def _app(config: ProcessConfig) -> App:
     """Return what the process runs: the user's code, and webhooks if it may post any."""
     if config.argv:
         app = program.app_of(config.handler, config.argv, config.max_result)
+    elif config.serves:
+        app = load_flow_app(config.target, config.serves)
     else:
         app = load_app(config.target, config.handler)
     if config.allow_post:

@@ -29,6 +29,9 @@ _FAILED_CHILD = b"\xc1"
 #: Inputs that are read in one call.
 _PAGE = 500
 
+#: Of an item, what redrives of it are called, in their order: ``17.1`` and ``17.2`` of ``17``.
+Reruns = dict[str, list[str]]
+
 
 class ChildFailed(RecordError):
     """Inputs of a join or a reduce have failed, and it is not to run without them."""
@@ -95,6 +98,8 @@ class ReduceRunner(JoinRunner):
 
     def decode_record(self, record: bytes, is_json: bool) -> Any:
         """Return what the handler is called with: an iterator, which reads page by page."""
+        if self._failed and self._spec.on_failure == "fail":
+            raise ChildFailed(f"{self._failed} parts of earlier stages failed")
         return None, self._inputs()
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
@@ -112,23 +117,42 @@ class ReduceRunner(JoinRunner):
         return sum(int(values[0] or 0) for values in found if values)
 
     def _inputs(self) -> Iterator[Any]:
-        if self._failed and self._spec.on_failure == "fail":
-            raise ChildFailed(f"{self._failed} parts of earlier stages failed")
         request_id = self._request_id.partition("/")[0]
-        total = int(_asked(lambda: self.protocol.fields_of([request_id], ("total",)))[0][0])  # type: ignore[index]
+        found = _asked(lambda: self.protocol.fields_of([request_id], ("total", "runs")))[0]
+        total, runs = (int(value or 0) for value in found or ())
+        reruns: Reruns = {}
+        if runs:
+            reruns = _reruns(_asked(lambda: self.protocol.rerun_inputs(self._request_id)))
         for first in range(1, total + 1, _PAGE):
             numbers = range(first, min(total + 1, first + _PAGE))
-            yield from self._page([str(number) for number in numbers])
+            yield from self._page([str(number) for number in numbers], reruns)
 
-    def _page(self, origins: list[str]) -> Iterator[Any]:
+    def _page(self, origins: list[str], reruns: Reruns) -> Iterator[Any]:
         results, kids = _asked(partial(self.protocol.inbox, self._request_id, origins))
         for origin, result, count in zip(origins, results, kids, strict=True):
             if result is not None:
                 yield from self._values(result, self._decode_child)
-            elif count:
-                for first in range(1, count + 1, _PAGE):
-                    below = range(first, min(count + 1, first + _PAGE))
-                    yield from self._page([f"{origin}/{child}" for child in below])
+            for first in range(1, count + 1, _PAGE):
+                below = range(first, min(count + 1, first + _PAGE))
+                yield from self._page([f"{origin}/{child}" for child in below], reruns)
+            if origin in reruns:
+                yield from self._page(reruns[origin], reruns)
+
+
+def _reruns(origins: list[str]) -> Reruns:
+    """Return which redrives there are of each item, by the origins that they led to.
+
+    ``17.1/3.2`` tells of two: ``17.1`` of ``17``, and ``17.1/3.2`` of ``17.1/3``.
+    """
+    found: dict[str, set[int]] = {}
+    for origin in origins:
+        path = origin.split("/")
+        for depth, step in enumerate(path, 1):
+            number, _, run = step.partition(".")
+            if run:
+                item = "/".join([*path[: depth - 1], number])
+                found.setdefault(item, set()).add(int(run))
+    return {item: [f"{item}.{run}" for run in sorted(runs)] for item, runs in found.items()}
 
 
 def _element(annotation: Any) -> Any:

@@ -3,13 +3,14 @@
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import msgspec
 
-from streamq.app import App, describe
+from streamq.app import App, Handler, describe
 from streamq.errors import StreamqError
 from streamq.flows.file import read_flow
 from streamq.flows.flow import Flow
@@ -32,6 +33,45 @@ def load_flow(target: str) -> Flow:
     if not isinstance(found, Flow):
         raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.Flow")
     return found
+
+
+def load_flow_app(target: str, serves: Mapping[str, str] = MappingProxyType({})) -> App:
+    """Return an app of the handlers of a flow, found in the app or the module that has the flow.
+
+    ``serves`` names handlers otherwise: by the name that is served, that of the flow's handler.
+
+    Raises:
+        TargetError: there is no such flow, or nothing is there that one of its handlers names.
+        InvalidValue: there can be no such flow.
+    """
+    flow = load_flow(target)
+    wanted = [stage.handler for stage in flow.stages] if flow.shape else []
+    handlers: dict[str, Handler] = {}
+    for app in _apps_with(target, flow):
+        handlers = app.handlers | handlers
+    if missing := [name for name in wanted if name not in handlers]:
+        known = ", ".join(handlers) or "none"
+        raise TargetError(
+            f"flow {flow.name} names a handler {missing[0]!r} that is not there; there is {known}"
+        )
+    app = App()
+    for name, own in (serves or dict(zip(wanted, wanted, strict=True))).items():
+        app.handlers[name] = msgspec.structs.replace(handlers[own], name=name)
+    return app
+
+
+def _apps_with(target: str, flow: Flow) -> list[App]:
+    """Return the apps whose handlers a flow may name: its own, and those of its module."""
+    if target.endswith(".toml"):
+        if not flow.app:
+            raise TargetError(
+                f'{target} does not say which app has its handlers: write app = "module:app" there'
+            )
+        return [load_app(flow.app)]
+    module = _find(target, "flow")[0]
+    apps = [value for value in vars(module).values() if isinstance(value, App)]
+    owner = flow.owner
+    return [owner, *apps] if isinstance(owner, App) else apps
 
 
 def _find(target: str, what: str) -> tuple[ModuleType, Any]:

@@ -89,6 +89,8 @@ class Pool:
         self._cold = 0
         self._signals = Signals(self._ring)
         keeper.paces = self._work.paces
+        keeper.tallies = self._work.tallies
+        keeper.spans = self._work.spans
         self._time_limits = TimeLimits(options.cancel_grace_s)
         self._interrupts = 0
         #: The first signal that told the pool to stop, if one did.

@@ -7,9 +7,11 @@ its counts to those of the processes before it, so no figure of the pool ever go
 import threading
 
 from streamq.queue.fleet import HandlerPace
+from streamq.queue.told import Span, Tally
 from streamq.records.sizes import Measured, RecordPace
 from streamq.worker import counters
 from streamq.worker.process_handle import ProcessHandle
+from streamq.worker.spans import SpanReader
 
 #: A heartbeat tells of the paces of so many handlers at most.
 MOST_PACES = 64
@@ -26,6 +28,7 @@ class PoolWork:
         self._counting = threading.Lock()
         #: How long records took, by handler. Heartbeats tell it to loaders.
         self._paces: dict[str, RecordPace] = {}
+        self._span_reader = SpanReader()
 
     def forget(self, handle: ProcessHandle) -> None:
         """Take a process that is gone from the pool's list; what it has done stays counted."""
@@ -74,3 +77,13 @@ class PoolWork:
                 at_once=self._at_once,
             )
         return found
+
+    def tallies(self) -> dict[str, Tally]:
+        """Return what was done for each handler that did anything."""
+        return {name: counters.tally(row) for name, row in self.rows().items() if any(row)}
+
+    def spans(self, most: int) -> tuple[list[Span], int]:
+        """Return leases that have ended since the last call; and how many more there were."""
+        with self._counting:  # the memory of a process is there until it is forgotten
+            tables = [(each.pid, each.table.spans, each.table.slots) for each in self._handles]
+            return self._span_reader.read(tables, most)

@@ -18,7 +18,8 @@ import msgspec
 
 from streamq.queue.pace import MOST_PARTS
 from streamq.units import EPILOGUES
-from streamq.worker import counters
+from streamq.worker import counters, spans
+from streamq.worker.spans import Spans
 
 #: The value of `cut` while no part is struck.
 UNCUT = 2**62
@@ -133,8 +134,10 @@ class SlotTable:
         self._rows = [self._words[slot * _SLOT :][:_WORDS] for slot in range(slots)]
         self.slots = slots
         #: What the slots have done; behind what they hold.
-        self._counts = self._words[slots * _SLOT :]
+        ends = (slots * _SLOT, slots * (_SLOT + counters.WORDS))
+        self._counts = self._words[ends[0] : ends[1]]
         self.counters = counters.SlotCounters(self._counts, slots)
+        self.spans = Spans(self._words[ends[1] :])
 
     @classmethod
     def create(cls, slots: int) -> "tuple[SlotTable, int]":
@@ -145,6 +148,7 @@ class SlotTable:
 
     def close(self) -> None:
         """Unmap it."""
+        self.spans.release()
         for view in (*self._rows, self._counts):
             view.release()
         self._words.release()
@@ -323,7 +327,7 @@ def _stage_text(word: int) -> str:
 
 
 def _size(slots: int) -> int:
-    return slots * (_SLOT + counters.WORDS) * 8
+    return slots * (_SLOT + counters.WORDS + spans.WORDS) * 8
 
 
 def _unlinked_file() -> int:

@@ -35,8 +35,6 @@ class StageRunner(Runner):
         shape = Shape.read(self._spec.shape)
         self._feeds = shape.feeds(self._spec.stage)
         self._is_joined = shape.closing_join(self._spec.stage) > 0
-        # Only plain requests keep how lines ended.
-        self._is_text = False if self._feeds != "end" else self._is_text
         self._check()
 
     def _check(self) -> None:
@@ -45,6 +43,10 @@ class StageRunner(Runner):
             raise InvalidValue(
                 f"handler {self.handler.name} takes two values, so only a join can call it"
             )
+
+    def endings(self, given: list[bytes]) -> bytes:
+        """Return how the lines of a part's records end: only the last stage tells it."""
+        return super().endings(given) if self._feeds == "end" else b""
 
     def done(
         self,
@@ -89,7 +91,7 @@ class StageRunner(Runner):
     def _passed(self, part: Part, payloads: list[bytes], records: int) -> PassedPart:
         origin = about.origin_of(part)
         label = about.of_child(part, records, origin) if self._feeds == "parts" else origin
-        return PassedPart(part.number, origin, [label] * len(payloads), payloads)
+        return PassedPart(part.number, origin, [label] * len(payloads), payloads, records)
 
 
 class _Children(msgspec.Struct):
@@ -154,7 +156,7 @@ class SpreadRunner(StageRunner):
             labels.insert(0, f"{origin}/0")
             payloads.insert(0, next((each.keep for each in found if each.keep), b""))
         size = sum(map(len, payloads))
-        passed = PassedPart(part.number, origin, labels, payloads)
+        passed = PassedPart(part.number, origin, labels, payloads, len(labels))
         return PartDone(b"", self._count(part, fresh), passed, size)
 
     def give_up(
@@ -164,4 +166,8 @@ class SpreadRunner(StageRunner):
         return PartNotDone("abandon", 0, failures, (0, -1), partial=FORGET)
 
     def _kept(self, outcomes: Outcomes | None) -> bytes:
+        return b""
+
+    def _so_far(self, outcomes: Outcomes) -> bytes:
+        # Nothing: all children of a part are handed over at once, so all its records run again.
         return b""

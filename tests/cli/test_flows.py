@@ -78,5 +78,5 @@ def test_load_needs_a_handler_or_a_flow(streamq: Streamq, words: str) -> None:
     assert (ran.returncode, ran.stderr) == (2, "streamq: give either --handler or --flow\n")
 
     ran = streamq("load", words, "--flow", f"{FLOWS}:app")
-    assert (ran.returncode, ran.stdout) == (1, "")
+    assert (ran.returncode, ran.stdout) == (4, "")
     assert "is a App, not a streamq.Flow" in ran.stderr

@@ -39,7 +39,7 @@ META = (
 )
 REQUEST_KEYS = (
     *("meta", "parts", "left", "leases", "holders", "retry", "tries", "partial", "results"),
-    *("failed", "gone"),
+    *("failed", "gone", "pace"),
 )
 
 
@@ -74,7 +74,7 @@ SPOILS: dict[str, Spoil] = {
     **{f"meta {field}": _meta(field) for field in META},
     **{f"wrong type of {name}": _wrong(name) for name in REQUEST_KEYS},
     **{f"wrong type of {name}": _wrong(name) for name in ("tokens", "due", "open", "closed")},
-    **{f"wrong type of {name}": _wrong(name) for name in ("used", "news")},
+    **{f"wrong type of {name}": _wrong(name) for name in ("used", "news", "watch")},
     "wrong type of workers": _wrong("workers"),
     "no meta": lambda redis, keys, _, __: redis.delete(keys.meta),
     "no spec": lambda redis, keys, _, __: redis.hdel(keys.meta, "spec", "queue", "created_ms"),
@@ -97,6 +97,7 @@ SPOILS: dict[str, Spoil] = {
         keys.results, mapping={junk: junk, b"1." + junk: junk}
     ),
     "failure": lambda redis, keys, _, junk: redis.hset(keys.failed, "1", junk),
+    "curve": lambda redis, keys, _, junk: redis.set(keys.pace, junk * 9),
     "failure of no part": lambda redis, keys, _, junk: redis.hset(keys.failed, junk, junk),
     "stream entry": lambda redis, keys, _, junk: redis.xadd(keys.parts, {junk: junk}),
     "stream entry of many fields": lambda redis, keys, _, junk: redis.xadd(

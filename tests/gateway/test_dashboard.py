@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
+from tests.support.command import run
 from tests.support.waiting import wait_until
 
 pytestmark = ONE_KIND
@@ -86,16 +87,30 @@ def test_topics_that_are_none(gate: Gate) -> None:
         assert (reply.status, reply.json["code"]) == (400, "INVALID"), query
 
 
-def test_changes_are_told_with_who_made_them(gate: Gate) -> None:
+def test_changes_are_told_with_who_made_them(gate: Gate, url: str) -> None:
     request_id = gate.submit(["a", "b", "c"], limit=2)
     path = f"/v1/requests/{request_id}"
     assert gate.post(f"{path}/pause", None).status == 200
     assert gate.call("PATCH", path, {"limit": 5, "level": 3}).status == 200
-    told = gate.get("/v1/changes").json
-    assert [(each["who"], each["what"], each["request"]) for each in told[:2]] == [
-        ("local", "set level 3 limit 5", request_id),
+    wait_until(lambda: len(changes(gate)) == 2)
+    told = changes(gate)
+    assert told == [
+        ("local", "set level 50 to 3, limit 2 to 5", request_id),
         ("local", "pause", request_id),
     ]
+    # A command writes to the same log, and so does what removes a request.
+    run("resume", request_id, STREAMQ_URL=url)
+    assert gate.post(f"{path}/cancel", None).status == 200
+    assert gate.call("DELETE", path).status == 204
+    wait_until(lambda: len(changes(gate)) == 5)
+    told = changes(gate)
+    assert [what for _, what, _ in told[:3]] == ["purge", "cancel", "resume"]
+    assert "@" in told[2][0]
+
+
+def changes(gate: Gate) -> list[tuple[str, str, str]]:
+    told = gate.get(f"/v1/changes?queue={gate.queue}").json
+    return [(each["who"], each["what"], each["request"]) for each in told]
 
 
 def test_retry_of_a_range_and_of_a_group(gate: Gate) -> None:

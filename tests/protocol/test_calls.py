@@ -45,7 +45,7 @@ CALLS: dict[str, tuple[Call[Any], list[Any]]] = {
             Terms(3, 99, 500), 12, "map parts",
         ),
         [
-            "me 2 3 99 500 12 6", "map parts", struct.pack("<2Q", 8, 9), "8 9",
+            "me 2 3 99 500 12 6 0", "map parts", struct.pack("<2Q", 8, 9), "8 9",
             struct.pack("<2I", 1, 0), struct.pack("<I", 3), "1@8", b"yes",
         ],
     ),
@@ -100,6 +100,9 @@ CALLS: dict[str, tuple[Call[Any], list[Any]]] = {
     "tick": (queue_calls.tick(Q, 10, 500, ["r"], 77), [10, 500, 77, "r"]),
     "aside": (queue_calls.aside(SPACE.spoilt("q", "due"), "zset"), ["zset"]),
     "close": (queue_calls.close(Q, "r", 1.5, 0), ["r", 1.5, 0]),
+    "note": (queue_calls.note(Q, b"c"), [b"c"]),
+    "watch": (queue_calls.watch(Q, 9, 500), [9, 500]),
+    "show": (queue_calls.show(Q, b"s"), [b"s"]),
     "beat": (
         queue_calls.beat(SPACE.worker("q", "w"), "w", 900, b"{}", 500, ["r"]),
         ["w", 900, b"{}", 500, "r"],

@@ -64,12 +64,13 @@ class StageByHand(RequestByHand):
         payloads = [part.payload or b"j" + origin.encode()] if payloads is None else payloads
         if kind != "spread":
             label = about.of_child(part, 1, origin) if feeds == "parts" else origin
-            return PassedPart(part.number, origin, [label] * len(payloads), list(payloads))
+            count = len(payloads)
+            return PassedPart(part.number, origin, [label] * count, list(payloads), count)
         named = [f"{origin}/{n}" for n in range(1, len(payloads) + 1)]
         labels = [about.of_child(part, 1, each) if feeds == "parts" else each for each in named]
         if self.facts.split()[3] != "0":  # it is joined, and keeps the parent's origin
             labels, payloads = [f"{origin}/0", *labels], [b"k" + origin.encode(), *payloads]
-        return PassedPart(part.number, origin, labels, list(payloads))
+        return PassedPart(part.number, origin, labels, list(payloads), len(labels))
 
     def run(self, most: int = 1, *, children: Children | None = None) -> list[Part]:
         """Claim parts, hand them over, and end the lease."""

@@ -13,7 +13,7 @@ import pytest
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import State
 from streamq.protocol.keys import QueueKeys
-from streamq.protocol.replies import Outcome, Tokens
+from streamq.protocol.replies import Beaten, Outcome, Tokens
 from streamq.queue import lease_keeper
 from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.lease_keeper import LeaseKeeper, most_between_beats_ms
@@ -392,7 +392,7 @@ class TestBeat:
         beats: list[float] = []
         said = keeper._hasty().beat
 
-        def beat(*of: Any) -> int:
+        def beat(*of: Any) -> Beaten:
             beats.append(time.monotonic())
             return said(*of)
 

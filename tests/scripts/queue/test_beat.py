@@ -48,7 +48,7 @@ class TestWorker:
         scores = {"gone": now_ms - DAY_MS, "longer": 1, "silent": now_ms - DAY_MS + 60_000}
         driver.redis.zadd(keys.workers, scores)
 
-        assert driver.protocol.beat(driver.queue, "w1", 60_000) == 2
+        assert driver.protocol.beat(driver.queue, "w1", 60_000).forgotten == 2
 
         assert driver.redis.zrange(keys.workers, 0, -1) == [b"silent", b"w1"]
 

@@ -2,10 +2,14 @@
 
 import pytest
 
-from streamq import Protocol
+from streamq import Protocol, Request, RequestOpen
 from streamq.errors import RequestUnknown
-from streamq.records.encoding import FAILED, NOTHING
+from streamq.queue.callbacks import callbacks_of
+from streamq.records.encoding import FAILED, NOTHING, encode_result
 from tests.support.flow_by_hand import FlowByHand
+
+CALLS = callbacks_of(queue="q", keep="1h", then="h")
+RESULT = encode_result(["x"])
 
 
 @pytest.fixture
@@ -80,6 +84,25 @@ class TestMaps:
         assert flow[2].waiting() == ["1@1"]
         assert flow[1].retry() == {}
 
+    def test_late_result_does_not_come_after_what_was_handed_over_before_a_redrive(
+        self, flow: FlowByHand
+    ) -> None:
+        flow.open()
+        flow[1].append(1, records=3)
+        flow.protocol.seal(flow.id, 1, "c1")
+        slow, grant = flow[1].claim()
+        flow[1].expire(slow)
+        flow[1].reap()
+        holder, _ = flow[1].claim()
+        flow[1].fail(holder, 1, kind="abandon", records=(2, 1), result=RESULT)
+        flow[1].release(holder)
+        flow[1].redrive(1)
+
+        late = flow[1].pass_on(slow, grant.parts)
+
+        assert (late.word, late.counted) == ("lost", 0)
+        assert flow[2].waiting() == ["2@1"]
+
     def test_result_for_another_item_is_not_taken_without_the_lease(self, flow: FlowByHand) -> None:
         flow.load(2)
         flow[1].run(2)
@@ -110,6 +133,51 @@ class TestMaps:
         assert lost.counted == 0
         assert flow.results() == {}
 
+    @pytest.mark.parametrize("between", ["handback", "fail", "keep"])
+    def test_a_gap_stays_a_gap_whatever_is_called_before_the_hand_over(
+        self, flow: FlowByHand, between: str
+    ) -> None:
+        """A failover has forgotten call 2: it handed part 3 to the holder, as another item."""
+        flow.load(3)
+        flow[1].run(3)
+        holder, grant = flow[2].claim(2)
+        mine, lost = grant.parts
+        flow[2].pass_on(holder, [], most=0, call=1_000)
+        holder, _ = flow[2].claim(1)
+        lost.about = b"1@another"
+        if between == "handback":
+            flow[2].handback(holder, [], call=2_001)
+        elif between == "fail":
+            flow[2].fail(holder, mine.number, call=3_000)
+        else:
+            flow[2].keep(holder, mine.number, b"kept", call=3_000)
+
+        over = flow[2].pass_on(holder, [lost], call=4_000)
+
+        assert over.counted == 0
+        assert flow.results() == {}
+
+    def test_outcomes_are_not_kept_for_a_number_that_may_be_another_item(
+        self, flow: FlowByHand
+    ) -> None:
+        flow.load(1)
+        flow[1].run()
+        holder, grant = flow[2].claim()
+        flow[2].expire(holder)
+        flow[2].reap()
+
+        assert flow[2].keep(holder, grant.parts[0].number, b"of another item") == "lost"
+        assert flow[2].partial() == {}
+
+    def test_marks_of_finished_parts_are_forgotten(self, flow: FlowByHand) -> None:
+        flow.load(1)
+        holder, grant = flow[1].claim()
+        flow[1].keep(holder, 1, b"kept", b"mark", call=1_000)
+
+        flow[1].pass_on(holder, grant.parts, call=2_000)
+
+        assert flow[1].partial() == {}
+
     def test_without_the_next_stage_nothing_is_written(self, flow: FlowByHand) -> None:
         flow.load(1)
         holder, grant = flow[1].claim()
@@ -133,6 +201,42 @@ class TestMaps:
         assert flow.states() == ["cancelled", "cancelled"]
 
 
+class TestEnds:
+    def test_who_ends_the_last_stage_has_a_janitor_look_at_the_request_that_owes(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, calls=CALLS).load(1)
+        flow[1].run()
+        holder, grant = flow[2].claim()
+
+        over = flow[2].pass_on(holder, grant.parts)
+
+        assert over.word == "done"
+        (first,) = over.tokens.others
+        assert (first.place, first.tokens.count) == (flow.id, 0)
+        assert over.tokens.next_look_ms(queue) > 0
+
+    def test_stage_is_not_purged_while_the_request_owes(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, calls=CALLS, keep="0s").load(1)
+        flow.run_all()
+
+        with pytest.raises(RequestOpen, match="callbacks"):
+            protocol.purge(flow[2].id)
+        assert flow.results() == {"1": b"1"}
+
+    def test_results_of_a_cancelled_flow_can_be_read(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "spread,map").load(2)
+        flow[1].run(children={1: [RESULT, RESULT]})
+        flow[2].run(2)
+        protocol.cancel(flow.id)
+
+        assert len(list(Request(protocol, flow.id).results(5))) == 2
+
+
 class TestWindows:
     def test_stage_starts_no_part_for_which_the_next_has_no_room(
         self, protocol: Protocol, queue: str, request_id: str
@@ -145,6 +249,19 @@ class TestWindows:
         assert flow[1].claim()[1].word == "empty"
         flow[1].pass_on(holder, grant.parts)
         assert flow[1].claim()[1].word == "empty"
+
+    def test_batch_that_is_handed_out_takes_room_from_the_tokens(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "2 parts"}})
+        flow.load(4)
+        holder, grant = flow[1].claim(1)
+        flow[1].redis.hset(flow[1].keys.meta, "out", 0)
+
+        over = flow[1].pass_on(holder, grant.parts, most=1)
+
+        assert [part.number for part in over.parts] == [2]
+        assert over.tokens.count == 0
 
     def test_stage_before_gets_a_token_when_half_of_it_is_free(
         self, protocol: Protocol, queue: str, request_id: str

@@ -16,6 +16,7 @@ def ended(driver: RequestByHand) -> RequestByHand:
     driver.fail(holder, 2, delay_ms=60_000, partial=b"some")
     driver.fail(holder, 3, kind="abandon")
     driver.release("another")
+    driver.protocol.audit(driver.id)
     driver.fail(holder, 4, kind="abandon")
     assert driver.meta("state") == "failed"
     assert driver.existing_keys() == set(signature("purge")[0])

@@ -1,6 +1,7 @@
 """Handlers of flows, for tests of pools and commands."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from streamq import Abandon, App, Context, Failed, Spread
 
@@ -51,3 +52,24 @@ tolerant = app.flow("tolerant").spread(letters).map(code).join(merge, on_failure
 strict = app.flow("strict").spread(letters).map(code).join(merge)
 unjoined = app.flow("unjoined").spread(letters).map(code)
 reduced = tolerant.reduce(total)
+
+
+@app.map
+def pick(line: str) -> str:
+    word, _, mended = line.partition("!")
+    if mended and not Path(mended).exists():
+        raise Abandon("not mended")
+    return word
+
+
+@app.handler
+def scatter(line: str) -> list[str]:
+    return list(pick(line))
+
+
+@app.handler
+def gather(words: Iterator[str]) -> str:
+    return " ".join(words)
+
+
+picked = app.flow("picked").map(pick).reduce(gather)

@@ -1,0 +1,25 @@
+"""show.lua: spans that workers tell."""
+
+from streamq.protocol.glances import spans_of
+from streamq.protocol.keys import QueueKeys
+from tests.support.by_hand import RequestByHand
+
+
+def test_what_was_told_is_read_once_and_goes(driver: RequestByHand, queue_keys: QueueKeys) -> None:
+    driver.protocol.show(driver.queue, b"one")
+    first = spans_of(driver.protocol, driver.queue, "0", 9)
+    driver.protocol.show(driver.queue, b"two")
+
+    assert [text for _, text in first] == [b"one"]
+    assert [text for _, text in spans_of(driver.protocol, driver.queue, first[0][0], 9)] == [b"two"]
+    assert 0 < driver.redis.pttl(queue_keys.spans) <= 60_000
+
+
+def test_at_most_some_thousands_are_kept(driver: RequestByHand, queue_keys: QueueKeys) -> None:
+    with driver.redis.pipeline(transaction=False) as pipe:
+        for _ in range(2_400):
+            pipe.xadd(queue_keys.spans, {"told": "x"})
+        pipe.execute()
+    driver.protocol.show(driver.queue, b"last")
+
+    assert 2_000 <= driver.redis.xlen(queue_keys.spans) < 2_201
