@@ -28,6 +28,7 @@ COMMANDS = {
     "top": ("Inspect", "Watch requests, levels and workers live, in a terminal."),
     "workers": ("Inspect", "List the live workers, and what each runs now."),
     "wait": ("Inspect", "Wait until requests have ended."),
+    "find": ("Inspect", "Tell where one record is, and what became of it."),
     "errors": ("Inspect", "Show which parts of a request failed, and why."),
     "report": ("Inspect", "Write a request as one HTML file, with its failures."),
     "set": ("Control", "Change level, limit, rate or weight of a request that runs."),

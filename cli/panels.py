@@ -4,6 +4,7 @@ INPUT = "Input"
 CSV = "CSV files"
 FUNCTION = "What to run"
 OUTPUT = "Output"
+FIND = "Finding one record"
 SPEED = "Speed and limits"
 FAILURES = "Failures and retries"
 CALLBACKS = "When it has ended"
@@ -22,6 +23,7 @@ ORDER = (
     SPEED,
     FAILURES,
     CALLBACKS,
+    FIND,
     STOPPING,
     OTHERS,
     SERVER,

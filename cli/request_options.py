@@ -145,6 +145,34 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             rich_help_panel=panels.FAILURES,
         ),
     ] = False
+    key: Annotated[
+        str,
+        typer.Option(
+            "--key",
+            metavar="FIELD",
+            help="Field by which streamq find knows a record: sku, user.id, or . for all of the "
+            "record. Then a part is one record, unless --lines or --bytes is given.",
+            show_default="none",
+            rich_help_panel=panels.FIND,
+        ),
+    ] = ""
+    track: Annotated[
+        bool,
+        typer.Option(
+            "--track",
+            help="Of a flow, keep where each item is, for streamq find --item. --key does so, too.",
+            rich_help_panel=panels.FIND,
+        ),
+    ] = False
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Of a flow, keep what each item came to in each stage, for streamq find. It stays "
+            "in the server's memory as long as the request.",
+            rich_help_panel=panels.FIND,
+        ),
+    ] = False
     level: Annotated[
         int,
         typer.Option(
@@ -244,6 +272,9 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             "retries": self.retries,
             "timeout": self.timeout or None,
             "max_failures": self.max_failures or None,
+            "key": self.key,
+            "track": self.track,
+            "trace": self.trace,
         }
 
     def policy_of_each(self) -> Policy:

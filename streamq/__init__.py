@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from streamq.queue.async_client import AsyncClient, AsyncRequest
     from streamq.queue.callbacks import Start, Webhook
     from streamq.queue.client import Client
+    from streamq.queue.find import Item, ItemPart, ItemStage
     from streamq.queue.janitor import Janitor
     from streamq.queue.request import Request
     from streamq.runs.finding import FoundRun, find_run
@@ -68,6 +69,7 @@ _HOMES = {
     "queue.callbacks": ("Start", "Webhook"),
     "queue.client": ("Client",),
     "driver.connection": ("Connection",),
+    "queue.find": ("Item", "ItemPart", "ItemStage"),
     "queue.janitor": ("Janitor",),
     "queue.request": ("Request",),
     "model": ("Failure", "State", "Status"),
@@ -99,6 +101,9 @@ __all__ = [
     "FlowUntold",
     "FoundRun",
     "InvalidValue",
+    "Item",
+    "ItemPart",
+    "ItemStage",
     "Janitor",
     "LoadGap",
     "PartTooLarge",

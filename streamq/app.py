@@ -182,7 +182,7 @@ class App:
         """Register a function or coroutine that is called with each record of a part.
 
         ``name`` is the handler's name, unless it is the function's. ``timeout`` bounds how long one
-        part may take, and ``retries`` is how often a failure is tried again (3). Both hold for
+        record may take, and ``retries`` is how often a failure is tried again (3). Both hold for
         requests that do not say otherwise.
 
         Raises:
@@ -216,7 +216,7 @@ class App:
     ) -> Any:
         """Register a function or coroutine that is called with a whole part: all its records.
 
-        The options are those of ``map``.
+        The options are those of ``map``, but ``timeout`` is for the whole part.
 
         Raises:
             InvalidValue: the function takes no part, or its name is taken or cannot be one.

@@ -1,4 +1,4 @@
-"""How long to wait before a part runs again."""
+"""Works out how long a part waits before it runs again."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: a container or a task set may have fewer than the machine."""
+"""Counts the CPUs that this process may use: a container may have fewer than the machine."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The errors of streamq, as one tree.
 
 StreamqError
 ├── ProtocolError          a script refused, and said so with a code word

@@ -98,6 +98,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shape: str = ""
     facts: str = ""
     on_failure: str = "fail"
+    #: Of a reduce: how many results a part of its tree has; 0: it is no tree.
+    width: int = 0
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
             "window_bytes": self.window[1],
             "on_failure": spec.on_failure,
         }
+        if spec.width:
+            kept["width"] = spec.width
         return tuple(str(value).encode() for pair in kept.items() for value in pair)
 
 
@@ -133,7 +137,7 @@ class FlowPlan(msgspec.Struct, frozen=True):
     @property
     def shape(self) -> str:
         """The kinds of the stages, as ``flows/shape.py`` writes them."""
-        return ",".join(stage.kind for stage in self.stages)
+        return self.stages[0].policy.spec.shape or ",".join(each.kind for each in self.stages)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -164,6 +168,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     deadline_ms: int | msgspec.UnsetType = msgspec.UNSET
     #: The same as a time from its creation (ms), which only the server's clock counts.
     deadline_in_ms: int | msgspec.UnsetType = msgspec.UNSET
+    #: By which field of a record it is found (``records/keys.py``); UNSET: by none.
+    key: str | msgspec.UnsetType = msgspec.UNSET
     #: Of a callback: the request whose end it is about, when that was created, and its run.
     parent: str | msgspec.UnsetType = msgspec.UNSET
     #: Of a callback: after this moment (ms) it is not created any more.
@@ -210,12 +216,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
         if self.labels:
             kept["labels"] = msgspec.json.encode(dict(self.labels)).decode()
-        if self.weight:
-            kept["weight"] = self.weight
-        if self.canary:
-            kept["ceiling"] = self.canary
-        if self.deadline_ms:
-            kept["deadline_ms"] = self.deadline_ms
+        optional = {
+            "weight": self.weight,
+            "ceiling": self.canary,
+            "key": self.key,
+            "deadline_ms": self.deadline_ms,
+        }
+        kept |= {name: value for name, value in optional.items() if value}
         if self.calls:
             kept["calls"] = msgspec.json.encode(self.calls).decode()
             kept["owes"] = len(self.calls)
@@ -285,6 +292,8 @@ class Part(msgspec.Struct):
     run: int = 0
     crashes: int = 0
     poison: int = 0
+    #: What the payload was before the bytes it refers to took its place; "" for a plain payload.
+    reference: bytes = b""
 
     @property
     def records(self) -> int | None:

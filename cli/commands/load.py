@@ -172,10 +172,10 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     told = units.labels(dict(units.label(each) for each in labels or ()), "--label")
     name = units.request_id(request_id, Settings.from_env().team, "--id")
     if check_format(options.form, named) == "requests":
-        if flow or canary or then or on_failure or finally_ or finish_by:
+        if options.key or flow or canary or then or on_failure or finally_ or finish_by:
             raise InvalidValue(
-                "--flow, --canary, --finish-by and callbacks are for one request, and --format "
-                "requests makes many"
+                "--flow, --key, --canary, --finish-by and callbacks are for one request, and "
+                "--format requests makes many"
             )
         each = replace(options.policy_of_each(), labels=told or UNSET)
         can_go_on = request_id is not None
@@ -207,12 +207,19 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     if as_json:
         render.as_json({"id": name, "parts": parts})
         return
+    _tell(load_, name, policy.spec.files, parts)
+
+
+def _tell(load_: Load, name: str, files: Sequence[str], parts: int) -> None:
+    """Tell what was loaded, and what was not."""
     for why in load_.refused[:_MOST_TOLD]:
         render.warning(f"{why}. It is one failure, and the other files are loaded")
     if len(load_.refused) > _MOST_TOLD:
         render.warning(f"and {len(load_.refused) - _MOST_TOLD:,} more: streamq errors {name}")
+    for words in load_.keys.words():
+        render.warning(words)
     blank = render.blank_lines(load_.blank_lines)
-    render.note(f"loaded {_few(policy.spec.files)}: {render.count(parts, 'part')}{blank}")
+    render.note(f"loaded {_few(files)}: {render.count(parts, 'part')}{blank}")
 
 
 def _handler(handler: str, flow: str) -> str:

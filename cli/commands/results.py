@@ -12,7 +12,8 @@ from streamq.model import State, Status
 from streamq.queue.request import Request
 from streamq.records.gaps import gaps_beside
 from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
-from streamq.runs.collect import Collector, file_of, show, write_errors
+from streamq.runs.collect import Collector, show, write_errors
+from streamq.runs.committed import file_of
 
 from .. import render
 from ..connecting import connected, naming

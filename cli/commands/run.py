@@ -19,6 +19,7 @@ from streamq.runs.home import load_plan
 from streamq.runs.options import KEEP, Capacity, capacity, describe_run
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.same import on_server, server_name
+from streamq.runs.spooling import spooled
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS
@@ -184,6 +185,15 @@ class RunOptions(msgspec.Struct, kw_only=True):
             "is printed. It needs: pip install 'streamq[serve]'.",
         ),
     ] = False
+    is_spooled: Annotated[
+        bool,
+        typer.Option(
+            "--spool/--no-spool",
+            help="Let processes read local files and keep results in files of the run, or send all "
+            "bytes through the server.",
+            rich_help_panel=panels.SPEED,
+        ),
+    ] = True
     is_json: Annotated[
         bool, typer.Option("--json", help="Print the summary at the end as JSON, for programs.")
     ] = False
@@ -282,6 +292,8 @@ def run(
         given_url = named_server(url, prefix)  # checked before anything is stored
         prefix = prefix or Settings.from_env().prefix
         plan = on_server(plan, server_name(given_url, prefix))
+        if options.is_spooled and not options.stored:
+            plan = spooled(plan)
         begun = time.monotonic()
         folder = RunFolder(plan, options.beginning, named=named)
         with folder.held(), _hinted(folder), folder.server(given_url, prefix) as address:

@@ -4,8 +4,8 @@
 -- Returns the stage that the facts describe, with the keys of its neighbours (`RequestKeys._flow`).
 -- Returns nil if the keys are those of a flow of another shape.
 local function read_facts(k, r, now, facts)
-  local kind, feeds, own, join, grouped, barrier, stages, window, window_bytes =
-    string.match(facts, "^(%a+) (%a+) (%d+) (%d+) (%d) (%d+) (%d+) (%d+) (%d+)$")
+  local kind, feeds, own, join, grouped, barrier, stages, window, window_bytes, marks =
+    string.match(facts, "^(%a+) (%a+) (%d+) (%d+) (%d) (%d+) (%d+) (%d+) (%d+) ?(%a*)$")
   local keys = k.flow
   if not kind then
     return nil
@@ -36,6 +36,12 @@ local function read_facts(k, r, now, facts)
   end
   if barrier ~= "0" and is_right then
     f.barrier, is_right = far(barrier)
+  end
+  if marks ~= "" then
+    f.items, at = keys[at + 1], at + 1
+  end
+  if marks == "trace" then
+    f.trace, at = keys[at + 1], at + 1
   end
   return is_right and at == #keys and f or nil
 end
@@ -96,8 +102,15 @@ local function redrive_part(f, s, number)
   t.errors, t.crashes = 0, 0
   t.run = tonumber(redis.call("HGET", meta_of(f, 1), "runs")) or 0
   write_tries(s.tries, number, t)
+  if s.number == f.own then
+    load_more(f.k.meta, stage)
+  end
   put(stage, "failed", stage.failed - 1)
-  redis.call("HINCRBY", meta_of(f, s.number), "records_failed", -t.records)
+  if s.number == f.own then
+    put(stage, "records_failed", stage.records_failed - t.records)
+  else
+    redis.call("HINCRBY", meta_of(f, s.number), "records_failed", -t.records)
+  end
   s.is_touched = true
   f.added = f.added + 1
 end

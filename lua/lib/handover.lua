@@ -23,6 +23,14 @@ local function add_part(f, s, about, payload)
   stage.added = (stage.added or 0) + (tonumber(string.match(about, "^%d+")) or 0)
   s.is_touched = true
   f.added = f.added + 1
+  if f.items then
+    redis.call("HSET", f.items, string.match(about, "@(.*)$"), s.number .. ":" .. number)
+  end
+  if s.number == f.own then
+    -- A part of the tree that it is of: no other script writes its counts.
+    put(stage, "total", stage.total)
+    redis.call("HINCRBY", f.k.meta, "records", 1)
+  end
   return number
 end
 
@@ -79,13 +87,37 @@ local function is_filed(f)
   return not f.grouped and not f.barrier
 end
 
+-- Keeps what an item came to in this stage, where the flow is traced.
+local function note_trace(f, label, payload)
+  if f.trace then
+    redis.call("HSET", f.trace, (string.match(label, "@(.*)$") or label) .. ":" .. f.own, payload)
+  end
+end
+
+-- Notes that a result has arrived at a tree. When enough have, a part is made of them.
+local function arrive(f, t, payload)
+  t.arrived, t.is_touched = t.arrived + 1, true
+  if f.kind == "reduce" then
+    redis.call("HSET", t.b.got, t.arrived, payload)
+  else
+    put_field(f, t.arrived, payload)
+  end
+  if t.arrived - t.assigned >= t.width then
+    add_part(f, t.b, string.format("1@%d-%d", t.assigned + 1, t.arrived), "")
+    t.assigned = t.arrived
+  end
+end
+
 -- Hands a result over. `label` is what the next stage says about the part, or its origin.
 local function hand_over(f, label, payload)
+  note_trace(f, label, payload)
   if f.feeds == "parts" then
     add_part(f, f.next, label, payload)
   elseif f.feeds == "join" and f.grouped then
     put_field(f, label, payload)
     count_child(f, label)
+  elseif f.feeds == "reduce" and tree_of(f) then
+    arrive(f, f.tree, payload)
   else
     put_field(f, label, payload)
   end
@@ -93,6 +125,7 @@ end
 
 -- Notes that an item goes no further, without a result of its own.
 local function drop_out(f, origin, mark)
+  note_trace(f, origin, mark)
   if f.grouped then
     -- It may have failed before, and been run again.
     redis.call("HDEL", f.join.got, origin)
@@ -124,7 +157,16 @@ end
 -- Forgets the inputs of a join or reduce whose part is finished.
 local function empty_inbox(f, origin)
   if f.kind == "reduce" then
-    redis.call("UNLINK", f.got)
+    local first, last = run_of(origin)
+    local fields = {}
+    for arrival = tonumber(first) or 1, tonumber(last) or 0 do
+      fields[#fields + 1] = arrival
+    end
+    if first then
+      redis.call("HDEL", f.got, unpack(fields))
+    else
+      redis.call("UNLINK", f.got)
+    end
     return
   end
   local count = tonumber(redis.call("HGET", f.groups, origin .. "#")) or 0
@@ -200,26 +242,33 @@ local function end_all(f, state)
   end
 end
 
--- Everything before the reduce is finished: the reduce begins. Returns whether it does.
+-- Everything before the reduce is finished: it begins, or its final part comes back. Returns whether
+-- it does.
 local function begin_reduce(f)
-  local b = f.barrier
+  local t = tree_of(f)
+  local b = t and t.b or f.barrier
   local stage = b and stage_at(f, b.number)
-  if not stage then
+  if not stage or f.is_final_over then
     return false
   end
-  if stage.total == 0 then
+  if t and t.final == 0 then
+    t.final, t.is_touched = add_part(f, b, "1@1", ""), true
+    return true
+  end
+  if not t and stage.total == 0 then
     add_part(f, b, "1@1", "")
     return true
   end
-  if redis.call("HEXISTS", b.failed, 1) == 0 then
+  local final = t and t.final or 1
+  if redis.call("HEXISTS", b.failed, final) == 0 then
     return false
   end
   local runs = redis.call("HGET", meta_of(f, b.number), "on_failure") == "run"
-  if not runs and has_failure(f, b.number - 1) then
+  if not runs and (has_failure(f, b.number - 1) or (t and failed_runs(f, t) > 0)) then
     return false
   end
-  redis.call("HDEL", b.failed, 1)
-  redrive_part(f, b, 1)
+  redis.call("HDEL", b.failed, final)
+  redrive_part(f, b, final)
   return true
 end
 
@@ -227,6 +276,7 @@ end
 -- begins, or the flow ends. Returns whether it has ended.
 local function count_flow(f, finished)
   settle(f)
+  save_tree(f)
   local change = f.added - finished
   f.added = 0
   if change ~= 0 then
@@ -237,7 +287,9 @@ local function count_flow(f, finished)
   if change > 0 or not is_live(f.r) then
     return false
   end
-  if begin_reduce(f) then
+  local begins = begin_reduce(f)
+  save_tree(f)
+  if begins then
     redis.call("INCRBY", f.k.left, f.added)
     f.added = 0
     return false
@@ -254,6 +306,10 @@ end
 local function give_up_item(f, number, t, failure)
   local entry = redis.call("XRANGE", f.k.parts, number, number)[1]
   local origin = entry and origin_of(entry[2][1], number) or number
+  if f.kind == "reduce" and run_of(origin) then
+    return
+  end
+  f.is_final_over = f.kind == "reduce"
   if t.run > 0 and not f.grouped then
     origin = of_run(origin, t.run)
   end

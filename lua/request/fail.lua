@@ -49,6 +49,7 @@
 -- @include marks
 -- @include window
 -- @include flow
+-- @include tree
 -- @include handover
 
 local k = {

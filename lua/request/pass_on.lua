@@ -48,6 +48,7 @@
 -- @include marks
 -- @include window
 -- @include flow
+-- @include tree
 -- @include handover
 
 local k = {
@@ -146,6 +147,12 @@ local function hand_over_part(origin, run, first, last, names, given_payloads)
   if f.kind == "join" or f.kind == "reduce" then
     empty_inbox(f, origin)
   end
+  if f.kind == "reduce" and run_of(origin) then
+    for i = first, last do
+      arrive(f, tree_of(f), given_payloads[i])
+    end
+    return
+  end
   if f.kind == "spread" then
     local kept = ""
     if f.join then
@@ -180,7 +187,8 @@ local function record(passes)
   end
   r.smooth = redis.call("EXISTS", k.tries, k.partial, k.retry) == 0 or nil
   local runs = r.smooth and {} or settle_troubles(acked)
-  if r.smooth and not passes and children == given and f.kind == "map" and f.feeds == "parts" then
+  if r.smooth and not passes and children == given and f.kind == "map" and f.feeds == "parts"
+    and not f.items and not f.trace then
     -- One for each, as in most batches.
     add_parts(f, f.next, names, sizes, payloads, handed)
   else
@@ -200,6 +208,10 @@ end
 
 -- Returns the entry of a part, if it is of the item that the caller ran (rule F6).
 local function own_entry(number, origin)
+  if f.kind == "reduce" and run_of(origin) then
+    -- After a failover other results may have these arrivals: the part runs again.
+    return nil
+  end
   local entry = redis.call("XRANGE", k.parts, number, number)[1]
   local is_own = entry and string.format("%s", origin_of(entry[2][1], number)) == origin
   return is_own and entry or nil

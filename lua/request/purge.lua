@@ -14,7 +14,8 @@
 -- KEYS[10] failed    HASH
 -- KEYS[11] gone      ZSET
 -- KEYS[12] pace      STRING
--- KEYS[13+] whole    all keys of all stages of a flow
+-- KEYS[13] keys      HASH
+-- KEYS[14+] whole    all keys of all stages of a flow
 --
 -- ARGV[1]  force     1: do not wait for the end of its retention; asked: the caller has seen that
 --                    the request whose callback this one is owes nothing
@@ -35,9 +36,9 @@
 
 local keys = {
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10],
-  KEYS[11], KEYS[12],
+  KEYS[11], KEYS[12], KEYS[13],
 }
-local whole = { unpack(KEYS, 13) }
+local whole = { unpack(KEYS, 14) }
 local force = ARGV[1]
 
 local r, newer = load_request(keys[1])

@@ -39,6 +39,7 @@
 -- @include suspicion
 -- @include window
 -- @include flow
+-- @include tree
 -- @include handover
 
 -- About so many parts may keep the server busy in one call.

@@ -32,6 +32,7 @@
 -- @include tries
 -- @include window
 -- @include flow
+-- @include tree
 
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
@@ -77,8 +78,11 @@ end
 -- reduce waits, runs or is done, since that was made without it. A join or reduce does not run again
 -- while one of its inputs runs or has failed: it comes back with them (rules F10, F11).
 local function is_refused(origin)
-  if f.barrier and stage_at(f, f.barrier.number).total > 0
-    and redis.call("HEXISTS", f.barrier.failed, 1) == 0 then
+  local t = tree_of(f)
+  local final = t and t.final or (f.barrier and stage_at(f, f.barrier.number).total > 0 and 1 or 0)
+  local b = t and t.b or f.barrier
+  if final > 0 and not (f.kind == "reduce" and not run_of(origin))
+    and redis.call("HEXISTS", b.failed, final) == 0 then
     return true
   end
   local group = f.grouped and string.match(origin, "^(.*)/")
@@ -89,8 +93,13 @@ local function is_refused(origin)
     return not is_open
   end
   local on_failure = redis.call("HGET", k.meta, "on_failure")
+  if f.kind == "reduce" and run_of(origin) then
+    return false
+  end
   if f.kind == "reduce" then
-    return not is_input_whole(on_failure)
+    local waits = t and r.total - r.done - r.failed > 0
+    local lacks = t and on_failure ~= "run" and failed_runs(f, t) > 0
+    return waits or lacks or not is_input_whole(on_failure)
   end
   if f.kind == "join" then
     local found = redis.call("HMGET", f.groups, origin, origin .. "!")

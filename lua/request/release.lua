@@ -40,6 +40,7 @@
 -- @include giveup
 -- @include window
 -- @include flow
+-- @include tree
 -- @include handover
 
 -- A claim may arrive up to ten minutes late; its holder's name is remembered for so long.

@@ -11,8 +11,9 @@
 -- KEYS[6]  holders   HASH    call number and running part of each lease
 -- KEYS[7]  tries     HASH    part number, what went wrong with it
 -- KEYS[8]  partial   HASH    part number, outcomes so far
--- KEYS[9]  events    channel the end is published there
--- KEYS[10+] flow     of the other stages, as lib/flow.lua reads them
+-- KEYS[9]  failed    HASH    part number, what was given up
+-- KEYS[10] events    channel the end is published there
+-- KEYS[11+] flow     of the other stages, as lib/flow.lua reads them
 --
 -- ARGV[1]  total     parts of the whole load
 -- ARGV[2]  cursor    where the load stands at its end
@@ -36,12 +37,13 @@
 -- @include ending
 -- @include window
 -- @include flow
+-- @include tree
 -- @include handover
 
 local k = {
   meta = KEYS[1], parts = KEYS[2], left = KEYS[3], leases = KEYS[4], retry = KEYS[5],
-  holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], events = KEYS[9],
-  flow = { unpack(KEYS, 10) },
+  holders = KEYS[6], tries = KEYS[7], partial = KEYS[8], failed = KEYS[9],
+  events = KEYS[10], flow = { unpack(KEYS, 11) },
 }
 local total, cursor = tonumber(ARGV[1]), ARGV[2]
 

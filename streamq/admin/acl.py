@@ -43,6 +43,8 @@ _LOADED = "script|exists"
 #: Commands that tell the names of all keys: users of a team may not use them.
 _OF_ALL_TEAMS = ("scan",)
 _FOLLOW = ("hget", "hscan", "zrange", "zrevrange", "zscore", "ssubscribe", "sunsubscribe")
+#: What finding one item reads besides.
+_FIND = ("keys", "items", "trace", "kids", "groups", "retry", "tries", "parts")
 #: Commands to wait for tokens, and to end such a wait.
 _TAKE = ("brpop", "client|id", "client|unblock")
 #: Commands to see whether keys of the queue have another type.
@@ -65,6 +67,7 @@ _LOADER = (
     "submit",
     "open",
     "lay",
+    "index",
     "append",
     "refuse",
     "seal",
@@ -132,9 +135,8 @@ _LOOKED_AT = (
     "workers",
     "worker",
     "failed",
-    "groups",
-    "parts",
     "holders",
+    *_FIND,
     "pace",
     "log",
     "spans",
@@ -158,9 +160,9 @@ class Role(msgspec.Struct, frozen=True):
 
 ROLES: dict[str, Role] = {
     "loader": Role(
-        "submits and collects requests: load, results, set, pause, resume, cancel, retry, purge",
+        "submits and collects requests: load, results, find, set, pause, cancel, retry, purge",
         _LOADER,
-        (*_FOLLOW, "hmget", "wait", "set", "memory|usage"),
+        (*_FOLLOW, "hmget", "xpending", "wait", "set", "memory|usage"),
         (
             "open",
             "closed",
@@ -170,7 +172,7 @@ ROLES: dict[str, Role] = {
             "results",
             "sync",
             "queue_sync",
-            "groups",
+            *_FIND,
         ),
     ),
     "worker": Role(
@@ -186,7 +188,7 @@ ROLES: dict[str, Role] = {
         ("used", "workers", "worker", "aside"),
     ),
     "reader": Role(
-        "looks, and changes nothing: status, ls, top, workers, wait, errors, doctor",
+        "looks, and changes nothing: status, ls, top, workers, wait, errors, find, doctor",
         ("inspect", "locate"),
         _LOOK,
         _LOOKED_AT,
@@ -228,6 +230,9 @@ ROLES: dict[str, Role] = {
             "results",
             "sync",
             "queue_sync",
+            "got",
+            "groups",
+            "kids",
         ),
     ),
 }

@@ -1,4 +1,4 @@
-"""What a queue has to do and who works for it, kept up to date at a bounded cost.
+"""Keeps a list of a queue's requests and workers up to date, at a bounded cost.
 
 A look reads for ``LOOK_S`` at most: first the requests whose parts run, then those that were read
 longest ago. So a look at a queue of 10,000 requests costs what one at 500 does, and a census says

@@ -1,4 +1,4 @@
-"""How fast something goes, and when it will end: a band instead of a number that jumps."""
+"""The speed of a request and its end, foretold: a band instead of a number that jumps."""
 
 from collections import deque
 

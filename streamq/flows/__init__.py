@@ -1,1 +1,1 @@
-"""What is a flow? Its stages, how users write them down, and what their handlers return."""
+"""Flows: their stages, how users write them down, and what their handlers return."""

@@ -16,6 +16,8 @@ from streamq.flows.shape import Kind, Shape
 OnFailure = Literal["fail", "run"]
 #: Largest number of children that one part of a spread may have.
 MOST_CHILDREN = 1_000
+#: Largest number of results that one part of a tree may have.
+MOST_WIDTH = 5_000
 
 
 class Stage(
@@ -42,6 +44,8 @@ class Stage(
     #: a size such as ``"64 MiB"``.
     window: str | int | None = None
     on_failure: OnFailure = "fail"
+    #: Of a reduce: it works as a tree, of so many results at a time.
+    width: int | None = None
 
 
 class Flow:
@@ -118,8 +122,13 @@ class Flow:
 
         The iterator yields results in input order and reads them some at a time.
 
+        With ``width=1000`` the reduce works as a tree: its handler is called for each 1,000 results
+        as they arrive, and for what those calls returned. So the server holds no more than some
+        thousand results. The handler must not mind in which order they come, and must take what
+        it returns: a sum, a maximum, a set.
+
         Example:
-            app.flow("count").map(words).reduce(total)
+            app.flow("count").map(words).reduce(total, width=1000)
         """
         return self._with("reduce", handler, options)
 
@@ -165,6 +174,10 @@ def stage(kind: Kind, handler: str, options: dict[str, Any]) -> Stage:
         raise InvalidValue(f"stage {handler}: a stage has no option {', '.join(unknown)}")
     if kind not in ("join", "reduce") and "on_failure" in options:
         raise InvalidValue(f"stage {handler}: on_failure is for a join or a reduce, not a {kind}")
+    if options.get("width") is not None:
+        if kind != "reduce":
+            raise InvalidValue(f"stage {handler}: width is for a reduce, not a {kind}")
+        units.whole(options["width"], f"stage {handler}: width", 2, MOST_WIDTH)
     if kind in ("join", "reduce") and "window" in options:
         raise InvalidValue(
             f"stage {handler}: a {kind} has no window: its inputs have to wait there"

@@ -17,6 +17,9 @@ Kind = Literal["map", "spread", "join", "reduce"]
 #: Where results of a stage go: parts of the next stage, the inbox of a join or of a reduce, or the
 #: results of the flow.
 Feeds = Literal["parts", "join", "reduce", "end"]
+#: What is kept of each item on its way: nothing; the stage and the part that it is, so that it is
+#: found; and what it came to in each stage besides.
+Follow = Literal["", "track", "trace"]
 
 KINDS: tuple[Kind, ...] = ("map", "spread", "join", "reduce")
 
@@ -25,16 +28,18 @@ class Shape(msgspec.Struct, frozen=True, dict=True):
     """The kinds of all stages of a flow, checked."""
 
     kinds: tuple[Kind, ...]
+    follow: Follow = ""
 
     @classmethod
     def read(cls, text: str) -> "Shape":
         """Return the shape that ``text`` wrote."""
-        return msgspec.convert({"kinds": text.split(",")}, cls)
+        kinds, _, follow = text.partition("+")
+        return msgspec.convert({"kinds": kinds.split(","), "follow": follow}, cls)
 
     @cached_property
     def text(self) -> str:
-        """The shape as one word, such as ``map,spread,map,join``."""
-        return ",".join(self.kinds)
+        """The shape as one word, such as ``map,spread,map,join`` or ``map,map+track``."""
+        return ",".join(self.kinds) + (f"+{self.follow}" if self.follow else "")
 
     def __len__(self) -> int:
         return len(self.kinds)

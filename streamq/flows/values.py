@@ -1,4 +1,4 @@
-"""What handlers of a spread return, and what handlers of a join are given."""
+"""The values that handlers of a spread return, and that handlers of a join are given."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What readers can find, and what operators can change."""
+"""Lists requests and tells errors to readers; steers requests for operators."""
 
 from collections.abc import Callable
 from typing import TypeVar

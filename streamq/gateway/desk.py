@@ -1,4 +1,4 @@
-"""What workers elsewhere can do: take parts, report what became of them, beat and leave.
+"""Serves workers elsewhere, which take parts, report what became of them, beat and leave.
 
 The rules of a lease are those of native workers (``queue/taker.py``, ``queue/held_lease.py``). A
 desk keeps nothing of a lease: the ticket that the worker holds has it all.

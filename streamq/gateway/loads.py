@@ -1,4 +1,4 @@
-"""What loaders can do besides submitting at once: load parts call by call, and commit results."""
+"""Serves loaders that load parts call by call, and commit the results they have written."""
 
 import hashlib
 from collections.abc import Sequence

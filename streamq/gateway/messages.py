@@ -1,4 +1,4 @@
-"""What calls of workers and loaders say and are answered, as typed JSON."""
+"""The bodies of calls and of their answers, as typed JSON."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What each route does: a function for every line of the table in ``routes.py``."""
+"""Carries out calls: one function for every line of the table in ``routes.py``."""
 
 from importlib.metadata import version as streamq_version
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What loaders and readers can do: submit requests, follow them, read their results."""
+"""Submits requests for loaders; follows them and reads their results for readers."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What a key may be used for, and who makes a call."""
+"""The roles of keys, and the caller that a key stands for."""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""What a route is: a line of the table in ``routes.py``, a call of it, and an answer."""
+"""The shape of a route: a line of the table in ``routes.py``, a call of it, and an answer."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any

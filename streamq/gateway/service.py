@@ -84,6 +84,7 @@ def serve(
         with listen(host, port, is_shared=True) as door:
             _check_doors(door, options, access, has_tls=tls is not None)
     own_secret = supervisor.secret()
+    supervisor.end_with_supervisor()
     listener = listen(options.host, options.port, is_shared=own_secret is not None)
     _check_doors(listener, options, access, has_tls=tls is not None)
     address = listener.getsockname()

@@ -1,4 +1,4 @@
-"""What a worker and a gateway say to each other on a stream. The proto has the same messages."""
+"""The messages of a worker and a gateway on a stream. The proto has the same messages."""
 
 from typing import Annotated
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -31,6 +32,22 @@ _USAGE = 2
 def secret(env: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the secret of a process that is one of several; None of one that is alone."""
     return bytes.fromhex(env[SECRET]) if SECRET in env else None
+
+
+def end_with_supervisor() -> None:
+    """Send this process TERM as soon as its supervisor is gone, if it has one.
+
+    The supervisor alone holds the other end of the pipe that its processes have as their standard
+    input, and writes nothing. So the pipe ends when the supervisor does.
+    """
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if SECRET in os.environ:
+        threading.Thread(target=watch, name="watch-supervisor", daemon=True).start()
 
 
 class Supervisor:
@@ -56,6 +73,7 @@ class Supervisor:
         self._count = count
         self._health = split_address(health_port) if health_port else None
         self._children: list[subprocess.Popen[bytes]] = []
+        self._life, self._life_held = os.pipe()
         self._is_stopping = False
 
     def run(self, grace_s: float) -> None:
@@ -74,6 +92,8 @@ class Supervisor:
         finally:
             self._end(grace_s)
             self._port.close()
+            os.close(self._life)
+            os.close(self._life_held)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -91,7 +111,9 @@ class Supervisor:
             where = f"[{host}]:" if ":" in host else f"{host}:" if host else ""
             more = ["--health-port", f"{where}{port + index if port else 0}"]
         # In a group of its own, so that Ctrl-C comes to the children by us only.
-        return subprocess.Popen([*self._command, *more], env=self._env, process_group=0)
+        return subprocess.Popen(
+            [*self._command, *more], env=self._env, stdin=self._life, process_group=0
+        )
 
     def _replace_dead(self) -> None:
         for index, child in enumerate(self._children):

@@ -1,4 +1,4 @@
-"""How many calls a gateway answered, how, and how long each took."""
+"""Counts the calls that a gateway answered, by route and status, and how long they took."""
 
 from collections import Counter, defaultdict
 

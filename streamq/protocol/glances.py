@@ -1,4 +1,4 @@
-"""What pictures of a request are made of: each glance costs the server a bounded time."""
+"""Reads for the pictures of the dashboard: each glance costs the server a bounded time."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -15,7 +15,9 @@ from streamq.flows.shape import Shape
 from streamq.model import LAST_LEVEL, PREFIX
 
 #: Keys that all stages of a flow share. Each stage has the others for itself.
-_SHARED = frozenset(("left", "results", "events", "groups", "kids", "sync"))
+_SHARED = frozenset(
+    ("left", "results", "events", "groups", "kids", "sync", "keys", "items", "trace")
+)
 #: The keys that a later stage has, in the order in which ``lay`` and ``cancel`` take them.
 _OF_STAGE = (
     "meta",
@@ -35,9 +37,9 @@ MORE: dict[str, tuple[str, ...]] = {
     "metas": ("meta",),
     "resuming": ("meta",),
     "walk": ("kids",),
-    "flow": (*_NEIGHBOURS, "tries"),
+    "flow": (*_NEIGHBOURS, "tries", "items", "trace"),
     "stages": ("groups", "kids", *_OF_STAGE),
-    "whole": ("groups", "kids", *_OF_STAGE, "gone", "pace", "left", "results"),
+    "whole": ("groups", "kids", *_OF_STAGE, "gone", "pace", "left", "results", "items", "trace"),
 }
 
 
@@ -81,6 +83,12 @@ class RequestKeys:
     groups: str
     #: HASH    of a flow: origin -> number of its children, of spreads that no join closes
     kids: str
+    #: HASH    key -> numbers of the parts that have it; only of a request that has a key
+    keys: str
+    #: HASH    of a flow: origin -> stage:number, where the item came last; only if it is tracked
+    items: str
+    #: HASH    of a flow: origin:stage -> what it came to there; only if it is traced
+    trace: str
 
     def __init__(self, place: str, prefix: str = PREFIX, shape: Shape | None = None) -> None:
         """``shape`` is that of the flow whose stage the place is, as far as the caller knows."""
@@ -145,6 +153,10 @@ class RequestKeys:
         for other in (shape.closing_join(stage), shape.barrier(stage)):
             if other:
                 keys += self._of(other, "parts", "leases", "retry", "failed", "tries", "got")
+        if shape.follow:
+            keys.append(self.items)
+        if shape.follow == "trace":
+            keys.append(self.trace)
         return keys
 
     @property
@@ -165,7 +177,7 @@ class RequestKeys:
     @property
     def _whole(self) -> list[str]:
         """All keys of all stages."""
-        own = self._of(1, *_OF_STAGE, "gone", "pace", "left", "results")
+        own = self._of(1, *_OF_STAGE, "gone", "pace", "left", "results", "items", "trace")
         later = range(2, len(self.shape or ()) + 1)
         return [*own, *self._stages, *(key for n in later for key in self._of(n, "gone", "pace"))]
 

@@ -37,6 +37,8 @@ from streamq.protocol.replies import (
 )
 from streamq.protocol.snapshot import Snapshot
 
+#: Of parts that have the same key, so many are found by it.
+_MOST_OF_A_KEY = 100
 #: A worker that is woken before its request is there asks again for some milliseconds. If creating
 #: the request took longer than this (s), another token is pushed in case that worker gave up.
 _SOON_S = 0.001
@@ -80,6 +82,13 @@ class Protocol(PartProtocol):
         """
         self.learn(request_id, Shape.read(flow.shape))
         return self._do(request_calls.lay(self.keys(request_id), digest, flow))
+
+    def index(self, request_id: str, pairs: Sequence[str | int]) -> int:
+        """Remember keys of parts (number, key, ...), before or after the parts are added.
+
+        Returns how many of these parts have a key that another part has, too.
+        """
+        return self._do(request_calls.index(self.keys(request_id), _MOST_OF_A_KEY, pairs))
 
     def append(
         self,

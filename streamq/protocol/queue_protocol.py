@@ -1,4 +1,4 @@
-"""What can be done with a queue: the scripts of ``lua/queue/``, and waiting for tokens.
+"""The life of a queue: one method for each script of ``lua/queue/``, and waiting for tokens.
 
 A method that finds a key of the queue to be of another type than streamq writes has it renamed.
 """

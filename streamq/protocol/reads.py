@@ -1,4 +1,4 @@
-"""What is read of a server without a script: indexes, results and failures, page by page."""
+"""Reads of a server that need no script: indexes, results and failures, page by page."""
 
 import re
 import time

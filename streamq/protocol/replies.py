@@ -1,5 +1,4 @@
-"""What scripts answer, and what they are asked for, as plain data; and what several replies have
-in common."""
+"""The replies of scripts, and the terms they are asked for, as plain data."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

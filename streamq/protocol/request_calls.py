@@ -74,6 +74,11 @@ def refuse(
     return Call("refuse", keys, args, _refused)
 
 
+def index(keys: RequestKeys, most: int, pairs: Sequence[str | int]) -> Call[int]:
+    """Remember keys of parts (number, key, ...). The reply is how many had one that came before."""
+    return Call("index", keys, {"most": most, "pairs": pairs}, int)
+
+
 def submit(keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[bytes]) -> Call[int]:
     """Create a request with all its parts. The reply is when to look at it again (ms), or 0."""
     args = {

@@ -1,4 +1,4 @@
-"""What the server has of a request at one moment, as ``inspect`` tells it."""
+"""A request at one moment, typed: everything that ``inspect`` tells of it."""
 
 from typing import Literal
 
@@ -62,6 +62,7 @@ Text = Literal[
     "cursor",
     "digest",
     "handler",
+    "key",
     "labels",
     "parent",
     "queue",

@@ -1,1 +1,1 @@
-"""What anybody may do with requests: submit, hold, steer, read, sweep."""
+"""Requests and leases: submit, follow, steer, read and sweep; take, hold and renew."""

@@ -1,4 +1,4 @@
-"""What a queue has to do, and which workers it has."""
+"""Counts the work of a queue, for metrics and scale: slots wanted, ages, requests by level."""
 
 import logging
 import threading

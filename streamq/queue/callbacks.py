@@ -1,4 +1,4 @@
-"""What users say is to be started when a request has ended."""
+"""Callbacks as users write them: a handler, a request or a webhook for the end of a request."""
 
 import time
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Submitting requests, finding them again, and listing them."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -10,17 +10,19 @@ from streamq import units
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, InvalidValue, RequestUnknown, SettingsError, StreamqError
 from streamq.flows.flow import Flow
+from streamq.flows.shape import Follow
 from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, WEIGHT, Policy, Status
 from streamq.protocol.protocol import Protocol
 from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_names, with_deadline
 from streamq.queue.fleet import check_fleet
-from streamq.queue.flow_policy import flow_policy
+from streamq.queue.flow_policy import flow_policy, follow_of
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
 from streamq.queue.gateway_client import GatewayQueue
 from streamq.queue.loading import keep_registered
 from streamq.queue.options import policy
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
+from streamq.records.keys import MADE
 from streamq.settings import Settings, with_login
 
 
@@ -110,6 +112,9 @@ class Client:
         then: Target | None = None,
         on_failure: Target | None = None,
         finally_: Target | None = None,
+        key: str | Callable[[Any], Any] = "",
+        track: bool = False,
+        trace: bool = False,
     ) -> Request:
         """Submit payloads as a request, each as one part, and return the request.
 
@@ -137,6 +142,10 @@ class Client:
         * ``then``, ``on_failure``, ``finally_``: what is started when the request is done; when it
           failed or was cancelled; in any case. Each is the name of a handler, which is told of the
           end; a ``Start``; or a URL or ``Webhook``, which a worker posts to.
+        * ``key``: what ``Request.find`` knows a payload by: the name of a field (``"sku"``,
+          ``"user.id"``, ``"."`` for the payload itself), or a function that is called with it.
+        * ``track``: of a flow, keep where each item is; ``key`` does so, too. ``trace``: keep also
+          what it came to in each stage, in the server's memory.
 
         Durations are seconds, or text such as ``"90s"``, ``"1h30m"``, ``"7d"``.
 
@@ -175,10 +184,11 @@ class Client:
             "max_failures": max_failures,
             "keep": keep,
             "poison": poison,
+            "key": MADE if callable(key) else key,
             # As a tuple they can be a part of the cache's key.
             "labels": units.labels(labels) if labels is not None else (),
         }
-        meant = self._meant(handler, flow, options)
+        meant = self._meant(handler, flow, options, follow_of(key=key, track=track, trace=trace))
         if deadline is not None:
             meant = with_deadline(meant, deadline, "deadline")
         if durable != 0:
@@ -192,20 +202,27 @@ class Client:
                 payloads, request_id, {"handler": handler, "deadline": deadline, **options}, durable
             )
         refuse_taken_names(self._protocol, request_id, meant)
-        submission = Submission(self._protocol, request_id, meant, self._max_part)
+        key_of = key if callable(key) else None
+        submission = Submission(self._protocol, request_id, meant, self._max_part, key_of)
         submission.run(payloads, can_go_on=id is not None)
         if durable:
             submission.replicate(durable)
         return Request(self._protocol, request_id)
 
-    def _meant(self, handler: str | None, flow: Flow | None, options: dict[str, Any]) -> Policy:
+    def _meant(
+        self, handler: str | None, flow: Flow | None, options: dict[str, Any], follow: Follow
+    ) -> Policy:
         if (handler is None) == (flow is None):
             raise InvalidValue("give either a handler or a flow")
+        if self._gateway and options["key"]:
+            raise InvalidValue("a gateway does not take keys; use the URL of the server")
+        if flow is None and follow and not options["key"]:
+            raise InvalidValue("track and trace are for flows")
         if flow is None:
             return _policy_of({"handler": handler, **options})
         if self._gateway:
             raise InvalidValue("a gateway does not take flows; use the URL of the server")
-        meant = flow_policy(flow, options)
+        meant = flow_policy(flow, options, follow=follow)
         assert meant.flow
         check_fleet(self._protocol, meant.flow)
         return meant

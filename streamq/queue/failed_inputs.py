@@ -5,9 +5,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from streamq.app import Abandon
+from streamq.errors import UNREADABLE
 from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
+from streamq.records import about
 from streamq.records.decoding import TEXT_FORMATS, bare, records_in
+from streamq.records.references import Reader
 
 #: A failure has so many bytes of its record at most, and all failures so many together.
 MOST_INPUT = 2**16
@@ -17,25 +21,43 @@ _PARTS = 8
 
 
 def with_inputs(
-    protocol: Protocol, request_id: str, failures: Sequence[Failure]
+    protocol: Protocol,
+    request_id: str,
+    failures: Sequence[Failure],
+    reader: Reader | None = None,
 ) -> Iterator[Failure]:
     """Yield the failures, each with the record it is about, or the part that failed as a whole.
 
-    A part by reference has no bytes of its own, and its failures come as they are. So do those
-    after the first 64 MiB of records.
+    A part by reference has no bytes of its own: without a ``reader`` of the files its failures come
+    as they are. So do those after the first 64 MiB of records.
     """
     spec = protocol.inspect(request_id).spec
-    parts = [] if spec.by_reference else sorted({each.part for each in failures})
+    can_read = not spec.by_reference or (reader and spec.format in TEXT_FORMATS)
+    parts = sorted({each.part for each in failures}) if can_read else []
     place, room = 0, MOST_INPUTS
     for first in range(0, len(parts), _PARTS):
         some = parts[first : first + _PARTS]
         found = dict(zip(some, protocol.entries_of(request_id, some), strict=True))
         while place < len(failures) and failures[place].part in found and room > 0:
-            failure = _with_input(failures[place], found[failures[place].part], spec)
+            part = found[failures[place].part]
+            part = _fetched(part, spec, reader) if part and reader else part
+            failure = _with_input(failures[place], part, spec)
             room -= len(failure.input or failure.input_base64)
             yield failure
             place += 1
     yield from failures[place:]
+
+
+def _fetched(part: Part, spec: Spec, reader: Reader) -> Part | None:
+    """Return a part with the bytes that it refers to; None where they cannot be read any more."""
+    place = about.Place.of(part.about, spec)
+    if place is None:
+        return part
+    try:
+        payload = reader.read(place.source, part.payload, is_whole=False)
+    except (Abandon, OSError, *UNREADABLE):
+        return None
+    return msgspec.structs.replace(part, payload=payload)
 
 
 def _with_input(failure: Failure, part: Part | None, spec: Spec) -> Failure:

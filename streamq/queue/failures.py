@@ -1,4 +1,4 @@
-"""What was given up of a request, as its server keeps it; of a flow in all its stages."""
+"""Reads the failures of a request from the server; of a flow, those of all its stages."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ import msgspec
 
 from streamq.errors import InvalidValue
 from streamq.flows.flow import Flow, Stage, window
-from streamq.flows.shape import Shape
+from streamq.flows.shape import Follow, Shape
 from streamq.model import WEIGHT, FlowPlan, Policy, Spec, StagePlan
 from streamq.queue.options import policy
 from streamq.records.decoding import ITEMS
@@ -22,22 +22,29 @@ def flow_policy(
     common: Mapping[str, Any],
     spec: Spec = Spec(),  # noqa: B008  it is frozen
     served: Mapping[str, str] = MappingProxyType({}),
+    follow: Follow = "",
 ) -> Policy:
     """Return the policy of a request that is a flow.
 
     ``common`` has the options of the request: those that a stage does not set itself are the
     request's. ``spec`` says how the input of the first stage is read. ``served``: by the name of a
     handler another one, under which it serves; then all stages are in the queue of the request.
+    ``follow``: what is kept of each item on its way.
 
     Raises:
         InvalidValue: there can be no such flow, or an option of a stage is not allowed.
     """
-    shape = flow.shape
+    shape = msgspec.structs.replace(flow.shape, follow=follow)
     stages = tuple(
         _plan(shape, number, each, common, spec, served)
         for number, each in enumerate(flow.stages, 1)
     )
     return msgspec.structs.replace(stages[0].policy, flow=FlowPlan(flow.name, stages))
+
+
+def follow_of(*, key: object, track: bool, trace: bool) -> Follow:
+    """Return what is kept of each item on its way, by the options that ask for it."""
+    return "trace" if trace else "track" if track or key else ""
 
 
 def shares(stages: int, weight: int) -> list[int]:
@@ -66,25 +73,27 @@ def _plan(
         own = {
             name: value
             for name, value in msgspec.structs.asdict(stage).items()
-            if value is not None and name not in ("kind", "handler", "window", "on_failure")
+            if value is not None
+            and name not in ("kind", "handler", "window", "on_failure", "width")
         }
         share = shares(len(shape), common.get("weight", WEIGHT))[number - 1]
         options = {**common, "weight": share, **own}
         options["handler"] = served.get(stage.handler, stage.handler)
         if served:
             options["queue"] = common["queue"]
-        if stage.kind == "reduce":
+        if stage.kind == "reduce" and not stage.width:
             options["limit"] = 1
         if number > 1:
-            for name in ("labels", "canary", "delay", "calls"):
+            for name in ("labels", "canary", "delay", "calls", "key"):
                 options.pop(name, None)
             spec = Spec(format=ITEMS, files=spec.files)
         told = msgspec.structs.replace(
             spec,
             stage=number,
             shape=shape.text,
-            facts=f"{shape.facts(number)} {bounds[0]} {bounds[1]}",
+            facts=f"{shape.facts(number)} {bounds[0]} {bounds[1]} {shape.follow}".rstrip(),
             on_failure=stage.on_failure,
+            width=stage.width or 0,
         )
         return StagePlan(kind=stage.kind, policy=policy(**options, spec=told), window=bounds)
     except InvalidValue as error:

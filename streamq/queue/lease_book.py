@@ -1,4 +1,4 @@
-"""Where a host of leases writes down what it holds, so that a parent can speak for it."""
+"""The book in which a host of leases writes down what it holds. Its parent can speak for it."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What a host does with the server on behalf of its holders, in threads of its own.
+"""Speaks to the server for a host of leases, in threads of its own: heartbeats, errands, sweeps.
 
 One thread speaks for holders that are dead or stuck, and says that the host lives. One does the
 janitor's rounds. Those of ``renewals`` renew leases. None of them waits for another. The server may

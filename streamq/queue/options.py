@@ -16,6 +16,7 @@ from streamq.model import (
     Policy,
     Spec,
 )
+from streamq.records.keys import key_name
 
 #: Returns what an option is called in messages: ``limit`` in Python, ``--limit`` in a command.
 Named = Callable[[str], str]
@@ -39,6 +40,7 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
     labels: Mapping[str, str] | tuple[tuple[str, str], ...] = (),
     canary: int = 0,
     calls: tuple[Callback, ...] = (),
+    key: str = "",
     spec: Spec = Spec(),  # noqa: B008  it is frozen
     named: Named = str,
 ) -> Policy:
@@ -58,6 +60,7 @@ def policy(  # noqa: PLR0913  the options of a request are many and flat
         else msgspec.UNSET,
         canary=units.whole(canary, named("canary"), 1) if canary != 0 else msgspec.UNSET,
         calls=calls or msgspec.UNSET,
+        key=key_name(key, named("key")) if key else msgspec.UNSET,
         poison=units.whole(poison, named("poison"), 1),
         max_failures=tolerated,
         max_percent=percent,

@@ -1,4 +1,4 @@
-"""What to do while a server, or a node of it, does not answer.
+"""Sits out a server, or a node of it, that does not answer: how long to rest, and what to log.
 
 A caller reports an outage once and then asks the server less and less often (``Outage``). While a
 node is away, workers cannot renew leases on it, so live ones look dead (``Outages``). Nothing on

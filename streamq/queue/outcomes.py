@@ -1,4 +1,4 @@
-"""What running a part comes to, as a holder reports it to the server."""
+"""The outcome of a part, as a holder reports it to the server: done, or not done and why."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""How many parts a holder asks for: as many as take about a quantum."""
+"""The size of a batch: a holder asks for as many parts as take about a quantum."""
 
 import msgspec
 

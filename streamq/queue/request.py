@@ -22,6 +22,7 @@ from streamq.model import CHUNK_PARTS, LAST_LEVEL, MOST_WEIGHT, Failure, Spec, S
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Tokens, part_of
 from streamq.queue.failures import flow_failures, read_failures
+from streamq.queue.find import Item, find_item
 from streamq.queue.flow_status import places_of, stage_name, status_of
 from streamq.queue.loading import forget, keep_registered
 from streamq.queue.results import ResultReader
@@ -304,6 +305,21 @@ class Request:
             self._protocol.mint(queue, place, tokens, register="again")
             redriven += count
         return redriven
+
+    def find(self, value: Any = None, *, item: str = "") -> Item | None:
+        """Return where the input is that has this key, and what it came to in each stage.
+
+        The request has to be submitted with a ``key``, or loaded with ``--key``. ``item`` instead
+        finds an input by its number, or a child of it: ``"17/3"``. Return None if there is none.
+
+        Raises:
+            InvalidValue: the request was submitted without a key, or there can be no such item.
+
+        Example:
+            request = client.submit(orders, flow=shop, key="sku")
+            request.find("B-62").stage
+        """
+        return find_item(self._protocol, self.id, value, item)
 
     def purge(self) -> None:
         """Remove the ended request and its results from the server now.

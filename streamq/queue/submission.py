@@ -1,4 +1,4 @@
-"""Putting the parts of a request into the server.
+"""Submits payloads: encodes them, and sends them at once or in chunks while they are read.
 
 It may be run again with the same id at any time, also after it was killed: it goes on
 where the server's cursor stands, and the server has every part once.
@@ -31,8 +31,10 @@ from streamq.errors import (
 )
 from streamq.model import CHUNK_BYTES, CHUNK_PARTS, Policy
 from streamq.protocol.protocol import Protocol
+from streamq.queue.keyed import KeyIndex
 from streamq.queue.loading import Loading, register, unregister
 from streamq.records import about
+from streamq.records.keys import stored_key
 
 #: A submission of no more than this is sent so quickly that a worker may be woken before.
 _SOON_PARTS = 50
@@ -49,7 +51,19 @@ _NOT_NOW = (ServerBusy, ServerUnreachable, ServerFull, LoadGap)
 class Submission:
     """One submission: opens, appends in chunks, seals; goes on where the server stands."""
 
-    def __init__(self, protocol: Protocol, request_id: str, policy: Policy, max_part: int) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        request_id: str,
+        policy: Policy,
+        max_part: int,
+        key_of: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """``key_of`` returns the key of a payload; without it that is a field, if one is named."""
+        self._keys = KeyIndex(protocol, request_id, policy)
+        self._key_of = key_of
+        #: What it returned for payloads that are not submitted yet, by their numbers.
+        self._made: dict[int, str | None] = {}
         self._protocol = protocol
         self._id = request_id
         self._policy = policy
@@ -67,7 +81,7 @@ class Submission:
         if can_go_on:
             if self._is_there(encoded):
                 return
-        elif self._policy.flow:
+        elif self._policy.flow or self._policy.key:
             pass
         elif isinstance(payloads, (list, Collection)) and 0 < len(payloads) <= CHUNK_PARTS:
             parts = list(encoded)
@@ -170,6 +184,8 @@ class Submission:
     def _encoded(self, payloads: Iterable[Any]) -> Iterator[bytes]:
         try:
             for number, value in enumerate(payloads, 1):
+                if self._key_of:
+                    self._made[number] = stored_key(self._key_of(value))
                 yield self._encode(number, value)
         except Exception:
             self._has_bad_payloads = True
@@ -204,8 +220,19 @@ class Submission:
         if self._content.cursor != cursor:
             raise RequestExists(f"request {self._id} was submitted with other parts")
 
+    def _note_keys(self, chunk: list[bytes]) -> None:
+        first = self._content.parts + 1
+        if self._key_of:
+            made = [[self._made[number]] for number in range(first, first + len(chunk))]
+            self._keys.tell(first, made)
+            self._made = {n: key for n, key in self._made.items() if n >= first + len(chunk)}
+        else:
+            self._keys.note(first, chunk)
+
     def _append(self, chunk: list[bytes]) -> None:
         while chunk:
+            if self._policy.key:
+                self._note_keys(chunk)
             before = self._content.copy()
             self._content.add(chunk)
             try:

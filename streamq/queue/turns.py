@@ -1,4 +1,4 @@
-"""Which of a process's handlers is asked for first, so that requests of one level take turns.
+"""Chooses which of a process's handlers comes first, so that requests of one level take turns.
 
 Tokens of one handler and level are in one list, and there requests take turns by themselves.
 Between the lists of a level it is the taker who chooses. It knows whose tokens it took: a handler

@@ -1,4 +1,4 @@
-"""At which lists of tokens a process waits: those that are in use, of all that there may be.
+"""Chooses the lists of tokens at which a process waits: those in use, of all there may be.
 
 There is a list for each handler and level. To wait at all of them costs the server time and bytes
 for each, and nearly all are always empty. What is in use, and how those who wait hear of a list

@@ -1,4 +1,4 @@
-"""What a part says of itself besides its bytes: the name of its field in the stream.
+"""The *about* of a part, which it carries besides its bytes: the name of its field in the stream.
 
 ``b"1"``            one payload of a submission that was bytes
 ``b"1j"``           one that was another value: the payload is JSON made from it

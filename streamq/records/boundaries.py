@@ -1,4 +1,4 @@
-"""Where records end: lines, and rows of a CSV, whose quoted fields may hold newlines.
+"""Finds the ends of records: lines, and rows of a CSV, whose quoted fields may hold newlines.
 
 Loaders cut inputs there and workers cut parts there: both ask here. There is one exception. The
 lines of a part that is plain text are split by ``decoding.plain_values``, all at once, because

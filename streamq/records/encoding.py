@@ -6,6 +6,8 @@ as they are (extension 3). Several items that are all bytes (extension 4) or all
 and have no newline in them are kept as lines instead. A last item (extension 2) tells how the
 records' lines ended, if not all ended with a plain newline. So a collector can write results to a
 file without decoding each item.
+
+Instead of items, extension 6 says where the lines of a part are: in a spool (``records/spool.py``).
 """
 
 import json
@@ -28,6 +30,7 @@ _ENDINGS = 2
 _VERBATIM = 3
 _BYTES_LINES = 4
 _TEXT_LINES = 5
+_SPOOLED = 6
 _encode_json = msgspec.json.Encoder().encode
 _encode_items = msgspec.msgpack.Encoder().encode
 _decode_items = msgspec.msgpack.Decoder(list).decode
@@ -128,6 +131,23 @@ def _about(endings: bytes) -> list[msgspec.msgpack.Ext]:
     return [msgspec.msgpack.Ext(_ENDINGS, endings)] if endings else []
 
 
+def encode_spooled(where: bytes) -> bytes:
+    """Return the result of a part whose lines are in a spool."""
+    return _encode_items([msgspec.msgpack.Ext(_SPOOLED, where)])
+
+
+def spooled(result: bytes) -> bytes | None:
+    """Return where the lines of a result are; None for one that holds its items itself."""
+    if result[:1] != b"\x91" or result[1:2] not in (b"\xc7", b"\xc8", b"\xc9"):
+        return None
+    width = 1 << (result[1] - 0xC7)
+    if result[2 + width : 3 + width] != b"\x06":
+        return None
+    items = unchecked(result)
+    is_one = len(items) == 1 and isinstance(items[0], msgspec.msgpack.Ext)
+    return bytes(items[0].data) if is_one else None
+
+
 def as_lines(items: list[Any]) -> bytes | None:
     """Return items of ``unchecked`` as lines, unless they have to be decoded one by one (None)."""
     if len(items) != 1 or not isinstance(items[0], msgspec.msgpack.Ext):
@@ -163,6 +183,8 @@ def checked(items: list[Any]) -> tuple[list[Item], bytes]:
         Damaged: the items are no result.
     """
     if items and isinstance(items[0], msgspec.msgpack.Ext):
+        if items[0].code == _SPOOLED:
+            raise Damaged("a result is in the folder of the run that writes it, not in the server")
         items = _apart(items[0]) + items[1:]
     if not _ITEM_TYPES.issuperset(map(type, items)):
         raise Damaged("a result holds what no handler can return")

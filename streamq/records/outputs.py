@@ -1,4 +1,4 @@
-"""Where results go: a file that can be continued, or a stream that cannot.
+"""The output: a file that can be continued, or a stream that cannot.
 
 A file is cut to the length that was committed before more is added. A stream (a pipe, a terminal, a
 device) only ever grows, so after a crash its writer begins anew.
@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO
 
 import msgspec
 
@@ -20,7 +20,9 @@ from streamq.model import Failure
 from streamq.records import belonging, drafts
 from streamq.records.belonging import OutputNote
 from streamq.records.drafts import sync, sync_folder, write_all
+from streamq.records.output_kinds import Written
 from streamq.records.packing import bare_name, pack, packing_of, zstd
+from streamq.records.ranges import Range, copy_range
 from streamq.records.remote import is_remote
 
 #: How results are written.
@@ -33,60 +35,6 @@ class OutputError(StreamqError):
 
 class OutputExists(InvalidValue):
     """The output file exists and was not begun for this request."""
-
-
-class Written(NamedTuple):
-    """What a collector knows of the bytes that it has written."""
-
-    offset: int = 0
-    #: A digest of the last of these bytes, and which file has them; "" where that is not known.
-    tail: str = ""
-    inode: str = ""
-
-
-class Output(Protocol):
-    """Where a collector writes results."""
-
-    #: The absolute path of the file, to tell outputs apart; "" for a stream.
-    name: str
-
-    def open(self, offset: int, *, has_begun: bool, force: bool) -> None:
-        """Get ready to write after that offset, and keep other writers out."""
-
-    #: Which file it is, to tell it from another one of the same name; "" for a stream.
-    inode: str
-    #: How it is compressed; "" where it is not.
-    packing: str
-
-    def recover(self, written: "Written") -> None:
-        """Put another version in its place that was committed, after a crash."""
-
-    def lacks(self, written: "Written") -> bool:
-        """Return whether the output has less than was written, or is another one."""
-
-    def cut(self, written: "Written", *, has_begun: bool) -> None:
-        """Drop everything after what was written: the next write goes there.
-
-        ``has_begun``: what comes after that is not to be replaced, and is kept elsewhere.
-        """
-
-    def tail(self, offset: int) -> str:
-        """Return a digest of the last bytes before that offset; "" for none."""
-
-    def settle(self) -> None:
-        """Look after what was kept elsewhere, now that everything is written."""
-
-    def write(self, data: bytes, *, is_last: bool = False) -> int:
-        """Write the data. Return how many bytes that took, when they are stored.
-
-        ``is_last``: no more comes, so an output that needs an end gets it.
-        """
-
-    def look(self) -> None:
-        """Check that the output is still wanted, while there is nothing to write."""
-
-    def close(self) -> None:
-        """Close the output."""
 
 
 class FileOutput:
@@ -119,6 +67,8 @@ class FileOutput:
             elif not self._is_ours:
                 check(self._path, force=force)
             file = self._path.open("r+b" if size >= 0 else "a+b", buffering=0)
+            # In a file that is only appended to, ``copy_file_range`` copies nothing.
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
             self._lock(file)
             sync_folder(self._path.parent)
             self.inode = belonging.inode_of(file.fileno())
@@ -229,6 +179,30 @@ class FileOutput:
             raise self._failed(error) from None
         self.look()
         return len(packed)
+
+    def add(self, pieces: Iterable[bytes | Range]) -> int:
+        """Add bytes, and ranges of other files. Return by how many bytes the file has grown.
+
+        Raises:
+            OutputError: as of ``write``.
+        """
+        assert self._file is not None
+        if self.packing:
+            blocks = [each.read() if isinstance(each, Range) else each for each in pieces]
+            return self.write(b"".join(blocks))
+        grown = 0
+        try:
+            for each in pieces:
+                if isinstance(each, Range):
+                    copy_range(each, self._file.fileno())
+                    grown += each.length
+                else:
+                    write_all(self._file, each)
+                    grown += len(each)
+        except OSError as error:
+            raise self._failed(error) from None
+        self.write(b"")
+        return grown
 
     def draft(self, copy: Callable[[BinaryIO], Iterator[bytes]]) -> Written:
         """Write another version of the file beside it. Return what that has.
@@ -435,7 +409,8 @@ def write_errors(path: Path, lines: bytes) -> Path:
         OutputError: the file cannot be written.
     """
     place = errors_beside(path)
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    # One name, so that what a crash leaves is overwritten and goes away the next time.
+    draft = place.with_name(f".{place.name}.draft")
     try:
         if lines:
             draft.write_bytes(lines)
@@ -443,6 +418,7 @@ def write_errors(path: Path, lines: bytes) -> Path:
         else:
             # The file of an earlier run would tell of failures that do not exist any more.
             place.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise OutputError(f"cannot write {place}: {error.strerror}") from None

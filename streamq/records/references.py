@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -43,9 +44,15 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
 class Reader:
     """Reads what parts refer to, within the folders and URLs that are allowed."""
 
-    def __init__(self, allowed: Iterable[str]) -> None:
+    def __init__(self, allowed: Iterable[str], base: str = "") -> None:
+        """``base``: in a run, the folder that names are relative to."""
+        self._base = base
+        #: In a run: the file that was read last, and its name. The next part is often of the same.
+        self._last: tuple[str, BinaryIO] | None = None
         self._urls = [locate(each) for each in allowed if is_remote(each)]
-        self._paths = {os.path.realpath(each) for each in allowed if not is_remote(each)}
+        self._paths = {
+            os.path.realpath(Path(base, each)) for each in allowed if not is_remote(each)
+        }
 
     def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
         """Return the bytes a part refers to; of a whole file, its decompressed content.
@@ -78,7 +85,26 @@ class Reader:
             return _whole(Input(url, file))
 
     def _read_file(self, name: str, reference: Reference, *, is_whole: bool) -> bytes:
-        path = Path(os.path.realpath(name))
+        last = self._last
+        if last and last[0] == name and not is_whole and _has_changed(last[1], reference) is None:
+            return _read_range(name, last[1], reference)
+        file = self._opened(name)
+        try:
+            if why := _has_changed(file, reference):
+                raise Abandon(f"{name} has changed since it was loaded: {why}")
+            if is_whole:
+                return _whole(Input(name, file))
+            if self._base:
+                # The one before is closed when no other thread reads it any more.
+                self._last = name, file
+            return _read_range(name, file, reference)
+        finally:
+            if not self._last or self._last[1] is not file:
+                file.close()
+
+    def _opened(self, name: str) -> BinaryIO:
+        """Open a regular file that may be read."""
+        path = Path(os.path.realpath(Path(self._base, name)))
         inside = (each for each in (path, *path.parents) if str(each) in self._paths)
         if (folder := next(inside, None)) is None:
             raise self._refusal(name)
@@ -88,24 +114,10 @@ class Reader:
             if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
                 raise self._refusal(name) from None
             raise
-        with file:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode):
-                raise Abandon(f"{name} is no regular file")
-            if (state.st_size, str(state.st_mtime_ns)) != (reference.size, reference.version):
-                raise Abandon(
-                    f"{name} has changed since it was loaded: it had {reference.size} bytes, "
-                    f"and has {state.st_size}"
-                    if state.st_size != reference.size
-                    else f"{name} has changed since it was loaded: it was written to"
-                )
-            if is_whole:
-                return _whole(Input(name, file))
-            file.seek(reference.offset)
-            data = file.read(reference.length)
-        if len(data) != reference.length:
-            raise Abandon(f"{name} has changed since it was loaded: it was cut short")
-        return data
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise Abandon(f"{name} is no regular file")
+        return file
 
     def _refusal(self, name: str) -> Abandon:
         return Abandon(f"this worker may not read {name}: --allow-read does not cover it")
@@ -127,6 +139,24 @@ def _open_below(folder: Path, path: Path) -> int:
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
     finally:
         os.close(at)
+
+
+def _has_changed(file: BinaryIO, then: Reference) -> str | None:
+    """Return in words how a file differs from the one that was loaded; None if it does not."""
+    state = os.fstat(file.fileno())
+    if state.st_size != then.size:
+        return f"it had {then.size} bytes, and has {state.st_size}"
+    return None if str(state.st_mtime_ns) == then.version else "it was written to"
+
+
+def _read_range(name: str, file: BinaryIO, reference: Reference) -> bytes:
+    blocks, offset, left = [], reference.offset, reference.length
+    while left and (block := os.pread(file.fileno(), left, offset)):
+        blocks.append(block)
+        offset, left = offset + len(block), left - len(block)
+    if left:
+        raise Abandon(f"{name} has changed since it was loaded: it was cut short")
+    return b"".join(blocks) if len(blocks) > 1 else blocks[0] if blocks else b""
 
 
 def _whole(source: Input) -> bytes:

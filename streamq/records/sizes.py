@@ -1,4 +1,4 @@
-"""How large parts are: as the user said, or by how long their records take."""
+"""Works out how large parts are: as the user said, or by how long their records take."""
 
 from collections.abc import Callable
 from typing import Protocol

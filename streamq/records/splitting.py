@@ -64,6 +64,8 @@ class Chunk(msgspec.Struct):
     records: int
     size: int
     end: Cursor
+    #: Of parts by reference: how many bytes they refer to.
+    input_size: int = 0
 
     def add(self, other: "Chunk") -> None:
         """Append the parts of the chunk that follows."""
@@ -71,6 +73,7 @@ class Chunk(msgspec.Struct):
         self.abouts += other.abouts
         self.records += other.records
         self.size += other.size
+        self.input_size += other.input_size
         self.end = other.end
 
     def has_room_for(self, other: "Chunk") -> bool:

@@ -5,7 +5,8 @@ import select
 import stat
 from collections.abc import Callable
 
-from streamq.records.outputs import OutputError, Written
+from streamq.records.output_kinds import Written
+from streamq.records.outputs import OutputError
 
 #: A pipe that is ready to be written to takes so many bytes without blocking (POSIX: at least 512,
 #: Linux: 4096).

@@ -43,7 +43,8 @@ class Writer:
         self._preamble = preamble if form == "raw" else b""
         self._is_value = False
         self._left_out: set[str] = set()
-        self._garbled = 0
+        #: How many results hold bytes that could not be written as UTF-8.
+        self.garbled = 0
 
     def lines(self, result: bytes, part: int = 0) -> bytes:
         """Return the lines of one part's result. An item that is None writes no line.
@@ -66,6 +67,11 @@ class Writer:
         self.head = len(preamble)
         return preamble + lines
 
+    def newline(self) -> bytes:
+        """Return what has to stand before lines that were made elsewhere: a newline, or nothing."""
+        was_open, self.is_open = self.is_open, False
+        return b"\n" if was_open else b""
+
     def preamble(self) -> bytes:
         """Return the preamble the first time, and nothing after that."""
         preamble, self._preamble = self._preamble, b""
@@ -73,13 +79,13 @@ class Writer:
 
     def warn(self) -> None:
         """Log how many results hold bytes that could not be written as UTF-8."""
-        if self._garbled:
+        if self.garbled:
             log.warning(
                 "%d of the results hold bytes that are not UTF-8: there the output has U+FFFD "
                 "instead; --output-format raw writes bytes as they are",
-                self._garbled,
+                self.garbled,
             )
-        self._garbled = 0
+        self.garbled = 0
 
     def _lines(self, result: bytes) -> bytes:
         found = codec.unchecked(result)
@@ -144,7 +150,7 @@ class Writer:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            self._garbled += 1
+            self.garbled += 1
             return value.decode("utf-8", "replace")
 
     def _cell(self, value: object) -> object:

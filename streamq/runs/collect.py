@@ -22,12 +22,11 @@ from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import outputs
 from streamq.records.gaps import Gap, GapFile
+from streamq.records.output_kinds import Output
 from streamq.records.outputs import (
     FileOutput,
-    Output,
     OutputError,
     OutputExists,
-    Written,
     check_errors,
     digest_of,
     error_lines,
@@ -36,7 +35,9 @@ from streamq.records.outputs import (
 )
 from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
+from streamq.runs.committed import Committed
 from streamq.runs.in_place import InPlace
+from streamq.runs.spooled_results import Piece, SpooledResults, size_of
 
 log = logging.getLogger(__name__)
 
@@ -45,57 +46,6 @@ _LOOK_S = 0.05
 _SOON_S = 0.003
 #: Results for gaps are gathered up to this size: to fill gaps, the whole output is copied.
 _MOST_LATE = 2**26
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """How far a file has been written."""
-
-    offset: int = 0
-    next: int = 1
-    #: Column names of a CSV.
-    header: list[str] = []
-    #: The file, and the form of its lines.
-    file: str = ""
-    form: str = ""
-    #: The last line has no newline, as in the input: what follows has to begin with one.
-    is_open: bool = False
-    #: Counts the commits, so that no two commits of a collector are equal.
-    times: int = 0
-    #: The file of failures beside the output belongs to this request and may be replaced.
-    owns_errors: bool = False
-    #: A random name of this run of the collector, so that no two collectors commit the same text.
-    collector: str = ""
-    #: Digests of what the file of failures may hold: its old content, and the new one.
-    errors: list[str] = []
-    #: A digest of the last bytes that were written, and which file has them.
-    tail: str = ""
-    inode: str = ""
-    #: How the file is compressed, and how many bytes it has before that.
-    packing: str = ""
-    unpacked: int = 0
-    #: How many bytes of a header it begins with, and which file of gaps counts; 0 for none.
-    head: int = 0
-    gaps: int = 0
-    #: Of a flow: the child of the part ``next`` to go on with.
-    within: str = ""
-
-    @property
-    def written(self) -> Written:
-        """What is known of the bytes in the file."""
-        return Written(self.offset, self.tail, self.inode)
-
-    @property
-    def length(self) -> int:
-        """How many bytes are written, before compression."""
-        return self.unpacked if self.packing else self.offset
-
-
-def file_of(protocol: Protocol, request_id: str) -> str:
-    """Return the file to which results were moved from the server; "" if none were."""
-    told = protocol.inspect(request_id).optional_text("committed")
-    with damaged_if_unreadable("how far results are written"):
-        done = msgspec.json.decode(told, type=Committed) if told else Committed()
-    return done.file if done.offset else ""
 
 
 def show(
@@ -159,14 +109,17 @@ class Collector:
         gaps: Path | None = None,
         has_keys: bool = False,
         moved_from: Sequence[str] = (),
+        spools: SpooledResults | None = None,
     ) -> None:
         """Get ready to write.
 
         ``gaps``: where to note what is missing in the file, so that results of retried parts can
         be put there later. Without it they come last. ``has_keys``: each line has the numbers of
-        its part and its record. ``moved_from``: names that the output had before.
+        its part and its record. ``spools``: where results are that a run's processes have written.
+        ``moved_from``: names that the output had before.
         """
         self._moved_from = moved_from
+        self._spools = spools
         self._should_stop = should_stop
         self._gap_file = GapFile(gaps) if gaps else None
         self._in_place: InPlace | None = None
@@ -215,6 +168,8 @@ class Collector:
                 return False
             self._complete(force)
             self._output.settle()
+            if self._spools:
+                self._spools.remove()
         except Stopped:
             return False
         finally:
@@ -291,13 +246,14 @@ class Collector:
         )
         if not self._token or self._is_anew:
             # Committed before the first result is written: from now on the file is this request's.
-            self._commit(b"", self._done.next, [])
+            self._commit([], self._done.next, [])
 
     def _complete(self, force: bool) -> None:
         """Write a header even without results, and commit that the failures' file is ours."""
         name, errors = self._output.name, self._done.errors
         failures = Request(self._protocol, self._id).errors()
-        self.failures = list(with_inputs(self._protocol, self._id, failures))
+        reader = self._spools.inputs if self._spools else None
+        self.failures = list(with_inputs(self._protocol, self._id, failures, reader))
         if name:
             if not force:
                 self._check_errors(OutputError)
@@ -308,7 +264,7 @@ class Collector:
         is_empty = not self._done.offset and not preamble
         self._writer.head = self._writer.head or len(preamble)
         if preamble or errors != self._done.errors or (is_empty and self._output.packing):
-            self._commit(preamble, self._done.next, [], errors=errors, is_last=is_empty)
+            self._commit([preamble], self._done.next, [], errors=errors, is_last=is_empty)
         if self._in_place:
             self._in_place.end(is_complete=not self.failures)
 
@@ -357,7 +313,7 @@ class Collector:
         results = dict(found or ())
         if self._in_place and self._in_place.generation:
             late = {field for field in results if self._has_place(field)}
-            self._late |= {field: results.pop(field) for field in late}
+            self._late |= {field: self._inline(results.pop(field)) for field in late}
             self._late_size += sum(len(self._late[field]) for field in late)
             if self._reader.is_over or self._late_size > _MOST_LATE or late & _plain(late):
                 self._fill()
@@ -420,35 +376,56 @@ class Collector:
 
     def _write(self, results: dict[str, bytes]) -> None:
         if self._in_place and self._in_place.generation:
-            data = self._write_in_order(self._in_place, results)
+            pieces = self._write_in_order(self._in_place, results)
         else:
-            lines = self._writer.lines
-            data = b"".join([lines(result, part_of(each)) for each, result in results.items()])
-        self._commit(data, self._reader.next, list(results))
+            pieces = []
+            for field, result in results.items():
+                pieces += self._pieces(self._find(result), part_of(field))
+        self._commit(pieces, self._reader.next, list(results))
 
-    def _write_in_order(self, in_place: InPlace, results: dict[str, bytes]) -> bytes:
+    def _find(self, result: bytes) -> Piece:
+        """Return a result as it is; or where in a spool the lines of the part are."""
+        return self._spools.find(result) if self._spools else result
+
+    def _pieces(self, found: Piece, part: int) -> list[Piece]:
+        """Return what is written of a result that was found."""
+        if isinstance(found, bytes):
+            return [self._writer.lines(found, part)]
+        return [self._writer.newline(), found]
+
+    def _inline(self, result: bytes) -> bytes:
+        """Return a result with its lines, even if they are in a spool."""
+        return self._spools.inline(result) if self._spools else result
+
+    def _write_in_order(self, in_place: InPlace, results: dict[str, bytes]) -> list[Piece]:
         """Return the lines of the parts that come next, and note the gaps between them."""
-        written, gaps, offset = [], [], self._done.length
+        written: list[Piece] = []
+        gaps, offset = [], self._done.length
         passed = range(self._done.next, self._reader.next)
         for number in passed:
             result = results.get(f"{number}")
             if result is None:
                 gaps.append(Gap(number, 0, offset))
                 continue
-            lines = self._writer.lines(result, number)
-            if self._writer.has_skipped:
-                begin = offset + len(lines) - len(self._lone_writer().lines(result, number))
-                gaps += in_place.gaps_of(number, result, self._lone_writer, begin)
-            written.append(lines)
-            offset += len(lines)
-        others = (field for field in results if not field.isdigit() or int(field) not in passed)
-        written += [self._writer.lines(results[field], part_of(field)) for field in others]
+            self._writer.has_skipped = False
+            found = self._find(result)
+            pieces = self._pieces(found, number)
+            size = sum(map(size_of, pieces))
+            # The lines in a spool are those of a part without failures, so without gaps.
+            if self._writer.has_skipped and isinstance(found, bytes):
+                begin = offset + size - len(self._lone_writer().lines(found, number))
+                gaps += in_place.gaps_of(number, found, self._lone_writer, begin)
+            written += pieces
+            offset += size
+        for field in results:
+            if not field.isdigit() or int(field) not in passed:
+                written += self._pieces(self._find(results[field]), part_of(field))
         in_place.note(gaps)
-        return b"".join(written)
+        return written
 
     def _commit(
         self,
-        data: bytes,
+        pieces: list[Piece],
         next_number: int,
         forget: list[str],
         *,
@@ -457,9 +434,15 @@ class Collector:
     ) -> None:
         """Write the bytes first, then commit that they are written."""
         errors = self._done.errors if errors is None else errors
-        offset = self._done.offset + self._output.write(data, is_last=is_last)
-        length = self._done.length + len(data)
-        self._store(self._next(offset, length, next_number, errors), forget)
+        if all(isinstance(each, bytes) for each in pieces):
+            grown = self._output.write(b"".join(pieces), is_last=is_last)  # type: ignore[arg-type]
+        else:
+            assert isinstance(self._output, FileOutput)
+            grown = self._output.add(pieces)
+        length = self._done.length + sum(map(size_of, pieces))
+        self._store(self._next(self._done.offset + grown, length, next_number, errors), forget)
+        if self._spools:
+            self._spools.committed()
 
     def _next(self, offset: int, length: int, next_number: int, errors: list[str]) -> Committed:
         """Return what is committed next."""

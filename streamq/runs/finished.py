@@ -1,4 +1,4 @@
-"""What is kept of a run that is done with failures, so that its failed records can be retried.
+"""Keeps what a retry needs of a run that is done with failures.
 
 Needs no redis-py.
 """

@@ -1,4 +1,4 @@
-"""How large a load cuts parts: by what the workers of its queue say of the handler."""
+"""Sizes the parts of a load by what the workers of its queue say of the handler."""
 
 import time
 from collections.abc import Callable

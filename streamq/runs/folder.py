@@ -93,6 +93,11 @@ class RunFolder:
         """Where the run notes what is missing in its output; None where it has no folder."""
         return HOME / self.plan.id / "gaps" if self.plan.can_go_on else None
 
+    @property
+    def spool(self) -> Path | None:
+        """Where processes spool results; None where they do not."""
+        return (HOME / self.plan.id / "spool").absolute() if self.plan.spools else None
+
     @contextmanager
     def held(self) -> Generator[None]:
         """Make the folder, write the plan into it and lock it; in the end remove it or keep it.

@@ -22,6 +22,7 @@ from streamq.runs.progress import Progress
 from streamq.runs.retry import new_run
 from streamq.runs.run import carry_out
 from streamq.runs.same import on_server, server_name
+from streamq.runs.spooling import spooled
 from streamq.settings import Settings, with_login
 from streamq.worker.spawning import Spawner
 
@@ -140,6 +141,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     resume: str = "",
     fresh: bool = False,
     retry_failed: str = "",
+    spool: bool = True,
     queue: str | None = None,
     url: str | None = None,
     prefix: str | None = None,
@@ -156,7 +158,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     id or "last". A run that is done with failures is kept for ``keep``; ``retry_failed``, its id or
     "last", runs what failed again, and puts the results into their place in the output. ``watch``
     is called with the progress about 4 times a second. Failures of ``out.jsonl`` go to
-    ``out.errors.jsonl``. Return the last status.
+    ``out.errors.jsonl``. ``spool=False`` sends all bytes through the server, instead of letting
+    processes read local files and keep results in files of the run. Return the last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.
@@ -209,6 +212,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
         ):
             pass  # only to see that a server answers, before anything is stored
     plan = on_server(plan, server_name(named, prefix))
+    if spool and not stored:
+        plan = spooled(plan)
     beginning = beginning_of(resume=resume, retry=retry_failed, is_fresh=fresh)
     folder = RunFolder(plan, beginning)
     with (

@@ -25,7 +25,7 @@ from streamq.errors import (
 from streamq.model import MAX_PART, Failure, Policy, State
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Opened
-from streamq.protocol.snapshot import Snapshot
+from streamq.queue.keyed import KeyIndex
 from streamq.queue.loading import Loading
 from streamq.records import about
 from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
@@ -43,14 +43,13 @@ from streamq.records.splitting import (
 )
 from streamq.runs.fleet_size import sized_by_fleet
 from streamq.runs.same_input import check_loaded, difference
+from streamq.runs.window import Window
 
 #: How often (s) a load that is ahead of the workers looks whether it may go on.
 _WINDOW_S = 0.05
 #: A load that waits until it knows how large to cut parts looks this often: soon at first.
 _SOON_S = 0.002
 _SELDOM_S = 0.02
-#: How many times it looks while it fills the window once, where results fill it too.
-_LOOKS = 8
 
 #: After these errors what is loaded stays in the server: the same command can go on with it.
 _STAYS = (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, RequestEnded, LoadGap)
@@ -63,7 +62,7 @@ class _Stopped(Exception):
 class Load:
     """One load of files into one request."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a run, a command and a gateway need differs
         self,
         protocol: Protocol,
         request_id: str,
@@ -75,6 +74,7 @@ class Load:
         counts_results: bool = False,
         checks_complete: bool = True,
         begins_at: int = 0,
+        spooled: Callable[[], int] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare a load.
@@ -84,7 +84,8 @@ class Load:
         ``counts_results``: results are collected meanwhile, and those that are not collected yet
         fill the window too. ``checks_complete``: standard input is compared even if all of it was
         loaded before. ``begins_at``: standard input has no bytes before that one, which is where
-        the load stands.
+        the load stands. ``spooled`` says how many bytes of results wait in spools, where processes
+        keep them so: they fill the window, too.
         """
         #: Whether there is something in the server to go on with.
         self.is_begun = False
@@ -96,17 +97,21 @@ class Load:
         self._sizing = (sizing or sized_by_fleet(protocol, policy)) if is_sized else None
         #: How many parts were cut, and how many of them were handed to slots when last looked at.
         self._cut = self._delivered = 0
-        self._window = window_bytes
-        self._counts_results = counts_results
+        counts = counts_results
+        self._window = (
+            Window(protocol, request_id, window_bytes, counts_results=counts, spooled=spooled)
+            if window_bytes
+            else None
+        )
         self._checks_complete = checks_complete
         self._should_stop = should_stop
         self._files = policy.spec.files
         #: Whether files may grow: workers compare the times of those that are referred to.
         self._may_grow = not policy.spec.by_reference
         self._loading = Loading(protocol, request_id, policy)
+        #: By which keys its parts are found.
+        self.keys = KeyIndex(protocol, request_id, policy)
         self._identities: list[Identity] = []
-        self._room = 0
-        self._result_size = 0.0
         self._cursor = Cursor()
         #: The cursor as the server has it, when all that was sent is there.
         self._stands = ""
@@ -370,7 +375,7 @@ class Load:
         for index, payload in enumerate(chunk.payloads):
             chunk.payloads[index] = self._reference(file, offset, len(payload))
             offset += len(payload)
-        chunk.size = sum(map(len, chunk.payloads))
+        chunk.input_size, chunk.size = chunk.size, sum(map(len, chunk.payloads))
         return chunk
 
     def _reference(self, file: int, offset: int, length: int) -> bytes:
@@ -457,37 +462,22 @@ class Load:
                 chunk.end, digest=digest, is_unpacked=self._is_unpacked
             )
         self._stands = _encode(self._cursor)
+        self.keys.note(self._loading.parts + 1, chunk.payloads)
         self._loading.append_ahead(entries, after, self._stands, chunk.records)
         if self._window:
-            self._room -= chunk.size
+            self._window.add(len(chunk.payloads), chunk.input_size or chunk.size)
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        """Wait while more bytes are in the server than the window allows."""
-        while self._room <= 0:
+        """Wait while more bytes wait to be done or written than the window allows."""
+        assert self._window
+        while self._window.is_full:
             self._loading.wait()
-            found = self._protocol.inspect(self._id)
-            with damaged_if_unreadable(f"what the server has of {self._id}"):
-                self._room = self._room_now(found)
-            if self._room > 0 or found.state is not State.LOADING:
+            if self._window.look() is not State.LOADING or not self._window.is_full:
                 return
             if self._should_stop():
                 raise _Stopped
             time.sleep(_WINDOW_S)
-
-    def _room_now(self, found: Snapshot) -> int:
-        """Return how many bytes may go into the server before the next look."""
-        total, done = found.known_count("total"), found.count("done")
-        left = total - done - found.count("failed")
-        size = found.known_count("bytes") / total
-        if not self._counts_results:
-            return self._window - round(left * size)
-        # Parts that wait become results, which may be larger: as large as those that are there.
-        kept, results = self._protocol.result_bytes(self._id), found.count("results")
-        self._result_size = max(self._result_size, kept / results if results else 0.0)
-        held = round(left * max(size, self._result_size)) + kept
-        step = max(1, self._window // _LOOKS)
-        return min((self._window if done else step) - held, step)
 
 
 def _encode(cursor: Cursor) -> str:

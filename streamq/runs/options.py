@@ -15,10 +15,11 @@ from streamq import cpus, units
 from streamq.errors import InvalidValue
 from streamq.flows.flow import Flow
 from streamq.model import LEVEL, LIMIT, MAX_PART, WEIGHT, Policy, Spec
-from streamq.queue.flow_policy import flow_policy
+from streamq.queue.flow_policy import flow_policy, follow_of
 from streamq.queue.options import Named, policy
 from streamq.records import outputs
 from streamq.records.inputs import encoding_named
+from streamq.records.keys import KeyField
 from streamq.records.names import FORMATS, Dialect, absolute, expand, format_of
 from streamq.records.references import MOST_REFERRED
 from streamq.records.sizes import PartSize
@@ -62,6 +63,13 @@ class RequestOptions(TypedDict, total=False):
     by_reference: bool
     #: A file that cannot be read or is too large ends the load, instead of being one failure.
     strict: bool
+    #: The field by which ``find`` knows a record, as ``sku`` or ``user.id``; ``.`` for all of it.
+    #: Then a part is one record, unless ``bytes`` or ``lines`` say otherwise.
+    key: str
+    #: Of a flow: keep where each item is, which ``key`` does, too; and what it came to in each
+    #: stage.
+    track: bool
+    trace: bool
     #: The priority: 0 goes first, 99 last.
     level: int
     #: The share among requests of the same level: 1 to 64, a 4 gets half as many turns as an 8.
@@ -100,7 +108,7 @@ def describe_source(
     Raises:
         InvalidValue: an option is not allowed, or a file cannot be read.
     """
-    form = check_format(options.get("format", "auto"), named)
+    form, key = check_format(options.get("format", "auto"), named), options.get("key", "")
     names = expand(files)
     if not names:
         raise InvalidValue("give a file")
@@ -132,9 +140,11 @@ def describe_source(
             skip_rows=units.whole(options.get("skip_rows", 0), named("skip_rows"), 0),
         )
         spec = dialect.applied(spec, named=named, is_strict=spec.is_strict)
+    _check_key(options, spec, named)
     return Source(
         policy(
             handler=handler,
+            key=key,
             queue=queue,
             level=options.get("level", LEVEL),
             limit=limit,
@@ -174,14 +184,16 @@ def describe_flow(
     if "spread" in flow.shape.kinds and not options.get("lines") and not options.get("bytes"):
         options["lines"] = 1
     common: dict[str, Any] = {"queue": queue, "limit": limit, "keep": keep, "named": named}
-    for name in ("level", "weight", "rate", "retries", "timeout", "max_failures"):
+    for name in ("level", "weight", "rate", "retries", "timeout", "max_failures", "key"):
         if options.get(name) not in (None, ""):
             common[name] = options.get(name)
     first = served.get(flow.stages[0].handler, flow.stages[0].handler)
+    has_key, is_tracked = options.get("key", ""), options.pop("track", False)
+    follow = follow_of(key=has_key, track=is_tracked, trace=options.pop("trace", False))
     policy, size = describe_source(
         files, handler=first, queue=queue, limit=limit, keep=keep, named=named, **options
     )
-    return Source(flow_policy(flow, common, policy.spec, served), size)
+    return Source(flow_policy(flow, common, policy.spec, served, follow), size)
 
 
 def check_format(form: str, named: Named = str) -> str:
@@ -195,6 +207,16 @@ def check_format(form: str, named: Named = str) -> str:
     return form
 
 
+def _check_key(options: RequestOptions, spec: Spec, named: Named) -> None:
+    """Raise InvalidValue if records cannot be found by what the options say."""
+    if options.get("track") or options.get("trace"):
+        raise InvalidValue(f"{named('track')} and {named('trace')} are for flows")
+    if key := options.get("key", ""):
+        if spec.by_reference:
+            raise InvalidValue(f"{named('key')} goes without {named('by_reference')}")
+        KeyField(key, spec).check()
+
+
 def _size(options: RequestOptions, named: Named) -> PartSize:
     is_referred = options.get("by_reference", False)
     most = MOST_REFERRED if is_referred else MAX_PART
@@ -205,6 +227,8 @@ def _size(options: RequestOptions, named: Named) -> PartSize:
             f"{named('bytes')} {given} is more than a part may have: {most // 2**20}MiB"
         )
     lines = units.whole(options.get("lines", 0), named("lines"), 0)
+    if options.get("key") and given == "":
+        lines = lines or 1
     is_file = options.get("format") == "file" and is_referred
     is_automatic = msgspec.UNSET if given != "" or lines else True
     return PartSize(size, lines, most if is_file else max(size, MAX_PART), is_automatic)

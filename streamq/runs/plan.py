@@ -41,6 +41,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     #: The folder in which the run was begun, and names that its output had: the folder was moved.
     folder: str = ""
     moved_from: tuple[str, ...] = ()
+    #: Processes write results to files of their own in the run's folder, not to the server.
+    spools: bool = False
     #: Runs that were stopped and wrote the same output. They are removed when this one is done.
     replaces: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""How far a run has come, how fast it is, and when it will be done."""
+"""The progress of a run: how far it has come, how fast it is, and when it will be done."""
 
 import time
 from collections import deque

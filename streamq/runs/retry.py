@@ -24,6 +24,11 @@ class RetryRun(Run):
         self._finished = note
         return self
 
+    @property
+    def _spools(self) -> bool:
+        # Results of retried records are put between the lines that are there, each by itself.
+        return False
+
     def _load(self, protocol: Protocol, opened: threading.Event) -> None:
         """Have the failed parts run again; load what was not loaded because too many failed."""
         request = Request(protocol, self._plan.id)
@@ -57,6 +62,7 @@ def new_run(folder: RunFolder, url: str, prefix: str, **options: Any) -> Run:
         prefix,
         note=folder.note,
         gaps=folder.gaps,
+        spool=folder.spool,
         steered=folder.steered,
         **options,
     )

@@ -4,6 +4,7 @@ A folder of the run (``runs/folder.py``) keeps what is needed to resume it after
 the plan, and the data of the embedded server.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +28,8 @@ from streamq.queue.flow_status import status_of
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.request import Request
 from streamq.records.belonging import OutputNote
-from streamq.records.outputs import FileOutput, Output
+from streamq.records.output_kinds import Output
+from streamq.records.outputs import FileOutput
 from streamq.records.sizes import GrowingSize, most_by_rate
 from streamq.records.splitting import blank_of
 from streamq.records.stream_output import StreamOutput
@@ -36,9 +38,12 @@ from streamq.runs.folder import RunFolder
 from streamq.runs.load import Load
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.progress import Progress, ProgressMeter
+from streamq.runs.spooled_results import SpooledResults
 from streamq.worker.channel import PoolOptions, ProcessConfig
 from streamq.worker.pool import LAST_CALL, Pool
 from streamq.worker.spawning import Spawner
+
+log = logging.getLogger(__name__)
 
 _LEASE_MS = 8_000
 _BEAT_MS = 2_000
@@ -50,7 +55,7 @@ _WATCH_S = 0.25
 class Run:
     """One run of a plan on one server."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  places in a folder, and what a caller wants to hear
         self,
         plan: Plan,
         url: str,
@@ -61,19 +66,23 @@ class Run:
         spawner: Spawner | None = None,
         note: OutputNote | None = None,
         gaps: Path | None = None,
+        spool: Path | None = None,
         steered: Mapping[str, Mapping[str, Any]] | None = None,
         on_begun: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare a run.
 
         ``is_alone``: no other program uses the server. ``note``: where it notes which file its
-        output is. ``gaps``: where it notes what is missing there. ``steered``: what a request that
-        is gone on with is set to, by its places. ``on_begun`` is called once, when the function is
-        loaded and the run can be resumed.
+        output is. ``gaps``: where it notes what is missing there. ``spool``: the folder in which
+        its processes keep results. ``steered``: what a request that is gone on with is set to, by
+        its places. ``on_begun`` is called once, when the function is loaded and the run can be
+        resumed.
         """
         self._spawner = spawner
         self._note = note
         self._gaps = gaps
+        self._spool = spool
+        self._waiting: SpooledResults | None = None
         self._steered = dict(steered or {})
         self._on_begun = on_begun
         self._plan = plan
@@ -99,6 +108,10 @@ class Run:
             StreamqError: something went wrong with input, output, function or server.
             BrokenPipeError: the reader of the output is gone.
         """
+        if self._spool:
+            # Where that is not possible, processes send results to the server.
+            with suppress(OSError):
+                self._spool.mkdir(mode=0o700, exist_ok=True)
         # One connection each for the loader, the collector, the watcher and the pool's keeper.
         connections = [Connection(self._url) for _ in range(4)]
         protocols = [Protocol(connection, self._prefix) for connection in connections]
@@ -221,11 +234,14 @@ class Run:
             window_bytes=plan.window_bytes,
             counts_results=True,
             checks_complete=False,
+            spooled=self._spooled_size if self._spool else None,
             should_stop=self._is_stopping.is_set,
         )
         # Too many failures end the request before all is loaded. The collector notices that.
         with suppress(RequestEnded):
             load.run(lambda: self._open(protocol, opened))
+            for words in load.keys.words():
+                log.warning("%s", words)
 
     def _open(self, protocol: Protocol, opened: threading.Event) -> None:
         """Set level, limit, rate and weight as the command says now, and let the others begin."""
@@ -259,6 +275,8 @@ class Run:
             return
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
+        if self._spool:
+            self._waiting = SpooledResults(protocol, plan.id, plan.policy, self._spool, should_stop)
         collector = Collector(
             protocol,
             plan.id,
@@ -267,6 +285,7 @@ class Run:
             should_stop,
             gaps=gaps,
             moved_from=plan.moved_from,
+            spools=self._waiting,
         )
         if collector.run(
             is_ordered=plan.is_ordered, follow=True, force=force or plan.force, renew=force
@@ -274,6 +293,15 @@ class Run:
             self.failures = collector.failures
             self._is_collected.set()
             self._end()
+
+    def _spooled_size(self) -> int:
+        """Return how many bytes of results wait in spools."""
+        return self._waiting.size() if self._waiting else 0
+
+    @property
+    def _spools(self) -> bool:
+        """Whether processes keep results in spools from now on."""
+        return self._spool is not None
 
     def _output(self) -> Output:
         plan = self._plan
@@ -318,6 +346,9 @@ class Run:
             argv=plan.argv,
             keeps_stdout=not plan.is_piped,
             allow_read=tuple(plan.policy.spec.files) if plan.policy.spec.by_reference else (),
+            base=str(Path.cwd()) if self._spool else "",
+            spool=str(self._spool) if self._spool and self._spools else "",
+            form=plan.form,
             slots=plan.slots,
             levels=tuple(range(LAST_LEVEL + 1)),
             quantum_ms=50,

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster know of each other, and how single servers are made into one.
+"""The nodes of a cluster as they see each other, and how single servers are made into one.
 
 Making a cluster is a row of steps. A step that was done before is left out, so a call that was cut
 short can simply be made again.

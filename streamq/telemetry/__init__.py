@@ -1,1 +1,1 @@
-"""What a process tells its operators: metrics, health, logs, messages to systemd."""
+"""Tells operators how a process is: metrics, health, logs, messages to systemd."""

@@ -1,4 +1,4 @@
-"""What a pool and its processes tell each other, as JSON lines over a socket pair."""
+"""The messages between a pool and its processes: JSON lines over a socket pair."""
 
 import logging
 import secrets
@@ -66,6 +66,11 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     keeps_stdout: bool = True
     #: Folders and URLs within which parts may refer to files.
     allow_read: tuple[str, ...] = ()
+    #: The folder that names of files are relative to, if it is not the one the process is in.
+    base: str = ""
+    #: The folder for spools, and the form of the lines in them; "" for none.
+    spool: str = ""
+    form: str = ""
     #: URLs below which webhooks may be posted.
     allow_post: tuple[str, ...] = ()
     slots: int

@@ -1,4 +1,4 @@
-"""What the slots of a process have done, counted where its parent can see it.
+"""Counts what the slots of a process have done, where its parent can see it.
 
 Every slot counts in words of its own, one row for each handler, so no two threads write the same
 word. The memory outlives the process, so nothing that was counted is lost when the process is

@@ -98,9 +98,12 @@ class ReduceRunner(JoinRunner):
 
     def decode_record(self, record: bytes, is_json: bool) -> Any:
         """Return what the handler is called with: an iterator, which reads page by page."""
+        first, is_run, last = record.decode().partition("-")
+        if is_run:
+            return None, self._arrivals(int(first), int(last))
         if self._failed and self._spec.on_failure == "fail":
-            raise ChildFailed(f"{self._failed} parts of earlier stages failed")
-        return None, self._inputs()
+            raise ChildFailed(f"{self._failed} parts that it needs have failed")
+        return None, self._last_arrivals() if self._spec.width else self._inputs()
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         self._failed = _asked(self._count_failures)
@@ -112,9 +115,25 @@ class ReduceRunner(JoinRunner):
         """Return how many parts failed whose results the reduce would have had."""
         shape, request_id = Shape.read(self._spec.shape), self._request_id.partition("/")[0]
         before = [n for n in range(1, self._spec.stage) if not shape.is_grouped(n)]
+        if self._spec.width:
+            before.append(self._spec.stage)
         places = [request_id if n == 1 else f"{request_id}/{n}" for n in before]
         found = self.protocol.fields_of(places, ("failed",))
         return sum(int(values[0] or 0) for values in found if values)
+
+    def _last_arrivals(self) -> Iterator[Any]:
+        """Yield what the final part of a tree has: what no other part of it was made of."""
+        fields = ("assigned", "arrived")
+        found = _asked(lambda: self.protocol.fields_of([self._request_id], fields))[0]
+        assigned, arrived = (int(value or 0) for value in found or (0, 0))
+        yield from self._arrivals(assigned + 1, arrived)
+
+    def _arrivals(self, first: int, last: int) -> Iterator[Any]:
+        for start in range(first, last + 1, _PAGE):
+            numbers = [str(number) for number in range(start, min(last + 1, start + _PAGE))]
+            ask = partial(self.protocol.inbox, self._request_id, numbers)
+            for result in _asked(ask)[0]:
+                yield from self._values(result, self._decode_child)
 
     def _inputs(self) -> Iterator[Any]:
         request_id = self._request_id.partition("/")[0]

@@ -1,4 +1,4 @@
-"""What the records of a part came to, as it is kept in the server for the part's next attempt.
+"""The outcomes of a part's records, as the server keeps them for the part's next attempt.
 
 It is a list with an entry for each record, in MessagePack. ``[0]``: it has no outcome and is to be
 run. ``[1, item]``: it is done. ``[2, failure]``: it failed for good. ``[3]``: an earlier run of the

@@ -1,4 +1,4 @@
-"""What is noted beside the outcomes of a part: records that ran when a worker died, or too long.
+"""Notes beside the outcomes of a part: records that ran when a worker died, or too long.
 
 The server keeps this mark as a line of text (``lua/lib/marks.lua``). ``begun RUN CRASHES START STOP
 DEATHS``: in the run of that number, when the part had cost so many workers, the records from START

@@ -1,4 +1,4 @@
-"""In which order the records of a part are run, and how many at a time.
+"""Chooses the order in which the records of a part are run, and how many at a time.
 
 Most parts are one piece, in their order. After a worker died of a part, its records are run in
 pieces of a sixteenth. Before each piece the server is told of it, and of what the others came to.

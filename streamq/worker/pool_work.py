@@ -1,4 +1,4 @@
-"""What the processes of a pool have done: also those that are gone.
+"""Adds up what the processes of a pool have done, also those that are gone.
 
 Each process counts in memory that it shares with its parent. When a process ends, the parent adds
 its counts to those of the processes before it, so no figure of the pool ever goes back.

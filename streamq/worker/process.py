@@ -25,6 +25,7 @@ from streamq.queue.held_lease import report_outage
 from streamq.queue.outages import Outage
 from streamq.queue.taker import KNOWN_REQUESTS, Host, Taker
 from streamq.records.references import Reader
+from streamq.records.spool import SpoolWriter
 from streamq.worker.batches import Batches, SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, ProcessConfig, VisitAt
 from streamq.worker.join_runner import make_runner
@@ -61,7 +62,8 @@ class WorkerProcess:
         self._app = app
         self._table = table
         self._channel = channel
-        self._reader = Reader(config.allow_read)
+        self._reader = Reader(config.allow_read, config.base)
+        self._spool = SpoolWriter(config.spool, config.form) if config.spool else None
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
         host = Host(
@@ -148,7 +150,7 @@ class WorkerProcess:
         own, most = self._app.handlers[handler], self._config.max_result
         if spec.stage:
             return make_runner(self._protocol, own, spec, most, self._reader)
-        return Runner(own, spec, most, "", self._reader)
+        return Runner(own, spec, most, "", self._reader, self._spool)
 
     def _ask_for_visit(self, at_ms: int) -> None:
         self._channel.send(VisitAt(at_ms))

@@ -22,6 +22,7 @@ from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
 from streamq.records.references import Reader
+from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes
 from streamq.worker.calling import Timeout, tamed, telling
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
@@ -44,8 +45,10 @@ class Runner(Verdicts):
         max_result: int = MAX_RESULT,
         request_id: str = "",
         reader: Reader | None = None,
+        spool: SpoolWriter | None = None,
     ) -> None:
         super().__init__(handler, spec, max_result, request_id)
+        self._spool = spool
         self._reader = (reader or Reader(())) if spec.by_reference else None
         self._decode = records.decoder_for(handler, spec)
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
@@ -282,7 +285,8 @@ class Runner(Verdicts):
         place = self.place(part, 0)
         is_whole = self._spec.format == "file"
         try:
-            part.payload = reader.read(place["source"], part.payload, is_whole=is_whole)
+            payload = reader.read(place["source"], part.payload, is_whole=is_whole)
+            part.payload, part.reference = payload, part.payload
             return None
         except Exception as error:  # noqa: BLE001  whatever reading leads to
             failure = Failure(

@@ -1,4 +1,4 @@
-"""Which signals a pool heeds, and how they come to it."""
+"""The signals that a pool heeds, and how they come to it."""
 
 import signal
 import threading

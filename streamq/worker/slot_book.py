@@ -1,4 +1,4 @@
-"""Where the slots of a process write down their leases: in the table that the parent sees, too."""
+"""The book of a process's slots: their leases, also in the table that the parent sees."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What each slot of a process holds and runs, in memory that its parent sees too.
+"""The slot table: what each slot of a process holds and runs, in memory that its parent sees too.
 
 The parent renews leases, stops parts that take too long and hands back parts that wait behind a
 slow one. It does so whatever the process is doing, even while a handler holds the GIL. So the two

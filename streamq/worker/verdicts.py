@@ -1,4 +1,4 @@
-"""What becomes of a part whose records have been run: it is done, runs again later, or is given up.
+"""Decides what becomes of a part whose records have been run: done, tried again, or given up.
 
 Failures are described here, too: which error, of which record, in which line of which file.
 """
@@ -18,6 +18,7 @@ from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
+from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes
 from streamq.worker.calling import Timeout
 from streamq.worker.kept_outcomes import DONE, FAILED, Outcomes
@@ -36,6 +37,8 @@ class Verdicts:
         self, handler: Handler, spec: Spec, max_result: int = MAX_RESULT, request_id: str = ""
     ) -> None:
         self.handler = handler
+        #: Where results of parts by reference are kept in a run.
+        self._spool: SpoolWriter | None = None
         self._spec = spec
         self._max_result = max_result
         given = spec.retries if spec.retries is not None else handler.retries
@@ -66,6 +69,8 @@ class Verdicts:
         """
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
+            if self._spool and part.reference:
+                result = self._spool.keep(result, part.reference, part.about) or result
             return PartDone(result, self._count(part, fresh))
         return self._cut(part, [], outcomes or kept_outcomes.of_items(items, len(items)), endings)
 

@@ -63,6 +63,18 @@ def large(payload: str, context: Context) -> str:
     return f"{context.part} ".ljust(int(payload), "x")
 
 
+@app.map
+def careful(payload: str, context: Context) -> str:
+    """Note each record by its name. It ends its process, is bad until it is mended, or takes ms."""
+    name, _, takes = payload.partition(" ")
+    note("S", context.request, int(name))
+    if takes == "bad" and not MENDED.exists():
+        raise Abandon("bad")
+    do("0" if takes == "bad" else takes)
+    note("E", context.request, int(name))
+    return name
+
+
 @other.map
 def elsewhere(payload: str, context: Context) -> str:
     return f"{payload} {context.part}"

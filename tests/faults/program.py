@@ -27,7 +27,7 @@ from tests.faults.verdict import Figures, dead_slots, missing, overlap, repeated
 #: The scenarios that bite most, for every day.
 SHORT = ("kill-process", "lost-replies", "black-hole", "server-kill")
 SHORT_CLUSTER = ("cluster-failover", "slot-move")
-SHORT_EPISODES = ("apps", "redrive", "id-again")
+SHORT_EPISODES = ("apps", "redrive", "id-again", "frozen")
 #: A run that takes longer hangs.
 LONGEST_S = 240
 

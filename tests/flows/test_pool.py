@@ -71,3 +71,11 @@ def test_too_many_children_are_a_failure_that_says_so(
     (failure,) = request.errors()
     assert (failure.error, failure.stage) == ("TooManyChildren", "many")
     assert "more than the 1,000 children allowed" in failure.message
+
+
+def test_tree_adds_up_everything_once(client: Client, fleet: Fleet, queue: str) -> None:
+    request = client.submit(["x" * n for n in range(500)], flow=flows.summed, queue=queue)
+    fleet.start("-c", "4", target="flows:app")
+
+    assert request.wait(60).state == "done"
+    assert list(request.results(5)) == [(1, sum(range(500)))]

@@ -35,6 +35,8 @@ META = (
     *("failed", "records_failed", "retries", "poison", "max_failures", "max_percent", "keep_ms"),
     *("finished_ms", "created_ms", "started_ms", "spec", "digest", "cursor", "source", "sealed"),
     *("committed", "redrives", "rate_charge_ms", "lease_ms", "suspected_ms", "looked_ms"),
+    *("weight", "ceiling", "eased", "eased_ms", "labels", "reason", "strays"),
+    *("deadline_ms", "calls", "owes", "settled", "outlive_ms", "parent"),
     "protocol",
 )
 REQUEST_KEYS = (
@@ -92,6 +94,16 @@ SPOILS: dict[str, Spoil] = {
         redis.zadd(keys.retry, {b"1": 0}),
         redis.hset(keys.partial, mapping={"1": junk, junk: junk}),
     ],
+    "mark": lambda redis, keys, _, junk: [
+        redis.zadd(keys.retry, {b"1": 0}),
+        redis.hset(keys.partial, mapping={"1@": junk, junk: junk}),
+    ],
+    "debt that nobody can read": lambda redis, keys, _, junk: redis.hset(
+        keys.meta, mapping={"state": "done", "owes": 1, "settled": 0, "calls": junk}
+    ),
+    "deadline that is over": lambda redis, keys, _, junk: redis.hset(
+        keys.meta, mapping={"deadline_ms": 1, "reason": junk}
+    ),
     "result": lambda redis, keys, _, junk: redis.hset(keys.results, "1", junk),
     "result of no part": lambda redis, keys, _, junk: redis.hset(
         keys.results, mapping={junk: junk, b"1." + junk: junk}

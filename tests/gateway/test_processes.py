@@ -37,6 +37,19 @@ def test_processes_share_port_and_secret_and_the_dead_are_replaced(
         assert not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
 
 
+def test_processes_end_when_the_command_that_started_them_is_killed(
+    serve: Callable[..., Gate],
+) -> None:
+    gate = serve("-p", "2")
+    wait_until(lambda: gate.log.count("serving at") == 2, 60)
+    started = children(gate)
+
+    gate.process.kill()
+    gate.process.wait()
+
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), 30)  # noqa: PTH110
+
+
 def test_options_that_cannot_be_end_all_of_them(url: str) -> None:
     ran = run("serve", "--url", url, "-p", "2", "--listen", "0.0.0.0:0")
     assert (ran.returncode, "without keys" in ran.stderr) == (2, True)

@@ -15,7 +15,7 @@ from streamq import Client
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate, shouted
 from tests.support.command import run
-from tests.support.waiting import wait_until
+from tests.support.waiting import allowed_s, wait_until
 
 pytestmark = ONE_KIND
 
@@ -214,7 +214,7 @@ class TestStopping:
             time.sleep(0.3)  # until most calls wait: those that come later are answered, too
             begun = time.monotonic()
             assert gate.stop() == 0
-            assert time.monotonic() - begun < 10
+            assert time.monotonic() - begun < allowed_s(10)
             assert {call.result().status for call in waiting} == {204}
 
     def test_caller_who_hangs_up_is_given_nothing(self, gate: Gate, client: Client) -> None:

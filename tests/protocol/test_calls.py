@@ -32,6 +32,7 @@ CALLS: dict[str, tuple[Call[Any], list[Any]]] = {
         request_calls.open(R, "d", POLICY, b"s"),
         ["d", 5, *POLICY.fields, "source", b"s"],
     ),
+    "index": (request_calls.index(R, 3, [1, "a", 2, "b"]), [3, 1, "a", 2, "b"]),
     "lay": (
         request_calls.lay(R, "d", FLOW),
         [

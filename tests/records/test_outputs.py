@@ -10,11 +10,11 @@ import pytest
 
 from streamq import Client, Protocol
 from streamq.errors import CollectorLost, InvalidValue
+from streamq.records.output_kinds import Written
 from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    Written,
     check,
     check_errors,
     write_errors,

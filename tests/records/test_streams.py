@@ -11,11 +11,11 @@ import pytest
 
 from streamq.errors import InvalidValue
 from streamq.model import Failure
+from streamq.records.output_kinds import Written
 from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    Written,
     check,
     check_name,
     error_lines,

@@ -19,7 +19,8 @@ from streamq.protocol.replies import Terms
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
-from streamq.records.outputs import FileOutput, OutputError, Written
+from streamq.records.output_kinds import Written
+from streamq.records.outputs import FileOutput, OutputError
 from streamq.runs.collect import Collector, show
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
@@ -202,9 +203,9 @@ class TestRetriedWhileRead:
         commit = Collector._commit
 
         def retried(
-            self_: Collector, data: bytes, next_number: int, *args: Any, **how: Any
+            self_: Collector, pieces: list[Any], next_number: int, *args: Any, **how: Any
         ) -> None:
-            commit(self_, data, next_number, *args, **how)
+            commit(self_, pieces, next_number, *args, **how)
             if next_number == 5 and driver.meta("state") == "failed":
                 self.retry(request_, protocol, queue)
 

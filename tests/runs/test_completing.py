@@ -15,7 +15,8 @@ from streamq.records.outputs import (
     errors_beside,
     write_errors,
 )
-from streamq.runs.collect import Collector, Committed
+from streamq.runs.collect import Collector
+from streamq.runs.committed import Committed
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import HANDLER, RequestByHand
 

@@ -19,7 +19,7 @@ from tests.scripts.script import LIBRARY, LUA, SCRIPTS, Script, offered, undecla
 
 LABELS = ["Returns", "Errors", "Cost", "Flags"]
 #: What a full server refuses: scripts that bring work. All others are needed to drain it.
-BRING_WORK = words("append lay open redrive refuse submit")
+BRING_WORK = words("append index lay open redrive refuse submit")
 READS = words(
     "EXISTS GET HEXISTS HGET HGETALL HLEN HMGET LPOS TIME XPENDING XRANGE ZCARD ZCOUNT "
     "ZRANGE ZRANGEBYSCORE ZSCORE"

@@ -21,7 +21,8 @@ def plan(queue: str, kinds: str, stages: Mapping[int, Mapping[str, Any]], **comm
         Stage(kind=kind, handler=HANDLER, **stages.get(number, {}))  # type: ignore[arg-type]
         for number, kind in enumerate(kinds.split(","), 1)
     ]
-    return flow_policy(Flow("f", made), {"queue": queue, "retries": 3, **common})
+    follow = common.pop("follow", "")
+    return flow_policy(Flow("f", made), {"queue": queue, "retries": 3, **common}, follow=follow)
 
 
 class StageByHand(RequestByHand):

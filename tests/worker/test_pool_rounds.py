@@ -36,7 +36,7 @@ from streamq.worker.pool import Pool
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.slot_table import SlotTable
 from streamq.worker.spawning import SpawnedProcess, Spawner
-from tests.support.waiting import wait_until
+from tests.support.waiting import allowed_s, wait_until
 from tests.worker.test_pool import Heard, config_of
 
 
@@ -360,7 +360,7 @@ class TestHearing:
 
         stage.pool._read_messages(30)
 
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < allowed_s(20)
         assert stage.pool._selector.select(0) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from streamq import Client, Request
 from tests.conftest import KINDS, ONE_KIND
 from tests.support.fleet import Fleet
-from tests.support.waiting import is_alive, wait_until
+from tests.support.waiting import allowed_s, is_alive, wait_until
 
 pytestmark = pytest.mark.commands
 #: Where the server matters little; but routing to nodes must do what one server does.
@@ -150,7 +150,7 @@ def test_stopped_pool_leaves_no_program(
     pool.send_signal(signal.SIGTERM)
 
     assert pool.wait(20) == 0
-    assert time.monotonic() - begun < 15, "not after the grace time that is usual"
+    assert time.monotonic() - begun < allowed_s(15), "not after the grace time that is usual"
     wait_until(lambda: not any(map(is_alive, running)), 20)
     assert request.status().parts.waiting == 1, "handed back"
 

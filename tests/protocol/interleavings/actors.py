@@ -30,7 +30,8 @@ class Pick:
 
     fares: str = WELL
     most: int = 2
-    #: What becomes of the running part: done, or a kind of failure, or its process dies.
+    #: What becomes of the running part: done, or a kind of failure, or its process dies; or it goes
+    #: on, and what its records came to is kept.
     outcome: str = "done"
     delay_ms: int = 0
     #: Report before everything in hand has run.
@@ -299,8 +300,11 @@ class Slot(Actor):
             self._finish(holding, pick)
 
     def _end_run(self, holding: Holding, number: int, pick: Pick) -> None:
-        holding.running = None
         self.net.runs += 1
+        if pick.outcome == "keeps":
+            self._keep(holding, number, pick)
+            return
+        holding.running = None
         if pick.outcome == "done":
             holding.finished[number] = f"{holding.holder} ran {number} as {self.net.runs}".encode()
         elif pick.outcome == "dies":
@@ -358,6 +362,27 @@ class Slot(Actor):
                 lambda reply: self._hear_outcome(
                     holding, reply, ("retry", "failed", "ended", "late")
                 ),
+            ),
+            pick.fares,
+        )
+
+    def _keep(self, holding: Holding, number: int, pick: Pick) -> None:
+        """Keep what records of the running part came to; it goes on."""
+        call, book = holding.next_call(), holding.book
+        partial = f"{holding.holder} kept {number} as {self.net.runs}".encode()
+        created_ms = holding.created_ms - (pick.former and holding.holder not in book.leases)
+
+        def hear(reply: str | ProtocolError) -> None:
+            if reply not in ("ok", "late"):
+                self._drop(holding)
+
+        self.attempt(
+            Sent(
+                book,
+                lambda: self.net.protocol.keep(
+                    book.id, holding.holder, call, number, partial, b"", created_ms
+                ),
+                hear,
             ),
             pick.fares,
         )

@@ -174,6 +174,14 @@ class Book:
         known = self.tries.get(number, Tries()).records
         return known or self.plan.sizes[number - 1]
 
+    def _is_free(self, number: int) -> bool:
+        """Whether a result of the part counts without a lease: nobody has it, and no earlier run
+        has delivered some of its records.
+        """
+        tries = self.tries.get(number, Tries())
+        has_delivered = tries.run > 0 and tries.records < self.plan.sizes[number - 1]
+        return self.place[number] == PARKED and not has_delivered
+
     def _field(self, number: int) -> str:
         run = self.tries.get(number, Tries()).run
         return f"{number}.{run}" if run else str(number)
@@ -424,7 +432,7 @@ class Book:
             self.tally["former"] += len(results)
             return []
         if holder not in self.leases:
-            merciful = [number for number in results if self.place[number] == PARKED]
+            merciful = [number for number in results if self._is_free(number)]
             self.tally["mercy"] += len(merciful)
             return merciful
         pending = [n for n in results if self.place[n] not in (WAITING, DONE, FAILED)]
@@ -450,6 +458,24 @@ class Book:
             assert self._nothing_to_hand()
         self._end_lease(holder)
         return "over"
+
+    def kept(
+        self, word: str, holder: str, call: int, number: int, partial: bytes, created_ms: int
+    ) -> None:
+        self._note(f"keep {word}")
+        lease = self.leases.get(holder)
+        if self.is_over:
+            assert word == str(self.state)
+        elif lease is None:
+            assert word == "lost"
+            if created_ms == self.seen.number("created_ms") and self._is_free(number):
+                self.partial[number] = partial
+        elif call < lease.call or self.place[number] != holder:
+            assert word == "late"
+        else:
+            assert word == "ok"
+            if call > lease.call:
+                lease.call, self.partial[number] = call, partial
 
     def put_off_or_given_up(
         self,

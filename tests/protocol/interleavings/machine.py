@@ -49,7 +49,7 @@ EVERY_MS = 6_000
 T = TypeVar("T")
 
 FATES = (WELL, WELL, WELL, UNDER_WAY, REPLY_LOST)
-OUTCOMES = ("done", "done", "done", "done", "retry", "snooze", "hold", "abandon", "dies")
+OUTCOMES = ("done", "done", "done", "done", "retry", "snooze", "hold", "abandon", "dies", "keeps")
 STEERING = (
     *("limit 1", "limit 1", "limit 1", "limit 4", "level 7", "level 50", "rate off", "rate 1/s"),
     *("pause", "pause", "pause", "resume", "resume", "resume", "cancel", "cancel"),

@@ -29,6 +29,7 @@ MET = (
     *("stalls", "reaped", "mercy", "charged", "poison", "alone", "given up", "failed early"),
     *("redriven", "reopened", "cancelled", "tokens lost", "crashes between calls", "purged"),
     *("repeated", "calm examples", "claim lost", "former", "watched"),
+    *("keep ok", "keep lost"),
 )
 
 

@@ -296,6 +296,25 @@ class Watched(Protocol):
             ),
         )
 
+    def keep(
+        self,
+        request_id: str,
+        holder: str,
+        call: int,
+        number: int,
+        partial: bytes,
+        mark: bytes = b"",
+        created_ms: int = 0,
+    ) -> str:
+        return self._watch(
+            "keep",
+            request_id,
+            lambda: super(Watched, self).keep(
+                request_id, holder, call, number, partial, mark, created_ms
+            ),
+            lambda book, reply, _: book.kept(reply, holder, call, number, partial, created_ms),
+        )
+
     def handback(self, request_id: str, holder: str, call: int, numbers: Iterable[int]) -> Outcome:
         given = list(numbers)
         return self._watch(

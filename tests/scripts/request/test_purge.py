@@ -11,6 +11,7 @@ from tests.support.by_hand import RequestByHand
 def ended(driver: RequestByHand) -> RequestByHand:
     """Failed before its end, with something under each of its keys; kept for a minute."""
     driver.load(9, max_failures=1, keep_ms=60_000)
+    driver.protocol.index(driver.id, [1, "key"])
     holder, _ = driver.claim(5)
     driver.finish(holder, [1], 0, call=0)
     driver.fail(holder, 2, delay_ms=60_000, partial=b"some")

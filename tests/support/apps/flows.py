@@ -73,3 +73,11 @@ def gather(words: Iterator[str]) -> str:
 
 
 picked = app.flow("picked").map(pick).reduce(gather)
+
+
+@app.handler
+def add(numbers: Iterator[int]) -> int:
+    return sum(numbers)
+
+
+summed = app.flow("summed").map(size).reduce(add, width=10, limit=4)

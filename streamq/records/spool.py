@@ -1,0 +1,211 @@
+"""Spools: results of a run that wait in files on its disk, instead of in the server.
+
+A process writes the lines of a part, as the output will have them, to a spool of its own in the
+run's folder. What it tells the server is where they are. The collector copies them from there to
+the output, inside the kernel, and removes a spool when all of it is copied.
+
+A spool is not synced. After a crash of any process its bytes are still there; after a power cut
+they may not be, so a collector that goes on compares a checksum before it takes lines that an
+earlier one was told of. It has the part run again if they are not what they were.
+"""
+
+import logging
+import os
+import secrets
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+from streamq.errors import damaged_if_unreadable
+from streamq.records import encoding as codec
+from streamq.records.ranges import Range
+from streamq.records.writer import Writer
+
+log = logging.getLogger(__name__)
+
+#: Smaller results go through the server: to tell it where they are would take almost as long.
+LEAST_BYTES = 4096
+#: A process begins a new spool after so many bytes, so that the one before can be removed.
+ROLL_BYTES = 2**25
+#: Forms whose lines do not depend on the lines before them. The columns of a CSV do.
+FORMS = ("raw", "jsonl")
+
+
+class Spooled(msgspec.Struct, frozen=True, array_like=True):
+    """What the server is told of a part whose lines are in a spool."""
+
+    spool: str
+    offset: int
+    length: int
+    check: int
+    #: The part itself, so that it can be run again: what it was claimed with.
+    payload: bytes
+    about: bytes
+
+
+class SpoolWriter:
+    """Writes results to the spools of one process. Any of its threads may."""
+
+    def __init__(self, folder: str, form: str) -> None:
+        self._folder = Path(folder)
+        self._form = form
+        self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._number = self._size = 0
+        self._fd = -1
+        self._lock = Lock()
+        self._is_broken = False
+
+    def keep(self, result: bytes, payload: bytes, about: bytes) -> bytes | None:
+        """Write the lines of a result. Return what the server is told instead of the result.
+
+        Return None where the result itself has to go to the server: it is small, its lines depend
+        on those before them, or the disk takes no more.
+        """
+        if len(result) < LEAST_BYTES or self._is_broken:
+            return None
+        writer = Writer(self._form, [])
+        lines = writer.lines(result)
+        if writer.is_open or writer.garbled or len(lines) < LEAST_BYTES:
+            return None
+        try:
+            spool, offset = self._write(lines)
+        except OSError as error:
+            # The server has the results from now on. If there is no room for the output either,
+            # the collector says so.
+            log.debug("no result can be spooled: %s", error)
+            self._is_broken = True
+            return None
+        found = Spooled(spool, offset, len(lines), zlib.crc32(lines), payload, about)
+        return codec.encode_spooled(msgspec.msgpack.encode(found))
+
+    def _write(self, lines: bytes) -> tuple[str, int]:
+        """Write lines behind all others. Return in which spool they are, and where."""
+        with self._lock:
+            if self._fd < 0 or self._size >= ROLL_BYTES:
+                self._begin()
+            offset, rest = self._size, memoryview(lines)
+            while rest:
+                done = os.pwrite(self._fd, rest, self._size)
+                self._size += done
+                rest = rest[done:]
+            return _name(self._name, self._number), offset
+
+    def _begin(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._number, self._size, self._fd = self._number + 1, 0, -1
+        path = self._folder / _name(self._name, self._number)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _name(process: str, number: int) -> str:
+    return f"{process}.{number}"
+
+
+def _lives(name: str) -> bool:
+    """Return whether the process is there that a spool is named after."""
+    try:
+        os.kill(int(name.partition("-")[0]), 0)
+    except (ValueError, OverflowError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+class _Spool:
+    """A spool that is read: the open file, and how much of it was copied."""
+
+    def __init__(self, path: Path, *, is_checked: bool) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        #: Whether ranges of it are compared with their checksums.
+        self.is_checked = is_checked
+        self.copied = 0
+
+    def is_done(self) -> bool:
+        """Return whether all of it was copied, and no more comes: its process has begun another."""
+        process, _, number = self.path.name.rpartition(".")
+        if self.copied < os.fstat(self.fd).st_size:
+            return False
+        return self.path.with_name(_name(process, int(number) + 1)).exists() or not _lives(process)
+
+
+class SpoolReader:
+    """Finds lines in the spools of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        """Spools that are there already are compared with checksums: they may be damaged."""
+        self._folder = folder
+        self._earlier = {each.name for each in folder.glob("*.*")} if folder.is_dir() else set()
+        self._open: dict[str, _Spool] = {}
+
+    def find(self, spooled: Spooled) -> Range | None:
+        """Return where the lines are; None if they are not there as they were written."""
+        spool = self._spool(spooled.spool)
+        if spool is None:
+            return None
+        found = Range(spool.fd, spooled.offset, spooled.length)
+        if spool.is_checked:
+            return found if zlib.crc32(found.read()) == spooled.check else None
+        end = spooled.offset + spooled.length
+        return found if os.fstat(spool.fd).st_size >= end else None
+
+    def copied(self, ranges: "list[Spooled]") -> None:
+        """Say which lines are in the output for good. Remove spools of which nothing is left."""
+        for each in ranges:
+            if spool := self._open.get(each.spool):
+                spool.copied += each.length
+        for name in {each.spool for each in ranges} & self._open.keys():
+            spool = self._open[name]
+            if spool.is_done():
+                with suppress(OSError):
+                    spool.path.unlink()
+                os.close(self._open.pop(name).fd)
+
+    def size(self) -> int:
+        """Return about how many bytes wait in spools of live processes.
+
+        A spool of a dead process may have lines that nobody was told of. They are never copied.
+        """
+        total, spools = 0, self._open.copy()
+        with suppress(OSError), os.scandir(self._folder) as found:
+            for each in found:
+                if _lives(each.name):
+                    with suppress(OSError):
+                        total += each.stat().st_size
+                        total -= spools[each.name].copied if each.name in spools else 0
+        return max(0, total)
+
+    def close(self) -> None:
+        """Close all spools."""
+        for spool in self._open.values():
+            os.close(spool.fd)
+        self._open.clear()
+
+    def _spool(self, name: str) -> _Spool | None:
+        if name not in self._open:
+            if "/" in name:
+                return None
+            try:
+                spool = _Spool(self._folder / name, is_checked=name in self._earlier)
+            except OSError:
+                return None
+            self._open[name] = spool
+        return self._open[name]
+
+
+def spooled_of(result: bytes) -> Spooled | None:
+    """Return where the lines of a result are; None for a result that holds its items itself.
+
+    Raises:
+        Damaged: the result is damaged.
+    """
+    data = codec.spooled(result)
+    if data is None:
+        return None
+    with damaged_if_unreadable("a result"):
+        return msgspec.msgpack.decode(data, type=Spooled)

@@ -1,0 +1,123 @@
+"""The results of a run that are in spools: where they are, and what to do if they are lost."""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from streamq.model import Policy, State
+from streamq.protocol.protocol import Protocol
+from streamq.queue.loading import Loading, forget
+from streamq.records import encoding as codec
+from streamq.records.outputs import OutputError
+from streamq.records.ranges import Range
+from streamq.records.references import Reader
+from streamq.records.spool import Spooled, SpoolReader, spooled_of
+from streamq.records.stream_output import Stopped
+
+log = logging.getLogger(__name__)
+
+#: What is written to an output: bytes, or a range of a spool.
+Piece = bytes | Range
+
+_LOOK_S = 0.02
+
+
+def size_of(piece: Piece) -> int:
+    """Return how many bytes a piece has."""
+    return piece.length if isinstance(piece, Range) else len(piece)
+
+
+class SpooledResults:
+    """Finds the lines of one run's results in its spools, and removes spools that are copied."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        request_id: str,
+        policy: Policy,
+        folder: Path,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._protocol = protocol
+        self._id = request_id
+        self._policy = policy
+        self._folder = folder
+        self._should_stop = should_stop
+        self._reader = SpoolReader(folder)
+        #: Reads the records that failed.
+        self.inputs = Reader(policy.spec.files)
+        #: What was found since the last commit.
+        self._found: list[Spooled] = []
+
+    def size(self) -> int:
+        """Return about how many bytes wait in the spools; from any thread."""
+        return self._reader.size()
+
+    def find(self, result: bytes) -> bytes | Range:
+        """Return where the lines of a result are; the result itself, if they are in no spool.
+
+        A part whose lines are not there any more, as they were, is run again.
+
+        Raises:
+            OutputError: it cannot be run again, or fails.
+            Stopped: the run was told to stop meanwhile.
+        """
+        while (spooled := spooled_of(result)) is not None:
+            found = self._reader.find(spooled)
+            if found:
+                self._found.append(spooled)
+                return found
+            result = self._run_again(spooled)
+        return result
+
+    def inline(self, result: bytes) -> bytes:
+        """Return a result that has its lines itself."""
+        found = self.find(result)
+        if isinstance(found, bytes):
+            return found
+        return codec.encode_result([codec.encode_item(codec.Verbatim(found.read()))])
+
+    def committed(self) -> None:
+        """Remove the spools of which all is in the output now."""
+        found, self._found = self._found, []
+        if found:
+            self._reader.copied(found)
+
+    def remove(self) -> None:
+        """Delete all spools: every result is in the output."""
+        self._reader.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run_again(self, lost: Spooled) -> bytes:
+        """Have a part run again, as a request of its own, and return its result."""
+        log.warning(
+            "a part of %s runs again: its result was lost with the last moments before a crash",
+            self._id,
+        )
+        again = f"{self._id}-{lost.spool.replace('.', '-')}-{lost.offset}"
+        unset = msgspec.UNSET
+        policy = msgspec.structs.replace(
+            self._policy, max_failures=-1, max_percent=-1.0, canary=unset, delay_ms=0
+        )
+        loading = Loading(self._protocol, again, policy)
+        # After a crash in the middle it is there already, perhaps at its end.
+        if loading.open(again).state is State.LOADING:
+            if not loading.parts:
+                loading.append([lost.payload, lost.about], "", "1", 1)
+            loading.seal("1")
+        while self._protocol.inspect(again).state.is_live:
+            if self._should_stop():
+                raise Stopped
+            time.sleep(_LOOK_S)
+        found = dict(self._protocol.results_of(again, ["1"]))
+        forget(self._protocol, self._policy.queue, again)
+        if "1" not in found:
+            raise OutputError(
+                f"a result of {self._id} was lost in a crash, and its part failed when it ran "
+                "again: start over with --fresh"
+            )
+        return found["1"]

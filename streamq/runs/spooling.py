@@ -1,0 +1,53 @@
+"""Which runs keep bytes away from their server. Needs no redis-py.
+
+Where it can, a run hands out parts by reference: its processes read the input themselves. And they
+write results to spools in the run's folder, from which the collector copies them to the output.
+The server then has references, leases and counts only.
+"""
+
+import os
+import stat
+from contextlib import closing
+
+import msgspec
+
+from streamq.errors import StreamqError
+from streamq.records import spool
+from streamq.records.inputs import STDIN, open_input
+from streamq.records.remote import is_remote
+from streamq.runs.plan import Plan
+
+#: Formats of input whose parts are the same bytes in the file and in the server.
+_FORMATS = ("lines", "jsonl")
+
+
+def spooled(plan: Plan) -> Plan:
+    """Return the plan with parts by reference and spooled results, if all of it allows that.
+
+    The server is the run's own, there is no flow and no key, the output is a file whose lines do
+    not depend on each other, and the input is made of local files that are read as they are.
+    """
+    policy, spec = plan.policy, plan.policy.spec
+    can_spool = not plan.server and not plan.is_piped and plan.form in spool.FORMS
+    if not can_spool or policy.flow or policy.key or spec.format not in _FORMATS or spec.encoding:
+        return plan
+    if not all(map(_is_plain, spec.files)):
+        return plan
+    spec = msgspec.structs.replace(spec, by_reference=True)
+    policy = msgspec.structs.replace(policy, spec=spec)
+    return msgspec.structs.replace(plan, policy=policy, spools=True)
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a file is a regular one with bytes that are read as they are."""
+    if name == STDIN or is_remote(name):
+        return False
+    try:
+        state = os.stat(name)  # noqa: PTH116  names are no paths yet
+        # What a system makes up when it is read has no size.
+        if not stat.S_ISREG(state.st_mode) or not state.st_size:
+            return False
+        with closing(open_input(name)) as source:
+            return not source.is_compressed
+    except (OSError, StreamqError):
+        return False

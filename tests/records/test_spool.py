@@ -1,0 +1,220 @@
+"""Spools: results that wait in files of a run."""
+
+import os
+import resource
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from streamq.errors import Damaged
+from streamq.records import spool
+from streamq.records.encoding import Verbatim, decode_result, encode_item, encode_result
+from streamq.records.ranges import Range, copy_range
+from streamq.records.spool import Spooled, SpoolReader, SpoolWriter, spooled_of
+from streamq.records.writer import Writer
+
+LINES = [b"line %d" % number for number in range(1_000)]
+TEXT = b"".join(line + b"\n" for line in LINES)
+
+
+def kept(writer: SpoolWriter, result: bytes = encode_result(LINES)) -> Spooled:
+    """What the server is told of a result."""
+    told = writer.keep(result, b"payload", b"1000 0 1")
+    assert told
+    assert len(told) < 200
+    found = spooled_of(told)
+    assert found
+    return found
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> SpoolWriter:
+    return SpoolWriter(str(tmp_path), "raw")
+
+
+def text_of(reader: SpoolReader, spooled: Spooled) -> bytes | None:
+    found = reader.find(spooled)
+    return found.read() if found else None
+
+
+class TestWriting:
+    def test_lines_are_found_where_they_are_said_to_be(
+        self, writer: SpoolWriter, tmp_path: Path
+    ) -> None:
+        both = [kept(writer), kept(writer, encode_result(LINES[::-1]))]
+
+        reader = SpoolReader(tmp_path / "other")
+        assert text_of(reader, both[0]) is None
+        reader = SpoolReader(tmp_path)
+        assert text_of(reader, both[0]) == TEXT
+        assert text_of(reader, both[1]) == Writer("raw", []).lines(encode_result(LINES[::-1]))
+        assert (both[0].payload, both[0].about) == (b"payload", b"1000 0 1")
+
+    @pytest.mark.parametrize(
+        "items",
+        [LINES, [line.decode() for line in LINES], [*LINES, None], [Verbatim(TEXT + b"open")]],
+        ids=["bytes", "text", "dropped", "verbatim"],
+    )
+    def test_lines_are_those_that_the_output_would_have(
+        self, writer: SpoolWriter, tmp_path: Path, items: list[object]
+    ) -> None:
+        result = encode_result([encode_item(item) for item in items])
+
+        found = text_of(SpoolReader(tmp_path), kept(writer, result))
+
+        assert found == Writer("raw", []).lines(result)
+
+    def test_values_become_lines_of_json(self, tmp_path: Path) -> None:
+        result = encode_result([encode_item({"n": n}) for n in range(1_000)])
+
+        found = text_of(SpoolReader(tmp_path), kept(SpoolWriter(str(tmp_path), "jsonl"), result))
+
+        assert found == b"".join(b'{"n":%d}\n' % n for n in range(1_000))
+
+    @pytest.mark.parametrize(
+        ("form", "result"),
+        [
+            ("raw", encode_result([b"small"])),
+            # The next line has to begin with a newline, which its own process cannot know.
+            ("raw", encode_result(LINES, b"n" * 999 + b"0")),
+            # The collector warns of what is not UTF-8.
+            ("jsonl", encode_result([b"\xff" * 5_000])),
+            ("raw", encode_result([None] * 10_000)),
+        ],
+        ids=["small", "open", "garbled", "nothing"],
+    )
+    def test_what_the_collector_has_to_see_is_not_spooled(
+        self, tmp_path: Path, form: str, result: bytes
+    ) -> None:
+        assert SpoolWriter(str(tmp_path), form).keep(result, b"", b"") is None
+
+    def test_without_a_folder_nothing_is_spooled(self, tmp_path: Path) -> None:
+        writer = SpoolWriter(str(tmp_path / "gone"), "raw")
+
+        assert writer.keep(encode_result(LINES), b"", b"") is None
+        (tmp_path / "gone").mkdir()
+        assert writer.keep(encode_result(LINES), b"", b"") is None
+
+    def test_when_the_disk_takes_no_more_results_go_to_the_server(
+        self, writer: SpoolWriter, tmp_path: Path
+    ) -> None:
+        first = kept(writer)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(TEXT) + 100, hard))
+            assert writer.keep(encode_result(LINES), b"payload", b"1000 0 1") is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+        assert text_of(SpoolReader(tmp_path), first) == TEXT
+
+    def test_nobody_else_reads_it_as_a_result(self, writer: SpoolWriter) -> None:
+        told = writer.keep(encode_result(LINES), b"payload", b"1000 0 1")
+        assert told
+
+        with pytest.raises(Damaged, match="in the folder of the run"):
+            decode_result(told)
+        for form in ("raw", "jsonl", "csv"):
+            with pytest.raises(Damaged, match="in the folder of the run"):
+                Writer(form, []).lines(told)
+
+
+class TestDamage:
+    def test_a_spool_that_is_too_short_has_lost_its_lines(
+        self, writer: SpoolWriter, tmp_path: Path
+    ) -> None:
+        spooled = kept(writer)
+        reader = SpoolReader(tmp_path / "nothing")  # so that no checksum is compared
+        reader._folder = tmp_path
+        assert text_of(reader, spooled) == TEXT
+
+        os.truncate(tmp_path / spooled.spool, len(TEXT) - 1)
+
+        assert reader.find(spooled) is None
+
+    def test_a_spool_from_before_a_crash_is_compared_with_its_checksum(
+        self, writer: SpoolWriter, tmp_path: Path
+    ) -> None:
+        one, two = kept(writer), kept(writer)
+        path = tmp_path / one.spool
+        data = bytearray(path.read_bytes())
+        data[two.offset + 70] ^= 1
+        path.write_bytes(data)
+
+        reader = SpoolReader(tmp_path)
+
+        assert text_of(reader, one) == TEXT
+        assert reader.find(two) is None
+
+    @pytest.mark.parametrize("name", ["../in.txt", "/etc/passwd", "7.1"])
+    def test_only_spools_of_the_folder_are_opened(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "spool").mkdir()
+        (tmp_path / "in.txt").write_bytes(TEXT)
+        (tmp_path / "spool" / "7.1").symlink_to(tmp_path / "in.txt")
+
+        found = SpoolReader(tmp_path / "spool").find(Spooled(name, 0, 5, 0, b"", b""))
+
+        assert found is None
+
+    def test_garbage_is_no_spooled_result(self) -> None:
+        garbage = msgspec.msgpack.encode([msgspec.msgpack.Ext(6, b"x" * 50)])
+
+        with pytest.raises(Damaged):
+            spooled_of(garbage)
+        assert spooled_of(b"\x91") is spooled_of(b"\x91\xc7") is spooled_of(b"") is None
+
+
+class TestRemoving:
+    def test_a_spool_is_removed_when_all_of_it_is_copied_and_another_is_begun(
+        self, writer: SpoolWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(spool, "ROLL_BYTES", 2 * len(TEXT))
+        reader = SpoolReader(tmp_path)
+        parts = [kept(writer) for _ in range(3)]
+        for part in parts:
+            assert text_of(reader, part) == TEXT
+        assert reader.size() == 3 * len(TEXT)
+
+        reader.copied(parts[:1])
+        assert len(list(tmp_path.iterdir())) == 2
+        reader.copied(parts[1:])
+
+        (left,) = tmp_path.iterdir()
+        assert left.name == parts[2].spool
+        assert reader.size() == 0
+
+    def test_what_the_dead_left_does_not_count(self, tmp_path: Path) -> None:
+        (tmp_path / f"{2**22 + 1}-0badcafe.1").write_bytes(TEXT)
+
+        assert SpoolReader(tmp_path).size() == 0
+
+
+class TestCopying:
+    def test_bytes_go_to_the_end_of_the_target(self, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(TEXT)
+        with (tmp_path / "source").open("rb") as source, (tmp_path / "t").open("wb") as target:
+            target.write(b"before ")
+            target.flush()
+            copy_range(Range(source.fileno(), 5, 20), target.fileno())
+            copy_range(Range(source.fileno(), 0, 3), target.fileno())
+
+        assert (tmp_path / "t").read_bytes() == b"before " + TEXT[5:25] + TEXT[:3]
+
+    def test_where_the_kernel_does_not_copy_bytes_are_read(self, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(TEXT)
+        read, write = os.pipe()  # no file, so copy_file_range refuses it
+        with (tmp_path / "source").open("rb") as source:
+            copy_range(Range(source.fileno(), 5, 2_000), write)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            assert pipe.read() == TEXT[5:2_005]
+
+    def test_a_source_that_is_too_short_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(TEXT)
+        with (
+            (tmp_path / "source").open("rb") as source,
+            (tmp_path / "t").open("wb") as target,
+            pytest.raises(OSError, match="shorter"),
+        ):
+            copy_range(Range(source.fileno(), len(TEXT) - 5, 6), target.fileno())

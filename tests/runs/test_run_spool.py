@@ -1,0 +1,235 @@
+"""``streamq run`` on local files: parts by reference, and results in spools."""
+
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.runs.running import EMBEDDED, Begin, Streamq, descendants
+from tests.support.waiting import is_alive, wait_until
+
+pytestmark = [pytest.mark.commands, EMBEDDED]
+
+CODE = '''
+import os
+import pathlib
+import time
+def held(line: bytes) -> bytes:
+    """The first line waits until it may go: all that comes after it waits in spools."""
+    while line == b"line 0" and not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    return line
+def wanders(line: bytes) -> bytes:
+    os.chdir("/")
+    return line
+def picky(line: str) -> str:
+    if line.endswith("77"):
+        raise ValueError("sevens")
+    return line
+def named(line: str) -> dict:
+    return {"name": line}
+'''
+RUN = ("in.txt", "--lines", "1000", "-p", "2")
+LINES = 40_000
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "held.py").write_text(CODE)
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"".join(b"line %d\n" % n for n in range(LINES)) + b"last")
+    return path
+
+
+def spools(folder: Path) -> list[Path]:
+    return sorted(folder.glob(".streamq/*/spool/*"))
+
+
+def spooled(folder: Path) -> int:
+    """How many bytes wait in spools."""
+    return sum(path.stat().st_size for path in spools(folder))
+
+
+def killed_with_spools(begin: Begin, source: Path, *options: str) -> Path:
+    """A run whose processes were all killed while its results waited in spools; its output."""
+    folder = source.parent
+    running = begin(*RUN, "--map", "held.py:held", "-o", "out.txt", *options)
+    # All but the part that waits, and what waits behind it in the same hands.
+    wait_until(lambda: spooled(folder) > source.stat().st_size * 0.8, 60)
+    pids = [running.pid, *descendants(running.pid)]
+    running.kill()
+    running.communicate()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 15)
+    (folder / "go").touch()
+    return folder / "out.txt"
+
+
+def resumed(streamq: Streamq, *options: str) -> str:
+    done = streamq("run", *RUN, "--map", "held.py:held", "-o", "out.txt", *options)
+    assert done.returncode == 0, done.stderr
+    assert "going on with run" in done.stderr
+    return done.stderr
+
+
+def test_results_wait_in_spools_until_their_turn(
+    begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    running = begin(*RUN, "--map", "held.py:held", "-o", "out.txt")
+
+    wait_until(lambda: spooled(tmp_path) > source.stat().st_size * 0.8, 60)
+    server = sum(path.stat().st_size for path in tmp_path.glob(".streamq/*/server/*/*.aof"))
+    (tmp_path / "go").touch()
+    _, said = running.communicate(timeout=60)
+
+    assert running.returncode == 0, said
+    assert server < source.stat().st_size / 2
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+    assert not (tmp_path / ".streamq").exists()
+
+
+def test_killed_it_takes_results_from_its_spools(
+    streamq: Streamq, begin: Begin, source: Path
+) -> None:
+    output = killed_with_spools(begin, source)
+
+    said = resumed(streamq)
+
+    assert "runs again" not in said
+    assert output.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten", "removed"])
+def test_what_is_lost_in_a_spool_runs_again(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path, damage: str
+) -> None:
+    output = killed_with_spools(begin, source)
+    chance = random.Random(7)
+    for path in spools(tmp_path):
+        at = chance.randrange(path.stat().st_size)
+        if damage == "truncated":
+            os.truncate(path, at)
+        elif damage == "overwritten":
+            data = path.read_bytes()
+            path.write_bytes(data[:at] + bytes(min(5_000, len(data) - at)) + data[at + 5_000 :])
+        else:
+            path.unlink()
+
+    said = resumed(streamq)
+
+    assert "runs again" in said
+    assert output.read_bytes() == source.read_bytes()
+    assert not (tmp_path / ".streamq").exists()
+
+
+def test_in_any_order(streamq: Streamq, begin: Begin, source: Path) -> None:
+    output = killed_with_spools(begin, source, "--unordered")
+
+    resumed(streamq, "--unordered")
+
+    found, given = output.read_bytes().splitlines(), source.read_bytes().splitlines()
+    assert sorted(found) == sorted(given)
+
+
+def test_without_a_folder_for_spools_results_go_to_the_server(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    running = begin(*RUN, "--map", "held.py:held", "-o", "out.txt")
+    wait_until(lambda: bool(spools(tmp_path)), 60)
+    running.terminate()
+    running.communicate()
+    (folder,) = tmp_path.glob(".streamq/*/spool")
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    folder.write_bytes(b"no folder")
+    (tmp_path / "go").touch()
+
+    resumed(streamq)
+
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+
+
+def test_into_a_compressed_output(streamq: Streamq, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+
+    done = streamq("run", *RUN, "--map", "held.py:held", "-o", "out.txt.gz")
+
+    assert done.returncode == 0, done.stderr
+    assert gzip.decompress((tmp_path / "out.txt.gz").read_bytes()) == source.read_bytes()
+
+
+def test_values_become_lines_of_json(streamq: Streamq, source: Path, tmp_path: Path) -> None:
+    done = streamq("run", *RUN, "--map", "held.py:named", "-o", "out.jsonl")
+
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line)["name"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert found == source.read_text().split("\n")
+
+
+def test_a_handler_may_go_to_another_folder(streamq: Streamq, source: Path, tmp_path: Path) -> None:
+    done = streamq("run", *RUN, "--map", "held.py:wanders", "-o", "out.txt")
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+
+
+def test_failures_have_their_record_and_a_retry_puts_results_in_their_place(
+    streamq: Streamq, source: Path, tmp_path: Path
+) -> None:
+    done = streamq("run", *RUN, "--map", "held.py:picky", "-o", "out.txt")
+
+    assert done.returncode == 1, done.stderr
+    told = (tmp_path / "out.errors.jsonl").read_text()
+    failures = [json.loads(line) for line in told.splitlines()]
+    assert len(failures) == LINES // 100
+    assert all(each["input"] == f"line {each['line'] - 1}" for each in failures)
+    assert {each["source"] for each in failures} == {"in.txt"}
+    assert not spools(tmp_path)
+
+    (tmp_path / "held.py").write_text(CODE.replace('"77"', '"nothing"'))
+    done = streamq("run", "--retry-failed", "last")
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
+
+
+def test_an_input_that_changes_is_refused_in_words(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    running = begin(*RUN, "--map", "held.py:held", "-o", "out.txt")
+    wait_until(lambda: bool(spools(tmp_path)), 60)
+    running.kill()
+    running.communicate()
+    with source.open("ab") as file:
+        file.write(b" and more\n")
+    (tmp_path / "go").touch()
+
+    done = streamq("run", *RUN, "--map", "held.py:held", "-o", "out.txt")
+
+    assert done.returncode != 0
+    assert "loaded from another input" in done.stderr
+
+
+def test_all_bytes_go_through_the_server_if_asked_to(
+    streamq: Streamq, source: Path, tmp_path: Path
+) -> None:
+    done = streamq("run", *RUN, "--no-spool", "--map", "held.py:picky", "-o", "out.txt")
+
+    assert done.returncode == 1, done.stderr
+    (plan,) = tmp_path.glob(".streamq/*/plan*")
+    assert not json.loads(plan.read_bytes())["spools"]
+    assert not json.loads(plan.read_bytes())["policy"]["spec"].get("by_reference")
+    assert not spools(tmp_path)
+
+
+def test_the_same_command_without_spools_goes_on_as_it_began(
+    streamq: Streamq, begin: Begin, source: Path
+) -> None:
+    output = killed_with_spools(begin, source)
+
+    resumed(streamq, "--no-spool")
+
+    assert output.read_bytes() == source.read_bytes()
