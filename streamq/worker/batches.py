@@ -169,7 +169,7 @@ class Batches:
             table.end(slot, index)
             started, now = now, clock()
             took.append(now - started)
-            size += len(outcome.result)
+            size += outcome.size
             if isinstance(outcome, PartDone):
                 held.record(part, outcome)
                 lease.runner.troubles.went_well()
@@ -298,7 +298,7 @@ class Batches:
                 os._exit(0)
             self._table.end(lease.slot, index)
             took.append(time.monotonic() - lease.part_began)
-            size += len(outcome.result)
+            size += outcome.size
             if isinstance(outcome, PartDone):
                 held.record(part, outcome)
                 lease.runner.troubles.went_well()

@@ -69,9 +69,11 @@ class Verdicts:
         """
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
+            size = 0
             if self._spool and part.reference:
+                size = len(result)
                 result = self._spool.keep(result, part.reference, part.about) or result
-            return PartDone(result, self._count(part, fresh))
+            return PartDone(result, self._count(part, fresh), spooled=size)
         return self._cut(part, [], outcomes or kept_outcomes.of_items(items, len(items)), endings)
 
     def give_up(

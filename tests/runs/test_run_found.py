@@ -499,7 +499,7 @@ class TestInputThatGrows:
     ) -> None:
         before = source.read_bytes()  # its last line has no end yet
         # With a window of 4 KiB the rest of the file is read later.
-        running, output = begin_slowly(begin, tmp_path, 1_000, "--window", "4KiB")
+        running, output = begin_slowly(begin, tmp_path, 1_000, "--window", "4KiB", "--no-spool")
         with source.open("ab") as file:
             file.write(b" line\r\nadded 1\r\nadded 2\r\n")
 
@@ -515,11 +515,11 @@ class TestInputThatGrows:
         with source.open("ab") as file:
             file.write(b"\r\n")
         before = source.read_bytes()
-        output = killed()
+        output = killed("--no-spool")
         with source.open("ab") as file:
             file.write(b"added\r\n")
 
-        done = streamq(*WORDS)
+        done = streamq(*WORDS, "--no-spool")
 
         assert done.returncode == 0, done.stderr
         assert "in.txt has 7 bytes more by now, which are not read" in done.stderr
