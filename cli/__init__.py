@@ -1,23 +1,33 @@
-"""The ``streamq`` command."""
+"""The ``streamq`` command.
+
+It imports nothing before ``main`` is called: a Ctrl-C that comes before that has a traceback.
+"""
 
 import sys
 
-from . import signals
-
 __all__ = ["main"]
+
+_SIGINT = 2
 
 
 def main() -> None:
     """Run the command that was typed. A signal during its import ends it without a traceback."""
-    if sys.argv[1:2] == ["_complete"]:
+    try:
+        _run(sys.argv[1:])
+    except KeyboardInterrupt as error:
+        # TERM and HUP are told as a kind of it (``signals.Terminated``).
+        raise SystemExit(128 + getattr(error, "number", _SIGINT)) from None
+
+
+def _run(words: list[str]) -> None:
+    if words[:1] == ["_complete"]:
         from .completing import complete
 
-        complete(sys.argv[2:])
+        complete(words[1:])
         return
-    try:
-        signals.heed(is_worker=sys.argv[1:2] == ["worker"])
-        from .app import main as run
+    from . import signals
 
-        run()
-    except KeyboardInterrupt as error:
-        raise SystemExit(signals.exit_code(error)) from None
+    signals.heed(is_worker=words[:1] == ["worker"])
+    from .app import main as run
+
+    run()

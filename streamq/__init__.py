@@ -1,49 +1,52 @@
 """streamq: put a huge input through your function, on a shared fleet, and lose nothing.
 
 The names in ``__all__`` are public, and ``__version__`` beside them; everything else may change.
-Names that need the driver are imported when they are first used: a command that only prints its
-help, or a module that only defines handlers, does not wait for that import.
+Names are imported when they are first used: a command that only prints its help, or a module that
+only defines handlers, does not wait for the driver. This module imports next to nothing, because a
+Ctrl-C during its import cannot be answered by the command.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-from streamq.errors import (
-    AppLoadError,
-    CollectorLost,
-    Damaged,
-    DecodeError,
-    EncodeError,
-    FleetTooOld,
-    FlowUntold,
-    InvalidValue,
-    LoadGap,
-    PartTooLarge,
-    ProtocolError,
-    RecordError,
-    RequestEnded,
-    RequestExists,
-    RequestNewer,
-    RequestOpen,
-    RequestUnknown,
-    ResultTooLarge,
-    ServerBehind,
-    ServerBusy,
-    ServerError,
-    ServerFull,
-    ServerMissing,
-    ServerRefused,
-    ServerUnreachable,
-    ServerUnsafe,
-    SettingsError,
-    StreamqError,
-    SubmissionLate,
-    WaitTimeout,
-)
-
+# As in `typing`, whose import takes longer than all of this.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from streamq.app import Abandon, App, Context, Retry, Snooze
     from streamq.driver.connection import Connection
+    from streamq.errors import (
+        AppLoadError,
+        CollectorLost,
+        Damaged,
+        DecodeError,
+        EncodeError,
+        FleetTooOld,
+        FlowUntold,
+        InvalidValue,
+        LoadGap,
+        PartTooLarge,
+        ProtocolError,
+        RecordError,
+        RequestEnded,
+        RequestExists,
+        RequestNewer,
+        RequestOpen,
+        RequestUnknown,
+        ResultTooLarge,
+        ServerBehind,
+        ServerBusy,
+        ServerError,
+        ServerFull,
+        ServerMissing,
+        ServerRefused,
+        ServerUnreachable,
+        ServerUnsafe,
+        SettingsError,
+        StreamqError,
+        SubmissionLate,
+        WaitTimeout,
+    )
     from streamq.flows.flow import Flow
     from streamq.flows.values import Failed, Spread
     from streamq.model import Failure, State, Status
@@ -63,6 +66,38 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "app": ("Abandon", "App", "Context", "Retry", "Snooze"),
+    "errors": (
+        "AppLoadError",
+        "CollectorLost",
+        "Damaged",
+        "DecodeError",
+        "EncodeError",
+        "FleetTooOld",
+        "FlowUntold",
+        "InvalidValue",
+        "LoadGap",
+        "PartTooLarge",
+        "ProtocolError",
+        "RecordError",
+        "RequestEnded",
+        "RequestExists",
+        "RequestNewer",
+        "RequestOpen",
+        "RequestUnknown",
+        "ResultTooLarge",
+        "ServerBehind",
+        "ServerBusy",
+        "ServerError",
+        "ServerFull",
+        "ServerMissing",
+        "ServerRefused",
+        "ServerUnreachable",
+        "ServerUnsafe",
+        "SettingsError",
+        "StreamqError",
+        "SubmissionLate",
+        "WaitTimeout",
+    ),
     "flows.flow": ("Flow",),
     "flows.values": ("Failed", "Spread"),
     "queue.async_client": ("AsyncClient", "AsyncRequest"),
@@ -147,7 +182,7 @@ __all__ = [
 # Hidden from the type checker: with a `__getattr__` it would believe that every name exists.
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> "Any":
         if name == "__version__":
             # The package's metadata have it, from pyproject.toml: it is written in no second place.
             return import_module("importlib.metadata").version("streamq")

@@ -25,6 +25,7 @@ from streamq.dashboard.timeline import Timeline
 from streamq.errors import InvalidValue
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.backlog import slots_wanted
 from streamq.queue.changes import read_changes
 from streamq.queue.flow_status import status_of
 
@@ -109,7 +110,7 @@ class Overview(_OfQueue):
             "slots": {
                 "busy": sum(each.busy for each in workers),
                 "total": sum(each.slots for each in workers),
-                "wanted": sum(_wanted(each) for each in found),
+                "wanted": sum(map(slots_wanted, found)),
             },
             "workers": len(workers),
             "handlers": sorted(served),
@@ -124,13 +125,6 @@ class Overview(_OfQueue):
     def past(self) -> Any:
         """Return the points of the queue's curve so far."""
         return {"points": self._census.curve.points}
-
-
-def _wanted(status: Status) -> int:
-    parts = status.parts
-    if status.paused or status.held_until_ms:
-        return 0
-    return min(status.limit, parts.waiting + parts.running + parts.retry)
 
 
 class Table(_OfQueue):

@@ -48,6 +48,16 @@ def _importing(
     return process
 
 
+def test_nothing_is_imported_before_a_signal_can_be_answered() -> None:
+    code = "import sys; had = set(sys.modules); import streamq.cli; print(*{*sys.modules} - had)"
+    # What an editable install imports before it is not ours.
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+
+    assert set(done.stdout.split()) == {"streamq", "streamq.cli"}
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

@@ -66,6 +66,7 @@ TARGETS = [
             "streamq/worker/process.py",
             "streamq/worker/batches.py",
             "streamq/worker/slot_book.py",
+            "streamq/worker/slot_watch.py",
             "streamq/queue/taker.py",
             "streamq/queue/held_lease.py",
             "streamq/queue/pace.py",
@@ -84,7 +85,13 @@ TARGETS = [
     ),
     Target(
         "pool",
-        ("streamq/worker/pool.py",),
+        (
+            "streamq/worker/pool.py",
+            "streamq/worker/pool_work.py",
+            "streamq/worker/hand_backs.py",
+            "streamq/worker/time_limits.py",
+            "streamq/worker/process_handle.py",
+        ),
         (f"tests/worker/test_pool_rounds.py tests/worker/test_pool.py -k {_NO_POOLS}", *_POOLS),
     ),
     Target(
@@ -95,13 +102,29 @@ TARGETS = [
             "tests/scripts",
         ),
     ),
-    Target("script-parts", ("lua/lib/*.lua",), ("tests/scripts",)),
+    Target("script-parts", ("lua/lib/*.lua",), ("tests/scripts", "tests/flows -m not(commands)")),
+    Target(
+        "records",
+        (
+            "streamq/worker/record_by_record.py",
+            "streamq/worker/pieces.py",
+            "streamq/worker/marks.py",
+            "streamq/worker/kept_outcomes.py",
+            "streamq/worker/part_watch.py",
+            "streamq/worker/verdicts.py",
+        ),
+        (
+            "tests/worker/test_pieces.py tests/worker/test_runner.py tests/worker/test_verdicts.py",
+            "tests/worker/test_records_kept.py tests/worker/test_time_limits.py",
+        ),
+    ),
     Target(
         "janitor",
-        ("streamq/queue/janitor.py",),
+        ("streamq/queue/janitor.py", "streamq/queue/starting_callbacks.py"),
         (
             "tests/queue/test_janitor_counts.py tests/queue/test_janitor.py"
-            " tests/queue/test_janitor_lists.py",
+            " tests/queue/test_janitor_lists.py tests/queue/test_callbacks.py"
+            " tests/queue/test_deadline.py",
         ),
     ),
 ]

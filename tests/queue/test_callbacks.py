@@ -172,12 +172,29 @@ class TestRules:
 
         Janitor(protocol, queue).sweep()
         assert child.meta("state") == "done"
+        again_ms = child.redis.zscore(QueueKeys(queue).closed, child.id) - child.now_ms()
+        assert 50_000 < again_ms <= 61_000
 
         make_due(protocol, queue)
         by_hand.set_meta(settled=1)
         child.redis.zadd(QueueKeys(queue).closed, {child.id: 1})
         Janitor(protocol, queue).sweep()
         assert child.meta("state") == ""
+
+    def test_k4_another_request_under_the_id_of_its_parent_does_not_owe_it(
+        self, client: Client, queue: str, request_id: str, protocol: Protocol, worker: Worker
+    ) -> None:
+        parent = client.submit([b"x"], handler="h", queue=queue, id=request_id, then="h")
+        worker.drain()
+        by_hand = RequestByHand(protocol, queue, parent.id)
+        by_hand.set_meta(settled=0)
+        assert starting_callbacks.parent_owes(protocol, f"{parent.id}.then")
+
+        by_hand.set_meta(created_ms=int(by_hand.meta("created_ms")) + 1)
+
+        assert not starting_callbacks.parent_owes(protocol, f"{parent.id}.then")
+        protocol.purge(parent.id, force=True)
+        assert not starting_callbacks.parent_owes(protocol, f"{parent.id}.then")
 
     def test_owed_one_is_neither_closed_nor_purged(
         self, parent: Request, protocol: Protocol, queue: str

@@ -98,7 +98,7 @@ class TestSilence:
         assert (set(driver.leases()), driver.tries()) == ({silent}, {})
 
     def test_is_forgotten_when_the_holder_is_heard(
-        self, driver: RequestByHand, silent: str, sweep: Callable[[], int]
+        self, driver: RequestByHand, silent: str, janitor: Janitor, sweep: Callable[[], int]
     ) -> None:
         sweep()
         driver.protocol.renew(driver.id, 20_000, {silent: None})
@@ -107,6 +107,7 @@ class TestSilence:
 
         assert (set(driver.leases()), driver.tries()) == ({silent}, {})
         assert driver.meta("suspected_ms") == ""
+        assert janitor._suspects == {}, "it is not looked at every second any more"
 
     def test_that_lasts_is_death(
         self, driver: RequestByHand, silent: str, janitor: Janitor, sweep: Callable[[], int]

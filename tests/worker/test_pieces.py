@@ -116,3 +116,12 @@ def test_record_that_took_too_long_is_run_after_the_others() -> None:
     assert [index for index, _ in pieces] == [0, 3, 1]
     pieces.drop(1)
     assert [index for index, _ in pieces] == [0, 3]
+
+
+def test_record_of_a_piece_that_killed_a_worker_has_killed_none_by_itself() -> None:
+    part = Part(1, b"", b"4", crashes=2, poison=3)
+    part.mark = marks.write(Part(1, b"", b"4", crashes=1, poison=3), Begun(0, 2, 0))
+
+    told = [mark for _, mark in Pieces(part, [0, 1, 2, 3], 4) if mark]
+
+    assert told[0] == marks.write(part, Begun(0, 1, 0))

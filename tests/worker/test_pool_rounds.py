@@ -34,7 +34,7 @@ from streamq.worker.channel import (
 from streamq.worker.file_watch import FileWatch
 from streamq.worker.pool import Pool
 from streamq.worker.process_handle import ProcessHandle
-from streamq.worker.slot_table import SlotTable
+from streamq.worker.slot_table import VERSION, SlotTable
 from streamq.worker.spawning import SpawnedProcess, Spawner
 from tests.support.waiting import allowed_s, wait_until
 from tests.worker.test_pool import Heard, config_of
@@ -999,3 +999,29 @@ def test_very_many_slots_are_looked_through_less_often(
     scene: Any, processes: int, tick_s: float
 ) -> None:
     assert scene(processes=processes).pool._tick_s == tick_s
+
+
+class TestPaces:
+    def test_are_those_of_each_handler_of_a_pool_that_is_ready(self, scene: Any) -> None:
+        stage = scene(processes=2)
+        assert stage.pool._work.paces() == {}
+        first, _ = stage.open()
+        first.slot.counters.count(0, 1, counters.RECORDS_DONE, 40)
+
+        paces = stage.pool._work.paces()
+
+        assert list(paces) == ["nap", "shout"]
+        assert stage.pool._work.measured()["shout"].records == 40
+        slots = stage.config.slots
+        assert {(each.slots, each.at_once) for each in paces.values()} == {(slots, 2 * slots)}
+
+
+def test_slot_that_is_just_changing_is_read_of_a_dead_process_only(scene: Any) -> None:
+    stage = scene()
+    (played,) = stage.open()
+    played.begin(0, [1, 2])
+    (handle,) = stage.members()
+    played.slot._words[VERSION] += 1
+
+    assert handle.held() == []
+    assert [held.numbers for _, held in handle.held(is_dead=True)] == [(1, 2)]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from streamq.queue.pace import MOST_PARTS
+from streamq.units import EPILOGUES
 from streamq.worker.slot_table import UNCUT, SlotState, SlotTable
 
 ROUNDS = 1_500
@@ -518,3 +519,30 @@ def test_closed_table_has_no_memory_any_more() -> None:
     table.close()
 
     assert table._memory.closed
+
+
+@pytest.mark.parametrize("place", ["r", "r/2", "r/11", *(f"r/{word}" for word in EPILOGUES)])
+def test_place_of_a_lease_is_read_as_it_was_written(
+    pair: tuple[SlotTable, SlotTable], place: str
+) -> None:
+    slot, parent = pair
+
+    slot.hold(0, "h", place)
+
+    assert seen(parent).request_id == place
+
+
+def test_time_limit_is_for_the_record_that_runs_or_for_the_part(
+    pair: tuple[SlotTable, SlotTable],
+) -> None:
+    slot, parent = pair
+    slot.hold(0, "h", "r")
+    slot.deal(0, [1])
+    assert slot.start(0, 0, 1_000)
+    assert seen(parent).limited_ms(1_500) == 500
+
+    slot.start_record(0, 7, 1_200)
+    assert (seen(parent).limited_ms(1_500), seen(parent).record) == (300, 8)
+
+    slot.rest(0)
+    assert (seen(parent).limited_ms(1_500), seen(parent).record) == (0, 0)

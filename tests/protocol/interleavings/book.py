@@ -468,7 +468,9 @@ class Book:
             assert word == str(self.state)
         elif lease is None:
             assert word == "lost"
-            if created_ms == self.seen.number("created_ms") and self._is_free(number):
+            if created_ms != self.seen.number("created_ms"):
+                self.tally["former"] += 1
+            elif self._is_free(number):
                 self.partial[number] = partial
         elif call < lease.call or self.place[number] != holder:
             assert word == "late"
