@@ -468,7 +468,7 @@ def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]
         # It is three times as fast as the standard library, and may be missing.
         with suppress(ImportError):
             igzip: Any = importlib.import_module("isal.igzip_lib")
-            return partial(_Unpacked, partial(igzip.IgzipDecompressor, igzip.DECOMP_GZIP)), (
+            return partial(Unpacked, partial(igzip.IgzipDecompressor, igzip.DECOMP_GZIP)), (
                 igzip.error
             )
         return gzip.open, zlib.error
