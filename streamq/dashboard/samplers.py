@@ -87,9 +87,10 @@ class Overview(_OfQueue):
         census = self._census
         census.look()
         found = [known.status for known in census.requests.values()]
+        first = [status for status in found if "/" not in status.id]  # stages of flows are parts
         workers = census.pools
         top = sorted(
-            census.requests.values(), key=lambda each: -each.status.parts.running or -each.speed
+            census.requests.values(), key=lambda each: (-each.status.parts.running, -each.speed)
         )[:TOP]
         served = {handler for each in workers for handler in each.handlers}
         return {
@@ -99,9 +100,9 @@ class Overview(_OfQueue):
             "unread": census.unread,
             "age_ms": census.age_ms,
             "requests": {
-                "loading": sum(each.state == "loading" and not each.paused for each in found),
-                "open": sum(each.state == "open" and not each.paused for each in found),
-                "paused": sum(each.paused for each in found),
+                "loading": sum(each.state == "loading" and not each.paused for each in first),
+                "open": sum(each.state == "open" and not each.paused for each in first),
+                "paused": sum(each.paused for each in first),
             },
             "parts": {
                 name: sum(getattr(each.parts, name) for each in found)
@@ -154,7 +155,8 @@ class Levels(_OfQueue):
         census.look()
         cards: dict[int, list[Status]] = {}
         for known in census.requests.values():
-            cards.setdefault(known.status.level, []).append(known.status)
+            if "/" not in known.status.id:  # a stage is changed with its request
+                cards.setdefault(known.status.level, []).append(known.status)
         busy = [status.level for status in map(_status, census.requests.values()) if _runs(status)]
         return {
             "serving": min(busy, default=None),
@@ -167,7 +169,9 @@ class Levels(_OfQueue):
                     "running": running,
                     "cards": [
                         rows.card(each)
-                        for each in sorted(cards[level], key=lambda each: -each.parts.waiting)
+                        for each in sorted(
+                            cards.get(level, []), key=lambda each: -each.parts.waiting
+                        )
                     ][: self.CARDS],
                 }
                 for level, requests, waiting, running in census.levels()
@@ -291,10 +295,12 @@ class OneRequest(_OfRequest):
         records = status.records
         now_ms = snapshot.count("now_ms")
         point = Point(now_ms, records.done, records.failed, status.parts.running, records.total)
-        self._curve.add(point)
+        points = self._curve.points
+        if status.state.is_live or not points or point.finished != points[-1].finished:
+            self._curve.add(point)  # after its end a request stands still
         speed = self._curve.speed()
         ending: Ending | None = None
-        if status.state == "open" and not status.paused:
+        if status.state == "open" and not (status.paused or status.waits_for_release):
             ending = self._curve.ending(status.rate)
         slots, busy = census.slots_of(status.handler)
         return {

@@ -20,7 +20,7 @@ from streamq.runs.plan import Plan
 #: Fields of a plan that may differ: they change how fast the work is done, not what is done. Those
 #: of the last lines are compared in a way of their own.
 _FREE = {"id", "processes", "slots", "window_bytes", "force", "replaces", "policy.handler"}
-_FREE |= {"keep_ms", "policy.keep_ms", "folder", "moved_from", "serves", "spools"}
+_FREE |= {"keep_ms", "policy.keep_ms", "folder", "moved_from", "serves", "has_manifest", "spools"}
 _FREE |= {"policy.spec.by_reference"}
 #: Stages of a flow are compared in a way of their own, too.
 _FREE |= {"policy.flow", "policy.flow.stages"}
