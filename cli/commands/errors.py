@@ -7,9 +7,10 @@ import msgspec
 import typer
 
 from streamq.model import Failure
+from streamq.runs.finding import kept_failures
 
 from .. import render
-from ..finding import found_request
+from ..finding import found_request, is_named
 from ..shared_options import JsonOption, PrefixOption, RunIdArgument, UrlOption
 
 HEADERS = (">PART", ">RECORD", "WHERE", ">ATTEMPTS", "ERROR")
@@ -46,17 +47,21 @@ def errors(
 ) -> None:
     """Show which parts of a request failed, and why.
 
+    Without a URL, it is the run in this folder that goes on, or that was done with failures.
+
     streamq errors nightly --group
     """
-    with found_request(request_id, url, prefix) as request:
-        request.status()
-        failures = request.errors()
+    failures = None if is_named(url) else kept_failures(request_id or "")
+    if failures is None:
+        with found_request(request_id, url, prefix) as request:
+            request.status()
+            failures, request_id = request.errors(), request.id
     found = _groups(failures) if is_grouped else failures
     shown = found[: limit or None]
     if as_json:
         render.as_json(shown)
     elif not found:
-        render.note(f"{request.id}: nothing failed")
+        render.note(f"{request_id}: nothing failed")
     elif is_grouped or is_traced:
         render.data("\n".join(_block(each, is_traced=is_traced) for each in shown))
     else:

@@ -31,7 +31,7 @@ class Ended(StrEnum):
 def purge(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Ids of the requests; streamq ls -a lists them."),
+        typer.Argument(metavar="ID", help="Ids of the requests; streamq ls -a lists them."),
     ] = None,
     older_than: Annotated[
         str | None,

@@ -27,9 +27,11 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HandlerPace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a worker's handler took for a record lately, so that loaders can size parts."""
+    """What a record took a worker's handler lately, so that loaders can size parts."""
 
     record_s: float = 0.0
+    #: How many bytes the result of a record had. An earlier version does not say.
+    record_bytes: float = 0.0
     #: How many records that was measured with; 0 while none has run.
     records: float = 0.0
     #: Whether it is called with each record, and whether it is a coroutine.
@@ -81,10 +83,12 @@ def pace_of(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
         return None
     records = sum(pace.records for pace in paces)
     seconds = sum(pace.record_s * pace.records for pace in paces)
+    size = sum(pace.record_bytes * pace.records for pace in paces)
     return msgspec.structs.replace(
         paces[0],
         records=records,
         record_s=seconds / records if records else 0.0,
+        record_bytes=size / records if records else 0.0,
         at_once=sum(pace.at_once for pace in paces),
     )
 

@@ -20,6 +20,13 @@ class PartDone(msgspec.Struct):
     passed: PassedPart | None = None
     #: Of a spread: how many bytes its children have.
     children_size: int = 0
+    #: How many bytes the result has where it was put into a spool; 0 where it was not.
+    spooled: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many bytes its result has, wherever that is."""
+        return self.spooled or len(self.result)
 
 
 class PartNotDone(msgspec.Struct):
@@ -36,6 +43,11 @@ class PartNotDone(msgspec.Struct):
     partial: bytes = b""
     #: Whether only a stop ended it before its last record. The others keep their outcomes.
     is_stopped: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many bytes its result has."""
+        return len(self.result)
 
 
 def took_longer(timeout_ms: int) -> str:

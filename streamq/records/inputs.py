@@ -24,12 +24,13 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
 from streamq.errors import InvalidValue
 from streamq.records.remote import RemoteFile, head, is_remote
+from streamq.records.unpacking import Unpacked
 
 #: The name of standard input.
 STDIN = "-"
@@ -52,7 +53,6 @@ _MAGIC = {
     "xz": re.compile(rb"\xfd7zXZ\x00"),
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
 }
-_PACKED_BYTES = 2**17
 _FIRST_BYTES = b"\x1fB\xfd\x28"
 _DAMAGE = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
 
@@ -103,11 +103,20 @@ class Identity(msgspec.Struct, frozen=True):
                 raise BadInput(f"{path} is no regular file: give it on standard input, as -")
             with Path(path).open("rb") as file:
                 state = os.fstat(file.fileno())
-                sample = file.read(_SAMPLE)
-                file.seek(max(0, state.st_size - _SAMPLE))
-                sample += file.read(_SAMPLE)
-        digest = hashlib.blake2b(sample, digest_size=16).hexdigest()
+                digest = _sampled(file, state.st_size)
         return cls(path, state.st_size, state.st_mtime_ns, digest)
+
+    @property
+    def has_only_grown(self) -> bool:
+        """Whether the file, which is not compressed, has more behind the bytes that it had."""
+        if self.name == STDIN or not self.mtime_ns:
+            return False
+        with suppress(OSError), Path(self.name).open("rb") as file:
+            is_larger = os.fstat(file.fileno()).st_size > self.size
+            if is_larger and _sampled(file, self.size) == self.digest:
+                file.seek(0)
+                return not _kind_of(file.read(_HEAD))
+        return False
 
     def difference(self, then: "Identity") -> str:
         """Return in words what has changed since ``then``; "" if nothing has."""
@@ -125,6 +134,14 @@ class Identity(msgspec.Struct, frozen=True):
         return str(self.mtime_ns) if self.mtime_ns else self.digest
 
 
+def _sampled(file: BinaryIO, size: int) -> str:
+    """Return a digest of how the first bytes of a file, so many, begin and end."""
+    sample = file.read(min(_SAMPLE, size))
+    begin = file.seek(max(0, size - _SAMPLE))
+    sample += file.read(size - begin)
+    return hashlib.blake2b(sample, digest_size=16).hexdigest()
+
+
 class Input:
     """One open input, decompressed. ``unread`` puts bytes back that were only inspected."""
 
@@ -133,7 +150,10 @@ class Input:
         #: Number of the line that is read next; messages about damage name it.
         self.record = 1
         self._raw = raw
+        #: How many bytes were read, and how many there are of a file that may grow meanwhile.
         self._given = 0
+        self._most = -1
+        self._last = b""
         self._back = b""
         self._kind, head = _recognised(raw, name)
         self._stream: Any = _Rest(head, raw)
@@ -172,6 +192,13 @@ class Input:
                 self._back = text[size:]
                 return text[:size]
 
+    def end_at(self, size: int) -> None:
+        """Read no more than the first bytes, so many: what is added to the file is left out.
+
+        A line that had no end by then is read to its end. Compressed files are read as they are.
+        """
+        self._most = -1 if self._kind else size
+
     def decode_from(self, encoding: str) -> None:
         """Make UTF-8 of what is read, which is encoded so; "" is UTF-8. Once is enough."""
         if encoding and not self._decoder:
@@ -199,7 +226,7 @@ class Input:
     def _unpacked(self, size: int) -> bytes:
         """Return the next bytes, decompressed."""
         try:
-            data: bytes = self._stream.read1(size) if self._kind else self._stream.read(size)
+            data: bytes = self._stream.read1(size) if self._kind else self._bounded(size)
         except EOFError:
             raise self._bad("the file is cut off: its compressed data have no end") from None
         except self._damage as error:
@@ -210,6 +237,18 @@ class Input:
             raise self._bad(
                 f"decompressed it has more than {MOST_RATIO} times its size, which is refused"
             )
+        return data
+
+    def _bounded(self, size: int) -> bytes:
+        left = size if self._most < 0 else self._most - self._given
+        if left > 0:
+            data: bytes = self._stream.read(min(size, left))
+        elif self._last == b"\n" or self._given == 0:
+            return b""
+        else:
+            line, end, _ = self._stream.read(size).partition(b"\n")
+            data = line + end
+        self._last = data[-1:]
         return data
 
     def _bad(self, why: str) -> BadInput:
@@ -247,6 +286,7 @@ class Input:
         else:
             self._stream, self._back = self._raw, b""
             self._raw.seek(offset)  # type: ignore[attr-defined]
+            self._given, self._last = offset, b"\n"
 
     def close(self) -> None:
         """Close the file; standard input stays open."""
@@ -415,7 +455,11 @@ def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
             if not more:
                 break
             head += more
-    return next((kind for kind, magic in _MAGIC.items() if magic.match(head)), ""), head
+    return _kind_of(head), head
+
+
+def _kind_of(head: bytes) -> str:
+    return next((kind for kind, magic in _MAGIC.items() if magic.match(head)), "")
 
 
 def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
@@ -424,54 +468,19 @@ def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]
         # It is three times as fast as the standard library, and may be missing.
         with suppress(ImportError):
             igzip: Any = importlib.import_module("isal.igzip_lib")
-            return partial(_Unpacked, partial(igzip.IgzipDecompressor, igzip.DECOMP_GZIP)), (
+            return partial(Unpacked, partial(igzip.IgzipDecompressor, igzip.DECOMP_GZIP)), (
                 igzip.error
             )
         return gzip.open, zlib.error
     if kind == "bzip2":
-        return partial(_Unpacked, bz2.BZ2Decompressor), OSError
+        return partial(Unpacked, bz2.BZ2Decompressor), OSError
     if kind == "xz":
-        return partial(_Unpacked, lzma.LZMADecompressor), lzma.LZMAError
+        return partial(Unpacked, lzma.LZMADecompressor), lzma.LZMAError
     for module in ("compression.zstd", "backports.zstd"):
         with suppress(ImportError):
             zstd: Any = importlib.import_module(module)
-            return partial(_Unpacked, zstd.ZstdDecompressor), zstd.ZstdError
+            return partial(Unpacked, zstd.ZstdDecompressor), zstd.ZstdError
     raise BadInput(f"{name} is zstd: pip install 'streamq[zstd]'")
-
-
-class _Unpacked:
-    """Decompresses streams that stand one behind the other. Zeros after a stream are padding.
-
-    The readers of the standard library stop without an error where other bytes follow a stream.
-    """
-
-    def __init__(self, make: Callable[[], Any], raw: io.BufferedReader) -> None:
-        self._make = make
-        self._raw = raw
-        self._stream = make()
-
-    def read1(self, size: int) -> bytes:
-        """Return the next bytes, perhaps fewer than that many; none at the end."""
-        while True:
-            stream, given = self._stream, b""
-            if stream.eof:
-                given = self._next_stream()
-                if not given:
-                    return b""
-            elif stream.needs_input and not (given := self._raw.read1(_PACKED_BYTES)):
-                raise EOFError
-            if data := self._stream.decompress(given, size):
-                return bytes(data)
-
-    def _next_stream(self) -> bytes:
-        """Begin with the next stream. Return its first bytes; nothing at the end."""
-        given: bytes = self._stream.unused_data
-        while not (given := given.lstrip(b"\0")):
-            given = self._raw.read1(_PACKED_BYTES)
-            if not given:
-                return b""
-        self._stream = self._make()
-        return given
 
 
 @contextmanager

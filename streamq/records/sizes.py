@@ -5,6 +5,8 @@ from typing import Protocol
 
 import msgspec
 
+from streamq.model import MAX_RESULT
+
 
 class PartSize(msgspec.Struct, frozen=True):
     """How large parts are: whole records up to so many bytes, or so many records."""
@@ -31,6 +33,9 @@ AS_LARGE_AS_ALLOWED = Step(MOST_RECORDS, 64)
 
 #: A part is to take about this long.
 TARGET_S = 0.25
+#: The results of a part are to have about so many bytes at most: a quarter of what they may have,
+#: because some records yield more than others.
+RESULTS = MAX_RESULT // 4
 #: A part has at most so many times as many records as were measured lately.
 GROWTH = 16
 #: Work for about this long is loaded ahead of the slots, and two parts for each slot at least.
@@ -47,17 +52,20 @@ class Measured(msgspec.Struct, frozen=True):
 
     records: int
     seconds: float
+    #: How many bytes their results had.
+    result_bytes: int = 0
     is_coroutine: bool = False
     #: Whether it is called with each record. What is called with a part gets parts of equal size.
     is_map: bool = True
 
 
 class RecordPace(msgspec.Struct):
-    """How long a record takes, by the latest measurements."""
+    """How long a record takes, and how large its result is, by the latest measurements."""
 
     #: How many records were measured lately: earlier ones count less.
     records: float = 0.0
     _seconds: float = 0.0
+    _bytes: float = 0.0
     _seen: Measured = Measured(0, 0.0)
 
     def observe(self, measured: Measured) -> bool:
@@ -68,6 +76,8 @@ class RecordPace(msgspec.Struct):
         seconds = max(0.0, measured.seconds - self._seen.seconds)
         self.records = self.records * _FADING + records
         self._seconds = self._seconds * _FADING + seconds
+        size = max(0, measured.result_bytes - self._seen.result_bytes)
+        self._bytes = self._bytes * _FADING + size
         self._seen = measured
         return True
 
@@ -76,16 +86,24 @@ class RecordPace(msgspec.Struct):
         """Return how long a record takes; 0 while none has run."""
         return max(1e-9, self._seconds / self.records) if self.records else 0.0
 
+    @property
+    def record_bytes(self) -> float:
+        """Return how many bytes the result of a record has; 0 while none has run."""
+        return self._bytes / self.records if self.records else 0.0
 
-def records_for(record_s: float, *, is_coroutine: bool = False, slots: int = 1) -> int:
+
+def records_for(
+    record_s: float, record_bytes: float = 0.0, *, is_coroutine: bool = False, slots: int = 1
+) -> int:
     """Return how many records make a part that takes about a quarter of a second.
 
-    A coroutine that waits runs beside others of its process, which has so many ``slots``: it gets
+    They are fewer where the results of so many, of ``record_bytes`` each, would be large. A
+    coroutine that waits runs beside others of its process, which has so many ``slots``: it gets
     parts of one record, as long as the process can finish so many parts.
     """
     if is_coroutine and record_s >= COROUTINE_S * slots:
         return 1
-    return max(1, int(TARGET_S / record_s))
+    return max(1, int(min(TARGET_S / record_s, RESULTS / max(record_bytes, 1e-9))))
 
 
 def most_by_rate(rate_ms: float) -> int:
@@ -144,7 +162,10 @@ class GrowingSize:
 
     def _grow(self, measured: Measured) -> None:
         wanted = records_for(
-            self._pace.record_s, is_coroutine=measured.is_coroutine, slots=self._slots
+            self._pace.record_s,
+            self._pace.record_bytes,
+            is_coroutine=measured.is_coroutine,
+            slots=self._slots,
         )
         self._wanted = min(wanted, self._most_records)
         self._records = min(self._wanted, max(self._records, int(GROWTH * self._pace.records)))

@@ -8,7 +8,7 @@ to the committed length.
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -110,6 +110,7 @@ class Collector:
         *,
         gaps: Path | None = None,
         has_keys: bool = False,
+        moved_from: Sequence[str] = (),
         spools: SpooledResults | None = None,
     ) -> None:
         """Get ready to write.
@@ -117,7 +118,9 @@ class Collector:
         ``gaps``: where to note what is missing in the file, so that results of retried parts can
         be put there later. Without it they come last. ``has_keys``: each line has the numbers of
         its part and its record. ``spools``: where results are that a run's processes have written.
+        ``moved_from``: names that the output had before.
         """
+        self._moved_from = moved_from
         self._spools = spools
         self._should_stop = should_stop
         self._gap_file = GapFile(gaps) if gaps else None
@@ -285,7 +288,7 @@ class Collector:
                 f"results of request {self._id} are written to {done.file} as {done.form}, "
                 f"not as {self._told_form}"
             )
-        if done.file and name and done.file != name and not force:
+        if done.file and name and done.file not in (name, *self._moved_from) and not force:
             raise OutputExists(
                 f"results of request {self._id} are written to {done.file}: "
                 f"say --force if that is {name} now"

@@ -1,11 +1,14 @@
 """Finds the runs of the current folder that go on now, and the servers that they have started."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from streamq.errors import InvalidValue
+from streamq.model import Failure
+from streamq.records import outputs
 from streamq.runs import home
 from streamq.runs.home import HOME, StoredRun
 
@@ -81,6 +84,25 @@ def live_runs(run_id: str = "") -> list[FoundRun]:
     return found
 
 
+def kept_failures(run_id: str = "") -> list[Failure] | None:
+    """Return the failures of a run that is done: of that one, or the last of this folder.
+
+    None if another run is meant, or the file of failures is gone.
+    """
+    wanted = [run for run in _stored() if run_id in ("", run.id)]
+    if not wanted or not wanted[0].finished or any(run.is_live for run in wanted):
+        return None
+    try:
+        lines = _errors_of(wanted[0]).read_bytes().splitlines()
+        return [msgspec.json.decode(line, type=Failure) for line in lines]
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _errors_of(run: StoredRun) -> Path:
+    return outputs.errors_beside(Path(run.plan.output))
+
+
 def _stored() -> list[StoredRun]:
     home.refuse_strange(HOME)
     if not HOME.exists():
@@ -118,7 +140,7 @@ def why_not(run: StoredRun) -> str:
     """Say why a run that is stored has no server, and how to go on with it."""
     if run.finished:
         return (
-            f"run {run.id} {run.finished_words}, listed beside {run.plan.output}: "
+            f"run {run.id} {run.finished_words}, listed in {_errors_of(run)}: "
             f"{home.retry_command(run.id)} runs these again"
         )
     return (

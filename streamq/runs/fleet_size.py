@@ -44,7 +44,12 @@ class FleetSize:
         if pace is None or not pace.is_map:
             return AS_LARGE_AS_ALLOWED
         if pace.records:
-            records = records_for(pace.record_s, is_coroutine=pace.is_coroutine, slots=pace.slots)
+            records = records_for(
+                pace.record_s,
+                pace.record_bytes,
+                is_coroutine=pace.is_coroutine,
+                slots=pace.slots,
+            )
             return Step(min(records, self._most_records), STEP)
         if not self._begun:
             self._begun = now

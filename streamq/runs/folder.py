@@ -201,7 +201,9 @@ class RunFolder:
             self.errors_problem = error
         if self.plan.has_manifest and not self.errors_problem:
             self._write_manifest(output, status)
-        if failures and self.plan.keep_ms and status.state is not State.CANCELLED:
+        # A file that could not be read is not read again by a retry.
+        can_retry = any(each.error != "BadInput" or each.traceback for each in failures)
+        if can_retry and self.plan.keep_ms and status.state is not State.CANCELLED:
             self._keep(status)
 
     def _write_manifest(self, output: Path, status: Status) -> None:

@@ -100,10 +100,16 @@ def make_own(folder: Path) -> None:
     """Make a folder that only this user may write to.
 
     Raises:
-        InvalidValue: another user may write to it.
+        InvalidValue: another user may write to it, or it cannot be made.
     """
     refuse_strange(folder)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise InvalidValue(
+            f"cannot make {folder.absolute()}, where a run is kept until it is done: "
+            f"{error.strerror}. Begin it in a folder that you may write to"
+        ) from None
     refuse_strange(folder)
 
 
@@ -220,7 +226,7 @@ def remove_expired() -> None:
 
 
 def _read(path: Path) -> Plan:
-    return msgspec.json.decode(path.read_bytes(), type=Plan)
+    return msgspec.json.decode(path.read_bytes(), type=Plan).found_in(Path.cwd())
 
 
 def store(plan: Plan) -> None:

@@ -42,6 +42,7 @@ from streamq.records.splitting import (
     whole,
 )
 from streamq.runs.fleet_size import sized_by_fleet
+from streamq.runs.same_input import check_loaded, difference
 from streamq.runs.window import Window
 
 #: How often (s) a load that is ahead of the workers looks whether it may go on.
@@ -105,6 +106,8 @@ class Load:
         self._checks_complete = checks_complete
         self._should_stop = should_stop
         self._files = policy.spec.files
+        #: Whether files may grow: workers compare the times of those that are referred to.
+        self._may_grow = not policy.spec.by_reference
         self._loading = Loading(protocol, request_id, policy)
         #: By which keys its parts are found.
         self.keys = KeyIndex(protocol, request_id, policy)
@@ -192,9 +195,7 @@ class Load:
             self._cursor = msgspec.json.decode(cursor, type=Cursor) if cursor else Cursor()
 
     def _seal(self, begun: list[Identity]) -> None:
-        for old in begun:
-            if changed := Identity.of(old.name).difference(old):
-                raise BadInput(f"the input changed while it was loaded: {changed}")
+        check_loaded(begun, may_grow=self._may_grow)
         self._loading.seal(self._stands)
 
     def _named(self, error: Exception) -> Exception:
@@ -231,11 +232,8 @@ class Load:
         kept = self._protocol.inspect(self._id).optional_text("source")
         with damaged_if_unreadable(f"what {self._id} was loaded from"):
             then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
-        if len(now) != len(then):
-            raise self._other(f"it was {len(then)} files, and is {len(now)}")
-        for new, old in zip(now, then, strict=True):
-            if changed := new.difference(old):
-                raise self._other(changed)
+        if changed := difference(then, now, may_grow=self._may_grow):
+            raise self._other(changed)
 
     def _other(self, what: str) -> RequestExists:
         return RequestExists(f"request {self._id} was loaded from another input: {what}")
@@ -255,7 +253,7 @@ class Load:
     def _load_file(self, index: int) -> None:
         """Load a file. One that cannot be read is a failure, unless all have to be good."""
         try:
-            with closing(self._input(self._files[index])) as source:
+            with closing(self._file(index)) as source:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         except BadInput as error:
@@ -286,6 +284,13 @@ class Load:
     def _input(self, name: str) -> Input:
         source = stdin(self._while_waiting) if name == STDIN else open_input(name)
         source.decode_from(self._policy.spec.encoding)
+        return source
+
+    def _file(self, index: int) -> Input:
+        """Return a file as it was when the load began: it may grow meanwhile."""
+        source, then = self._input(self._files[index]), self._identities[index]
+        if then.mtime_ns:
+            source.end_at(then.size)
         return source
 
     def _chunks_of(self, source: Input, file: int) -> Iterator[Chunk]:

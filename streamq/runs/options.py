@@ -328,6 +328,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         keep_ms=keep_ms,
         has_manifest=manifest,
         code=code_of(function or flow, argv),
+        folder=str(Path.cwd()),
     )
     if manifest and plan.is_piped:
         raise InvalidValue(f"{named('manifest')} goes with an output that is a file")

@@ -1,6 +1,7 @@
 """The plan of a run: everything that is decided before the run begins. Needs no redis-py."""
 
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -39,10 +40,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     server: str = ""
     #: How long a run that is done with failures is kept, so that they can be retried; 0 for not.
     keep_ms: int = 0
+    #: The folder in which the run was begun, and names that its output had: the folder was moved.
+    folder: str = ""
+    moved_from: tuple[str, ...] = ()
     #: Processes write results to files of their own in the run's folder, not to the server.
     spools: bool = False
     #: Runs that were stopped and wrote the same output. They are removed when this one is done.
     replaces: tuple[str, ...] = ()
+
+    def found_in(self, folder: Path) -> Self:
+        """Return the plan as it is where its folder is now: that may have been moved or copied."""
+        then, output = self.folder, Path(self.output)
+        if not then or then == str(folder) or not output.is_relative_to(then):
+            return self
+        return msgspec.structs.replace(
+            self,
+            output=str(folder / output.relative_to(then)),
+            folder=str(folder),
+            moved_from=(*self.moved_from, str(output.resolve())),
+        )
 
     @property
     def places(self) -> tuple[str, ...]:

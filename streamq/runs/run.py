@@ -284,6 +284,7 @@ class Run:
             plan.form,
             should_stop,
             gaps=gaps,
+            moved_from=plan.moved_from,
             spools=self._waiting,
         )
         if collector.run(

@@ -100,6 +100,7 @@ class Batches:
         self._callers = ThreadPoolExecutor(ASYNC_CALLERS, "caller")
         #: By slot: what looks on while its parts run.
         self._watches: dict[int, SlotWatch] = {}
+        forks.end_stretches = self.end_stretches
 
     def stop(self) -> None:
         """Begin neither a part nor a record any more; from any thread."""
@@ -154,6 +155,7 @@ class Batches:
         clock, watch = time.monotonic, self._look_on(lease)
         begun = now = clock()
         took: list[float] = []
+        size = 0
         for index, part in enumerate(parts):
             if not self._may_start(lease, index, part, now):
                 break
@@ -167,6 +169,7 @@ class Batches:
             table.end(slot, index)
             started, now = now, clock()
             took.append(now - started)
+            size += outcome.size
             if isinstance(outcome, PartDone):
                 held.record(part, outcome)
                 lease.runner.troubles.went_well()
@@ -175,6 +178,7 @@ class Batches:
             else:
                 break
         table.counters.observe(slot, lease.handler, counters.RAN, took)
+        table.counters.count(slot, lease.handler, counters.RESULT_BYTES, size)
         return self._next_most(lease, begun, len(took), len(parts))
 
     def _finish(self, lease: SlotLease, most: int) -> Grant:
@@ -284,6 +288,7 @@ class Batches:
         loop, held, watch = asyncio.get_running_loop(), lease.held, self._look_on(lease)
         begun = time.monotonic()
         took: list[float] = []
+        size = 0
         for index, part in enumerate(parts):
             if not self._may_start(lease, index, part, time.monotonic()):
                 break
@@ -293,12 +298,14 @@ class Batches:
                 os._exit(0)
             self._table.end(lease.slot, index)
             took.append(time.monotonic() - lease.part_began)
+            size += outcome.size
             if isinstance(outcome, PartDone):
                 held.record(part, outcome)
                 lease.runner.troubles.went_well()
             elif not await loop.run_in_executor(self._callers, held.fail, part, outcome):
                 break
         self._table.counters.observe(lease.slot, lease.handler, counters.RAN, took)
+        self._table.counters.count(lease.slot, lease.handler, counters.RESULT_BYTES, size)
         return self._next_most(lease, begun, len(took), len(parts))
 
     async def _run_async(

@@ -36,7 +36,9 @@ DONE, FAILED, RETRIED, RECORDS_DONE, RECORDS_FAILED, _TIMES = range(6)
 RAN = Times(_TIMES, 1_000_000)
 #: How long first attempts waited, in ms: in a backlog of days very many may have waited for days.
 WAITED = Times(RAN.end, 1_000)
-_ROW = WAITED.end
+#: How many bytes the results of parts had.
+RESULT_BYTES = WAITED.end
+_ROW = RESULT_BYTES + 1
 #: Words that a slot needs.
 WORDS = _ROW * MOST_HANDLERS
 _MOST = 2**63 - 1
@@ -119,7 +121,7 @@ def measured(row: Row | None, *, is_coroutine: bool, is_map: bool) -> Measured:
     row = row or NOTHING
     _, seconds = times(row, RAN)
     records = row[RECORDS_DONE] + row[RECORDS_FAILED]
-    return Measured(records, seconds, is_coroutine=is_coroutine, is_map=is_map)
+    return Measured(records, seconds, row[RESULT_BYTES], is_coroutine=is_coroutine, is_map=is_map)
 
 
 def tally(row: Row) -> Tally:

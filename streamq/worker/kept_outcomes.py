@@ -18,6 +18,9 @@ from streamq.records.encoding import Item
 
 NONE, DONE, FAILED, DELIVERED = range(4)
 
+#: The frame of a result has so many bytes at most, that of an item in it, and an item for nothing.
+_FRAME, _ITEM_FRAME, _NOTHING = 32, 6, 1
+
 #: One entry for each record.
 Outcomes = list[list[Any]]
 
@@ -27,6 +30,23 @@ _encode = msgspec.msgpack.Encoder().encode
 def of_items(items: Sequence[Item], count: int) -> Outcomes:
     """Return the outcomes of a part of which the first records are done, and no others."""
     return [*([DONE, item] for item in items), *([NONE] for _ in range(count - len(items)))]
+
+
+def beyond(outcomes: Outcomes, most: int) -> list[int]:
+    """Return the indexes of done records whose results have no room beside those before them.
+
+    All results of a part may have ``most`` bytes together.
+    """
+    room = most - _FRAME - _NOTHING * len(outcomes)
+    found = []
+    for index, each in enumerate(outcomes):
+        if each[0] == DONE and each[1] is not None:
+            size = codec.size_of(each[1]) + _ITEM_FRAME
+            if size > room:
+                found.append(index)
+            else:
+                room -= size
+    return found
 
 
 def encode(outcomes: Outcomes) -> bytes:

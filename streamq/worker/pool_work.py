@@ -69,6 +69,7 @@ class PoolWork:
             pace.observe(measured)
             found[name] = HandlerPace(
                 record_s=pace.record_s,
+                record_bytes=pace.record_bytes,
                 records=pace.records,
                 is_map=measured.is_map,
                 is_coroutine=measured.is_coroutine,

@@ -140,7 +140,7 @@ class RecordByRecord:
             return runner.give_up(part, self._failures, outcomes, endings)
         done = [each[1] if each[0] == DONE else None for each in outcomes]
         fresh = sum(each[0] == DONE for each in outcomes)
-        return runner.done(part, done, fresh, endings)
+        return runner.done(part, done, fresh, endings, outcomes)
 
 
 def _why(part: Part, pieces: Pieces) -> str:

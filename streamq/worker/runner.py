@@ -187,7 +187,7 @@ class Runner(Verdicts):
                 run.failed(tamed(raised))
             else:
                 run.returned(returned)
-            if run.is_whole and watch.is_due():
+            if run.is_whole and watch.is_due() and not watch.is_over():
                 watch.keep(self._so_far(run.outcomes), b"")
         return run.sum_up()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from streamq.queue.held_lease import HeldLease
 from streamq.queue.outcomes import PartDone, PartNotDone
+from streamq.worker import forks
 from streamq.worker.part_watch import CancelReason, PartWatch
 from streamq.worker.slot_table import SlotTable
 
@@ -80,9 +81,9 @@ class SlotWatch(PartWatch):
         self._table.start_record(self._slot, index, int(time.monotonic() * 1e3))
 
     def is_over(self) -> bool:
-        """Return whether the process is to stop, or the lease is lost or its request cancelled."""
+        """Return whether no record is to run: at a stop, without a lease, or in a forked copy."""
         is_unwanted = self._is_lost or self._table.is_asked_to_stop(self._slot)
-        return self._is_stopping() or is_unwanted
+        return self._is_stopping() or is_unwanted or forks.is_copy
 
     def is_due(self) -> bool:
         """Return whether the part has run for so long that what it yielded should be kept."""

@@ -49,7 +49,12 @@ class StageRunner(Runner):
         return super().endings(given) if self._feeds == "end" else b""
 
     def done(
-        self, part: Part, items: list[Item], fresh: int, endings: bytes
+        self,
+        part: Part,
+        items: list[Item],
+        fresh: int,
+        endings: bytes,
+        outcomes: Outcomes | None = None,
     ) -> PartDone | PartNotDone:
         """Return what the part hands over: what its records returned, unless that is nothing."""
         kept: list[Item] = items
@@ -69,6 +74,19 @@ class StageRunner(Runner):
             items = [item for item in codec.decode_result(found.result)[0] if item is not None]
             found.result = codec.encode_result(items) if items else b""
         return found
+
+    def _cut(
+        self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
+    ) -> PartNotDone:
+        """Give up all of the part: what it hands over is one value, and none is left out of it."""
+        failure = Failure(
+            error="ResultTooLarge",
+            message=f"the part's results have more than the {self._max_result} bytes allowed: "
+            "make parts smaller (--lines, --bytes)",
+            part=part.number,
+            attempts=part.attempt,
+        )
+        return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
 
     def _passed(self, part: Part, payloads: list[bytes], records: int) -> PassedPart:
         origin = about.origin_of(part)
@@ -112,7 +130,12 @@ class SpreadRunner(StageRunner):
         return cast(Item, _Children(payloads, kept))
 
     def done(
-        self, part: Part, items: list[Item], fresh: int, endings: bytes
+        self,
+        part: Part,
+        items: list[Item],
+        fresh: int,
+        endings: bytes,
+        outcomes: Outcomes | None = None,
     ) -> PartDone | PartNotDone:
         """Return what the part hands over: all children of all its records."""
         found = [cast(_Children, item) for item in items]

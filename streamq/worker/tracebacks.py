@@ -3,36 +3,63 @@
 import logging
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
 log = logging.getLogger(__name__)
 
 _MOST_CHARS = 2_000
+#: So much of an error stands in a line of the log.
+_LINE_CHARS = 200
 _OURS = str(Path(__file__).parents[1])
-#: An error is logged in full at most once a second, then every 2 s, 4 s and so on up to 60 s.
-_COMPLAIN_EVERY_S = 1.0
+#: Errors of so many kinds are logged in full. What others there are is only counted.
+_MOST_KINDS = 20
+#: What was counted is logged 10 s after the first error, then 20 s later, and so on up to 60 s.
+_COUNT_AFTER_S = 10.0
 _MOST_SILENT_S = 60.0
 
 
 class Complaints:
-    """Logs errors of handlers in full, but not a thousand of them."""
+    """Logs the first error of each kind in full, and how many more there were now and then.
+
+    Errors of one type that were raised in one line are of a kind.
+    """
 
     def __init__(self) -> None:
-        self._silent_until = 0.0
-        self._silence_s = _COMPLAIN_EVERY_S
-        self._unsaid = 0
+        self._kinds: set[tuple[type[BaseException], str, int]] = set()
+        self._more: Counter[str] = Counter()
+        self._say_at = 0.0
+        self._silence_s = _COUNT_AFTER_S
 
-    def say(self, what: str, trace: str) -> None:
-        """Log an error, and how many more there were since the last one."""
+    def say(self, what: str, error: BaseException, trace: str) -> None:
+        """Log an error, unless one of its kind was logged before; then count it."""
         now = time.monotonic()
-        if now < self._silent_until:
-            self._unsaid += 1
+        self._say_at = self._say_at or now + self._silence_s
+        kind = (type(error), *_place_of(error.__traceback__))
+        if kind not in self._kinds and len(self._kinds) < _MOST_KINDS:
+            self._kinds.add(kind)
+            log.warning("%s:\n%s", what, trace.rstrip())
             return
-        more = f" ({self._unsaid} more since the last one shown)" if self._unsaid else ""
-        log.warning("%s%s:\n%s", what, more, trace.rstrip())
-        self._silent_until, self._unsaid = now + self._silence_s, 0
-        self._silence_s = min(2 * self._silence_s, _MOST_SILENT_S)
+        self._more[type(error).__name__] += 1
+        if now >= self._say_at:
+            counts = ", ".join(f"{count:,} {name}" for name, count in self._more.most_common())
+            last = f"{type(error).__name__}: {safe_text(error)}".splitlines()[0][:_LINE_CHARS]
+            log.warning(
+                "%s: %s; in the last %.0f s there were %s", what, last, self._silence_s, counts
+            )
+            self._more.clear()
+            self._silence_s = min(2 * self._silence_s, _MOST_SILENT_S)
+            self._say_at = now + self._silence_s
+
+
+def _place_of(trace: TracebackType | None) -> tuple[str, int]:
+    """Return file and line of the innermost frame."""
+    if trace is None:
+        return "", 0
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename, trace.tb_lineno
 
 
 def users_traceback(error: BaseException) -> str:

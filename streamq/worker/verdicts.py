@@ -13,7 +13,7 @@ from streamq.app import Abandon, Handler, Retry, Snooze
 from streamq.errors import RecordError
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.protocol.replies import FailKind
-from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, timed_out
+from streamq.queue.outcomes import PartDone, PartNotDone, timed_out
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -56,15 +56,25 @@ class Verdicts:
         self._has_said_large = False
 
     def done(
-        self, part: Part, items: list[Item], fresh: int, endings: bytes
+        self,
+        part: Part,
+        items: list[Item],
+        fresh: int,
+        endings: bytes,
+        outcomes: Outcomes | None = None,
     ) -> PartDone | PartNotDone:
-        """Return what becomes of a part whose records are all done, some just now."""
+        """Return what becomes of a part whose records are all done, some just now.
+
+        ``outcomes``: what they came to, where some were done before.
+        """
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
+            size = 0
             if self._spool and part.reference:
+                size = len(result)
                 result = self._spool.keep(result, part.reference, part.about) or result
-            return PartDone(result, self._count(part, fresh))
-        return self._too_large(part, len(items))
+            return PartDone(result, self._count(part, fresh), spooled=size)
+        return self._cut(part, [], outcomes or kept_outcomes.of_items(items, len(items)), endings)
 
     def give_up(
         self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
@@ -77,7 +87,7 @@ class Verdicts:
         failures = sorted(earlier + failures, key=lambda failure: failure.record)
         result = codec.encode_result(items, endings) if fresh else b""
         if len(result) > self._max_result:
-            return self._too_large(part, len(outcomes))
+            return self._cut(part, failures, outcomes, endings)
         return PartNotDone(
             "abandon",
             0,
@@ -148,7 +158,7 @@ class Verdicts:
         trace = "" if isinstance(error, RecordError | Timeout) else users_traceback(error)
         if not isinstance(error, Snooze | Retry | Abandon | RecordError | Timeout):
             what = f"part {part.number} of {self._request_id} failed in {self.handler.name}"
-            self._complaints.say(f"{what}, attempt {part.attempt}", trace)
+            self._complaints.say(f"{what}, attempt {part.attempt}", error, trace)
         return Failure(
             error=type(error).__name__,
             message=safe_text(error),
@@ -173,17 +183,23 @@ class Verdicts:
         """Return the file that the part was loaded from; "" for none."""
         return str(self.place(part, 0).get("source", ""))
 
-    def _too_large(self, part: Part, outcomes: int) -> PartNotDone:
-        failure = Failure(
-            error="ResultTooLarge",
-            message=f"the part's results have more than the {self._max_result} bytes allowed: "
-            "make parts smaller (--lines, --bytes)",
-            part=part.number,
-            attempts=part.attempt,
-        )
-        failed = self._count(part, outcomes)
-        # A redrive runs all of it again: a function that was mended may return less.
-        return PartNotDone("abandon", 0, [failure], (0, failed), partial=FORGET)
+    def _cut(
+        self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
+    ) -> PartNotDone:
+        """Give up the records whose results have no room beside those of records before them."""
+        for index in kept_outcomes.beyond(outcomes, self._max_result - len(endings)):
+            failure = Failure(
+                error="ResultTooLarge",
+                message=f"the results of its part have more than the {self._max_result} bytes "
+                "allowed, and this one is left out: make parts smaller (--lines, --bytes)",
+                part=part.number,
+                record=index + 1,
+                attempts=part.attempt,
+                **self.place(part, index),
+            )
+            outcomes[index] = [FAILED, failure]
+            failures.append(failure)
+        return self.give_up(part, failures, outcomes, endings)
 
     def _count(self, part: Part, outcomes: int) -> int:
         """Return how many records outcomes stand for: a map has one outcome for each record."""

@@ -26,15 +26,21 @@ from streamq.records.splitting import Chunk, Cursor, split_by_steps
 class Played:
     """A pool whose records take the same time each, as far as parts were run."""
 
-    def __init__(self, record_s: float, *, is_coroutine: bool = False) -> None:
+    def __init__(
+        self, record_s: float, record_bytes: int = 0, *, is_coroutine: bool = False
+    ) -> None:
         self.record_s = record_s
+        self.record_bytes = record_bytes
         self.is_coroutine = is_coroutine
-        self.known: Measured | None = Measured(0, 0.0, is_coroutine)
+        self.known: Measured | None = Measured(0, 0.0, is_coroutine=is_coroutine)
 
     def ran(self, records: int) -> None:
         assert self.known
         seconds = self.known.seconds + records * self.record_s
-        self.known = Measured(self.known.records + records, seconds, self.is_coroutine)
+        size = self.known.result_bytes + records * self.record_bytes
+        self.known = Measured(
+            self.known.records + records, seconds, size, is_coroutine=self.is_coroutine
+        )
 
     def sizing(self, slots: int = 1, at_once: int = 2, most: int = MOST_RECORDS) -> GrowingSize:
         return GrowingSize(lambda: self.known, slots, at_once, most)
@@ -68,6 +74,11 @@ class TestGrowing:
         played = Played(1e-6)
 
         assert grown(played, played.sizing())[:5] == [1, 16, 267, 4459, 74465]
+
+    def test_large_results_make_small_parts(self) -> None:
+        played = Played(1e-6, 2**17)
+
+        assert grown(played, played.sizing()) == [1, 8, 8]
 
     def test_slow_records_stay_alone(self) -> None:
         played = Played(3.0)

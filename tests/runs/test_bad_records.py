@@ -33,6 +33,15 @@ def hang(row: int) -> int:
         time.sleep(60)
     return row
 
+def fork(line: str) -> str:
+    with open("calls", "a") as calls:
+        print(line, file=calls)
+    if child := os.fork():
+        os.waitpid(child, 0)
+    elif line == "50":
+        raise ValueError(line)
+    return line
+
 def slow(line: str) -> str:
     time.sleep(0.3)
     return line
@@ -119,3 +128,16 @@ def test_part_may_take_longer_than_the_limit_of_a_record(
 
     assert done.returncode == 0, done.stderr
     assert (folder / "out.txt").read_text().split() == [str(n) for n in range(1, 15)]
+
+
+@pytest.mark.parametrize("options", [(), ("--timeout", "1m")])
+def test_copy_that_a_record_makes_by_forking_runs_no_other_record(
+    streamq: Streamq, folder: Path, options: tuple[str, ...]
+) -> None:
+    words = ("in.txt", "--map", "bad:fork", "-o", "out.txt", "-p", "1", "--lines", "30", *options)
+
+    done = streamq("run", *words)
+
+    assert done.returncode == 0, done.stderr
+    assert (folder / "calls").read_text() == (folder / "in.txt").read_text()
+    assert (folder / "out.txt").read_text() == (folder / "in.txt").read_text()

@@ -99,22 +99,47 @@ def api() -> Iterator[Api]:
     found.close()
 
 
-def test_takes_what_the_api_gives_with_no_other_option(
-    streamq: Streamq, tmp_path: Path, api: Api
-) -> None:
-    (tmp_path / "port").write_text(str(api.port))
-    (tmp_path / "llm.py").write_text(CODE)
-    numbers = list(range(1_500))
-    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in numbers))
+def ask_all(streamq: Streamq, folder: Path, api: Api, calls: int) -> None:
+    """Make so many calls with no other option than how many at once."""
+    (folder / "port").write_text(str(api.port))
+    (folder / "llm.py").write_text(CODE)
+    numbers = list(range(calls))
+    (folder / "prompts.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in numbers))
 
     done = streamq("run", "prompts.jsonl", "--map", "llm:ask", "-c", MOST, "-o", "answers.jsonl")
 
     assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "answers.jsonl").read_text().splitlines()
+    lines = (folder / "answers.jsonl").read_text().splitlines()
     assert [json.loads(line)["n"] for line in lines] == numbers
     assert (api.peak, api.refused) == (MOST, 0)
+
+
+def test_takes_what_the_api_gives_with_no_other_option(
+    streamq: Streamq, tmp_path: Path, api: Api
+) -> None:
+    ask_all(streamq, tmp_path, api, 1_500)
+
     first = min(each.begun for each in api.answered)
     # At the end the last retries wait for their time, with nothing else to do.
     fresh = sorted(each.begun for each in api.answered)[1_400]
     assert api.share(first, fresh) > 0.9
     assert api.share(first, max(each.ended for each in api.answered)) > 0.7
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_whole_of_a_long_job_takes_what_the_api_gives(
+    streamq: Streamq, tmp_path: Path, api: Api
+) -> None:
+    """All of the command counts: its start, the steady state, the last retries and its end.
+
+    The ceiling is what the API could have answered meanwhile: 30 calls at every moment. A call that
+    fails takes as long as another one, so the ceiling of good answers is 95 % of that.
+    """
+    begun = time.monotonic()
+    ask_all(streamq, tmp_path, api, 10_000)
+    ended = time.monotonic()
+
+    share = api.share(begun, ended)
+    print(f"{len(api.answered):,} calls in {ended - begun:.1f} s: {share:.1%} of the ceiling")
+    assert share > 0.9

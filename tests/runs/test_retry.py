@@ -433,3 +433,20 @@ class TestKilled:
         assert run.returncode in (1, -9), said
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), 15)
         return run.returncode == -9
+
+
+def test_errors_of_a_run_that_is_done_are_shown_without_its_id(
+    streamq: Streamq, folder: Path
+) -> None:
+    assert streamq(*WORDS, "-o", "out.txt").returncode == 1
+
+    shown = streamq("errors", "--json")
+
+    assert shown.returncode == 0, shown.stderr
+    kept = [json.loads(line) for line in (folder / "out.errors.jsonl").read_text().splitlines()]
+    told = json.loads(shown.stdout)
+    assert [each["line"] for each in told] == [each["line"] for each in kept]
+    assert len(told) == 21
+    status = streamq("status")
+    assert status.returncode != 0
+    assert f"listed in {folder / 'out.errors.jsonl'}" in status.stderr

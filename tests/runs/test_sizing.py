@@ -40,6 +40,8 @@ async def waits(line: str) -> int:
     await asyncio.sleep(0.1)
     here -= 1
     return seen
+def large(line: str) -> str:
+    return "x" * 1_000_000
 @app.handler
 def whole(part: bytes) -> int:
     return len(part.splitlines())
@@ -75,6 +77,13 @@ class TestRun:
         shares = Counter(values(tmp_path))
         assert len(shares) == 2
         assert min(shares.values()) >= 50
+
+    def test_results_of_a_megabyte_all_find_room(self, run: Any, tmp_path: Path) -> None:
+        # 16 of them are more than the results of a part may have.
+        summary = run("large", 50, "-p", 1, "--output-format", "raw")
+
+        assert summary["records"] == {"total": 50, "done": 50, "failed": 0}
+        assert (tmp_path / "out.jsonl").stat().st_size == 50 * 1_000_001
 
     def test_cheap_records_make_large_parts(self, run: Any, tmp_path: Path) -> None:
         summary = run("same", 300_000, "-p", 2, "--output-format", "raw")

@@ -185,15 +185,38 @@ def test_what_cannot_be_read_is_forgotten_when_the_part_is_given_up() -> None:
     assert (outcome.kind, outcome.partial) == ("abandon", FORGET)
 
 
-def test_results_that_are_too_large_together_run_again_in_a_redrive() -> None:
-    runner = Runner(
-        describe(lambda line: line * 99, is_map=True, name="x"), Spec(format="lines"), 150
-    )
+class TestResultsThatAreTooLargeTogether:
+    def runner(self, times: int) -> Runner:
+        handler = describe(lambda line: line * times, is_map=True, name="x")
+        return Runner(handler, Spec(format="lines"), 1_000)
 
-    outcome = runner.run(part_of(lines(3)), None)
+    def test_those_that_have_room_are_kept_and_the_others_fail(self) -> None:
+        outcome = self.runner(600).run(part_of(lines(3)), None)
 
-    assert isinstance(outcome, PartNotDone)
-    assert (outcome.failures[0].error, outcome.partial) == ("ResultTooLarge", FORGET)
+        assert isinstance(outcome, PartNotDone)
+        assert b"0" * 600 in outcome.result
+        assert b"1" * 600 not in outcome.result
+        assert [each.record for each in outcome.failures] == [2, 3]
+        assert {each.error for each in outcome.failures} == {"ResultTooLarge"}
+        assert (outcome.kind, outcome.records) == ("abandon", (1, 2))
+
+    def test_a_redrive_runs_only_the_others(self) -> None:
+        part = part_of(lines(3))
+        outcome = self.runner(600).run(part, None)
+        assert isinstance(outcome, PartNotDone)
+        part.partial = outcome.partial
+
+        again = self.runner(600).run(part, None)
+
+        assert isinstance(again, PartNotDone)
+        assert [each.record for each in again.failures] == [3]
+
+    def test_many_small_ones_fit_when_the_last_are_left_out(self) -> None:
+        outcome = self.runner(1).run(part_of(lines(500)), None)
+
+        assert isinstance(outcome, PartNotDone)
+        assert len(outcome.result) <= 1_000
+        assert sum(outcome.records) == 500
 
 
 class TestStretch:

@@ -7,7 +7,6 @@ import pytest
 from streamq.app import describe
 from streamq.errors import DecodeError
 from streamq.model import Part, Spec
-from streamq.queue.outcomes import PartNotDone
 from streamq.worker import kept_outcomes
 from streamq.worker.runner import Runner
 
@@ -74,16 +73,6 @@ def test_outcome_of_a_map_is_of_one_record_and_that_of_a_handler_of_the_part(
     is_map: bool, about: bytes, outcomes: int, records: int
 ) -> None:
     assert runner(is_map=is_map)._count(Part(1, b"", about), outcomes) == records
-
-
-def test_results_that_are_too_large_fail_all_of_the_part() -> None:
-    small = runner(is_map=True, max_result=20)
-
-    outcome = small.run(Part(1, b"0123456789\n" * 3, b"3 0 1"), None)
-
-    assert isinstance(outcome, PartNotDone)
-    assert (outcome.kind, outcome.records) == ("abandon", (0, 3))
-    assert [each.error for each in outcome.failures] == ["ResultTooLarge"]
 
 
 def test_outcomes_are_one_for_each_record() -> None:
