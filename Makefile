@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: proto help setup demo check fmt test test-long model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-peers
-.PHONY: test-ui fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
+.PHONY: proto help setup demo check fmt test test-long model test-unit coverage test-secure test-kills test-docker test-upgrade faults faults-short faults-gateway faults-peers
+.PHONY: test-ui screenshots bench-dashboard fuzz mutants soak package docs peers bench bench-quick bench-protocol bench-files clean
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -65,6 +65,12 @@ build/ui/node_modules:
 test-ui: .venv/ready build/ui/node_modules ## Run the tests of the pages in a real browser (Debian's chromium), with axe-core
 	STREAMQ_TEST_SERVERS=$(COVERAGE_SERVERS) $(BIN)/pytest -rs tests/ui
 
+screenshots: .venv/ready ## Take the pictures of the dashboard in docs/images, of a real run (needs chromium and playwright; 3 minutes)
+	$(BIN)/python -m tests.ui.screenshots
+
+bench-dashboard: .venv/ready ## Measure what the dashboard costs: pages, topics, readers (needs chromium and playwright; 5 minutes)
+	$(BIN)/python bench/dashboard.py
+
 test-secure: .venv/ready ## Run the tests of the commands over TLS, each command as the user of its role
 	STREAMQ_TEST_SERVERS=secure $(BIN)/pytest -n auto -m commands
 
@@ -95,6 +101,9 @@ faults: .venv/ready ## Every fault on every server, an hour; writes the tables o
 faults-short: .venv/ready ## The faults that bite most, four minutes
 	$(BIN)/python -m tests.faults.soak --seconds 60 & soak=$$!; \
 	$(BIN)/python -m tests.faults short; short=$$?; wait $$soak && exit $$short
+
+faults-gateway: .venv/ready ## Workers in Node, Go and bash at gateways that are killed, eight minutes; writes its table of docs/faults.md
+	$(BIN)/python -m tests.faults.gateways --keep build/faults-gateway --page docs/faults.md
 
 # One each: what they need of the driver does not fit together.
 .venv-peers/ready:

@@ -4,7 +4,7 @@
     python bench/files.py --memory [--lines 1000000 5000000]             memory, and the round trip
 
 Speed: the same function on the same lines in the same parts and processes, results in input order
-into a file, by ``streamq run``, by the same ``--by-reference``, by ``multiprocessing.Pool.imap``
+into a file, by ``streamq run``, by the same ``--no-spool``, by ``multiprocessing.Pool.imap``
 and, where it is installed, by GNU parallel ``--pipepart``. Every output is compared with that of a
 plain loop. Times are from start to end of the whole command, with everything it starts. The ways
 take turns, round by round. The tables show the median, the quickest and the slowest round of each
@@ -36,8 +36,10 @@ from typing import Any
 
 WORDS = b"stream queue token lease part record worker janitor limit level handler pool".split()
 HERE = Path(__file__).resolve()
-WAYS = ("streamq", "reference", "Pool.imap", "parallel")
-FUNCTIONS = ("same", "count_words")
+WAYS = ("streamq", "no spool", "Pool.imap", "parallel")
+FUNCTIONS = ("same", "count_words", "parse_json")
+#: What each function is given: lines of text, or JSON.
+INPUTS = {"same": "in.txt", "count_words": "in.txt", "parse_json": "in.jsonl"}
 SIZES = ("1MiB", "100 lines")
 
 
@@ -54,10 +56,18 @@ def count_words(line: str) -> str:
     return json.dumps(counts)
 
 
+def parse_json(record: dict[str, Any]) -> str:
+    """Return a text out of a record."""
+    return str(record["text"])
+
+
 def run_chunk(name: str, chunk: bytes) -> bytes:
     """Put a chunk of lines through the function, as a user would write it by hand."""
     if name == "same":
         return b"".join(same(line) + b"\n" for line in chunk.splitlines())
+    if name == "parse_json":
+        lines = (parse_json(json.loads(line)) for line in chunk.splitlines())
+        return "".join(line + "\n" for line in lines).encode()
     return "".join(count_words(line) + "\n" for line in chunk.decode().splitlines()).encode()
 
 
@@ -71,12 +81,18 @@ def count_words_chunk(chunk: bytes) -> bytes:
     return run_chunk("count_words", chunk)
 
 
+def parse_json_chunk(chunk: bytes) -> bytes:
+    """Run ``parse_json`` on a chunk: a pool takes a function of one argument."""
+    return run_chunk("parse_json", chunk)
+
+
 def make_input(path: Path, lines: int) -> None:
-    """Write lines of words, the same in every run."""
+    """Write lines of words, the same in every run: as text, or as JSON."""
     chance = random.Random(7)
+    form = b'{"id": %d, "text": "%b", "is_new": true}\n' if path.suffix == ".jsonl" else b"%d %b\n"
     with path.open("wb") as file:
         for number in range(lines):
-            file.write(b"%d %b\n" % (number, b" ".join(chance.choices(WORDS, k=5))))
+            file.write(form % (number, b" ".join(chance.choices(WORDS, k=5))))
 
 
 def chunks(path: Path, size: str) -> Iterator[bytes]:
@@ -92,7 +108,11 @@ def chunks(path: Path, size: str) -> Iterator[bytes]:
 
 def by_pool(source: Path, target: Path, function: str, size: str, processes: int) -> None:
     """Run ``Pool.imap`` with a task for each chunk."""
-    work = same_chunk if function == "same" else count_words_chunk
+    work = {
+        "same": same_chunk,
+        "count_words": count_words_chunk,
+        "parse_json": parse_json_chunk,
+    }[function]
     with Pool(processes) as pool, target.open("wb") as out:
         for result in pool.imap(work, chunks(source, size)):
             out.write(result)
@@ -102,10 +122,10 @@ def command_of(
     way: str, source: Path, target: Path, function: str, size: str, processes: int
 ) -> list[str] | None:
     """Return the command for one of the ways; None where it is not installed or not possible."""
-    if way in ("streamq", "reference"):
+    if way in ("streamq", "no spool"):
         words = [sys.executable, "-m", "streamq.cli", "run", str(source), "-p", str(processes)]
         words += ["--map", f"{HERE}:{function}", "-o", str(target), "--output-format", "raw"]
-        words += ["--by-reference"] if way == "reference" else []
+        words += ["--no-spool"] if way == "no spool" else []
         return [*words, *(["--bytes", "1MiB"] if size == "1MiB" else ["--lines", "100"])]
     if way == "Pool.imap":
         words = [sys.executable, str(HERE), "--pool", str(source), str(target)]
@@ -141,7 +161,7 @@ class Watch:
                     self._look(pid)
             except OSError:
                 continue
-            files = [f for f in self._folder.rglob("appendonlydir/*") if f.exists()]
+            files = [*self._folder.rglob("appendonlydir/*"), *self._folder.rglob("spool/*")]
             size = sum(_size(file) for file in files)
             self.peaks["disk"] = max(self.peaks["disk"], size)
 
@@ -193,10 +213,12 @@ def measure(
 
 def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure every way with each function and size that is asked for."""
-    source, expected = folder / "in.txt", folder / "expected"
-    make_input(source, lines)
+    expected = folder / "expected"
+    for name in {INPUTS[function] for function in args.functions}:
+        make_input(folder / name, lines)
     found: list[dict[str, Any]] = []
     for function in args.functions:
+        source = folder / INPUTS[function]
         with expected.open("wb") as out:
             for chunk in chunks(source, "1MiB"):
                 out.write(run_chunk(function, chunk))
@@ -221,7 +243,7 @@ def take_turns(
     folder: Path, function: str, size: str, processes: int, rounds: int
 ) -> dict[str, list[dict[str, float]]]:
     """Measure each way in each round; within a round the ways come one after another."""
-    source, expected, target = folder / "in.txt", folder / "expected", folder / "out"
+    source, expected, target = folder / INPUTS[function], folder / "expected", folder / "out"
     tries: dict[str, list[dict[str, float]]] = {}
     for _ in range(rounds):
         for way in WAYS:

@@ -22,6 +22,7 @@ COMMANDS = {
     "run": ("Run", "Put files through a function, and collect what it returns."),
     "load": ("Run", "Split files into the parts of a request, and print its id."),
     "results": ("Run", "Write the results of a request to a file, each once."),
+    "verify": ("Run", "Compare outputs with the manifests that were written with them."),
     "worker": ("Run", "Run the handlers of an app on parts of requests."),
     "status": ("Inspect", "Show the state of a queue, or of one request."),
     "ls": ("Inspect", "List requests, newest first."),

@@ -33,7 +33,7 @@ SECTIONS = {
         "Handlers": "App Context Retry Snooze Abandon",
         "Flows": "Flow Spread Failed",
         "Submitting and following": "Client Request AsyncClient AsyncRequest "
-        "Start Webhook Status State Failure Item ItemPart ItemStage",
+        "Start Webhook Status State Failure Item ItemStage ItemPart",
         "Files and workers": "run load collect find_run FoundRun Worker",
         "Settings": "Settings",
         "Building blocks": "Connection Protocol Janitor",

@@ -11,6 +11,7 @@ from streamq.errors import InvalidValue
 from streamq.model import State, Status
 from streamq.queue.request import Request
 from streamq.records.gaps import gaps_beside
+from streamq.records.manifest import check_manifest, write_manifest
 from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
 from streamq.runs.collect import Collector, show, write_errors
 from streamq.runs.committed import file_of
@@ -63,6 +64,14 @@ def results(
             help="Write the numbers of part and record with each result, for JSON lines and CSV.",
         ),
     ] = False,
+    has_manifest: Annotated[
+        bool,
+        typer.Option(
+            "--manifest",
+            help="Write out.manifest.json beside out.jsonl, when it is complete: counts and "
+            "digests, by which streamq verify compares them.",
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -95,6 +104,8 @@ def results(
             _account(Request(protocol, request_id), file_of(protocol, request_id))
             return
         path = Path(output)
+        if has_manifest:
+            check_manifest(path, force=force)
         collector = Collector(
             protocol,
             request_id,
@@ -110,7 +121,10 @@ def results(
             raise
         if is_complete:
             request = Request(protocol, request_id)
-            render.failures(collector.failures, write_errors(collector.failures, Path(output)))
+            render.failures(collector.failures, write_errors(collector.failures, path))
+            if has_manifest:
+                files = protocol.inspect(request_id).spec.files
+                write_manifest(path, request.status(), files, form)
             _refuse_cancelled(request.status())
         else:
             render.note(f"{request_id} still runs: the same command goes on, --follow to its end")

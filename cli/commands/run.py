@@ -171,6 +171,15 @@ class RunOptions(msgspec.Struct, kw_only=True):
             help="Keep a run that is done with failures so long in .streamq, for --retry-failed.",
         ),
     ] = KEEP
+    has_manifest: Annotated[
+        bool,
+        typer.Option(
+            "--manifest",
+            help="Write out.manifest.json beside out.jsonl: counts, and digests of input and "
+            "output, by which streamq verify compares them.",
+            rich_help_panel=panels.OUTPUT,
+        ),
+    ] = False
     is_fresh: Annotated[
         bool,
         typer.Option(
@@ -260,6 +269,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
             window=self.window,
             force=self.force,
             keep=self.keep,
+            manifest=self.has_manifest,
             queue=request.queue,
             named=named,
             **request.given(),

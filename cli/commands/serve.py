@@ -79,6 +79,15 @@ class Doors(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     health_port: HealthPortOption = ""
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            "--max-connections",
+            min=1,
+            max=1_000_000,
+            help="So many callers at once, for each process; others are answered 503.",
+        ),
+    ] = 12_000
     is_read_only: Annotated[
         bool, typer.Option("--read-only", help="Answer only what readers may ask.")
     ] = False
@@ -148,6 +157,7 @@ def serve(
         origin=_origin(doors.origin),
         is_read_only=doors.is_read_only,
         health_port=doors.health_port,
+        connections=doors.max_connections,
     )
     configure_logs(log_level, log_format)
     if processes > 1 and supervisor.secret() is None:

@@ -98,7 +98,7 @@ def _summary(protocol: Protocol, queue: str) -> Summary:
                 line.show(f"read {number:,} of {total:,} requests")
 
         found = backlog.read_backlog(protocol, queue, show)
-    live = [status for status, _ in found.requests]
+    live = found.requests
     states = Counter(status.state for status in live)
     for request_id, error in found.damaged:
         render.warning(f"{request_id}: {error}")

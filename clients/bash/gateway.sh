@@ -2,6 +2,7 @@
 # the gateway it is the same call, so nothing is lost and nothing is counted twice.
 GATEWAY=${STREAMQ_GATEWAY:-http://127.0.0.1:8470} GATEWAY=${GATEWAY%/}
 QUEUE=${STREAMQ_QUEUE:-default}
+LONGEST=75  # seconds that a call may take; the gateway has one wait for up to 50
 GIVE_UP=  # a moment (seconds since 1970) after which no call is repeated any more
 BROKEN_OFF=  # set: the call that waits now is not repeated
 CURL=  # the process of the call that waits now
@@ -16,7 +17,7 @@ call() {
   local answer=$3 body=${4:-} tries=0 after pause
   while [ -z "$BROKEN_OFF" ]; do
     # In the background, because bash runs traps while it waits, and not before a program has ended.
-    curl -sS -K <(key) -X "$1" ${body:+--data-binary "@$body"} -H 'Content-Type: application/json' -m 75 \
+    curl -sS -K <(key) -X "$1" ${body:+--data-binary "@$body"} -H 'Content-Type: application/json' -m "$LONGEST" \
       -D "$answer.headers" -o "$answer" -w '%{http_code}' "$GATEWAY$2" >"$answer.status" 2>"$answer.error" &
     CURL=$!
     until wait "$CURL"; do kill -0 "$CURL" 2>/dev/null || break; done
@@ -31,6 +32,8 @@ call() {
     [ -z "$GIVE_UP" ] || [ "$(date +%s)" -lt "$GIVE_UP" ] || break
     after=$(sed -n 's/^retry-after: *\([0-9]*\).*/\1/Ip' "$answer.headers" 2>/dev/null) || :
     pause=$((tries < 5 ? 200 * 2 ** tries : 5000))
+    # After an outage a worker that holds parts has to be heard within about a lease.
+    [ "$2" != /v1/report ] || pause=$((pause < 1500 ? pause : 1500))
     [ "${after:-0}" -le $((pause / 1000)) ] || pause=$((after * 1000))
     # A part of it is random, so that a fleet does not come back all at once.
     sleep "$(printf '%d.%03d' $((pause / 1000)) $((pause % 1000 * 3 / 4 + RANDOM % 250)))" & wait $! || :

@@ -26,14 +26,16 @@ PROGRAM=("$@")
 # What this worker wants. A report asks for more, too; not for long, because it cannot be broken off as a take can.
 ASK=$(jq -cn --arg queue "$QUEUE" --arg handler "$HANDLER" --argjson most "$MOST" --argjson slots "$SLOTS" \
   --arg name "$(hostname | cut -c1-50).$$" \
-  '{queue: $queue, handlers: [$handler], most: $most, wait_s: 25, lease_s: 20, name: $name, slots: $slots}') || usage
+  '{queue: $queue, handlers: [$handler], most: $most, wait_s: 25, lease_s: 4, name: $name, slots: $slots}') || usage
 
-# beat: says every 3 s that the slot lives and which part it runs. Ends the program if nobody wants its result.
+# beat: says every second that the slot lives and which part it runs. Ends the program if nobody wants its result.
 beat() {
   local program
-  while sleep 3; do
+  LONGEST=2
+  while sleep 1; do
+    GIVE_UP=$(($(date +%s) + 2))
     kill -0 "$$" 2>/dev/null || exit  # the worker was killed
-    jq -c --argjson part "$(<part)" '{tickets: [{ticket, part: $part}]}' granted >beat
+    jq -c --argjson part "$(<part)" '{tickets: [{ticket, part: $part}]}' held >beat
     call POST /v1/beat verdict beat 2>/dev/null || continue
     [ "$(jq '.unwanted | length' verdict)" = 0 ] && continue
     : >unwanted
@@ -64,28 +66,29 @@ run_part() {
 
 # run_parts: runs the parts of the file granted. Those that the report does not name go back to the server.
 run_parts() {
-  local number attempt payload beats
+  local number attempt payload
+  cp granted held
   : >done; : >failed; rm -f unwanted; echo null >part
   read -r REQUEST LIMIT_S < <(jq -r '"\(.request) \((.timeout_ms // 0) / 1000)"' granted)  # 0: no limit
   export REQUEST
-  beat & beats=$!
+  beat & BEATS=$!
   while read -r number attempt payload <&3; do
     run_part "$number" "$attempt" "$payload"
     [ -z "$STOPPING" ] && [ ! -e unwanted ] && [ "$(stat -c %s done)" -lt 8000000 ] || break
   done 3< <(jq -r '.parts[] | "\(.number) \(.attempt // 1) \(
     if has("base64") then .base64 elif has("text") then .text | @base64 else .json | tojson | @base64 end)"' granted)
-  kill "$beats" 2>/dev/null
-  wait "$beats" 2>/dev/null
+  echo null >part
 }
 
 # report: tells what became of the parts. Unless the worker stops, it asks for more.
 report() {
   jq -c --slurpfile done done --slurpfile failed failed --argjson next "$([ -n "$STOPPING" ] && echo null || echo "$ASK")" \
     '{ticket, done: $done, failed: $failed} + if $next then {next: ($next + {wait_s: 1})} else {} end' granted >said
-  if ! call POST /v1/report granted said; then
-    [ "$STATUS" = 401 -o "$STATUS" = 403 ] && exit 1
-    : >granted  # the ticket is of no use any more: the server has the parts run again
-  fi
+  call POST /v1/report granted said || : >granted  # the ticket is of no use any more: the server has the parts run again
+  # Not before: the lease is to stand until the report is heard.
+  kill "$BEATS" 2>/dev/null
+  wait "$BEATS" 2>/dev/null
+  [ "$STATUS" != 401 -a "$STATUS" != 403 ] || exit 1
 }
 
 has_ticket() { [ -s granted ] && [ -n "$(jq -r '.ticket // empty' granted)" ]; }

@@ -18,7 +18,11 @@ import (
 // Calls wait for up to 50 s at the gateway. Without an answer for so long, the connection is dead.
 const silence = 75 * time.Second
 
-const longestPause = 5 * time.Second
+const (
+	longestPause = 5 * time.Second
+	// After an outage a worker that holds parts has to be heard within about a lease.
+	reportPause = 1500 * time.Millisecond
+)
 
 // Gateway makes calls of a gateway. A call that gets no answer is made again, word for word: to the
 // gateway it is the same call, so nothing is lost and nothing is counted twice.
@@ -72,6 +76,10 @@ func (g *Gateway) Do(ctx context.Context, method, path string, body any, read fu
 			return err
 		}
 	}
+	longest := longestPause
+	if path == "/v1/report" {
+		longest = reportPause
+	}
 	for tries := 0; ; tries++ {
 		after, err := g.try(ctx, method, path, said, read)
 		if err == nil {
@@ -83,7 +91,7 @@ func (g *Gateway) Do(ctx context.Context, method, path string, body any, read fu
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(pause(tries, after)):
+		case <-time.After(pause(tries, longest, after)):
 		}
 	}
 }
@@ -125,9 +133,9 @@ func isNotNow(status int) bool {
 
 // pause returns how long to wait. Pauses grow, and a part of each is random, so that a fleet does
 // not come back all at once.
-func pause(tries int, after string) time.Duration {
-	grown := longestPause
-	if tries < 6 {
+func pause(tries int, longest time.Duration, after string) time.Duration {
+	grown := longest
+	if tries < 6 && 100*time.Millisecond<<tries < longest {
 		grown = 100 * time.Millisecond << tries
 	}
 	if seconds, err := strconv.Atoi(after); err == nil && time.Duration(seconds)*time.Second > grown {

@@ -38,7 +38,7 @@ func (w *Worker) runPart(ctx context.Context, now *granted, part Part, alone boo
 	return result, "", err
 }
 
-// beat says every 3 s that this worker lives and what it runs, and stops what nobody wants any more.
+// beat says every second that this worker lives and what it runs, and stops what nobody wants any more.
 func (w *Worker) beat(ctx context.Context) {
 	for ticker := time.NewTicker(beatEvery); ; {
 		select {
@@ -86,7 +86,7 @@ func (w *Worker) ask(waitS int) object {
 	}
 	host, _ := os.Hostname()
 	name := fmt.Sprintf("%.50s.%d", host, os.Getpid())
-	return object{"queue": queue, "handlers": names, "most": most, "wait_s": waitS, "name": name, "slots": w.slots()}
+	return object{"queue": queue, "handlers": names, "most": most, "wait_s": waitS, "lease_s": leaseS, "name": name, "slots": w.slots()}
 }
 
 func payload(value json.RawMessage, text, encoded *string) []byte {

@@ -11,7 +11,9 @@ import (
 )
 
 const (
-	beatEvery = 3 * time.Second
+	// A lease stands so long after the last beat. If this process dies, its parts run elsewhere 9 s later.
+	leaseS    = 4
+	beatEvery = time.Second
 	grace     = 20 * time.Second
 	// A body may have 16 MiB, and a result 4 MiB. A report goes out when it has this many bytes.
 	full       = 8 << 20
@@ -111,8 +113,12 @@ func (w *Worker) runSlot(ctx, late context.Context) error {
 				}
 				return err
 			}
-		} else if err := w.report(ctx, late, &now, w.runParts(ctx, &now), &next); err != nil {
-			return err
+		} else {
+			err := w.report(ctx, late, &now, w.runParts(ctx, &now), &next)
+			w.held.Delete(now.Ticket) // not before: the lease is to stand until the report is heard
+			if err != nil {
+				return err
+			}
 		}
 		now = next
 	}
@@ -157,7 +163,7 @@ func (w *Worker) runParts(ctx context.Context, now *granted) object {
 	defer cancel()
 	mine := &holding{cancel: cancel}
 	w.held.Store(now.Ticket, mine)
-	defer w.held.Delete(now.Ticket)
+	defer mine.part.Store(0)
 	done, failed, size := []object{}, []object{}, 0
 	for i, each := range now.Parts {
 		if wanted.Err() != nil || size > full || (i > 0 && ctx.Err() != nil) {

@@ -22,16 +22,17 @@ export class GatewayError extends Error {
 export class Gateway {
   constructor(url = process.env.STREAMQ_GATEWAY, key = process.env.STREAMQ_KEY) {
     this.url = (url || "http://127.0.0.1:8470").replace(/\/+$/, "");
+    this.key = key;
     this.headers = { "Content-Type": "application/json" };
     if (key) this.headers.Authorization = `Bearer ${key}`;
   }
 
   /**
    * Make a call and return the answer's JSON, or null if there is none. The call is repeated until
-   * the gateway answers. `signal` ends the call at once, `giveUp()` before the next try. `read` may
-   * read the Response in another way.
+   * the gateway answers. `signal` ends the call at once, `giveUp()` before the next try. Pauses grow
+   * up to `longestPauseMs`. `read` may read the Response in another way.
    */
-  async call(method, path, body, { signal, giveUp, read = readJson } = {}) {
+  async call(method, path, body, { signal, giveUp, longestPauseMs = LONGEST_PAUSE_MS, read = readJson } = {}) {
     const said = body === undefined ? undefined : JSON.stringify(body);
     for (let tries = 0; ; tries++) {
       let response;
@@ -52,7 +53,7 @@ export class Gateway {
       }
       if (problem && (!NOT_NOW.has(response.status) || giveUp?.()))
         throw new GatewayError(response.status, problem);
-      await sleep(pauseMs(tries, response?.headers.get("Retry-After")), undefined, { signal });
+      await sleep(pauseMs(tries, longestPauseMs, response?.headers.get("Retry-After")), undefined, { signal });
     }
   }
 }
@@ -63,8 +64,8 @@ async function readJson(response) {
 }
 
 // Pauses grow, and a part of each is random, so that a fleet does not come back all at once.
-function pauseMs(tries, retryAfter) {
+function pauseMs(tries, longest, retryAfter) {
   const asked = retryAfter ? Number(retryAfter) * 1000 : 0;
-  const grown = Math.min(100 * 2 ** Math.min(tries, 10), LONGEST_PAUSE_MS);
+  const grown = Math.min(100 * 2 ** Math.min(tries, 10), longest);
   return Math.max(asked || 0, grown) * (0.75 + Math.random() / 2);
 }

@@ -1,11 +1,15 @@
 // A worker: takes parts, runs them, reports what became of them.
 import { hostname } from "node:os";
+import { Beats } from "./beats.js";
 import { Gateway } from "./gateway.js";
 
 // A body may have 16 MiB, and a result 4 MiB. A report goes out when it has this many characters.
 const FULL = 8 * 2 ** 20;
 const MOST_RESULT = 4 * 2 ** 20;
-const BEAT_MS = 3_000;
+// A lease stands so long after the last beat. If this process dies, its parts run elsewhere 9 s later.
+const LEASE_S = 4;
+// After an outage a worker that holds parts has to be heard within about as long.
+const LONGEST_PAUSE_MS = 1_500;
 
 /**
  * Run parts until SIGTERM or SIGINT, or until `signal` says so. Then running parts are finished and
@@ -20,11 +24,10 @@ const BEAT_MS = 3_000;
 export async function work(handlers, options = {}) {
   const stop = options.signal ?? stopSignal();
   const worker = new Worker(handlers, options, stop);
-  const beats = setInterval(() => worker.beat(), BEAT_MS);
   try {
-    await Promise.all(Array.from({ length: worker.slots }, () => worker.runSlot()));
+    await Promise.all(Array.from({ length: worker.slots }, (_, slot) => worker.runSlot(slot)));
   } finally {
-    clearInterval(beats);
+    await worker.beats.end();
   }
 }
 
@@ -36,13 +39,14 @@ function stopSignal() {
 
 class Worker {
   constructor(handlers, options, stop) {
-    const { gateway = new Gateway(), queue = "default", slots = 1, leaseS = 20 } = options;
+    const { gateway = new Gateway(), queue = "default", slots = 1, leaseS = LEASE_S } = options;
     const most = Math.min(options.most ?? 200, 400); // a report may tell of 400 failures
     this.gateway = gateway;
     this.handlers = handlers;
     this.slots = slots;
     this.stop = stop;
-    this.held = new Map(); // ticket -> { part, controller } of each slot that runs parts
+    this.held = new Map(); // ticket -> AbortController of each slot that runs parts
+    this.beats = new Beats(gateway, slots, Math.min(leaseS * 250, 3_000), (ticket) => this.held.get(ticket)?.abort());
     const name = `${hostname()}.${process.pid}`.slice(-64);
     this.ask = { queue, handlers: Object.keys(handlers), most, lease_s: leaseS, wait_s: 25, name, slots };
     // A stopping worker does not wait for ever for a gateway that is away.
@@ -52,11 +56,13 @@ class Worker {
   }
 
   /** Take, run and report until the worker stops. One slot holds one ticket at a time. */
-  async runSlot() {
+  async runSlot(slot) {
     let granted = null;
     while (true) {
-      if (granted?.ticket) granted = await this.report(granted, await this.runParts(granted));
-      else if (this.stop.aborted) return;
+      if (granted?.ticket) {
+        granted = await this.report(granted, await this.runParts(granted, slot));
+        this.beats.hold(slot, null); // not before: the lease is to stand until the report is heard
+      } else if (this.stop.aborted) return;
       else granted = await this.take();
     }
   }
@@ -74,10 +80,11 @@ class Worker {
     const said = { ticket: granted.ticket, ...outcome };
     // A short wait: a report cannot be broken off, as the wait of a take can.
     if (!this.stop.aborted) said.next = { ...this.ask, wait_s: 1 };
+    const options = { giveUp: this.giveUp, longestPauseMs: LONGEST_PAUSE_MS };
     try {
-      const next = await this.gateway.call("POST", "/v1/report", said, { giveUp: this.giveUp });
+      const next = await this.gateway.call("POST", "/v1/report", said, options);
       if (!this.stop.aborted || !next?.ticket) return next;
-      await this.gateway.call("POST", "/v1/leave", { tickets: [next.ticket] }, { giveUp: this.giveUp });
+      await this.gateway.call("POST", "/v1/leave", { tickets: [next.ticket] }, options);
     } catch (error) {
       if ([400, 413].includes(error.status) && outcome.done) {
         // Nothing was recorded: a result cannot be told.
@@ -93,26 +100,28 @@ class Worker {
   }
 
   /** Run parts one after another. Parts that the outcome does not name go back to the server. */
-  async runParts(granted) {
+  async runParts(granted, slot) {
     const done = [];
     const failed = [];
-    const held = { part: 0, controller: new AbortController() };
-    this.held.set(granted.ticket, held);
+    const unwanted = new AbortController();
+    this.held.set(granted.ticket, unwanted);
+    this.beats.hold(slot, granted.ticket);
     try {
       for (let size = 0, i = 0; i < granted.parts.length && size < FULL; i++) {
         const part = granted.parts[i];
-        if (held.controller.signal.aborted || (i > 0 && this.stop.aborted)) break;
-        held.part = part.number;
+        if (unwanted.signal.aborted || (i > 0 && this.stop.aborted)) break;
+        this.beats.parts[slot] = part.number;
         try {
-          const result = encode(await this.runPart(granted, part, held.controller.signal));
+          const result = encode(await this.runPart(granted, part, unwanted.signal));
           size += Object.values(result ?? {})[0]?.length ?? 100;
           done.push({ part: part.number, result });
         } catch (error) {
-          if (!held.controller.signal.aborted) failed.push(failure(part.number, error));
+          if (!unwanted.signal.aborted) failed.push(failure(part.number, error));
         }
       }
     } finally {
       this.held.delete(granted.ticket);
+      this.beats.parts[slot] = 0;
     }
     return { done, failed };
   }
@@ -126,22 +135,6 @@ class Worker {
     if (!limit || !(running instanceof Promise)) return running;
     const late = new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
     return Promise.race([running, late]);
-  }
-
-  /** Say that this worker lives, and what it runs. Stop what nobody wants any more. */
-  async beat() {
-    if (!this.held.size || this.isBeating) return;
-    const tickets = [...this.held].map(([ticket, { part }]) => (part ? { ticket, part } : { ticket }));
-    this.isBeating = true;
-    try {
-      const signal = AbortSignal.timeout(2 * BEAT_MS);
-      const { unwanted } = await this.gateway.call("POST", "/v1/beat", { tickets }, { signal });
-      for (const ticket of unwanted) this.held.get(ticket)?.controller.abort();
-    } catch {
-      // The next beat tries again. If none comes through, the lease ends and others run the parts.
-    } finally {
-      this.isBeating = false;
-    }
   }
 }
 

@@ -90,7 +90,7 @@ class Doctor(Examiner):
                 f"{status.handler}",
                 remedy="start a worker with it; if the name is wrong, cancel the request",
             )
-        for status, _ in found.requests:
+        for status in found.requests:
             try:
                 yield from self._request(queue, status.id)
             except Damaged as error:

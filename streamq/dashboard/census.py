@@ -113,8 +113,10 @@ class Census:
     def _look(self) -> None:
         begun = time.monotonic()
         protocol = self._protocol
-        ids = protocol.latest(self.queue, MOST_REQUESTS)
-        size = max(len(ids), protocol.index_size(self.queue))
+        ids = protocol.latest(self.queue, MOST_REQUESTS, with_stages=True)
+        size = protocol.index_size(self.queue)
+        if size <= MOST_REQUESTS:  # all of them were read; stages of flows are no requests
+            size = sum("/" not in each for each in ids)
         self._blank &= set(ids)
         unread = [each for each in ids if each not in self._known and each not in self._blank]
         gone = self._known.keys() - set(ids)
@@ -143,7 +145,8 @@ class Census:
         self.requests = {
             each: known for each, known in self._known.items() if known.status.state.is_live
         }
-        self.open = size - len(self._known) + len(self.requests)
+        over = sum("/" not in each for each in self._known.keys() - self.requests.keys())
+        self.open = size - over
         self._look_at_workers()
         self._look_at_server()
         running = sum(each.status.parts.running for each in self.requests.values())

@@ -164,9 +164,13 @@ def row(status: Status, speed: float, census: Census, peak: int = 0) -> dict[str
         "finished_ms": status.finished_ms,
         "labels": status.labels,
         "speed": round(speed, 3),
-        "eta_s": round(left / speed, 1) if speed > 0 and status.state is State.OPEN else None,
+        "eta_s": round(left / speed, 1) if speed > 0 and _moves(status) else None,
         "why": reason,
     }
+
+
+def _moves(status: Status) -> bool:
+    return status.state is State.OPEN and not status.waits_for_release
 
 
 def card(status: Status) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from streamq.dashboard.timeline import Timeline
 from streamq.errors import InvalidValue
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol
+from streamq.queue.backlog import slots_wanted
 from streamq.queue.changes import read_changes
 from streamq.queue.flow_status import status_of
 
@@ -86,9 +87,10 @@ class Overview(_OfQueue):
         census = self._census
         census.look()
         found = [known.status for known in census.requests.values()]
+        first = [status for status in found if "/" not in status.id]  # stages of flows are parts
         workers = census.pools
         top = sorted(
-            census.requests.values(), key=lambda each: -each.status.parts.running or -each.speed
+            census.requests.values(), key=lambda each: (-each.status.parts.running, -each.speed)
         )[:TOP]
         served = {handler for each in workers for handler in each.handlers}
         return {
@@ -98,9 +100,9 @@ class Overview(_OfQueue):
             "unread": census.unread,
             "age_ms": census.age_ms,
             "requests": {
-                "loading": sum(each.state == "loading" and not each.paused for each in found),
-                "open": sum(each.state == "open" and not each.paused for each in found),
-                "paused": sum(each.paused for each in found),
+                "loading": sum(each.state == "loading" and not each.paused for each in first),
+                "open": sum(each.state == "open" and not each.paused for each in first),
+                "paused": sum(each.paused for each in first),
             },
             "parts": {
                 name: sum(getattr(each.parts, name) for each in found)
@@ -109,7 +111,7 @@ class Overview(_OfQueue):
             "slots": {
                 "busy": sum(each.busy for each in workers),
                 "total": sum(each.slots for each in workers),
-                "wanted": sum(_wanted(each) for each in found),
+                "wanted": sum(map(slots_wanted, found)),
             },
             "workers": len(workers),
             "handlers": sorted(served),
@@ -124,13 +126,6 @@ class Overview(_OfQueue):
     def past(self) -> Any:
         """Return the points of the queue's curve so far."""
         return {"points": self._census.curve.points}
-
-
-def _wanted(status: Status) -> int:
-    parts = status.parts
-    if status.paused or status.held_until_ms:
-        return 0
-    return min(status.limit, parts.waiting + parts.running + parts.retry)
 
 
 class Table(_OfQueue):
@@ -160,7 +155,8 @@ class Levels(_OfQueue):
         census.look()
         cards: dict[int, list[Status]] = {}
         for known in census.requests.values():
-            cards.setdefault(known.status.level, []).append(known.status)
+            if "/" not in known.status.id:  # a stage is changed with its request
+                cards.setdefault(known.status.level, []).append(known.status)
         busy = [status.level for status in map(_status, census.requests.values()) if _runs(status)]
         return {
             "serving": min(busy, default=None),
@@ -173,7 +169,9 @@ class Levels(_OfQueue):
                     "running": running,
                     "cards": [
                         rows.card(each)
-                        for each in sorted(cards[level], key=lambda each: -each.parts.waiting)
+                        for each in sorted(
+                            cards.get(level, []), key=lambda each: -each.parts.waiting
+                        )
                     ][: self.CARDS],
                 }
                 for level, requests, waiting, running in census.levels()
@@ -297,10 +295,12 @@ class OneRequest(_OfRequest):
         records = status.records
         now_ms = snapshot.count("now_ms")
         point = Point(now_ms, records.done, records.failed, status.parts.running, records.total)
-        self._curve.add(point)
+        points = self._curve.points
+        if status.state.is_live or not points or point.finished != points[-1].finished:
+            self._curve.add(point)  # after its end a request stands still
         speed = self._curve.speed()
         ending: Ending | None = None
-        if status.state == "open" and not status.paused:
+        if status.state == "open" and not (status.paused or status.waits_for_release):
             ending = self._curve.ending(status.rate)
         slots, busy = census.slots_of(status.handler)
         return {

@@ -46,11 +46,18 @@ def reason(status: Status, census: Census, peak: int = 0) -> Reason | None:
     if not status.state.is_live:
         return None
     return (
-        _stopped(status, census)
+        _kept_back(status)
+        or _stopped(status, census)
         or _by_its_own_limits(status, max(peak, status.parts.running))
         or _by_others(status, census)
         or Reason("running", "nothing holds it back: it is as fast as its parts are")
     )
+
+
+def _kept_back(status: Status) -> Reason | None:
+    if status.waits_for_release:
+        return Reason("canary", "its canary has ended, and the others wait for the release")
+    return None
 
 
 def _stopped(status: Status, census: Census) -> Reason | None:

@@ -61,14 +61,15 @@ class Board:
         queues: list[str],
         *,
         is_read_only: bool = False,
+        queue_of: Mapping[str, str] | None = None,
     ) -> None:
+        """``queue_of``: the queues of requests that were touched lately, as far as known."""
         self.is_read_only = is_read_only
         self._protocol = protocol
         self._in_thread = in_thread
         self.queues = queues
         self.feed = Feed(protocol)
-        #: The queue of a request that was touched lately, if that is known.
-        self.queue_of: Mapping[str, str] = {}
+        self._queue_of = {} if queue_of is None else queue_of
         self._noting: set[asyncio.Task[None]] = set()
 
     # What is watched
@@ -126,7 +127,7 @@ class Board:
 
     async def _note(self, change: Change) -> None:
         try:
-            known = self.queue_of.get(change.request)
+            known = self._queue_of.get(change.request)
             queue = known or (await self._status(change.request)).queue
             await self._in_thread(lambda: note(self._protocol, queue, change))
         except StreamqError as error:  # it is gone by now, or the server is away

@@ -7,7 +7,7 @@ desk keeps nothing of a lease: the ticket that the worker holds has it all.
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
@@ -15,16 +15,14 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
-from streamq import backoff, units
+from streamq import units
 from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
-from streamq.gateway import payloads, stages
+from streamq.gateway import payloads
 from streamq.gateway.courier import FIRST_LEASE_MS, Courier
 from streamq.gateway.dispatch import Dispatch, Waiter, Wanted
 from streamq.gateway.messages import (
     Ask,
     Beat,
-    Done,
-    Failed,
     Granted,
     Leave,
     Left,
@@ -32,23 +30,23 @@ from streamq.gateway.messages import (
     Report,
     Verdict,
 )
+from streamq.gateway.outcomes import Outcomes
+from streamq.gateway.paces import Paces
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import Caller
 from streamq.gateway.ticket import (
     FINISH,
     HANDBACK,
-    MOST_FAILURES,
     Runs,
     Signer,
     Ticket,
     TicketBook,
 )
-from streamq.model import Failure, Part, Spec
+from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Renewed, Terms, Tokens
 from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.lease_keeper import LeaseKeeper
-from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.queue.pace import Pace
 from streamq.queue.renewals import Holding, unwanted_of
 from streamq.queue.taker import KNOWN_REQUESTS, Claimed
@@ -66,16 +64,13 @@ CALLERS = 16
 #: Workers beat at least this often: within the grace of a lease (``lua/README.md``, rule 7), so
 #: that they are heard after an outage.
 MOST_BEAT_MS = 3_000
-#: The last 4,000 characters of a traceback are kept with a failure, and so many of a message.
-_TRACEBACK_CHARS = 4_000
-_MESSAGE_CHARS = 4_000
 
 
 class Handed(msgspec.Struct, frozen=True):
     """An answer to ``take`` or ``report``, and what to do when it is out, or cannot be sent."""
 
     granted: Granted | None
-    #: The ticket of a new lease.
+    #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
     delivered: Callable[[], None] = _nothing
     undo: Callable[[], None] = _nothing
@@ -93,6 +88,7 @@ class Desk:
         self._dispatch = Dispatch(protocol, keepers, word)
         self._callers = ThreadPoolExecutor(CALLERS, "desk")
         self.courier = Courier(protocol, keepers, self.in_thread)
+        self._paces = Paces()
         self._waiting: set[asyncio.Future[Claimed[Spec]]] = set()
         #: How many parts were handed out, and came back, by what became of them.
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
@@ -149,30 +145,32 @@ class Desk:
             backoff_ms=known.work.backoff_ms,
             backoff_max_ms=known.work.backoff_max_ms,
             quantum_ms=ask.quantum_ms,
-            part_s=known.pace.part_s,
+            part_s=self._paces.of(caller.name, ask.name, lease.request_id),
             handed_ms=now_ms,
             late_ms=now_ms + ask.quantum_ms,
             key=caller.name,
             facts=lease.facts,
         )
-        ticket = _with_parts(ticket, grant.parts)
+        ticket = ticket.with_parts(grant.parts)
         self._remember(ticket, known.work)
         granted = self._granted("ok", ticket, grant, ask, known.work)
         return Handed(
             granted,
             ticket,
-            lambda: self.courier.delivered(ticket),
-            lambda: self._release(ticket),
+            delivered=lambda: self.courier.delivered(ticket),
+            undo=lambda: self._release(ticket),
         )
 
     async def report(self, caller: Caller, report: Report) -> Handed:
         """Record what became of parts, and hand out the next if the report asks for some."""
         ticket = self.open(caller, report.ticket)
-        outcomes = _Outcomes(ticket, report)
+        outcomes = Outcomes(ticket, report)
         pace = Pace(ticket.quantum_ms / 1e3, ticket.part_s)
         now_ms = _now_ms()
         pace.observe(outcomes.ran, max(0.0, (now_ms - ticket.handed_ms) / 1e3))
         ask = report.next
+        if ask:
+            self._paces.note(caller.name, ask.name, ticket.request_id, pace.part_s)
         most = 0
         if ask and not self.is_stopping and now_ms < ticket.late_ms and outcomes.goes_on:
             most = min(ask.most, pace.most((ticket.late_ms - now_ms) / 1e3))
@@ -184,7 +182,7 @@ class Desk:
             following = msgspec.structs.replace(
                 ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_ms()
             )
-            following = _with_parts(following, grant.parts)
+            following = following.with_parts(grant.parts)
             spec = await self._spec(ticket)
             granted = self._granted("ok", following, grant, ask or Ask(), spec)
             granted.counted = grant.counted
@@ -249,9 +247,11 @@ class Desk:
             raise too_many(f"{caller.waits} calls of the key {caller.name} wait already")
         loop = asyncio.get_running_loop()
 
-        def terms(most: int) -> Terms:
+        def terms(request_id: str, most: int) -> Terms:
             # Until the answer is out: then the courier renews it to its whole length.
             lease_ms = min(FIRST_LEASE_MS, _lease_ms(ask))
+            part_s = self._paces.of(caller.name, ask.name, request_id)
+            most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
             return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
 
         waiter = Waiter(loop, terms)
@@ -306,7 +306,7 @@ class Desk:
             lease_ms=ticket.lease_ms,
             beat_ms=min(ticket.lease_ms // 4, MOST_BEAT_MS),
             timeout_ms=spec.timeout_ms,
-            parts=[payloads.told(part, spec, ask.as_) for part in grant.parts],
+            parts=payloads.told(grant.parts, spec, ask.as_),
         )
 
     def _remember(self, ticket: Ticket, spec: Spec) -> None:
@@ -323,7 +323,7 @@ class Desk:
             self._remember(ticket, spec)
         return spec
 
-    def _send(self, ticket: Ticket, outcomes: "_Outcomes", terms: Terms) -> Grant:
+    def _send(self, ticket: Ticket, outcomes: Outcomes, terms: Terms) -> Grant:
         """Make the calls of a report, each with the number that belongs to the ticket."""
         lease = self._lease(ticket, terms, 1)
         book = lease.book
@@ -388,99 +388,9 @@ class _TicketHost:
         """Note nothing."""
 
 
-class _Outcomes:
-    """What a report says of the parts of its ticket, checked and in the words of a lease."""
-
-    def __init__(self, ticket: Ticket, report: Report) -> None:
-        """Raises:
-        InvalidValue: the report names a part that is not in the ticket, or names one twice.
-        """
-        records = ticket.records_by_part()
-        named = [each.part for each in report.done]
-        named += [each.part for each in report.failed] + report.back
-        _check_parts(named, records)
-        if report.crashed is not None:
-            _check_parts([*named, report.crashed], records)
-        #: How many parts were run.
-        self.ran = len(report.done) + len(report.failed)
-        self.crashed = report.crashed
-        self.done: list[tuple[Part, PartDone]] = []
-        self.not_done: list[tuple[Part, PartNotDone]] = [
-            (_part(each.part), _not_done(ticket, each)) for each in report.failed
-        ]
-        for each in report.done:
-            self._add(ticket, each, records[each.part])
-        if len(self.not_done) > MOST_FAILURES:
-            raise InvalidValue(
-                f"{len(self.not_done)} parts failed, and a report tells of {MOST_FAILURES} at most"
-            )
-        left = records.keys() - set(named) - {report.crashed}
-        self.back = sorted({*report.back, *left})
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether more parts may be asked for under the lease."""
-        return self.crashed is None and not self.back
-
-    def counts(self) -> dict[str, int]:
-        """Return how many parts were reported as what."""
-        return {
-            "done": len(self.done),
-            "failed": len(self.not_done),
-            "back": len(self.back),
-            "crashed": int(self.crashed is not None),
-        }
-
-    def _add(self, ticket: Ticket, done: Done, records: int) -> None:
-        result = payloads.encoded(done.result)
-        part = Part(done.part, b"", ticket.about_of(done.part))
-        try:
-            self.done.append((part, stages.done(part, records, result, ticket.facts)))
-        except stages.BAD as error:
-            word, why = type(error).__name__, str(error)
-            failed = Failed(part=done.part, kind="abandon", error=word, message=why)
-            self.not_done.append((part, _not_done(ticket, failed)))
-
-
 def too_many(detail: str) -> Problem:
     """Return what a caller is told that has too much open at once."""
     return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
-
-
-def _check_parts(named: Sequence[int], known: dict[int, int]) -> None:
-    if len(set(named)) < len(named):
-        raise InvalidValue("the report names a part twice")
-    if strange := sorted(set(named) - known.keys()):
-        raise InvalidValue(f"part {strange[0]} is not in the ticket")
-
-
-def _not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
-    attempt = ticket.attempts.get(failed.part, 1)
-    delay_ms = failed.after_ms
-    if delay_ms is UNSET:
-        delay_ms = backoff.retry_ms(attempt, ticket.backoff_ms, ticket.backoff_max_ms)
-    failure = Failure(
-        error=failed.error,
-        message=failed.message[:_MESSAGE_CHARS],
-        part=failed.part,
-        attempts=attempt,
-        traceback=failed.traceback[-_TRACEBACK_CHARS:],
-    )
-    return PartNotDone(failed.kind, delay_ms, [failure], (0, -1))
-
-
-def _with_parts(ticket: Ticket, parts: list[Part]) -> Ticket:
-    return msgspec.structs.replace(
-        ticket,
-        parts=Runs.of(part.number for part in parts),
-        records=Runs.of(part.records or 1 for part in parts),
-        attempts={part.number: part.attempt for part in parts if part.attempt > 1},
-        abouts=tuple(part.about for part in parts) if ticket.facts else (),
-    )
-
-
-def _part(number: int) -> Part:
-    return Part(number, b"", b"")
 
 
 def _lease_ms(ask: Ask) -> int:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -54,7 +55,8 @@ class Wanted(msgspec.Struct, frozen=True):
 class Waiter:
     """One call that waits for a lease. Its future belongs to the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, terms: Callable[[int], Terms]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, terms: Callable[[str, int], Terms]) -> None:
+        """``terms`` says what to ask of a request, of which so many parts take about a quantum."""
         self._loop = loop
         self.terms = terms
         self.granted: asyncio.Future[Claimed[Spec]] = loop.create_future()
@@ -191,7 +193,9 @@ class Line:
     def _claim_for(self, waiter: Waiter, invitation: Invitation) -> bool:
         book = TicketBook(number=1)
         try:
-            claimed = self._taker.claim(invitation, book, waiter.terms)
+            claimed = self._taker.claim(
+                invitation, book, partial(waiter.terms, invitation.token.request_id)
+            )
         except ServerError:
             # The claim may have been granted, or may be so later.
             if book.holder:

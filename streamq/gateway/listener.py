@@ -1,6 +1,8 @@
 """The socket of a gateway, its TLS, and what is asked of a connection before a call is read."""
 
 import asyncio
+import logging
+import resource
 import socket
 import ssl
 from pathlib import Path
@@ -12,11 +14,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from streamq.errors import InvalidValue, SettingsError
 from streamq.gateway.problems import Problem
 
+log = logging.getLogger(__name__)
+
 #: Connections that wait to be accepted.
 BACKLOG = 4_096
 #: The head of a call has at most so many bytes, and comes within so many seconds.
 MOST_HEAD = 2**14
 HEAD_S = 30.0
+#: A caller that reads nothing of what is sent to it for so long is cut off.
+READ_S = 30.0
+#: Open files of a gateway besides the connections of callers: its own connections, and others.
+_OTHER_FILES = 256
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -78,15 +86,64 @@ def is_loopback(listener: socket.socket) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-class Connection(HttpToolsProtocol):
+def allow(connections: int) -> None:
+    """Allow so many connections, as far as the system does: it is asked for more open files."""
+    files = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    Connection.most = connections
+    if soft != resource.RLIM_INFINITY and soft < files:
+        Connection.most = max(soft - _OTHER_FILES, soft // 2)
+        log.warning("the system allows %d connections only: see ulimit -n", Connection.most)
+
+
+class Impatient(asyncio.Protocol):
+    """A connection that is cut off when the caller does not read what is sent to it."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    _unread: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the caller: much is on its way to it."""
+        super().pause_writing()
+        # What is left unsent would keep a connection that is only closed.
+        self._unread = self.loop.call_later(READ_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the caller reads."""
+        self._has_read()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._has_read()
+        super().connection_lost(exc)
+
+    def _has_read(self) -> None:
+        if self._unread:
+            self._unread.cancel()
+            self._unread = None
+
+
+class Connection(Impatient, HttpToolsProtocol):
     """One connection of a caller: its head must come in time, and be short."""
 
+    #: How many connections there may be.
+    most = 12_000
     _waiting: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first call."""
         super().connection_made(transport)
+        if len(self.connections) > self.most:
+            detail = f"this gateway has {self.most} connections already"
+            busy = Problem(503, "AWAY", "too many connections", detail, retry_after_s=1)
+            self._refuse(busy)
+            return
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -96,6 +153,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless the head of a call has grown too long."""
+        if self.transport.is_closing():
+            return
         if self._waiting:
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD and b"\r\n\r\n" not in data[:MOST_HEAD]:

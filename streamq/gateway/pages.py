@@ -59,6 +59,7 @@ def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
         Route("/s/{link}", telling(enter)),
         *(Route(path, _page) for path in PAGES),
         Route("/static/{digest}/{name}", _file),
+        Route("/favicon.ico", _icon),
     ]
 
 
@@ -68,6 +69,11 @@ async def _page(_: Asked) -> Response:
         media_type="text/html; charset=utf-8",
         headers={**SECURITY, "Cache-Control": "no-cache"},
     )
+
+
+async def _icon(_: Asked) -> Response:
+    found = pages().files["icon.svg"]
+    return Response(found.content, media_type=found.kind, headers=SECURITY)
 
 
 async def _file(asked: Asked) -> Response:

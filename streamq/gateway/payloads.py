@@ -2,10 +2,11 @@
 
 import binascii
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from streamq.errors import InvalidValue
 from streamq.gateway import stages
@@ -13,25 +14,58 @@ from streamq.gateway.messages import As, PartTold, Value
 from streamq.model import Part, Spec
 from streamq.records import about
 from streamq.records import encoding as codec
+from streamq.records.decoding import ITEMS
 
 _FORMS = ("json", "text", "base64", "lines")
+_NO_RESULT = codec.encode_result([None])
 
 
-def told(part: Part, spec: Spec, form: As) -> PartTold:
-    """Return a part as a worker is told of it."""
-    place = about.Place.of(part.about, spec)
-    said = PartTold(
-        number=part.number,
-        records=UNSET if part.records is None else part.records,
-        attempt=part.attempt,
-        alone=part.is_suspect,
-        source=place.source if place else "",
-        line=place.line if place else 0,
-    )
-    data, is_json = stages.payload_of(part, spec)
-    value = _form_of(data, form, is_json=is_json)
-    said.json, said.text, said.base64 = value.json, value.text, value.base64
+def told(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
+    """Return parts as a worker is told of them."""
+    # Parts of one batch often say the same of themselves, and this is most of what a call costs.
+    known: dict[bytes, _About] = {}
+    said = []
+    for part in parts:
+        mine = known.get(part.about)
+        if mine is None:
+            mine = known[part.about] = _About.of(part, spec)
+        data, is_json = part.payload, mine.is_json
+        if spec.format == ITEMS:
+            data, is_json = stages.payload_of(part, spec)
+        value = None
+        if is_json or form not in ("auto", "text") or not data.isascii():
+            value = _form_of(data, form, is_json=is_json)
+        said.append(
+            PartTold(
+                number=part.number,
+                records=mine.records,
+                attempt=part.attempt,
+                alone=part.is_suspect,
+                json=value.json if value else UNSET,
+                text=value.text if value else data.decode("ascii"),
+                base64=value.base64 if value else UNSET,
+                source=mine.source,
+                line=mine.line,
+            )
+        )
     return said
+
+
+class _About(msgspec.Struct, frozen=True):
+    """What a part says of itself."""
+
+    records: int | UnsetType
+    is_json: bool
+    source: str
+    line: int
+
+    @classmethod
+    def of(cls, part: Part, spec: Spec) -> "_About":
+        """Read it."""
+        place = about.Place.of(part.about, spec)
+        records = UNSET if part.records is None else part.records
+        source, line = (place.source, place.line) if place else ("", 0)
+        return cls(records, about.is_json(part), source, line)
 
 
 def _form_of(data: bytes, form: As, *, is_json: bool) -> Value:
@@ -60,12 +94,10 @@ def encoded(value: Value | None) -> bytes:
     Raises:
         InvalidValue: the value has no form, or several, or its base64 is none.
     """
-    return codec.encode_result([_item(value)])
+    return _NO_RESULT if value is None else codec.encode_result([_item(value)])
 
 
-def _item(value: Value | None) -> codec.Item:
-    if value is None:
-        return None
+def _item(value: Value) -> codec.Item:
     form = _only_form(value)
     if form == "lines":
         return codec.encode_item(codec.Verbatim(str(value.lines).encode()))

@@ -1,18 +1,20 @@
 """Submits requests for loaders; follows them and reads their results for readers."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import msgspec
 
 from streamq import units
-from streamq.errors import RequestUnknown, damaged_if_unreadable
+from streamq.errors import RequestUnknown, ServerError, damaged_if_unreadable
 from streamq.gateway import payloads
 from streamq.gateway.desk import Desk
 from streamq.gateway.messages import NewRequest, ResultLine, ResultsEnd
 from streamq.gateway.roles import Caller
-from streamq.model import MAX_PART, Policy, Status
+from streamq.model import MAX_PART, Policy, State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import part_of
 from streamq.queue.loading import keep_registered
@@ -21,6 +23,8 @@ from streamq.queue.request import Request
 from streamq.queue.results import ResultReader
 from streamq.queue.submission import Submission
 from streamq.records import encoding as codec
+
+log = logging.getLogger(__name__)
 
 #: A call that waits for the end of a request looks at it so often (s): at first, and at most.
 LOOK_S = (0.02, 0.5)
@@ -93,11 +97,12 @@ class Requests:
         They end with a line that says where to go on. ``is_following``: wait for results until the
         request has ended.
         """
-        await self.status(caller, request_id)  # raises if there is none, or it is another queue's
-        return self._lines(request_id, first, most, is_following)
+        # This raises if there is none, or it is another queue's.
+        status = await self.status(caller, request_id)
+        return self._lines(request_id, first, most, is_following, status.state)
 
     async def _lines(
-        self, request_id: str, first: int, most: int, is_following: bool
+        self, request_id: str, first: int, most: int, is_following: bool, state: State
     ) -> AsyncIterator[bytes]:
         # Earlier results are not forgotten: reading them again would tell of them twice.
         reader = ResultReader(self._protocol, request_id, first=first, goes_back=False)
@@ -106,7 +111,14 @@ class Requests:
         #: Where to go on, if fewer results are wanted than were read.
         next_number = 0
         while left > 0:
-            found = await self._desk.in_thread(reader.read)
+            try:
+                found = await self._desk.in_thread(reader.read)
+            except ServerError as error:
+                # The caller has its results so far, and asks for the others.
+                log.warning("results of %s end early: %s", request_id, error)
+                end = ResultsEnd(next=reader.next, state=state, is_over=False)
+                yield msgspec.json.encode(end) + b"\n"
+                return
             if found:
                 if len(found) > left and "." not in found[-1][0]:
                     next_number = part_of(found[left][0])
@@ -120,10 +132,12 @@ class Requests:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_S[1])
-        status = await self._desk.in_thread(Request(self._protocol, request_id).status)
+        with suppress(ServerError):  # then it is what it was when the call came
+            status = await self._desk.in_thread(Request(self._protocol, request_id).status)
+            state = status.state
         end = ResultsEnd(
             next=next_number or reader.next,
-            state=status.state,
+            state=state,
             is_over=reader.is_over and not next_number,
         )
         yield msgspec.json.encode(end) + b"\n"

@@ -1,5 +1,6 @@
 """The process of a gateway: its listener, its janitors, its start and its stop."""
 
+import asyncio
 import logging
 import secrets
 import signal
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import uvicorn
@@ -24,7 +25,14 @@ from streamq.gateway.dashboard import Board
 from streamq.gateway.desk import Desk
 from streamq.gateway.health import health
 from streamq.gateway.http import application
-from streamq.gateway.listener import BACKLOG, Connection, Tls, is_loopback, listen
+from streamq.gateway.listener import (
+    BACKLOG,
+    Connection,
+    Tls,
+    allow,
+    is_loopback,
+    listen,
+)
 from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
 from streamq.gateway.route import MOST_BODY, Gateway
@@ -65,6 +73,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     #: Where to tell health and metrics without a key; nowhere if it is "".
     health_port: str = ""
+    #: How many connections of callers there may be.
+    connections: int = Connection.most
     #: Answer what readers may ask, and nothing else. Such a gateway is no janitor.
     is_read_only: bool = False
 
@@ -85,7 +95,7 @@ def serve(
             _check_doors(door, options, access, has_tls=tls is not None)
     own_secret = supervisor.secret()
     supervisor.end_with_supervisor()
-    listener = listen(options.host, options.port, is_shared=own_secret is not None)
+    listener = _listener(options, is_shared=own_secret is not None)
     _check_doors(listener, options, access, has_tls=tls is not None)
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -112,9 +122,14 @@ def serve(
     requests = Requests(protocol, desk, settings.team, is_read_only=options.is_read_only)
     uploads = Uploads(protocol, desk, settings.team)
     sessions = Sessions(desk)
-    board = Board(protocol, desk.in_thread, list(options.queues), is_read_only=options.is_read_only)
     control = Control(protocol, desk, options.queues)
-    board.queue_of = control.queue_of
+    board = Board(
+        protocol,
+        desk.in_thread,
+        list(options.queues),
+        is_read_only=options.is_read_only,
+        queue_of=control.queue_of,
+    )
     gateway = Gateway(
         desk,
         requests,
@@ -130,7 +145,7 @@ def serve(
         application(gateway, is_read_only=options.is_read_only),
         http=Connection,
         loop="uvloop",
-        ws="websockets-sansio" if _has_websockets() else "none",
+        ws=_websockets(),
         ws_max_size=MOST_BODY,
         # With it thousands of sockets take gigabytes.
         ws_per_message_deflate=False,
@@ -258,6 +273,12 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+def _listener(options: Options, *, is_shared: bool) -> socket.socket:
+    """Return the socket that callers come to, with room for as many as may come."""
+    allow(options.connections)
+    return listen(options.host, options.port, is_shared=is_shared)
+
+
 def _check_doors(
     listener: socket.socket, options: Options, access: Access, *, has_tls: bool
 ) -> None:
@@ -280,12 +301,14 @@ def _check_doors(
         )
 
 
-def _has_websockets() -> bool:
-    """Return whether streams can be served: the extra ``serve`` brings that package."""
+def _websockets() -> "type[asyncio.Protocol] | Literal['none']":
+    """Return what serves streams: the extra ``serve`` brings a package for it."""
     if find_spec("websockets"):
-        return True
+        from streamq.gateway.websocket_connection import Stream
+
+        return Stream
     log.warning("no WebSocket streams: pip install 'streamq[serve]' brings the package websockets")
-    return False
+    return "none"
 
 
 def _grpc(

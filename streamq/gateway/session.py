@@ -99,6 +99,8 @@ class Session:
         #: worker said so.
         self._held: dict[str, tuple[Ticket, int | None]] = {}
         self._slow: Counter[str] = Counter()
+        #: What the worker calls itself.
+        self._name = ""
         self._slots = 0
         self._changed = asyncio.Event()
         self._is_leaving = False
@@ -116,7 +118,14 @@ class Session:
         try:
             await self._begin(first.seq, first.hello)
             handing = asyncio.ensure_future(self._hand_out(first.hello))
-            await self._listen()
+            listening = asyncio.ensure_future(self._listen())
+            try:
+                await asyncio.wait((handing, listening), return_when=asyncio.FIRST_COMPLETED)
+                if not listening.done():
+                    await handing  # raises if the worker does not read
+                await listening
+            finally:
+                listening.cancel()
         finally:
             going.cancel()
             self._is_leaving = True
@@ -147,6 +156,7 @@ class Session:
     async def _hand_out(self, hello: Hello) -> None:
         """Take leases while the worker has free slots."""
         ask = hello.ask()
+        ask.name = self._name = hello.name or f"stream {id(self):x}"
         while not self._is_leaving:
             if len(self._held) >= self._slots:
                 self._changed.clear()
@@ -208,6 +218,7 @@ class Session:
             report.next = None
         if report.next is not None:
             report.next.handlers = []  # more parts of this lease, but no other lease
+            report.next.name = self._name
         handed = await self._desk.report(self._caller, report)
         self._held.pop(report.ticket, None)
         self._slow.pop(report.ticket, None)

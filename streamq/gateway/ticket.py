@@ -41,6 +41,11 @@ class Runs(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, numbers: Iterable[int]) -> "Runs":
         """Return the numbers, in their order."""
+        numbers = list(numbers)
+        if len(numbers) > 1 and (step := numbers[1] - numbers[0]) in (0, 1):
+            first, length = numbers[0], len(numbers)
+            if numbers == ([first] * length if step == 0 else [*range(first, first + length)]):
+                return cls(((first, step, length),))  # as nearly always, and in much less time
         runs: list[tuple[int, int, int]] = []
         for number in numbers:
             if runs:
@@ -94,6 +99,19 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     def about_of(self, number: int) -> bytes:
         """Return what a part says of itself."""
         return self.abouts[self.parts.numbers().index(number)] if self.abouts else b""
+
+    def with_parts(self, parts: Sequence[Part]) -> "Ticket":
+        """Return the ticket of the same lease with these parts."""
+        # Many parts say the same of themselves.
+        one_of = {part.about: part for part in parts}
+        records = {about: part.records or 1 for about, part in one_of.items()}
+        return msgspec.structs.replace(
+            self,
+            parts=Runs.of([part.number for part in parts]),
+            records=Runs.of([records[part.about] for part in parts]),
+            attempts={part.number: part.attempt for part in parts if part.attempt > 1},
+            abouts=tuple(part.about for part in parts) if self.facts else (),
+        )
 
     def records_by_part(self) -> dict[int, int]:
         """Return the number of records of each part."""

@@ -73,9 +73,8 @@ def dashboard(url: str, prefix: str, queue: str) -> Generator[str]:
     with closing(Connection(url)) as connection:
         protocol = Protocol(connection, prefix)
         desk = Desk(protocol, {}, Signer(secrets.token_bytes(32)), f"g{secrets.token_hex(8)}")
-        board = Board(protocol, desk.in_thread, [queue])
         control = Control(protocol, desk, (queue,))
-        board.queue_of = control.queue_of
+        board = Board(protocol, desk.in_thread, [queue], queue_of=control.queue_of)
         gateway = Gateway(
             desk,
             Requests(protocol, desk, ""),

@@ -7,6 +7,7 @@ the rest.
 
 import asyncio
 import concurrent.futures
+from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +20,7 @@ from streamq.errors import InvalidValue, LoadGap, RequestUnknown, damaged_if_unr
 from streamq.gateway.desk import Desk, too_many
 from streamq.gateway.messages import Uploaded, UploadOptions
 from streamq.gateway.problems import Problem
-from streamq.gateway.roles import Caller
+from streamq.gateway.roles import LOCAL, Caller
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.flow_status import status_of
@@ -31,6 +32,8 @@ from streamq.runs.options import Source, describe_source
 
 #: So many uploads are read at the same time.
 MOST_UPLOADS = 8
+#: And so many of one key, so that others are let in beside a caller that sends byte by byte.
+MOST_OF_KEY = 4
 #: A caller that sends no byte for so long is given up.
 SILENT_S = 30.0
 
@@ -49,6 +52,7 @@ class Uploads:
         self._threads = ThreadPoolExecutor(MOST_UPLOADS, "upload")
         #: How many uploads are open.
         self.open = 0
+        self._of_key: Counter[str] = Counter()
 
     def close(self) -> None:
         """End the threads: uploads stop where they stand when the gateway does."""
@@ -73,9 +77,12 @@ class Uploads:
         name = units.request_id(request_id, self._team)
         if self.open >= MOST_UPLOADS:
             raise too_many(f"{MOST_UPLOADS} uploads are open already")
+        if caller is not LOCAL and self._of_key[caller.name] >= MOST_OF_KEY:
+            raise too_many(f"{MOST_OF_KEY} uploads of the key {caller.name} are open already")
         loop = asyncio.get_running_loop()
         stream = _Body(body, loop)
         self.open += 1
+        self._of_key[caller.name] += 1
         try:
             return await loop.run_in_executor(
                 self._threads, lambda: self._load(caller, name, options, stream, begins_at)
@@ -85,6 +92,7 @@ class Uploads:
             raise Problem(408, "SLOW", "the body did not come whole", detail) from None
         finally:
             self.open -= 1
+            self._of_key[caller.name] -= 1
 
     async def stands(self, caller: Caller, request_id: str) -> Uploaded:
         """Tell how far an upload has come."""

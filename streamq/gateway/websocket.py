@@ -53,7 +53,7 @@ async def work(socket: WebSocket, access: Access, sessions: Sessions) -> None:
         code, reason = _REFUSED, str(problem)
     except TimeoutError:
         code, reason = _SLOW, "408 SLOW: no message came, or none was read, in time"
-    with suppress(RuntimeError):  # the worker has left
+    with suppress(RuntimeError, WebSocketDisconnect):  # the worker has left
         await socket.close(code, reason[:120])
 
 

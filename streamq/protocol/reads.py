@@ -139,11 +139,15 @@ class Reads:
                 yield from read_names(found)
                 first += page
 
-    def latest(self, queue: str, most: int) -> list[str]:
-        """Return ids of open requests, those registered last first, so many at most."""
+    def latest(self, queue: str, most: int, *, with_stages: bool = False) -> list[str]:
+        """Return ids of open requests, those registered last first, so many at most.
+
+        ``with_stages``: and the places of later stages of flows (``ID/2``).
+        """
         key = self._space.queue(queue).open
         with translating_driver_errors(self.connection.where):
-            return read_names(self.connection.redis.zrange(key, 0, most - 1, desc=True))
+            found = self.connection.redis.zrange(key, 0, most - 1, desc=True)
+        return read_places(found) if with_stages else read_names(found)
 
     def heard_lately(self, queue: str, most: int, within_ms: int) -> list[str]:
         """Return names of workers that were heard so long before the last that was, at most."""

@@ -27,12 +27,23 @@ _TIMES = 20
 PATIENCE_S = 2.0
 
 
+def slots_wanted(status: Status) -> int:
+    """Return how many slots could run parts of a request now, within its limit.
+
+    None if it is paused, or held by a delay or a snooze.
+    """
+    parts = status.parts
+    if not status.state.is_live or status.paused or status.held_until_ms:
+        return 0
+    return min(status.limit, parts.waiting + parts.running + parts.retry)
+
+
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     """The unfinished requests and live workers of a queue at one moment."""
 
     queue: str
-    #: Requests that are not finished, each with the number of slots that it could use now.
-    requests: list[tuple[Status, int]]
+    #: Requests that are not finished.
+    requests: list[Status]
     #: Requests that cannot be read, and why.
     damaged: list[tuple[str, Damaged]]
     workers: list[WorkerDetails]
@@ -42,19 +53,19 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     def wanted(self, handlers: Collection[str] | None, levels: Collection[int]) -> int:
         """Return how many slots requests of these handlers (None: any) and levels could use now."""
         return sum(
-            slots
-            for status, slots in self.requests
+            slots_wanted(status)
+            for status in self.requests
             if (handlers is None or status.handler in handlers) and status.level in levels
         )
 
     def unserved(self) -> list[Status]:
         """Return the requests whose handler no live worker has."""
         served = {name for worker in self.workers for name in worker.handlers}
-        return [status for status, _ in self.requests if status.handler not in served]
+        return [status for status in self.requests if status.handler not in served]
 
     def samples(self) -> Samples:
         """Return the backlog as metrics."""
-        found = [status for status, _ in self.requests]
+        found = self.requests
         states = Counter("paused" if each.paused else each.state.value for each in found)
         tens = Counter(each.level // 10 for each in found)
         oldest_ms = min((each.created_ms for each in found), default=self.now_ms)
@@ -101,8 +112,7 @@ def read_backlog(
             continue
         now_ms = found.count("now_ms")
         if status.state.is_live:
-            left = status.parts.waiting + status.parts.running + status.parts.retry
-            requests.append((status, 0 if found.is_held else min(status.limit, left)))
+            requests.append(status)
     return Backlog(
         queue=queue,
         requests=requests,

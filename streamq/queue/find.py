@@ -38,7 +38,12 @@ _ITEM = re.compile(r"[0-9]{1,15}(/[0-9]{1,6}){0,15}")
 
 
 class ItemPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Show one part that an item, or a child of it, is in a stage."""
+    """Show one part that an item, or a child of it, is in a stage.
+
+    Example:
+        for part in item.stages[0].parts:
+            print(part.item, part.where, part.error)
+    """
 
     #: The input's number, or that of a child of it, such as ``17/3``.
     item: str
@@ -57,7 +62,12 @@ class ItemPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ItemStage(msgspec.Struct, frozen=True, kw_only=True):
-    """Show an item in one stage. ``Item.stages`` has these."""
+    """Show an item in one stage. ``Item.stages`` has these.
+
+    Example:
+        for stage in item.stages:
+            print(stage.name, stage.counts)
+    """
 
     number: int
     name: str

@@ -4,6 +4,7 @@ Records come without their line ending. Which ending each had is kept with the r
 where it is not a plain newline, so that raw output can put it back.
 """
 
+import csv
 import inspect
 import typing
 from collections.abc import Callable
@@ -55,8 +56,15 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
 
     Return None where records have to be decoded one by one.
     """
+    if spec.format == "csv":
+        return _plain_rows(payload, annotation, spec)
     if spec.format != "lines" or annotation not in (bytes, str, *_NOTHING):
         return None
+    return _plain_lines(payload, is_text=annotation is not bytes)
+
+
+def _plain_lines(payload: bytes, *, is_text: bool) -> tuple[list[Any], bytes] | None:
+    """Return the lines of a part, which all end alike; None where they do not, or are no text."""
     if not payload.endswith(b"\n"):
         return None
     ending, letter = "\n", b""
@@ -67,7 +75,7 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
             return None
         ending, letter = "\r\n", RETURN
     values: list[Any]
-    if annotation is bytes:
+    if not is_text:
         values = payload.split(ending.encode())
     else:
         try:
@@ -76,6 +84,33 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
             return None
     values.pop()
     return values, letter
+
+
+def _plain_rows(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any], bytes] | None:
+    """Return the rows of a part without quotes, escapes and empty rows; None where one is odd."""
+    marks = [mark.encode() for mark in (spec.quote, spec.escape) if mark]
+    if any(mark in payload for mark in marks) or annotation in _RAW:
+        return None
+    found = _plain_lines(payload, is_text=True)
+    if found is None or "" in found[0] or max(map(len, found[0])) >= csv.field_size_limit():
+        return None
+    lines, letter = found
+    delimiter, names = spec.delimiter, names_of(spec)
+    rows: list[Any] = [line.split(delimiter) for line in lines]
+    is_list = annotation is list or typing.get_origin(annotation) in (list, tuple)
+    if is_list or not names:
+        wanted = annotation if is_list else list[str]
+    else:
+        if set(map(len, rows)) != {len(names)}:
+            return None
+        rows = [dict(zip(names, row, strict=True)) for row in rows]
+        wanted = dict[str, str] if annotation in (*_NOTHING, dict) else annotation
+    if wanted in (list[str], dict[str, str]):
+        return rows, letter
+    try:
+        return msgspec.convert(rows, list[wanted], strict=False), letter  # type: ignore[valid-type]
+    except Exception:  # noqa: BLE001  whatever one row raises, that row says when it is decoded alone
+        return None
 
 
 def bare(record: bytes) -> bytes:

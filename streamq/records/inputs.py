@@ -421,6 +421,12 @@ def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
 def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
     """Return what decompresses this kind, and the error that only this kind raises for damage."""
     if kind == "gzip":
+        # It is three times as fast as the standard library, and may be missing.
+        with suppress(ImportError):
+            igzip: Any = importlib.import_module("isal.igzip_lib")
+            return partial(_Unpacked, partial(igzip.IgzipDecompressor, igzip.DECOMP_GZIP)), (
+                igzip.error
+            )
         return gzip.open, zlib.error
     if kind == "bzip2":
         return partial(_Unpacked, bz2.BZ2Decompressor), OSError

@@ -44,8 +44,12 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
 class Reader:
     """Reads what parts refer to, within the folders and URLs that are allowed."""
 
-    def __init__(self, allowed: Iterable[str], base: str = "") -> None:
-        """``base``: in a run, the folder that names are relative to."""
+    def __init__(self, allowed: Iterable[str], base: str = "", *, may_grow: bool = False) -> None:
+        """``base``: in a run, the folder that names are relative to.
+
+        ``may_grow``: a file that has more bytes than it had is read as it was, as always in a run.
+        """
+        self._may_grow = may_grow or bool(base)
         self._base = base
         #: In a run: the file that was read last, and its name. The next part is often of the same.
         self._last: tuple[str, BinaryIO] | None = None
@@ -53,6 +57,12 @@ class Reader:
         self._paths = {
             os.path.realpath(Path(base, each)) for each in allowed if not is_remote(each)
         }
+
+    def close(self) -> None:
+        """Close the file that is kept open."""
+        if self._last:
+            self._last[1].close()
+            self._last = None
 
     def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
         """Return the bytes a part refers to; of a whole file, its decompressed content.
@@ -86,11 +96,16 @@ class Reader:
 
     def _read_file(self, name: str, reference: Reference, *, is_whole: bool) -> bytes:
         last = self._last
-        if last and last[0] == name and not is_whole and _has_changed(last[1], reference) is None:
+        if (
+            last
+            and last[0] == name
+            and not is_whole
+            and self._has_changed(last[1], reference) is None
+        ):
             return _read_range(name, last[1], reference)
         file = self._opened(name)
         try:
-            if why := _has_changed(file, reference):
+            if why := self._has_changed(file, reference):
                 raise Abandon(f"{name} has changed since it was loaded: {why}")
             if is_whole:
                 return _whole(Input(name, file))
@@ -119,6 +134,15 @@ class Reader:
             raise Abandon(f"{name} is no regular file")
         return file
 
+    def _has_changed(self, file: BinaryIO, then: Reference) -> str | None:
+        """Return in words how a file differs from the one that was loaded; None if it does not."""
+        state = os.fstat(file.fileno())
+        if state.st_size > then.size and self._may_grow:
+            return None
+        if state.st_size != then.size:
+            return f"it had {then.size} bytes, and has {state.st_size}"
+        return None if str(state.st_mtime_ns) == then.version else "it was written to"
+
     def _refusal(self, name: str) -> Abandon:
         return Abandon(f"this worker may not read {name}: --allow-read does not cover it")
 
@@ -139,14 +163,6 @@ def _open_below(folder: Path, path: Path) -> int:
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
     finally:
         os.close(at)
-
-
-def _has_changed(file: BinaryIO, then: Reference) -> str | None:
-    """Return in words how a file differs from the one that was loaded; None if it does not."""
-    state = os.fstat(file.fileno())
-    if state.st_size != then.size:
-        return f"it had {then.size} bytes, and has {state.st_size}"
-    return None if str(state.st_mtime_ns) == then.version else "it was written to"
 
 
 def _read_range(name: str, file: BinaryIO, reference: Reference) -> bytes:

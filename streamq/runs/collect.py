@@ -52,7 +52,9 @@ def show(
     protocol: Protocol, request_id: str, form: str, *, follow: bool, has_keys: bool = False
 ) -> Iterator[bytes]:
     """Yield results in input order for somebody who only looks: the server keeps them."""
-    preamble = protocol.inspect(request_id).spec.header.encode()
+    spec = protocol.inspect(request_id).spec
+    # What a flow makes of rows is no row of its input.
+    preamble = b"" if spec.stage else spec.header.encode()
     writer = Writer(form, [], preamble=preamble, has_keys=has_keys)
     reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
@@ -217,7 +219,7 @@ class Collector:
     def _begin(self, spec: Spec, is_ordered: bool) -> None:
         """Get ready to write where the committed results end."""
         # Raw output of a CSV begins with the header that its input had.
-        preamble = b"" if self._done.offset else spec.header.encode()
+        preamble = b"" if self._done.offset or spec.stage else spec.header.encode()
         self._writer = Writer(
             self._form,
             self._done.header,

@@ -17,6 +17,7 @@ from streamq.model import Failure, State, Status
 from streamq.queue.options import Named
 from streamq.records import outputs
 from streamq.records.belonging import OutputNote
+from streamq.records.manifest import check_manifest, write_manifest
 from streamq.records.outputs import OutputError, OutputExists
 from streamq.runs import finding, home, same
 from streamq.runs.finished import Finished, FinishedNote, Seal, check_retry
@@ -170,7 +171,11 @@ class RunFolder:
             )
         self.steered = same.steered(then, now)
         self.plan = msgspec.structs.replace(
-            then, processes=now.processes, slots=now.slots, window_bytes=now.window_bytes
+            then,
+            processes=now.processes,
+            slots=now.slots,
+            window_bytes=now.window_bytes,
+            has_manifest=now.has_manifest,
         )
         self.is_resumed = self.is_found = True
 
@@ -194,8 +199,17 @@ class RunFolder:
             self.errors_file = outputs.write_errors(output, lines)
         except OutputError as error:
             self.errors_problem = error
+        if self.plan.has_manifest and not self.errors_problem:
+            self._write_manifest(output, status)
         if failures and self.plan.keep_ms and status.state is not State.CANCELLED:
             self._keep(status)
+
+    def _write_manifest(self, output: Path, status: Status) -> None:
+        plan = self.plan
+        try:
+            write_manifest(output, status, plan.policy.spec.files, plan.form)
+        except OutputError as error:
+            self.errors_problem = error
 
     def _keep(self, status: Status) -> None:
         """Keep the run, so that what failed can be retried. That it cannot be kept is no error."""
@@ -261,6 +275,8 @@ def _check_output(plan: Plan, *, force: bool) -> None:
     """
     if plan.output != STANDARD:
         outputs.check(Path(plan.output), force=force)
+    if plan.has_manifest:
+        check_manifest(Path(plan.output), force=force)
 
 
 class _Starting(threading.Thread):

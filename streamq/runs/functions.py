@@ -138,6 +138,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     window: str | int = "256MiB",
     force: bool = False,
     keep: str | float = KEEP,
+    manifest: bool = False,
     resume: str = "",
     fresh: bool = False,
     retry_failed: str = "",
@@ -158,7 +159,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     id or "last". A run that is done with failures is kept for ``keep``; ``retry_failed``, its id or
     "last", runs what failed again, and puts the results into their place in the output. ``watch``
     is called with the progress about 4 times a second. Failures of ``out.jsonl`` go to
-    ``out.errors.jsonl``. ``spool=False`` sends all bytes through the server, instead of letting
+    ``out.errors.jsonl``; with ``manifest`` counts and digests to ``out.manifest.json``.
+    ``spool=False`` sends all bytes through the server, instead of letting
     processes read local files and keep results in files of the run. Return the last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
@@ -196,6 +198,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             window=window,
             force=force,
             keep=keep,
+            manifest=manifest,
             queue=queue or settings.queue,
             **options,
         )

@@ -278,6 +278,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     window: str | int = "256MiB",
     force: bool = False,
     keep: str | float = KEEP,
+    manifest: bool = False,
     queue: str = "default",
     named: Named = str,
     **options: Unpack[RequestOptions],
@@ -325,8 +326,11 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         is_ordered=ordered,
         force=force,
         keep_ms=keep_ms,
+        has_manifest=manifest,
         code=code_of(function or flow, argv),
     )
+    if manifest and plan.is_piped:
+        raise InvalidValue(f"{named('manifest')} goes with an output that is a file")
     if plan.output != STANDARD:
         outputs.refuse_inputs(Path(plan.output), plan.policy.spec.files)
     return plan

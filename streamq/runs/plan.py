@@ -31,6 +31,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     is_ordered: bool = True
     #: The run was started with ``--force``: existing files may be replaced.
     force: bool = False
+    #: A manifest is written beside the output, to verify it by.
+    has_manifest: bool = False
     #: The file that has the function, and a digest of its content; "" where that is not known.
     code: tuple[str, str] = ("", "")
     #: The server that was named, without passwords; "" for one of the run's own.

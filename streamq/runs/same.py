@@ -20,7 +20,14 @@ from streamq.runs.plan import Plan
 #: Fields of a plan that may differ: they change how fast the work is done, not what is done. Those
 #: of the last lines are compared in a way of their own.
 _FREE = {"id", "processes", "slots", "window_bytes", "force", "replaces", "policy.handler"}
-_FREE |= {"keep_ms", "policy.keep_ms", "serves", "spools", "policy.spec.by_reference"}
+_FREE |= {
+    "keep_ms",
+    "policy.keep_ms",
+    "serves",
+    "has_manifest",
+    "spools",
+    "policy.spec.by_reference",
+}
 #: Stages of a flow are compared in a way of their own, too.
 _FREE |= {"policy.flow", "policy.flow.stages"}
 _FREE |= {"output", "target", "argv", "code", "server", "policy.spec.files", "policy.spec.header"}

@@ -49,7 +49,7 @@ class SpooledResults:
         self._should_stop = should_stop
         self._reader = SpoolReader(folder)
         #: Reads the records that failed.
-        self.inputs = Reader(policy.spec.files)
+        self.inputs = Reader(policy.spec.files, may_grow=True)
         #: What was found since the last commit.
         self._found: list[Spooled] = []
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from streamq import Client
 from streamq.protocol.keys import QueueKeys
 from streamq.queue.request import Request
+from tests.faults import flows
 from tests.faults.kept import IN_A_PART, KILLS, frozen, records
 from tests.faults.ledger import Ledger
 from tests.faults.sites import Cluster, Single, Site
@@ -451,6 +452,23 @@ EPISODES = [
         "a worker freezes, others fail some of its records, it wakes when these are retried",
         frozen,
         charges=1,
+    ),
+    Episode(
+        "flow-kills",
+        "a process killed four times a second beside flows with joins, a reduce and a tree",
+        flows.kills,
+    ),
+    Episode("flow-replies", "the same flows, one reply in fifty lost", flows.lost_replies),
+    Episode(
+        "flow-failover",
+        "the same flows, a replica takes over that has missed a second",
+        flows.fail_over,
+        charges=4,
+    ),
+    Episode(
+        "flow-memory",
+        "the same flows, out of memory for 1.5 s at a time, also in a spread",
+        flows.full_memory,
     ),
     Episode(
         "hang",

@@ -55,6 +55,10 @@ class Proxy:
         self._server = asyncio.run_coroutine_threadsafe(start, self._loop).result(10)
         self.port: int = self._server.sockets[0].getsockname()[1]
 
+    def target(self) -> int:
+        """Return the port that a new connection is led to."""
+        return self.backend
+
     def reset(self) -> int:
         """Break every connection as a router does that forgot them. Returns how many."""
         links = [link for link in self._links if not link.is_replication]
@@ -137,7 +141,7 @@ class _Link:
         if self.is_swallowed:
             return
         try:
-            await loop.create_connection(lambda: self.server, LOOPBACK, self.proxy.backend)
+            await loop.create_connection(lambda: self.server, LOOPBACK, self.proxy.target())
         except OSError:
             self.reset()
 

@@ -19,8 +19,8 @@ def serve(url: str, queue: str) -> Iterator[Callable[..., Gate]]:
     """Start gateways of the test's queue."""
     started: list[Gate] = []
 
-    def serve(*words: str) -> Gate:
-        started.append(Gate(url, queue, *words))
+    def serve(*words: str, hasty: str = "") -> Gate:
+        started.append(Gate(url, queue, *words, hasty=hasty))
         return started[-1]
 
     yield serve

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamq import Client
@@ -112,6 +113,34 @@ class TestTaking:
         sizes = run(work())
         assert sum(sizes) == 200
         assert (sizes[0], max(sizes)) == (1, 30)
+
+    def test_worker_goes_on_at_its_pace_with_the_next_lease_of_the_request(
+        self, desks: Desks, client: Client, queue: str, ask: Ask
+    ) -> None:
+        client.submit([b"x"] * 200, handler="h", queue=queue)
+        client.submit([b"y"] * 200, handler="h", queue=queue)
+        ask.most, ask.name = 30, "mill"
+
+        async def work() -> list[tuple[str, int]]:
+            desk = desks()
+            granted, sizes = await take(desk, ask), []
+            while granted.parts:
+                sizes.append((granted.request, len(granted.parts)))
+                ticket = desk.open(LOCAL, granted.ticket)
+                # Its turn is over: the same report asks for another lease.
+                late = msgspec.structs.replace(ticket, late_ms=0)
+                granted.ticket = desk._signer.seal(late)
+                granted = await report(desk, done(granted, next=ask))
+            return sizes
+
+        sizes = run(work())
+        assert sum(size for _, size in sizes) == 400
+        for request in {name for name, _ in sizes}:
+            mine = [size for name, size in sizes if name == request]
+            # One part tells how long parts take. A batch grows to four times the last, up to 30.
+            assert mine[0] == 1
+            assert max(mine) == 30
+            assert sorted(mine[:-1]) == mine[:-1]
 
     def test_nothing_comes_in_time(self, desks: Desks, ask: Ask) -> None:
         ask.wait_s = 0.05

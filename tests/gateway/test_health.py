@@ -36,13 +36,14 @@ def test_metrics_count_calls_parts_and_who_waits(serve: Callable[..., Gate], que
     wait_until(lambda: asked.get("/readyz") == (200, "ok\n"))
     assert asked.get("/livez") == (200, "ok\n")
     request_id = gate.submit(["a", "b", "c"])
-    granted = gate.take(most=3).json
-    numbers = [part["number"] for part in granted["parts"]]
-    report = {
-        "ticket": granted["ticket"],
-        "done": [{"part": numbers[0]}],
-        "failed": [{"part": numbers[1], "kind": "abandon", "error": "E", "message": "no"}],
-    }
+    # One part at first: nobody knows how long it takes. Then the other two.
+    ask = gate.ask(most=3, quantum_ms=60_000)
+    granted = gate.post("/v1/take", ask).json
+    report = {"ticket": granted["ticket"], "done": [{"part": granted["parts"][0]["number"]}]}
+    granted = gate.post("/v1/report", report | {"next": ask}).json
+    failed, _ = (part["number"] for part in granted["parts"])
+    failure = {"part": failed, "kind": "abandon", "error": "E", "message": "no"}
+    report = {"ticket": granted["ticket"], "failed": [failure]}
     assert gate.post("/v1/report", report).status == 200
     assert gate.get("/v1/requests/unheard-of").status == 404
 
@@ -54,7 +55,7 @@ def test_metrics_count_calls_parts_and_who_waits(serve: Callable[..., Gate], que
     }
     assert metrics['streamq_gateway_calls_total{route="take",status="200"}'] == 1
     assert metrics['streamq_gateway_calls_total{route="status",status="404"}'] == 1
-    assert metrics['streamq_gateway_call_duration_seconds_count{route="report"}'] == 1
+    assert metrics['streamq_gateway_call_duration_seconds_count{route="report"}'] == 2
     for name in ("calls_waiting", "streams", "uploads", "watchers"):
         assert metrics[f"streamq_gateway_{name}"] == 0
     assert metrics["streamq_server_up"] == 1

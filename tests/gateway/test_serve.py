@@ -51,7 +51,7 @@ def test_whole_job_by_curl_alone(gate: Gate, queue: str, request_id: str) -> Non
         ["bash", "-euc", WORKER],
         env={"PATH": "/usr/bin:/bin", "GATE": gate.url, "QUEUE": queue},
         check=True,
-        timeout=60,
+        timeout=110,
     )
     of_it = f"{gate.url}/v1/requests/{request_id}"
     assert json.loads(curl(f"{of_it}/wait"))["state"] == "done"

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from streamq import Protocol
-from streamq.gateway.uploads import MOST_UPLOADS
+from streamq.gateway import keys
+from streamq.gateway.roles import Role
+from streamq.gateway.uploads import MOST_OF_KEY, MOST_UPLOADS
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate, Reply
 from tests.gateway.test_roles import Serve
@@ -45,6 +47,7 @@ class Upload:
         """Send the beginning of a body, and return the connection."""
         connection = socket.create_connection(("127.0.0.1", self.gate.port))
         head = f"PUT {self.path}?{self.query} HTTP/1.1\r\nHost: localhost\r\n"
+        head += "".join(f"{name}: {text}\r\n" for name, text in self.gate.headers.items())
         connection.sendall(f"{head}Content-Length: {total}\r\n\r\n".encode() + data)
         return connection
 
@@ -185,6 +188,24 @@ def test_more_uploads_than_threads_are_refused_at_once(gate: Gate, request_id: s
         for each in begun:
             each.close()
     assert wait_until(lambda: one_more.put(b"x\n").status in (200, 201), 20)
+
+
+def test_slow_uploads_of_one_key_leave_room_for_others(
+    serve: Serve, tmp_path: Path, request_id: str
+) -> None:
+    file = tmp_path / "streamq.keys"
+    slow, other = (keys.add(file, name, Role.LOADER) for name in ("slow", "other"))
+    gate = serve("--keys", str(file))
+    gate.headers = {"Authorization": f"Bearer {slow}"}
+    begun = [Upload(gate, f"{request_id}-{n}").begin(b"x\n", 9) for n in range(MOST_OF_KEY)]
+    try:
+        one_more = Upload(gate, f"{request_id}-more")
+        assert wait_until(lambda: said(one_more.put(b"x\n")) == (429, "MANY"), 20)
+        gate.headers = {"Authorization": f"Bearer {other}"}
+        assert Upload(gate, f"{request_id}-other").put(b"x\n").status == 201
+    finally:
+        for each in begun:
+            each.close()
 
 
 @pytest.mark.parametrize(

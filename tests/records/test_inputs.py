@@ -4,6 +4,7 @@ import bz2
 import gzip
 import importlib
 import lzma
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -35,6 +36,16 @@ def test_compressed_files_are_read_as_what_they_hold(file: Path, compress: objec
     assert pieces(file, size=PartSize(bytes=4_000), start=after(found, 3)) == found[4:]
 
 
+@pytest.fixture(params=[True, False], ids=["isal", "without isal"])
+def isal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the library that decompresses gzip faster, and without it."""
+    if request.param:
+        pytest.importorskip("isal")
+    else:
+        monkeypatch.setitem(sys.modules, "isal.igzip_lib", None)
+
+
+@pytest.mark.usefixtures("isal")
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, zstd_compress])
 class TestBehindTheCompressedData:
     DATA = b"".join(b"line %d\n" % number for number in range(20_000))
@@ -68,6 +79,16 @@ class TestBehindTheCompressedData:
             file.write_bytes(whole[:size])
             with pytest.raises(BadInput, match="end"):
                 self.read(file)
+
+
+@pytest.mark.usefixtures("isal")
+def test_gzip_with_another_checksum_is_damaged(file: Path) -> None:
+    data = bytearray(gzip.compress(b"line\n" * 20_000))
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+    with closing(open_input(str(file))) as source, pytest.raises(BadInput, match="after line"):
+        list(iter(lambda: source.read(2**20), b""))
 
 
 def test_gzip_of_several_members(file: Path) -> None:

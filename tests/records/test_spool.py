@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from streamq.app import Abandon
 from streamq.errors import Damaged
 from streamq.records import spool
 from streamq.records.encoding import Verbatim, decode_result, encode_item, encode_result
 from streamq.records.ranges import Range, copy_range
+from streamq.records.references import Reader, Reference
 from streamq.records.spool import Spooled, SpoolReader, SpoolWriter, spooled_of
 from streamq.records.writer import Writer
 
@@ -218,3 +220,41 @@ class TestCopying:
             pytest.raises(OSError, match="shorter"),
         ):
             copy_range(Range(source.fileno(), len(TEXT) - 5, 6), target.fileno())
+
+
+class TestReading:
+    """What a run reads by reference."""
+
+    def reference(self, path: Path) -> bytes:
+        path.write_bytes(TEXT)
+        state = path.stat()
+        return msgspec.json.encode(Reference(5, 20, state.st_size, str(state.st_mtime_ns)))
+
+    def test_a_file_that_grows_is_read_as_it_was(self, tmp_path: Path) -> None:
+        wanted = self.reference(tmp_path / "in.txt")
+        in_run = Reader(["in.txt"], str(tmp_path))
+        later = Reader(["in.txt"], str(tmp_path))
+        for _ in range(2):
+            assert in_run.read("in.txt", wanted, is_whole=False) == TEXT[5:25]
+            with (tmp_path / "in.txt").open("ab") as file:
+                file.write(b"more\n")
+
+        assert later.read("in.txt", wanted, is_whole=False) == TEXT[5:25]
+        for each in (in_run, later):
+            each.close()
+        in_fleet, name = Reader([str(tmp_path)]), str(tmp_path / "in.txt")
+        with pytest.raises(Abandon, match="and has"):
+            in_fleet.read(name, wanted, is_whole=False)
+
+    def test_a_file_that_was_written_to_is_refused(self, tmp_path: Path) -> None:
+        wanted = self.reference(tmp_path / "in.txt")
+        reader = Reader(["in.txt"], str(tmp_path))
+        assert reader.read("in.txt", wanted, is_whole=False) == TEXT[5:25]
+        os.utime(tmp_path / "in.txt", (1, 1))
+
+        with pytest.raises(Abandon, match="was written to"):
+            reader.read("in.txt", wanted, is_whole=False)
+        reader.close()
+        os.truncate(tmp_path / "in.txt", 10)
+        with pytest.raises(Abandon, match="and has 10"):
+            Reader(["in.txt"], str(tmp_path)).read("in.txt", wanted, is_whole=False)

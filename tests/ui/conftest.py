@@ -66,15 +66,19 @@ def open_page(browser: Any, gate: Gate) -> Iterator[Callable[..., Any]]:
     contexts: list[Any] = []
     wrong = Complaints()
 
+    ports = {gate.port}
+
     def check(request: Any) -> None:
-        if not request.url.startswith((f"http://127.0.0.1:{gate.port}/", "data:", "blob:")):
+        ours = tuple(f"http://127.0.0.1:{port}/" for port in ports)
+        if not request.url.startswith((*ours, "data:", "blob:")):
             wrong.append(f"a call of {request.url}")
 
     def hear(message: Any) -> None:
         if message.type == "error":
             wrong.append(f"console: {message.text} ({message.location.get('url', '')})")
 
-    def open_page(path: str = "/", **options: Any) -> Any:
+    def open_page(path: str = "/", *, ours: int = 0, **options: Any) -> Any:
+        ports.add(ours or gate.port)
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()

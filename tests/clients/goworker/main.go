@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log"
 	"os"
 	"os/signal"
@@ -14,7 +15,22 @@ import (
 	"streamq"
 )
 
+// note appends a line for the start or the end of a part, as tests/support/fleet.py reads them.
+func note(word string, part streamq.Part) {
+	if os.Getenv("NOTES") == "" {
+		return
+	}
+	file, err := os.OpenFile(os.Getenv("NOTES"), os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		log.Fatal(err)
+	}
+	now := float64(time.Now().UnixMicro()) / 1e6
+	fmt.Fprintf(file, "%s %.6f %s %s %d\n", word, now, os.Getenv("WORKER"), part.Request, part.Number)
+	file.Close()
+}
+
 func shout(ctx context.Context, part streamq.Part) (any, error) {
+	note("S", part)
 	if folder := os.Getenv("HANG"); folder != "" {
 		if err := os.Mkdir(folder+"/go", 0o755); err != nil {
 			return nil, err
@@ -23,6 +39,7 @@ func shout(ctx context.Context, part streamq.Part) (any, error) {
 	}
 	pause, _ := strconv.Atoi(os.Getenv("PAUSE_MS"))
 	time.Sleep(time.Duration(pause) * time.Millisecond)
+	note("E", part)
 	return strings.ToUpper(string(part.Payload)), nil
 }
 

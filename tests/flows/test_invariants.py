@@ -1,0 +1,62 @@
+"""Flows of random shape on real servers: the invariants hold after each step, whatever happens."""
+
+import os
+from collections import Counter
+
+import pytest
+
+from streamq import Protocol
+from streamq.errors import ProtocolError
+from tests.flows.rules import scripts_without
+from tests.flows.simulation import Simulation
+
+#: ``FUZZ_EXAMPLES`` asks for others, and for so many times more of them.
+TIMES = int(os.environ.get("FUZZ_EXAMPLES", "1"))
+EXAMPLES = {"valkey": 30, "redis": 10, "cluster": 6}
+STEPS = 70
+MET = {
+    "late calls", "deaths", "repeats", "mercy", "fail abandon", "fail retry", "stalls", "redriven",
+    "refused", "failovers", "ends",
+}  # fmt: skip
+
+
+def simulate(protocol: Protocol, queue: str, request_id: str, seeds: range) -> Counter[str]:
+    tally: Counter[str] = Counter()
+    for seed in seeds:
+        one = Simulation(protocol, queue, f"{request_id}.{seed}", seed, tally)
+        try:
+            one.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    return tally
+
+
+@pytest.mark.timeout(60 * TIMES + 300)
+def test_invariants_hold_whatever_happens(
+    protocol: Protocol, queue: str, request_id: str, kind: str
+) -> None:
+    tally = simulate(protocol, queue, request_id, range(EXAMPLES.get(kind, 20) * TIMES))
+
+    print(kind, dict(sorted(tally.items())))
+    if kind == "valkey":
+        assert {name for name in MET if not tally[name]} == set()
+
+
+#: Rules whose absence the simulation notices by itself, and how many examples that takes. For the
+#: other rules chance would have to be very lucky; ``test_rules.py`` and ``test_failover.py`` have
+#: them.
+NOTICED = {
+    "F1 one script": 5,
+    "F2 what was acknowledged": 40,
+    "F3 mercy hands over": 40,
+    "F4 counted last": 10,
+    "F5 a failed child counts": 40,
+}
+
+
+@pytest.mark.parametrize("rule", NOTICED)
+def test_a_rule_that_is_left_out_is_noticed(
+    rule: str, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    with scripts_without(rule), pytest.raises((AssertionError, ProtocolError)):
+        simulate(protocol, queue, request_id, range(NOTICED[rule]))

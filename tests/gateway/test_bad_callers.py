@@ -1,0 +1,160 @@
+"""Callers that do not read, do not speak, or are too many: others do not feel them."""
+
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from streamq import Client
+from tests.conftest import ONE_KIND
+from tests.gateway.common import Gate
+from tests.support.waiting import wait_until
+
+pytestmark = ONE_KIND
+
+#: So much that no buffer of the system takes all of it.
+PARTS, RESULT = 60, "x" * 500_000
+
+
+@pytest.fixture
+def hasty(serve: Callable[..., Gate]) -> Gate:
+    """A gateway that waits for a second where others wait for half a minute."""
+    return serve(
+        hasty="from streamq.gateway import http, listener, session; "
+        "listener.READ_S = listener.HEAD_S = http.BODY_S = session.SEND_S = 1.0"
+    )
+
+
+def is_answered(gate: Gate) -> bool:
+    """Whether another caller is answered, however busy the machine is."""
+    begun = time.monotonic()
+    return gate.get("/v1/queues").status == 200 and time.monotonic() - begun < 10
+
+
+def with_small_buffer(gate: Gate) -> socket.socket:
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    raw.settimeout(30)
+    raw.connect(("127.0.0.1", gate.port))
+    return raw
+
+
+def is_cut_off(raw: socket.socket) -> bool:
+    """Whether the other side has closed the connection: what it said is not waited for."""
+    raw.setblocking(False)
+    try:
+        raw.send(b"x")
+    except (ConnectionResetError, BrokenPipeError):
+        return True
+    except BlockingIOError:
+        pass
+    return False
+
+
+@pytest.fixture
+def large(hasty: Gate) -> str:
+    """A request whose results are large."""
+    request_id = hasty.submit([""] * PARTS)
+    for _ in range(PARTS):
+        granted = hasty.take().json
+        done = [{"part": granted["parts"][0]["number"], "result": {"text": RESULT}}]
+        assert hasty.post("/v1/report", {"ticket": granted["ticket"], "done": done}).status == 200
+    return request_id
+
+
+def test_caller_who_never_reads_results_is_cut_off(hasty: Gate, large: str) -> None:
+    with with_small_buffer(hasty) as raw:
+        path = f"/v1/requests/{large}/results"
+        raw.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert is_answered(hasty)
+        wait_until(lambda: is_cut_off(raw), 20)
+    assert hasty.get(path).text.count(RESULT) == PARTS
+
+
+def test_stream_that_never_reads_is_cut_off_and_its_parts_run_elsewhere(
+    hasty: Gate, client: Client
+) -> None:
+    request_id = hasty.submit(["x" * 200_000] * PARTS)
+    with with_small_buffer(hasty) as raw:
+        raw.sendall(
+            b"GET /v1/work HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            b"Sec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert raw.recv(20).startswith(b"HTTP/1.1 101 ")
+        hello = {"queue": hasty.queue, "handlers": ["h"], "slots": PARTS}
+        text = json.dumps({"seq": 1, "hello": hello}).encode()
+        assert len(text) < 126
+        raw.sendall(bytes((0x81, 0x80 | len(text))) + bytes(4) + text)
+        wait_until(lambda: client.get(request_id).status().parts.running > 0, 20)
+        assert is_answered(hasty)
+        # Its leases end soon, although the connection stands at this side.
+        wait_until(lambda: client.get(request_id).status().parts.running == 0, 30)
+    assert "Traceback" not in hasty.log
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"", b"408"),
+        (b"POST /v1/take HTTP/1.1\r\nHost: local", b"408"),
+        (b'POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"handlers":', b"408"),
+    ],
+)
+def test_half_a_call_is_answered_in_time(hasty: Gate, said: bytes, status: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", hasty.port), 20) as raw:
+        raw.sendall(said.replace(b"Host: x", b"Host: localhost"))
+        assert is_answered(hasty)
+        assert raw.recv(1_000).startswith(b"HTTP/1.1 " + status)
+
+
+def opened(gate: Gate, count: int, stack: ExitStack) -> Iterator[socket.socket]:
+    for _ in range(count):
+        raw = stack.enter_context(socket.create_connection(("127.0.0.1", gate.port), 20))
+        yield raw
+
+
+def is_alive(raw: socket.socket) -> bool:
+    """Whether a call on a connection that stands is answered."""
+    raw.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    got = b""
+    while not got.endswith(b'{"status":"ok"}'):
+        some = raw.recv(1_000)
+        if not some:
+            return False
+        got += some
+    return got.startswith(b"HTTP/1.1 200")
+
+
+def test_more_connections_than_allowed_are_told_so_and_others_go_on(
+    serve: Callable[..., Gate],
+) -> None:
+    gate = serve("--max-connections", "20")
+    with ExitStack() as stack:
+        first = next(opened(gate, 1, stack))
+        assert is_alive(first)
+        others = [*opened(gate, 100, stack)]
+        for one in others[-80:]:
+            answer = one.recv(1_000)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"Retry-After: 1" in answer
+        assert is_alive(first)
+    wait_until(lambda: gate.get("/livez").status == 200)
+
+
+def test_the_system_allows_as_many_connections_as_it_can(
+    serve: Callable[..., Gate], tmp_path: Path
+) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard > 2**22:
+        pytest.skip("the system allows any number")
+    gate = serve("--max-connections", str(hard))
+    assert f"the system allows {hard - 256} connections only" in gate.log
+    limits = Path(f"/proc/{gate.process.pid}/limits").read_text()
+    (line,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
+    assert line.split()[3] == str(hard)
