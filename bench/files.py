@@ -4,7 +4,7 @@
     python bench/files.py --memory [--lines 1000000 5000000]             memory, and the round trip
 
 Speed: the same function on the same lines in the same parts and processes, results in input order
-into a file, by ``streamq run``, by the same ``--no-spool``, by ``multiprocessing.Pool.imap``
+into a file, by ``streamq run``, by the same with ``--spool``, by ``multiprocessing.Pool.imap``
 and, where it is installed, by GNU parallel ``--pipepart``. Every output is compared with that of a
 plain loop. Times are from start to end of the whole command, with everything it starts. The ways
 take turns, round by round. The tables show the median, the quickest and the slowest round of each
@@ -36,7 +36,7 @@ from typing import Any
 
 WORDS = b"stream queue token lease part record worker janitor limit level handler pool".split()
 HERE = Path(__file__).resolve()
-WAYS = ("streamq", "no spool", "Pool.imap", "parallel")
+WAYS = ("streamq", "spool", "Pool.imap", "parallel")
 FUNCTIONS = ("same", "count_words", "parse_json")
 #: What each function is given: lines of text, or JSON.
 INPUTS = {"same": "in.txt", "count_words": "in.txt", "parse_json": "in.jsonl"}
@@ -122,10 +122,10 @@ def command_of(
     way: str, source: Path, target: Path, function: str, size: str, processes: int
 ) -> list[str] | None:
     """Return the command for one of the ways; None where it is not installed or not possible."""
-    if way in ("streamq", "no spool"):
+    if way in ("streamq", "spool"):
         words = [sys.executable, "-m", "streamq.cli", "run", str(source), "-p", str(processes)]
         words += ["--map", f"{HERE}:{function}", "-o", str(target), "--output-format", "raw"]
-        words += ["--no-spool"] if way == "no spool" else []
+        words += ["--spool"] if way == "spool" else []
         return [*words, *(["--bytes", "1MiB"] if size == "1MiB" else ["--lines", "100"])]
     if way == "Pool.imap":
         words = [sys.executable, str(HERE), "--pool", str(source), str(target)]

@@ -1,12 +1,18 @@
 -- The curve of a request: points of 24 bytes each, so that whoever looks later sees how it went.
 local POINT, MOST_POINTS, STRETCHES = 24, 240, 120
+-- A curve that gets no point for so long goes; an open request gets one at least each STRETCHth of
+-- its age while it moves. An ended request has its curve for as long as it is kept, and this long.
+local UNTOUCHED_MS = 30 * 86400000
 local POINT_FORMAT = ">I6I5I5I5I3"
 
 -- Adds a point, if something has changed since the last one. The more time the curve spans, the
 -- farther its points are apart: when there are 240 of them, every second one is dropped. A request
 -- that has ended gets its last point, but no curve of its own any more.
 local function note_pace(k, r, now)
-  local size = redis.call("STRLEN", k.pace)
+  local size = redis.pcall("STRLEN", k.pace)
+  if type(size) == "table" then -- Spoilt. The curve is worth no error in an audit.
+    return
+  end
   if size == 0 and (not is_live(r) or r.delivered == 0) then
     return
   end
@@ -37,4 +43,6 @@ local function note_pace(k, r, now)
   else
     redis.call("APPEND", k.pace, point)
   end
+  -- A purge by an earlier version does not know this key.
+  redis.call("PEXPIRE", k.pace, UNTOUCHED_MS + r.keep_ms)
 end

@@ -31,7 +31,10 @@ if newer then
 end
 
 -- The grace of a request follows from its longest lease (lib/suspicion.lua). A gateway claims with a
--- short one, and renews it to its whole length when its worker has the parts.
+-- short one, and renews it to its whole length when its worker has the parts. Such a worker beats
+-- every 3 s at the least, which is a quarter of 12 s: it needs the grace of a lease of 12 s, and
+-- with more its parts would run again too late if it died.
+local MOST_NOTED_MS = 12000
 local longest = tonumber(found[4]) or 0
 local deadline = now_ms() + lease_ms
 local reply = { found[1], tonumber(found[2]) or 0 }
@@ -41,9 +44,9 @@ for i = 2, #ARGV, 2 do
   if stands == 1 then
     redis.call("ZADD", leases, "XX", deadline, holder)
     redis.call("HSET", holders, holder .. "#", running)
-    if lease_ms > longest then
-      longest = lease_ms
-      redis.call("HSET", meta, "lease_ms", lease_ms)
+    if math.min(lease_ms, MOST_NOTED_MS) > longest then
+      longest = math.min(lease_ms, MOST_NOTED_MS)
+      redis.call("HSET", meta, "lease_ms", longest)
     end
   end
   reply[#reply + 1] = stands

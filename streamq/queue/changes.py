@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
-from streamq.errors import UNREADABLE, StreamqError
+from streamq.errors import UNREADABLE, ServerRefused, StreamqError
 from streamq.model import Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
@@ -42,13 +42,17 @@ def note(protocol: Protocol, queue: str, change: Change) -> None:
 
 
 def read_changes(protocol: Protocol, queue: str, most: int = 1_000) -> list[Change]:
-    """Return what was changed, the last first.
+    """Return what was changed, the last first; nothing, if this user may not read the log.
 
     Raises:
         ServerError: the server does not answer.
     """
     changes = []
-    for at_ms, text in glances.changes_of(protocol, queue, most):
+    entries: list[tuple[int, bytes]] = []
+    # A user file of before knows no log.
+    with suppress(ServerRefused):
+        entries = glances.changes_of(protocol, queue, most)
+    for at_ms, text in entries:
         with suppress(*UNREADABLE):
             change = msgspec.json.decode(text, type=Change)
             changes.append(msgspec.structs.replace(change, t=at_ms))

@@ -44,12 +44,8 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
 class Reader:
     """Reads what parts refer to, within the folders and URLs that are allowed."""
 
-    def __init__(self, allowed: Iterable[str], base: str = "", *, may_grow: bool = False) -> None:
-        """``base``: in a run, the folder that names are relative to.
-
-        ``may_grow``: a file that has more bytes than it had is read as it was, as always in a run.
-        """
-        self._may_grow = may_grow or bool(base)
+    def __init__(self, allowed: Iterable[str], base: str = "") -> None:
+        """``base``: in a run, the folder that names are relative to."""
         self._base = base
         #: In a run: the file that was read last, and its name. The next part is often of the same.
         self._last: tuple[str, BinaryIO] | None = None
@@ -137,8 +133,6 @@ class Reader:
     def _has_changed(self, file: BinaryIO, then: Reference) -> str | None:
         """Return in words how a file differs from the one that was loaded; None if it does not."""
         state = os.fstat(file.fileno())
-        if state.st_size > then.size and self._may_grow:
-            return None
         if state.st_size != then.size:
             return f"it had {then.size} bytes, and has {state.st_size}"
         return None if str(state.st_mtime_ns) == then.version else "it was written to"

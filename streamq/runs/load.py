@@ -229,10 +229,13 @@ class Load:
 
     def _compare(self, now: list[Identity]) -> None:
         """Refuse to go on when the request was made of something else."""
-        kept = self._protocol.inspect(self._id).optional_text("source")
+        snapshot = self._protocol.inspect(self._id)
+        kept = snapshot.optional_text("source")
         with damaged_if_unreadable(f"what {self._id} was loaded from"):
             then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
-        if changed := difference(then, now, may_grow=self._may_grow):
+        # After a complete load nothing would ever read what was added. A run goes on with its work.
+        may_grow = self._may_grow and not (snapshot.is_sealed and self._checks_complete)
+        if changed := difference(then, now, may_grow=may_grow):
             raise self._other(changed)
 
     def _other(self, what: str) -> RequestExists:
@@ -257,7 +260,8 @@ class Load:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         except BadInput as error:
-            if self._policy.spec.is_strict or STDIN in self._files:
+            # A flow has no place for a part of its first stage that was never there.
+            if self._policy.spec.is_strict or self._policy.flow or STDIN in self._files:
                 raise
             self._flush()
             self._bad.append((index, error))

@@ -16,7 +16,7 @@ def difference(then: Sequence[Identity], now: list[Identity], *, may_grow: bool)
     if len(now) != len(then):
         return f"it was {len(then)} files, and is {len(now)}"
     for index, old in enumerate(then):
-        if may_grow and old.has_only_grown:
+        if may_grow and now[index].name == old.name and old.has_only_grown:
             now[index] = old
         elif changed := now[index].difference(old):
             return changed

@@ -49,7 +49,7 @@ class SpooledResults:
         self._should_stop = should_stop
         self._reader = SpoolReader(folder)
         #: Reads the records that failed.
-        self.inputs = Reader(policy.spec.files, may_grow=True)
+        self.inputs = Reader(policy.spec.files)
         #: What was found since the last commit.
         self._found: list[Spooled] = []
 
@@ -114,8 +114,10 @@ class SpooledResults:
                 raise Stopped
             time.sleep(_LOOK_S)
         found = dict(self._protocol.results_of(again, ["1"]))
+        # A part some of whose records failed has a result, too: that of the others.
+        has_failed = any(True for _ in self._protocol.failures(again))
         forget(self._protocol, self._policy.queue, again)
-        if "1" not in found:
+        if has_failed or "1" not in found:
             raise OutputError(
                 f"a result of {self._id} was lost in a crash, and its part failed when it ran "
                 "again: start over with --fresh"

@@ -70,7 +70,9 @@ class Verdicts:
         result = codec.encode_result(items, endings)
         if len(result) <= self._max_result:
             size = 0
-            if self._spool and part.reference:
+            # A part that was retried has results of some of its records in the output already:
+            # the collector has to see the items one by one.
+            if self._spool and part.reference and not part.partial:
                 size = len(result)
                 result = self._spool.keep(result, part.reference, part.about) or result
             return PartDone(result, self._count(part, fresh), spooled=size)

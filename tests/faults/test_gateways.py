@@ -11,6 +11,7 @@ from tests.faults.gateways import SCENARIOS, built_go, play
 BACK = "a part of a dead worker ran again after"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(missing(*KINDS)), reason=missing(*KINDS))
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["kill-gateways", "everything"])

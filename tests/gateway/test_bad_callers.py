@@ -76,6 +76,7 @@ def test_caller_who_never_reads_results_is_cut_off(hasty: Gate, large: str) -> N
     assert hasty.get(path).text.count(RESULT) == PARTS
 
 
+@pytest.mark.long
 def test_stream_that_never_reads_is_cut_off_and_its_parts_run_elsewhere(
     hasty: Gate, client: Client
 ) -> None:

@@ -96,6 +96,7 @@ def test_whole_job_by_single_calls(gate: Gate, channel: Any, stubs: Any) -> None
     assert (end.next, end.is_over) == (4, True)
 
 
+@pytest.mark.long
 def test_session_and_the_fuse(gate: Gate, channel: Any, stubs: Any, client: Client) -> None:
     request_id = gate.submit(["a", "b"], limit=2)
     said: queues.Queue[Any] = queues.Queue()

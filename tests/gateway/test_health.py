@@ -79,5 +79,5 @@ def test_health_needs_no_key_and_processes_have_ports_in_a_row(
     for each in (port, port + 1):
         wait_until(functools.partial(is_ready, each), 60)
     assert gate.get("/v1/session").status == 401
-    found = 'streamq_gateway_calls_total{route="session",status="401"}'
+    found = 'streamq_gateway_calls_total{route="whoami",status="401"}'
     assert sum(Asked(each).metrics().get(found, 0) for each in (port, port + 1)) == 1

@@ -255,6 +255,7 @@ class TestPool:
         assert spent.received <= 180, spent  # 123 bytes
         assert spent.sent <= 200, spent  # 136 bytes
 
+    @pytest.mark.long
     @pytest.mark.parametrize("delay_s", [0.01, 0.04])
     def test_turns_on_a_slow_line(self, queue: str, tmp_path: Path, delay_s: float) -> None:
         """A batch that would arrive when the turn is over is not asked for, to go back unread."""

@@ -524,6 +524,7 @@ class TestInNoOrder:
 
             assert self.written(target) == [*range(1, 701)]
 
+    @pytest.mark.long
     @ONE_KIND
     def test_so_are_really_large_ones(
         self, driver: RequestByHand, collect: Collect, target: Path

@@ -264,7 +264,6 @@ class TestRefused:
             (*WORDS, "-o", "out.txt"),
             ("run", "--resume", run_id),
             ("status",),
-            ("errors", run_id),
         ):
             told = streamq(*words)
             assert told.returncode == 2

@@ -135,8 +135,12 @@ def test_failures_are_written_beside_and_the_code_is_1(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("run", "in.txt", "-o", "out.txt"), 2, "either --map"),
-        (("run", "in.txt", "--map", "job:same", "--exec", "cat", "-o", "out.txt"), 2, "either"),
+        (("run", "in.txt", "-o", "out.txt"), 2, "one of --map"),
+        (
+            ("run", "in.txt", "--map", "job:same", "--exec", "cat", "-o", "out.txt"),
+            2,
+            "one of --map",
+        ),
         (("run", "in.txt", "--map", "job:same", "--json"), 2, "-o FILE"),
         (("run", "in.txt", "--exec", "no-such-program -x"), 4, "no program 'no-such-program'"),
         (("run", "in.txt", "--exec", "tr 'a"), 2, "No closing quotation"),

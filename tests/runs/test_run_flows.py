@@ -1,5 +1,6 @@
 """``streamq run --flow``: files through several stages, stopped, killed and retried."""
 
+import gzip
 import json
 import os
 import signal
@@ -210,6 +211,16 @@ def test_what_is_no_flow_is_refused_and_leaves_nothing(
     assert says in ran.stderr
     assert not (tmp_path / "out.jsonl").exists()
     assert not (tmp_path / ".streamq").exists()
+
+
+def test_damaged_file_ends_a_flow_and_leaves_nothing(streamq: Streamq, tmp_path: Path) -> None:
+    (tmp_path / "bad.gz").write_bytes(gzip.compress(b"a b\n" * 5_000)[:-40])
+
+    ran = streamq("run", "in.txt", "bad.gz", "--flow", "shop.py:strict", "-o", "out.jsonl")
+
+    assert ran.returncode == 2, ran.stderr
+    assert "bad.gz" in ran.stderr
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_run_takes_one_of_map_flow_and_exec(streamq: Streamq) -> None:

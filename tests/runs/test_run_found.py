@@ -494,6 +494,7 @@ class TestFolder:
 
 
 class TestInputThatGrows:
+    @pytest.mark.long
     def test_what_is_added_is_not_read_and_everything_else_is_done(
         self, begin: Begin, source: Path, tmp_path: Path
     ) -> None:

@@ -161,6 +161,7 @@ class TestOutputs:
         assert (tmp_path / "out.csv").read_text() == "a\n1\n1\n1\n"
         assert done.stderr.count("extra of a later one is left out") == 1
 
+    @pytest.mark.long
     def test_two_runs_do_not_write_the_same_file(
         self, begin: Begin, streamq: Streamq, source: Path, tmp_path: Path
     ) -> None:

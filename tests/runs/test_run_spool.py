@@ -32,7 +32,7 @@ def picky(line: str) -> str:
 def named(line: str) -> dict:
     return {"name": line}
 '''
-RUN = ("in.txt", "--lines", "1000", "-p", "2")
+RUN = ("in.txt", "--lines", "1000", "-p", "2", "--spool")
 LINES = 40_000
 
 
@@ -101,6 +101,7 @@ def test_killed_it_takes_results_from_its_spools(
     assert output.read_bytes() == source.read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["truncated", "overwritten", "removed"])
 def test_what_is_lost_in_a_spool_runs_again(
     streamq: Streamq, begin: Begin, source: Path, tmp_path: Path, damage: str
@@ -124,6 +125,7 @@ def test_what_is_lost_in_a_spool_runs_again(
     assert not (tmp_path / ".streamq").exists()
 
 
+@pytest.mark.long
 def test_in_any_order(streamq: Streamq, begin: Begin, source: Path) -> None:
     output = killed_with_spools(begin, source, "--unordered")
 
@@ -133,6 +135,7 @@ def test_in_any_order(streamq: Streamq, begin: Begin, source: Path) -> None:
     assert sorted(found) == sorted(given)
 
 
+@pytest.mark.long
 def test_without_a_folder_for_spools_results_go_to_the_server(
     streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
 ) -> None:
@@ -152,6 +155,7 @@ def test_without_a_folder_for_spools_results_go_to_the_server(
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.long
 def test_into_a_compressed_output(streamq: Streamq, source: Path, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
 
@@ -161,6 +165,7 @@ def test_into_a_compressed_output(streamq: Streamq, source: Path, tmp_path: Path
     assert gzip.decompress((tmp_path / "out.txt.gz").read_bytes()) == source.read_bytes()
 
 
+@pytest.mark.long
 def test_values_become_lines_of_json(streamq: Streamq, source: Path, tmp_path: Path) -> None:
     done = streamq("run", *RUN, "--map", "held.py:named", "-o", "out.jsonl")
 
@@ -169,6 +174,7 @@ def test_values_become_lines_of_json(streamq: Streamq, source: Path, tmp_path: P
     assert found == source.read_text().split("\n")
 
 
+@pytest.mark.long
 def test_a_handler_may_go_to_another_folder(streamq: Streamq, source: Path, tmp_path: Path) -> None:
     done = streamq("run", *RUN, "--map", "held.py:wanders", "-o", "out.txt")
 
@@ -213,10 +219,11 @@ def test_an_input_that_changes_is_refused_in_words(
     assert "loaded from another input" in done.stderr
 
 
-def test_all_bytes_go_through_the_server_if_asked_to(
+@pytest.mark.long
+def test_all_bytes_go_through_the_server_unless_asked_to_spool(
     streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:
-    done = streamq("run", *RUN, "--no-spool", "--map", "held.py:picky", "-o", "out.txt")
+    done = streamq("run", *RUN[:-1], "--map", "held.py:picky", "-o", "out.txt")
 
     assert done.returncode == 1, done.stderr
     (plan,) = tmp_path.glob(".streamq/*/plan*")
@@ -225,6 +232,7 @@ def test_all_bytes_go_through_the_server_if_asked_to(
     assert not spools(tmp_path)
 
 
+@pytest.mark.long
 def test_the_same_command_without_spools_goes_on_as_it_began(
     streamq: Streamq, begin: Begin, source: Path
 ) -> None:

@@ -29,6 +29,8 @@ def test_audit_adds_a_point_when_something_has_changed(driver: RequestByHand) ->
 
     told = [point[1:] for point in curve_of(driver.protocol, driver.id)]
     assert told == [(0, 0, 9, 1), (2, 1, 9, 0)]
+    # A purge of an earlier version leaves it, but not for ever.
+    assert driver.redis.pttl(driver.keys.pace) > 29 * 86_400_000
 
 
 def test_curve_ends_with_the_end_and_is_not_begun_then(driver: RequestByHand) -> None:

@@ -232,6 +232,7 @@ def test_wait_of_a_long_part_is_told_while_it_runs(
     request.cancel()
 
 
+@pytest.mark.long
 def test_wait_of_a_part_that_goes_back_unbegun_is_not_counted(queue: str, tmp_path: Path) -> None:
     with LocalServer.start(port=0) as server, Client(server.url) as client:
         door = Proxy(int(server.url.rpartition(":")[2]))

@@ -1,5 +1,6 @@
 """What becomes of a part: which attempt is the last, what a failure tells, what is counted."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from streamq.app import describe
 from streamq.errors import DecodeError
 from streamq.model import Part, Spec
+from streamq.records.spool import SpoolWriter, spooled_of
 from streamq.worker import kept_outcomes
 from streamq.worker.runner import Runner
 
@@ -81,3 +83,19 @@ def test_outcomes_are_one_for_each_record() -> None:
     assert outcomes == [[1, b"x"], [1, None], [0], [0]]
     assert kept_outcomes.decode(kept_outcomes.encode(outcomes), 4) == outcomes
     assert kept_outcomes.encode(kept_outcomes.of_items([], 4)) == b""
+
+
+def test_part_with_earlier_outcomes_is_not_spooled_because_its_items_have_places(
+    tmp_path: Path,
+) -> None:
+    long = "x" * 9_000
+    data = f"{long}\n{long}\n".encode()
+    run = runner(is_map=True, spool=SpoolWriter(str(tmp_path), "raw"))
+    items: list[Any] = [b"a" * 9_000, b"b" * 9_000]
+
+    whole, rest = (
+        run.done(Part(1, data, b"2 0 1", partial=partial, reference=b"{}"), items, 2, b"")
+        for partial in (b"", kept_outcomes.encode([[1, items[0]], [0]]))
+    )
+
+    assert [spooled_of(each.result) is not None for each in (whole, rest)] == [True, False]
