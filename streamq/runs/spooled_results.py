@@ -120,6 +120,6 @@ class SpooledResults:
         if has_failed or "1" not in found:
             raise OutputError(
                 f"a result of {self._id} was lost in a crash, and its part failed when it ran "
-                "again: start over with --fresh"
+                "again. It is run once more when the run goes on"
             )
         return found["1"]

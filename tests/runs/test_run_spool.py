@@ -21,6 +21,8 @@ def held(line: bytes) -> bytes:
     """The first line waits until it may go: all that comes after it waits in spools."""
     while line == b"line 0" and not pathlib.Path("go").exists():
         time.sleep(0.01)
+    if line == b"line 9077" and pathlib.Path("fails").exists():
+        raise ValueError("not this time")
     return line
 def wanders(line: bytes) -> bytes:
     os.chdir("/")
@@ -123,6 +125,25 @@ def test_what_is_lost_in_a_spool_runs_again(
     assert "runs again" in said
     assert output.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
+
+
+@pytest.mark.long
+def test_record_that_fails_when_its_lost_result_is_made_again_is_told(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    output = killed_with_spools(begin, source, "--retries", "0")
+    for path in spools(tmp_path):
+        path.unlink()
+    (tmp_path / "fails").touch()
+    words = ("run", *RUN, "--map", "held.py:held", "-o", "out.txt", "--retries", "0")
+
+    done = streamq(*words)
+
+    assert done.returncode == 1, done.stderr
+    assert "its part failed when it ran again" in done.stderr
+    (tmp_path / "fails").unlink()
+    assert streamq(*words).returncode == 0
+    assert output.read_bytes() == source.read_bytes()
 
 
 @pytest.mark.long
