@@ -70,7 +70,8 @@ class TestSameCommand:
 
         done = streamq(*WORDS)
         if done.returncode == 2 and "exists" in done.stderr:
-            assert ended == 0
+            # One was killed when all was done, so that the next was told of its output.
+            assert ended in (0, 2)
         else:
             assert done.returncode == 0, done.stderr
 
