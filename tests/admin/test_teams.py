@@ -275,8 +275,8 @@ class TestScripts:
 
         assert fleet.is_running(), fleet.errors(pool)
         # Requests of another team, which other tests leave here, are not for this one.
-        said = [line for line in fleet.errors(pool).splitlines() if f"{OTHER}-" not in line]
-        assert not any("does not let us" in line for line in said)
+        ours = [line for line in fleet.errors(pool).splitlines() if f"{OTHER}-" not in line]
+        assert not any("does not let us" in line for line in ours)
         said = (tmp_path / "janitor.err").read_text()
         wait_until(lambda: (tmp_path / "janitor.err").read_text().count("loaded") >= 3, 10)
         assert "cannot load" not in said
