@@ -42,7 +42,7 @@ def request_(client: Client, queue: str, request_id: str) -> Request:
 
 @pytest.fixture
 def ask(queue: str) -> Ask:
-    return Ask(queue=queue, handlers=["h"], wait_s=3, quantum_ms=60_000)
+    return Ask(queue=queue, handlers=["h"], wait_s=10, quantum_ms=60_000)
 
 
 def _left_ms(driver: RequestByHand, holder: str) -> float:
