@@ -72,6 +72,11 @@ def done(granted: Granted, **more: Any) -> Report:
     return Report(ticket=granted.ticket, done=results, **more)
 
 
+def briefly(ask: Ask) -> Ask:
+    """What is asked for with a report: when nothing is left, the test waits no longer than this."""
+    return msgspec.structs.replace(ask, wait_s=2)
+
+
 def results(request: Request) -> list[tuple[int, Any]]:
     return list(request.results(timeout=5))
 
@@ -89,7 +94,7 @@ class TestTaking:
             granted, seen = await take(desk, ask), []
             while granted.parts:
                 seen += [str(part.text) for part in granted.parts]
-                granted = await report(desk, done(granted, next=ask))
+                granted = await report(desk, done(granted, next=briefly(ask)))
             assert (granted.word, granted.counted) == ("done", 1)
             return seen
 
@@ -107,7 +112,7 @@ class TestTaking:
             granted, sizes = await take(desk, ask), []
             while granted.parts:
                 sizes.append(len(granted.parts))
-                granted = await report(desk, done(granted, next=ask))
+                granted = await report(desk, done(granted, next=briefly(ask)))
             return sizes
 
         sizes = run(work())
@@ -130,7 +135,7 @@ class TestTaking:
                 # Its turn is over: the same report asks for another lease.
                 late = msgspec.structs.replace(ticket, late_ms=0)
                 granted.ticket = desk._signer.seal(late)
-                granted = await report(desk, done(granted, next=ask))
+                granted = await report(desk, done(granted, next=briefly(ask)))
             return sizes
 
         sizes = run(work())
@@ -289,7 +294,7 @@ class TestReporting:
     ) -> None:
         async def work() -> None:
             first, second = desks(), desks()
-            said = done(await take(first, ask), next=ask)
+            said = done(await take(first, ask), next=briefly(ask))
             once = await report(first, said)
             again = await report(second, said)
             assert (numbers(once), once.counted) == ([2], 1)
@@ -308,7 +313,7 @@ class TestReporting:
             desk = desks()
             granted = await take(desk, ask)
             failed = [Failed(part=1, kind="abandon", error="Bad", message="no")]
-            said = Report(ticket=granted.ticket, failed=failed, next=ask)
+            said = Report(ticket=granted.ticket, failed=failed, next=briefly(ask))
             answers = [await report(desk, said) for _ in range(3)]
             assert [numbers(each) for each in answers] == [[2]] * 3
 
@@ -328,9 +333,9 @@ class TestReporting:
                 seen.append((part.number, part.attempt))
                 if part.number == 2:
                     failed = [Failed(part=2, after_ms=0)]
-                    said = Report(ticket=granted.ticket, failed=failed, next=ask)
+                    said = Report(ticket=granted.ticket, failed=failed, next=briefly(ask))
                 else:
-                    said = done(granted, next=ask)
+                    said = done(granted, next=briefly(ask))
                 granted = await report(desk, said)
             return seen
 
@@ -348,7 +353,7 @@ class TestReporting:
             desk = desks()
             granted = await take(desk, ask)
             while len(granted.parts) < 2:
-                granted = await report(desk, done(granted, next=ask))
+                granted = await report(desk, done(granted, next=briefly(ask)))
             said = done(granted)
             del said.done[1:]
             assert (await report(desk, said)).word == "over"
@@ -361,9 +366,9 @@ class TestReporting:
     def test_old_ticket_changes_nothing(self, desks: Desks, request_: Request, ask: Ask) -> None:
         async def work() -> None:
             desk = desks()
-            old = done(await take(desk, ask), next=ask)
+            old = done(await take(desk, ask), next=briefly(ask))
             second = await report(desk, old)
-            third = await report(desk, done(second, next=ask))
+            third = await report(desk, done(second, next=briefly(ask)))
             late = await report(desk, old)
             assert (late.word, late.parts, late.counted) == ("late", [], 0)
             assert (await report(desk, done(third))).counted == 1
@@ -381,7 +386,7 @@ class TestReporting:
             desk = desks()
             granted = await take(desk, ask)
             while len(granted.parts) < 2:
-                granted = await report(desk, done(granted, next=ask))
+                granted = await report(desk, done(granted, next=briefly(ask)))
             said = done(granted)
             said.crashed = said.done.pop().part
             for _ in range(2):
@@ -400,7 +405,7 @@ class TestReporting:
             desk = desks()
             granted = await take(desk, ask)
             result = Value(text="x" * (2**22 + 1))
-            said = Report(ticket=granted.ticket, done=[Done(1, result)], next=ask)
+            said = Report(ticket=granted.ticket, done=[Done(1, result)], next=briefly(ask))
             assert numbers(await report(desk, said)) == [2]
 
         run(work())
