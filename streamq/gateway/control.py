@@ -97,7 +97,12 @@ class Control:
             units.name(handler, "handler")
 
         def fits(each: Glimpse) -> bool:
-            return (not state or each.is_in(state)) and (not handler or each.handler == handler)
+            # One that has just ended may still be among those that have not.
+            return (
+                (not state or each.is_in(state))
+                and (not handler or each.handler == handler)
+                and (ended or each.state.is_live)
+            )
 
         def requests() -> Listed:
             found = find(self._protocol, queue, fits, ended=ended)

@@ -3,6 +3,9 @@
 A lease begins short. If the gateway dies before its answer with the parts is out, nobody knows of
 the lease, and the parts are free again after a few seconds. When the answer is out the courier
 renews the lease to its whole length. From then on only the worker renews it.
+
+A connection that is reset just behind an answer has probably lost it. Then the lease is left short:
+a worker that did hear of its parts beats, and if none did, nobody is charged.
 """
 
 import asyncio
@@ -32,6 +35,8 @@ REST_S = 0.5
 
 #: Of each request: its holders, and the part that each runs.
 _Share = dict[str, dict[str, int | None]]
+#: Whether the connection of an answer was reset since.
+WasLost = Callable[[], bool]
 InThread = Callable[[Callable[[], None]], Awaitable[None]]
 
 
@@ -44,12 +49,12 @@ class Courier:
         self._protocol = protocol
         self._keepers = keepers
         self._in_thread = in_thread
-        self._delivered: list[Ticket] = []
+        self._delivered: list[tuple[Ticket, WasLost]] = []
         self._sending: set[asyncio.Task[None]] = set()
 
-    def delivered(self, ticket: Ticket) -> None:
+    def delivered(self, ticket: Ticket, was_lost: WasLost) -> None:
         """Note that the answer with the parts of a new lease is out."""
-        self._delivered.append(ticket)
+        self._delivered.append((ticket, was_lost))
         if len(self._delivered) == 1:
             self._start(self._confirm())
 
@@ -67,9 +72,11 @@ class Courier:
 
     async def _confirm(self) -> None:
         await asyncio.sleep(GATHER_S)
-        tickets, self._delivered = self._delivered, []
+        delivered, self._delivered = self._delivered, []
+        tickets = [ticket for ticket, was_lost in delivered if not was_lost()]
         running = {ticket.holder: _only_part(ticket) for ticket in tickets}
-        await self._insist(lambda: self._renew(tickets, running, 0))
+        if tickets:
+            await self._insist(lambda: self._renew(tickets, running, 0))
 
     async def _light(self, tickets: list[Ticket], running: dict[str, int | None]) -> None:
         def light() -> None:

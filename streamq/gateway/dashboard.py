@@ -15,7 +15,6 @@ from streamq.errors import InvalidValue, StreamqError
 from streamq.gateway.messages import Controlled
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import Caller, Role
-from streamq.gateway.route import Call
 from streamq.model import Failure, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
@@ -112,15 +111,13 @@ class Board:
 
     # What is changed
 
-    def changed(self, call: Call, request_id: str, what: str) -> None:
+    def changed(self, who: str, address: str, request_id: str, what: str) -> None:
         """Note who changed what, and tell those who watch the request; does not wait for that."""
         if request_id:
             self.feed.hurry(request_id)
         if not (request_id and what):
             return
-        change = Change(
-            who=call.caller.name, what=what, request=request_id, address=call.visit.address
-        )
+        change = Change(who=who, what=what, request=request_id, address=address)
         task = asyncio.get_running_loop().create_task(self._note(change))
         self._noting.add(task)
         task.add_done_callback(self._noting.discard)

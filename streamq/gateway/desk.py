@@ -18,7 +18,7 @@ from msgspec import UNSET
 from streamq import units
 from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
 from streamq.gateway import payloads
-from streamq.gateway.courier import FIRST_LEASE_MS, Courier
+from streamq.gateway.courier import FIRST_LEASE_MS, Courier, WasLost
 from streamq.gateway.dispatch import Dispatch, Waiter, Wanted
 from streamq.gateway.messages import (
     Ask,
@@ -59,6 +59,10 @@ def _nothing() -> None:
     """Do nothing: there is no lease to speak for."""
 
 
+def _forget(_: WasLost) -> None:
+    """Do nothing: the lease was confirmed before."""
+
+
 #: Calls of the server that are made at the same time.
 CALLERS = 16
 #: Workers beat at least this often: within the grace of a lease (``lua/README.md``, rule 7), so
@@ -72,7 +76,7 @@ class Handed(msgspec.Struct, frozen=True):
     granted: Granted | None
     #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
-    delivered: Callable[[], None] = _nothing
+    delivered: Callable[[WasLost], None] = _forget
     undo: Callable[[], None] = _nothing
 
 
@@ -157,7 +161,7 @@ class Desk:
         return Handed(
             granted,
             ticket,
-            delivered=lambda: self.courier.delivered(ticket),
+            delivered=lambda was_lost: self.courier.delivered(ticket, was_lost),
             undo=lambda: self._release(ticket),
         )
 

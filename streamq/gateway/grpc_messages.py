@@ -149,16 +149,52 @@ def status(found: Status) -> pb.Status:
 
 def new_request(found: pb.NewRequest) -> messages.NewRequest:
     """Return a request to make."""
-    try:
-        options = msgspec.json.decode(found.options or "{}", type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise InvalidValue(f"options: {error}") from None
+    options = _object(found.options, "options")
     parts = [msgspec.Raw(_payload(value(each))) for each in found.parts]
     said = {"handler": found.handler, **options}
     said |= {name: text for name in ("id", "queue") if (text := getattr(found, name))}
     made: messages.NewRequest = _checked(said, messages.NewRequest)
     made.parts = parts
     return made
+
+
+def upload(found: pb.LoadHead) -> messages.UploadOptions:
+    """Return how a file becomes a request."""
+    said = {"handler": found.handler, **_object(found.options, "options")}
+    said |= {name: text for name in ("queue", "format") if (text := getattr(found, name))}
+    made: messages.UploadOptions = _checked(said, messages.UploadOptions)
+    return made
+
+
+def loaded(found: messages.Uploaded) -> pb.Loaded:
+    """Return how far a load has come."""
+    return pb.Loaded(
+        offset=found.offset, is_complete=found.is_complete, status=status(found.status)
+    )
+
+
+def changes(found: pb.ControlAsk) -> messages.Changes:
+    """Return what to change of a request."""
+    made: messages.Changes = _checked(_object(found.changes, "changes"), messages.Changes)
+    return made
+
+
+def listed(found: messages.Listed) -> pb.Listed:
+    """Return requests of a queue."""
+    said = msgspec.to_builtins(found)
+    return pb.Listed(**said | {"requests": [pb.ListedRequest(**each) for each in said["requests"]]})
+
+
+def given_up(found: messages.FailureTold) -> pb.GivenUp:
+    """Return what was given up."""
+    return pb.GivenUp(**msgspec.to_builtins(found))
+
+
+def _object(text: str, name: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise InvalidValue(f"{name}: {error}") from None
 
 
 def _payload(found: dict[str, Any] | None) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import msgspec
+from starlette.requests import ClientDisconnect
 
 from streamq.errors import InvalidValue, SettingsError, StreamqError
 from streamq.gateway import grpc_messages as convert
@@ -109,10 +110,15 @@ class GrpcServer:
             f"{_PACKAGE}.Requests",
             {
                 "Submit": self._unary(self._submit, pb.NewRequest, Role.LOADER),
+                "Load": grpc.stream_unary_rpc_method_handler(
+                    self._load, pb.LoadChunk.FromString, pb.Loaded.SerializeToString
+                ),
                 "Get": self._unary(self._get, pb.RequestId, Role.READER),
+                "List": self._unary(self._list, pb.ListAsk, Role.READER),
                 "Control": self._unary(self._control, pb.ControlAsk, Role.OPERATOR),
                 "Watch": self._streaming(self._watch, pb.RequestId, Role.READER),
                 "Results": self._streaming(self._results, pb.ResultsAsk, Role.LOADER),
+                "Errors": self._streaming(self._errors, pb.ErrorsAsk, Role.READER),
             },
         )
 
@@ -206,12 +212,58 @@ class GrpcServer:
     async def _get(self, caller: Caller, message: pb.RequestId) -> pb.Status:
         return convert.status(await self._gateway.requests.status(caller, message.id))
 
+    async def _load(self, _: Any, context: Context) -> pb.Loaded:
+        began, status = time.monotonic(), 200
+        try:
+            caller = self._caller(context, Role.LOADER, "Load")
+            first = await context.read()
+            if first is grpc.aio.EOF or not first.HasField("head"):
+                raise InvalidValue("the first message has the head")
+            head: pb.LoadHead = first.head
+            found, _ = await self._gateway.uploads.put(
+                caller,
+                head.id,
+                convert.upload(head),
+                _data(first, context),
+                head.begins_at if head.HasField("begins_at") else None,
+            )
+            log.info("load %s by %s (%s) over gRPC", head.id, caller.name, caller.role)
+            return convert.loaded(found)
+        except (Problem, StreamqError) as error:
+            status = _problem(error).status
+            await _abort(context, error)
+            raise  # it was: abort does not return
+        finally:
+            self._note("load", status, began)
+
+    async def _list(self, caller: Caller, message: pb.ListAsk) -> pb.Listed:
+        found = await self._gateway.control.requests(
+            caller,
+            message.queue or "default",
+            state=message.state,
+            handler=message.handler,
+            ended=not message.live_only,
+            most=min(message.most or 50, 1_000),
+        )
+        return convert.listed(found)
+
     async def _control(self, caller: Caller, message: pb.ControlAsk) -> pb.Status:
-        if message.action not in ACTIONS:
-            raise InvalidValue(f"action {message.action!r:.40} is none of {', '.join(ACTIONS)}")
-        await self._gateway.control.act(caller, message.id, message.action)
+        control, noted = self._gateway.control, message.action
+        if message.action == "purge":
+            status = await self._gateway.requests.status(caller, message.id)
+            await control.purge(caller, message.id)
+        elif message.action == "set":
+            status, noted = await control.change(caller, message.id, convert.changes(message))
+        elif message.action in ACTIONS:
+            await control.act(caller, message.id, message.action)
+            status = await self._gateway.requests.status(caller, message.id)
+        else:
+            known = ", ".join((*ACTIONS, "set", "purge"))
+            raise InvalidValue(f"action {message.action!r:.40} is none of {known}")
         log.info("%s %s by %s (%s) over gRPC", message.action, message.id, caller.name, caller.role)
-        return convert.status(await self._gateway.requests.status(caller, message.id))
+        if self._gateway.board:
+            self._gateway.board.changed(caller.name, "", message.id, noted)
+        return convert.status(status)
 
     async def _watch(self, caller: Caller, message: pb.RequestId) -> AsyncIterator[pb.Status]:
         last = None
@@ -233,6 +285,31 @@ class GrpcServer:
         async for some in lines:
             for line in some.splitlines():
                 yield _result_part(line)
+
+    async def _errors(self, caller: Caller, message: pb.ErrorsAsk) -> AsyncIterator[pb.GivenUp]:
+        page = await self._gateway.control.errors(
+            caller, message.id, message.after, message.most or MOST_RESULTS
+        )
+        for each in page.errors:
+            yield convert.given_up(each)
+
+
+async def _data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:
+    """Yield the bytes of a file up to the chunk that says that it is the last.
+
+    Raises:
+        ClientDisconnect: the stream ended before.
+    """
+    while True:
+        yield chunk.data
+        if chunk.is_last:
+            return
+        try:
+            chunk = await context.read()
+        except (asyncio.CancelledError, grpc.aio.UsageError, grpc.aio.AbortError):
+            raise ClientDisconnect from None
+        if chunk is grpc.aio.EOF:
+            raise ClientDisconnect
 
 
 def _result_part(line: bytes) -> pb.ResultPart:
@@ -260,7 +337,7 @@ def _told(handed: Handed, context: Context) -> pb.Grant:
         if context.cancelled():
             handed.undo()
         else:
-            handed.delivered()
+            handed.delivered(lambda: False)
 
     context.add_done_callback(over)
     return convert.grant(handed.granted)

@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket
 from streamq.errors import StreamqError
 from streamq.gateway import live, pages, websocket
 from streamq.gateway.access import Access, Visit
+from streamq.gateway.courier import WasLost
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import LOCAL, Caller, Role
 from streamq.gateway.route import MOST_BODY, Answer, Call, Gateway, Route
@@ -105,8 +106,14 @@ async def _serve(gateway: Gateway, route: Route, request: Request, is_read_only:
         return _told(meant)
     _note(call, route, request, answer.status)
     if route.is_change and gateway.board:
-        gateway.board.changed(call, request.path_params.get("id", ""), answer.noted)
-    return _response(answer)
+        changed = request.path_params.get("id", "")
+        gateway.board.changed(call.caller.name, call.visit.address, changed, answer.noted)
+    return _response(answer, getattr(request.state, "was_reset", _never))
+
+
+def _never() -> bool:
+    """Return that the connection was not reset."""
+    return False
 
 
 async def _call(access: Access, route: Route, request: Request) -> Call:
@@ -204,7 +211,7 @@ def _undo(answer: Answer) -> None:
         answer.undo()
 
 
-def _response(answer: Answer) -> Response:
+def _response(answer: Answer, was_reset: WasLost) -> Response:
     if answer.lines is not None:
         return StreamingResponse(
             answer.lines, answer.status, SAFETY | answer.headers, "application/x-ndjson"
@@ -218,19 +225,20 @@ def _response(answer: Answer) -> Response:
         answer.status,
         headers=SAFETY | answer.headers,
         media_type="application/json",
-        background=_Sent(answer.delivered) if answer.delivered else None,
+        background=_Sent(answer.delivered, was_reset) if answer.delivered else None,
     )
 
 
 class _Sent(BackgroundTask):
     """Tells that an answer is out: Starlette calls it then."""
 
-    def __init__(self, delivered: Callable[[], None]) -> None:
+    def __init__(self, delivered: Callable[[WasLost], None], was_reset: WasLost) -> None:
         self._delivered = delivered
+        self._was_reset = was_reset
 
     async def __call__(self) -> None:
         """Tell it."""
-        self._delivered()
+        self._delivered(self._was_reset)
 
 
 def _told(problem: Problem) -> Response:

@@ -135,6 +135,11 @@ class Connection(Impatient, HttpToolsProtocol):
     most = 12_000
     _waiting: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _is_reset = False
+
+    def was_reset(self) -> bool:
+        """Return whether the connection ended without a goodbye, as one does that lost bytes."""
+        return self._is_reset
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first call."""
@@ -148,6 +153,7 @@ class Connection(Impatient, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
+        self._is_reset = exc is not None
         self._got_head()
         super().connection_lost(exc)
 
@@ -165,10 +171,11 @@ class Connection(Impatient, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Wait for the rest of the head of a call that begins."""
         super().on_message_begin()
+        # What is in the state comes to the application with every call, and with a WebSocket.
+        self.scope["state"]["was_reset"] = self.was_reset
         if certificate := _name_in_certificate(self.transport):
-            # What is in here comes to the application with every call, and with a WebSocket.
             self.app_state = {**self.app_state, "certificate": certificate}
-            self.scope["state"] = self.app_state
+            self.scope["state"] |= self.app_state
         if not self._waiting:
             self._expect_head()
 

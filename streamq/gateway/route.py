@@ -8,6 +8,7 @@ import msgspec
 from streamq.errors import InvalidValue
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.control import Control
+from streamq.gateway.courier import WasLost
 from streamq.gateway.desk import Desk
 from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
@@ -87,8 +88,8 @@ class Answer(msgspec.Struct):
     noted: str = ""
     #: Called if the caller has left before the answer could be sent.
     undo: Callable[[], None] | None = None
-    #: Called when the answer is out.
-    delivered: Callable[[], None] | None = None
+    #: Called when the answer is out, with what tells whether its connection was reset since.
+    delivered: Callable[[WasLost], None] | None = None
 
 
 class Param(msgspec.Struct, frozen=True):

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from streamq import Client
+from streamq.gateway.courier import FIRST_LEASE_MS
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
+from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
 
 pytestmark = ONE_KIND
@@ -159,3 +161,28 @@ def test_the_system_allows_as_many_connections_as_it_can(
     limits = Path(f"/proc/{gate.process.pid}/limits").read_text()
     (line,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
     assert line.split()[3] == str(hard)
+
+
+def taken(gate: Gate, raw: socket.socket) -> None:
+    """Send a take, and wait until its answer is there, unread."""
+    body = json.dumps(gate.ask()).encode()
+    head = f"POST /v1/take HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    raw.sendall(head.encode() + body)
+    assert raw.recv(15, socket.MSG_PEEK) == b"HTTP/1.1 200 OK"
+
+
+def test_lease_stays_short_whose_answer_nobody_read(gate: Gate, driver: RequestByHand) -> None:
+    gate.submit(["x", "x"], id=driver.id)
+
+    def longest_ms() -> float:
+        return max(driver.leases().values()) - time.time() * 1e3
+
+    with socket.create_connection(("127.0.0.1", gate.port), 20) as unread:
+        taken(gate, unread)
+    (first,) = driver.leases()
+    with socket.create_connection(("127.0.0.1", gate.port), 20) as heard:
+        taken(gate, heard)
+        heard.recv(100_000)
+        wait_until(lambda: longest_ms() > 2 * FIRST_LEASE_MS)
+    assert driver.leases()[first] - time.time() * 1e3 <= FIRST_LEASE_MS
+    assert f"{first}#" not in driver.holders()

@@ -222,11 +222,30 @@ class TestTaking:
             holder = handed.ticket.holder
             assert _left_ms(driver, holder) <= FIRST_LEASE_MS
             assert f"{holder}#" not in driver.holders()
-            handed.delivered()
+            handed.delivered(lambda: False)
             await asyncio.to_thread(
                 wait_until, lambda: _left_ms(driver, holder) > FIRST_LEASE_MS + 5_000
             )
             assert driver.holders()[f"{holder}#"] == "1"
+
+        run(work())
+
+    def test_lease_stays_short_when_its_answer_was_lost(
+        self, desks: Desks, driver: RequestByHand, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            lost, heard = await desk.take(LOCAL, ask), await desk.take(LOCAL, ask)
+            assert lost.ticket
+            assert heard.ticket
+            holders = lost.ticket.holder, heard.ticket.holder
+            lost.delivered(lambda: True)
+            heard.delivered(lambda: False)
+            await asyncio.to_thread(
+                wait_until, lambda: _left_ms(driver, holders[1]) > FIRST_LEASE_MS + 5_000
+            )
+            assert _left_ms(driver, holders[0]) <= FIRST_LEASE_MS
+            assert f"{holders[0]}#" not in driver.holders()
 
         run(work())
 
@@ -504,7 +523,7 @@ class TestLiving:
 
         async def work() -> None:
             desk = desks()
-            (await desk.take(LOCAL, ask)).delivered()
+            (await desk.take(LOCAL, ask)).delivered(lambda: False)
             seen: list[tuple[int, bool]] = []
             while (1, True) not in seen:
                 granted = await take(desk, ask)

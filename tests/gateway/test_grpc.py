@@ -1,5 +1,6 @@
 """The gateway over gRPC, called with a stub that is generated from the proto."""
 
+import json
 import queue as queues
 import subprocess
 import sys
@@ -141,6 +142,111 @@ def test_errors_have_their_codes(gate: Gate, channel: Any, stubs: Any) -> None:
         assert dict(refused.value.trailing_metadata())["streamq-code"] == word
 
 
+def chunks_of(data: bytes, gate: Gate, **head: Any) -> list[Any]:
+    """A file of lines as messages of ``Load``, in pieces that end within lines."""
+    made = [pb.LoadChunk(data=data[at : at + 7]) for at in range(0, len(data), 7)]
+    made[-1].is_last = True
+    named = {"id": f"file-{gate.queue}", "handler": "h", "queue": gate.queue, "format": "lines"}
+    made[0].head.CopyFrom(pb.LoadHead(**named | head))
+    return made
+
+
+def test_file_is_loaded_and_the_same_file_again_adds_nothing(
+    gate: Gate, channel: Any, stubs: Any, client: Client
+) -> None:
+    requests = stubs["RequestsStub"](channel)
+    data = b"".join(b"line %d\n" % number for number in range(100))
+    chunks = chunks_of(data, gate, options='{"lines": 10, "limit": 2}')
+    found = requests.Load(iter(chunks))
+    assert (found.offset, found.is_complete, found.status.total) == (len(data), True, 10)
+    assert requests.Load(iter(chunks)).status.total == 10
+    assert client.get(f"file-{gate.queue}").status().limit == 2
+
+
+def test_file_that_was_cut_stays_open_for_the_rest(gate: Gate, channel: Any, stubs: Any) -> None:
+    requests = stubs["RequestsStub"](channel)
+    data = b"".join(b"line %d\n" % number for number in range(100))
+    options = '{"lines": 1}'
+    said: queues.Queue[Any] = queues.Queue()
+    for chunk in chunks_of(data, gate, options=options)[:50]:
+        said.put(chunk)
+    call = requests.Load.future(iter(said.get, None))
+    path = f"/v1/requests/file-{gate.queue}/input"
+    wait_until(lambda: gate.get(path).json.get("offset"), 20)
+    said.put(None)
+    assert call.exception(20).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    stands = gate.get(path).json
+    assert 0 < stands["offset"] < len(data)
+    assert not stands["is_complete"]
+    with pytest.raises(grpc.RpcError) as short:
+        requests.Load(iter(chunks_of(data[5:], gate, options=options, begins_at=5)))
+    told = dict(short.value.trailing_metadata())
+    assert (told["streamq-code"], int(told["streamq-offset"])) == ("SHORT", stands["offset"])
+    rest = chunks_of(data[stands["offset"] :], gate, options=options, begins_at=stands["offset"])
+    found = requests.Load(iter(rest))
+    assert (found.offset, found.is_complete, found.status.total) == (len(data), True, 100)
+
+
+def test_load_that_the_caller_gives_up_is_not_complete(
+    gate: Gate, channel: Any, stubs: Any, client: Client
+) -> None:
+    data = b"".join(b"line %d\n" % number for number in range(1_000))
+    said: queues.Queue[Any] = queues.Queue()
+    for chunk in chunks_of(data, gate, options='{"lines": 1}')[:500]:
+        said.put(chunk)
+    call = stubs["RequestsStub"](channel).Load.future(iter(said.get, None))
+    path = f"/v1/requests/file-{gate.queue}/input"
+    wait_until(lambda: gate.get(path).json.get("offset"), 20)
+    call.cancel()
+    # The same again is refused while the first one is read.
+    found = wait_until(
+        lambda: stubs["RequestsStub"](channel).Load(
+            iter(chunks_of(data, gate, options='{"lines": 1}'))
+        ),
+        30,
+    )
+    assert (found.offset, found.status.total) == (len(data), 1_000)
+    assert "Traceback" not in gate.log
+
+
+def test_list_and_errors(gate: Gate, channel: Any, stubs: Any) -> None:
+    requests = stubs["RequestsStub"](channel)
+    ids = [gate.submit([text], labels={"of": text}, retries=0) for text in ("a", "b")]
+    ticket = gate.take().json["ticket"]
+    failed = [{"part": 1, "kind": "abandon", "error": "Bad", "message": "no", "traceback": "tb"}]
+    gate.post("/v1/report", {"ticket": ticket, "failed": failed})
+    found = requests.List(pb.ListAsk(queue=gate.queue))
+    assert ([each.id for each in found.requests], found.total) == (ids[::-1], 2)
+    assert [dict(each.labels) for each in found.requests] == [{"of": "b"}, {"of": "a"}]
+    (live,) = requests.List(pb.ListAsk(queue=gate.queue, live_only=True)).requests
+    (ended,) = (each for each in found.requests if each.id != live.id)
+    assert (ended.state, ended.has_failures) == ("done", True)
+    (same,) = requests.List(pb.ListAsk(queue=gate.queue, state="failed")).requests
+    assert same == ended
+    (given_up,) = requests.Errors(pb.ErrorsAsk(id=ended.id))
+    assert (given_up.part, given_up.error, given_up.message) == (1, "Bad", "no")
+    assert given_up.traceback == "tb"
+    assert list(requests.Errors(pb.ErrorsAsk(id=ended.id, after=1))) == []
+
+
+def test_set_and_purge(gate: Gate, channel: Any, stubs: Any) -> None:
+    requests = stubs["RequestsStub"](channel)
+    request_id = gate.submit(["x"])
+
+    def control(action: str, **more: str) -> Any:
+        return requests.Control(pb.ControlAsk(id=request_id, action=action, **more))
+
+    assert json.loads(control("set", changes='{"limit": 3}').json)["limit"] == 3
+    path = f"/v1/changes?queue={gate.queue}"
+    wait_until(lambda: "limit" in gate.get(path).text)
+    with pytest.raises(grpc.RpcError) as refused:
+        control("purge")
+    assert dict(refused.value.trailing_metadata())["streamq-code"] == "NOTENDED"
+    assert control("cancel").state == "cancelled"
+    assert control("purge").state == "cancelled"
+    assert gate.get(f"/v1/requests/{request_id}").status == 404
+
+
 def test_every_call_with_every_role(serve: Serve, tmp_path: Path, stubs: Any) -> None:
     file = tmp_path / "streamq.keys"
     texts = {role: keys.add(file, role.value, role) for role in Role if role is not Role.ANYBODY}
@@ -152,6 +258,9 @@ def test_every_call_with_every_role(serve: Serve, tmp_path: Path, stubs: Any) ->
         "Leave": (Role.WORKER, pb.Bye()),
         "Submit": (Role.LOADER, pb.NewRequest()),
         "Get": (Role.READER, pb.RequestId(id="x")),
+        "Load": (Role.LOADER, iter([pb.LoadChunk()])),
+        "List": (Role.READER, pb.ListAsk(queue=gate.queue)),
+        "Errors": (Role.READER, pb.ErrorsAsk(id="x")),
         "Control": (Role.OPERATOR, pb.ControlAsk()),
         "Watch": (Role.READER, pb.RequestId(id="x")),
         "Results": (Role.LOADER, pb.ResultsAsk(id="x")),

@@ -2,6 +2,9 @@
 
 import concurrent.futures
 import json
+import os
+import re
+import signal
 import socket
 import subprocess
 import time
@@ -19,45 +22,40 @@ from tests.support.waiting import allowed_s, wait_until
 
 pytestmark = ONE_KIND
 
-WORKER = """
-ASK='{"queue":"'$QUEUE'","handlers":["shout"],"wait_s":1,"most":20,"lease_s":300}'
-R=$(curl -sS --fail-with-body -d "$ASK" $GATE/v1/take)
-while T=$(jq -ce '.ticket' <<<"$R"); do
-  DONE=$(jq -c '[.parts[] | {part: .number, result: {text: (.text|ascii_upcase)}}]' <<<"$R")
-  R=$(curl -sS --fail-with-body --retry 9 --retry-all-errors \
-    -d "{\\"ticket\\":$T,\\"done\\":$DONE,\\"next\\":$ASK}" $GATE/v1/report)
-done
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 
 
-def curl(*words: str) -> str:
-    found = subprocess.run(
-        ["curl", "-sS", "--fail-with-body", *words], capture_output=True, text=True, check=True
-    )
-    return found.stdout
-
-
-def test_whole_job_by_curl_alone(gate: Gate, queue: str, request_id: str) -> None:
-    lines = [f"line {n}" for n in range(40)]
-    new = {
-        "id": request_id,
-        "handler": "shout",
-        "queue": queue,
-        "parts": [{"text": line} for line in lines],
+def test_whole_job_by_curl_as_the_page_says(gate: Gate, queue: str, request_id: str) -> None:
+    section = PAGE.read_text().partition("\n## A job by curl\n")[2].partition("\n## ")[0]
+    submit, worker, follow, results = re.findall(r"^```\w*\n(.*?)^```$", section, re.M | re.S)
+    # As on the page, but at this gateway, queue and request.
+    names = {
+        "localhost:8470": gate.url,
+        '"words"': f'"{request_id}"',
+        "/words": f"/{request_id}",
+        '"handler': f'"queue":"{queue}","handler',
     }
-    made = json.loads(curl("-d", json.dumps(new), f"{gate.url}/v1/requests"))
-    assert (made["state"], made["parts"]["total"]) == ("open", 40)
-    subprocess.run(
-        ["bash", "-euc", WORKER],
-        env={"PATH": "/usr/bin:/bin", "GATE": gate.url, "QUEUE": queue},
-        check=True,
-        timeout=110,
-    )
-    of_it = f"{gate.url}/v1/requests/{request_id}"
-    assert json.loads(curl(f"{of_it}/wait"))["state"] == "done"
-    *results, end = map(json.loads, curl("-N", f"{of_it}/results?follow=1").splitlines())
-    assert [each["result"]["text"] for each in results] == [line.upper() for line in lines]
-    assert end == {"next": 41, "state": "done", "is_over": True}
+
+    def said(text: str) -> list[str]:
+        for word, meant in names.items():
+            text = text.replace(word, meant)
+        return ["bash", "-euc", text]
+
+    made = subprocess.run(said(submit), capture_output=True, check=True, timeout=60)
+    assert json.loads(made.stdout)["state"] == "open"
+    working = subprocess.Popen(said(worker), start_new_session=True)
+    try:
+        told = subprocess.run(
+            said(follow), capture_output=True, check=True, timeout=60, text=True
+        ).stdout
+    finally:
+        os.killpg(working.pid, signal.SIGKILL)
+        working.wait()
+    assert told.endswith(results)
+    decoder = json.JSONDecoder()
+    _, at = decoder.raw_decode(told)
+    ended, _ = decoder.raw_decode(told, at)
+    assert (ended["state"], ended["parts"]["done"]) == ("done", 3)
 
 
 class TestRequests:
