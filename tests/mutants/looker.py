@@ -25,16 +25,25 @@ _QUICK = ["-pno:cacheprovider", "-pno:hypothesispytest", "-pno:xdist"]
 _QUICK += ["-W", "ignore:Module already imported"]
 
 
+#: A test has so many times what it takes without a mutant.
+_PATIENCE = 5.0
+
+
 class _Watch:
     """Sorts tests, the quickest first, and notes how long each takes and which one fails."""
 
-    def __init__(self, seconds: dict[str, float]) -> None:
+    def __init__(self, seconds: dict[str, float], least_s: float) -> None:
         self._known = seconds
+        self._least_s = least_s
         self.seconds: dict[str, float] = {}
         self.failed = ""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: self._known.get(item.nodeid, 0.0))
+        for item in items:
+            if item.nodeid in self._known and not item.get_closest_marker("timeout"):
+                limit_s = max(self._least_s, _PATIENCE * self._known[item.nodeid])
+                item.add_marker(pytest.mark.timeout(limit_s))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
@@ -42,17 +51,17 @@ class _Watch:
             self.failed = self.failed or report.nodeid
 
 
-def _run(words: list[str], seconds: dict[str, float], out: int) -> None:
+def _run(order: dict[str, Any], out: int) -> None:
     """Run pytest, and write what came of it. In a process of its own, which ends with it."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
-    watch = _Watch(seconds)
+    watch = _Watch(order["seconds"], order["each_s"])
     options = ["-x", "-q", *_QUICK]
     code = 1
     try:
-        code = int(pytest.main([*options, *words], plugins=[watch]))
+        code = int(pytest.main([*options, *order["words"]], plugins=[watch]))
     finally:
         told = {"code": code, "failed": watch.failed, "seconds": watch.seconds}
         os.write(out, json.dumps(told).encode() + b"\n")
@@ -66,7 +75,7 @@ def _look(order: dict[str, Any]) -> dict[str, Any]:
     pid = os.fork()
     if pid == 0:
         os.close(ours)
-        _run(order["words"], order["seconds"], theirs)
+        _run(order, theirs)
     os.close(theirs)
     text = b""
     try:

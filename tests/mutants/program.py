@@ -35,6 +35,8 @@ ENOUGH = 90.0
 PATIENCE, LEAST_S = 4.0, 30.0
 #: And without a mutant so long.
 MOST_S = 1_200.0
+#: The tests that noticed the last mutants of a file look first at the next: so many, if so quick.
+MOST_KILLERS, QUICK_S = 5, 2.0
 _LEFT_OUT = (".git", ".venv*", "__pycache__", ".*_cache", "build", "dist", "*.egg-info")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -70,8 +72,8 @@ class Seen(msgspec.Struct, frozen=True):
 
     @property
     def is_well(self) -> bool:
-        """Whether every test passed."""
-        return self.code == 0
+        """Whether no test failed."""
+        return self.code in (0, 5)
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -79,6 +81,8 @@ class Pace(msgspec.Struct, frozen=True):
 
     limit_s: float = LEAST_S
     seconds: dict[str, float] = {}
+    #: A test of which that is known has at least so long.
+    each_s: float = 20.0
 
 
 class Tree:
@@ -93,6 +97,7 @@ class Tree:
                 (folder / "streamq" / name).symlink_to(folder / name)
         self._writes = 0
         env = os.environ | {"PYTHONPATH": str(folder), "STREAMQ_TEST_SERVERS": "valkey"}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # what is compiled once serves every run
         looker = Path(__file__).with_name("looker.py")
         self._looker = subprocess.Popen(
             [sys.executable, "-P", str(looker)],
@@ -126,12 +131,12 @@ class Tree:
         """
         assert self._looker.stdin is not None
         assert self._looker.stdout is not None
-        pace = pace or Pace()
-        order = {"words": list(words), "limit_s": pace.limit_s, "seconds": pace.seconds}
+        pace, words = pace or Pace(), list(words)
+        order = {"words": words, **msgspec.structs.asdict(pace)}
         self._looker.stdin.write(json.dumps(order).encode() + b"\n")
         self._looker.stdin.flush()
         seen = msgspec.json.decode(self._looker.stdout.readline(), type=Seen)
-        if seen.code == 5:
+        if seen.code == 5 and "--deselect" not in words:
             raise RuntimeError(f"no test is selected by {' '.join(words)}")
         return seen
 
@@ -171,22 +176,47 @@ def is_excused(mutant: Mutant, source: str, known: Iterable[Excuse]) -> bool:
 
 
 def judge(
-    tree: Tree, mutant: Mutant, selections: Iterable[list[str]], pace_of: Callable[[str], Pace]
+    tree: Tree,
+    mutant: Mutant,
+    selections: Iterable[list[str]],
+    pace_of: Callable[[list[str]], Pace],
 ) -> Verdict:
     """Apply a mutant, let the tests look for it, and take it back."""
-    source = (tree.root / mutant.file).read_text()
     began = time.monotonic()
     for words in selections:
         # Before it is applied: it may have to be found out.
-        pace = pace_of(" ".join(words))
-        tree.write(mutant.file, mutant.applied(source))
-        try:
-            seen = tree.look(words, pace)
-        finally:
-            tree.write(mutant.file, source)
-        if not seen.is_well:
-            return Verdict(mutant, "killed", time.monotonic() - began, seen.failed)
+        pace = pace_of(words)
+        left_out: list[str] = []
+        while not (seen := _look_at(tree, mutant, words + left_out, pace)).is_well:
+            if _is_certain(tree, mutant, words, seen):
+                return Verdict(mutant, "killed", time.monotonic() - began, seen.failed)
+            if "::" not in seen.failed:
+                break  # all of them were well, given more time
+            left_out += ["--deselect", seen.failed]
     return Verdict(mutant, "survived", time.monotonic() - began)
+
+
+def _look_at(tree: Tree, mutant: Mutant, words: list[str], pace: Pace) -> Seen:
+    source = (tree.root / mutant.file).read_text()
+    tree.write(mutant.file, mutant.applied(source))
+    try:
+        return tree.look(words, pace)
+    finally:
+        tree.write(mutant.file, source)
+
+
+def _is_certain(tree: Tree, mutant: Mutant, words: list[str], seen: Seen) -> bool:
+    """Whether what failed is well without the mutant just now, and fails with it once more.
+
+    On a machine that is busy tests fail, and take too long, without a mutant.
+    """
+    again = [seen.failed] if "::" in seen.failed else words
+    began = time.monotonic()
+    without = tree.look(again, Pace(MOST_S))
+    if not without.is_well:
+        return False
+    limit_s = max(LEAST_S, PATIENCE * (time.monotonic() - began))
+    return not _look_at(tree, mutant, again, Pace(limit_s, without.seconds)).is_well
 
 
 class Lab:
@@ -198,8 +228,11 @@ class Lab:
         self._trees: SimpleQueue[Tree] = SimpleQueue()
         self._all = [Tree(root, folder / f"tree{number}") for number in range(jobs)]
         self._pool = ThreadPoolExecutor(jobs)
-        self._paces: dict[str, Pace] = {}
-        self._locks: dict[str, threading.Lock] = {}
+        self._paces: dict[tuple[str, ...], Pace] = {}
+        self._locks: dict[tuple[str, ...], threading.Lock] = {}
+        self._seconds: dict[str, float] = {}
+        #: Of each file the tests that noticed its last mutants.
+        self._killers: dict[str, list[str]] = {}
         self._lock = threading.Lock()
         for tree in self._all:
             self._trees.put(tree)
@@ -210,29 +243,34 @@ class Lab:
         for tree in self._all:
             tree.close()
 
-    def _pace(self, tree: Tree, key: str) -> Pace:
+    def _pace(self, tree: Tree, words: list[str]) -> Pace:
         """How long tests take without a mutant; found out when they are first asked for.
 
         Raises:
             RuntimeError: they do not pass.
         """
+        if all(word in self._seconds for word in words):
+            known = {word: self._seconds[word] for word in words}
+            return Pace(max(LEAST_S, PATIENCE * sum(known.values())), known)
+        key = tuple(words)
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
             if key not in self._paces:
-                self._paces[key] = self._measure(tree, key)
+                self._paces[key] = self._measure(tree, words)
+                self._seconds |= self._paces[key].seconds
             return self._paces[key]
 
     @staticmethod
-    def _measure(tree: Tree, key: str) -> Pace:
+    def _measure(tree: Tree, words: list[str]) -> Pace:
         # A machine that is busy may make one fail; twice is no accident.
         for _ in range(2):
             began = time.monotonic()
-            seen = tree.look(key.split(), Pace(MOST_S))
+            seen = tree.look(words, Pace(MOST_S))
             if seen.is_well:
                 limit_s = max(LEAST_S, PATIENCE * (time.monotonic() - began))
                 return Pace(limit_s, seen.seconds)
-        raise RuntimeError(f"without a mutant {seen.failed} fails, of {key}")
+        raise RuntimeError(f"without a mutant {seen.failed} fails, of {' '.join(words)}")
 
     def judge(self, target: Target, mutants: list[Mutant]) -> Iterator[Verdict]:
         """What becomes of each of the mutants."""
@@ -243,12 +281,19 @@ class Lab:
             if is_excused(mutant, source, known):
                 return Verdict(mutant, "excused")
             selections = list(target.selections(self._root, mutant.file))
+            some = selections[:1] if self._is_short else selections
+            killers = self._killers.setdefault(mutant.file, [])
             tree = self._trees.get()
             try:
-                some = selections[:1] if self._is_short else selections
-                return judge(tree, mutant, some, lambda key: self._pace(tree, key))
+                first = [killers[:]] if killers else []
+                verdict = judge(tree, mutant, first + some, lambda words: self._pace(tree, words))
             finally:
                 self._trees.put(tree)
+            if self._seconds.get(verdict.by, QUICK_S) < QUICK_S:
+                killers[:] = [verdict.by, *(each for each in killers if each != verdict.by)][
+                    :MOST_KILLERS
+                ]
+            return verdict
 
         return self._pool.map(one, mutants)
 

@@ -30,14 +30,23 @@ class Target(NamedTuple):
 #: Those that start pools come after those of the classes, for what these did not notice. Not those
 #: that measure times: on a busy machine they fail without a mutant.
 _POOLS = (
-    "tests/worker -m commands",
     "tests/worker tests/protocol/interleavings --ignore=tests/worker/test_fairness.py"
-    " -m not(commands)",
+    " -m not(commands)and(not(long))",
+    "tests/worker -m commands",
 )
+#: Not those after a failover, which start a cluster each.
+_FLOWS = "tests/flows --ignore=tests/flows/test_failover.py -m not(commands)"
+_QUEUE = "tests/queue tests/protocol --ignore=tests/protocol/test_cost.py -m not(long)"
 _NO_POOLS = "not(TestSuspect)and(not(TestStart))and(not(no_part_is_begun))"
 _COLLECT = (
     "tests/runs/test_reader.py tests/runs/test_writer.py tests/runs/test_completing.py"
     " tests/runs/test_collect_output.py tests/queue/test_result_reader.py"
+)
+_RUNS = (
+    "tests/runs/test_results.py tests/runs/test_in_place.py tests/runs/test_functions.py"
+    " -m not(long)",
+    "tests/runs/test_run_outputs.py tests/runs/test_run_spool.py tests/runs/test_run_found.py"
+    " -m not(long)",
 )
 
 TARGETS = [
@@ -48,16 +57,16 @@ TARGETS = [
         (
             "tests/records -m not(commands)",
             f"{_COLLECT} tests/runs/test_collect.py",
-            "tests/runs/test_results.py",
+            *_RUNS,
         ),
     ),
     Target(
         "collect",
         ("streamq/runs/collect.py", "streamq/records/writer.py", "streamq/queue/results.py"),
         (
-            _COLLECT,
+            f"{_COLLECT} tests/records/test_splitting.py tests/records/test_streams.py",
             "tests/runs/test_collect.py",
-            "tests/runs/test_results.py",
+            *_RUNS,
         ),
     ),
     Target(
@@ -100,9 +109,19 @@ TARGETS = [
         (
             "tests/scripts/request/test_{stem}.py tests/scripts/queue/test_{stem}.py",
             "tests/scripts",
+            _FLOWS,
+            _QUEUE,
         ),
     ),
-    Target("script-parts", ("lua/lib/*.lua",), ("tests/scripts", "tests/flows -m not(commands)")),
+    Target(
+        "script-parts",
+        ("lua/lib/*.lua",),
+        (
+            "tests/scripts",
+            _FLOWS,
+            _QUEUE,
+        ),
+    ),
     Target(
         "records",
         (
@@ -115,7 +134,9 @@ TARGETS = [
         ),
         (
             "tests/worker/test_pieces.py tests/worker/test_runner.py tests/worker/test_verdicts.py",
-            "tests/worker/test_records_kept.py tests/worker/test_time_limits.py",
+            "tests/worker/test_records_kept.py tests/worker/test_time_limits.py"
+            " tests/worker/test_process_steps.py tests/worker/test_process.py",
+            *_POOLS,
         ),
     ),
     Target(
@@ -125,6 +146,8 @@ TARGETS = [
             "tests/queue/test_janitor_counts.py tests/queue/test_janitor.py"
             " tests/queue/test_janitor_lists.py tests/queue/test_callbacks.py"
             " tests/queue/test_deadline.py",
+            _QUEUE,
+            _FLOWS,
         ),
     ),
 ]

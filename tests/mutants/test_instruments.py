@@ -10,6 +10,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.program import (
     ROOT,
     Excuse,
+    Lab,
     Pace,
     Tree,
     Verdict,
@@ -137,6 +138,62 @@ def test_mutant_is_applied_noticed_and_taken_back(toy: Path, tree: Tree) -> None
     assert table({"toy": verdicts}).endswith("| toy | 3 | 1 | 1 | 50 % |")
     assert (tree.root / "toy.py").read_text() == MODULE
     assert "-    return size + 1\n+    return (size - 1)" in every["(size - 1)"].diff(MODULE)
+
+
+@pytest.mark.parametrize("mishap", ["assert 0", "time.sleep(60)"])
+def test_test_that_fails_only_once_has_noticed_nothing(toy: Path, tree: Tree, mishap: str) -> None:
+    mutant = made(Target("toy", ("toy.py",), ()), toy, 1, seed=1)[0]
+    (tree.root / "tests" / "test_toy.py").write_text(
+        "import time\nfrom pathlib import Path\n\n\ndef test_shaky():\n"
+        "    with Path('looks').open('a+') as looks:\n"
+        "        looks.write('.')\n"
+        f"    if Path('looks').read_text() == '.':\n        {mishap}\n"
+    )
+
+    verdict = judge(tree, mutant, [["tests/test_toy.py"]], lambda _: Pace(5))
+
+    assert verdict.word == "survived"
+    assert (tree.root / "looks").read_text() >= "..."
+
+
+def test_test_that_fails_without_the_mutant_has_noticed_nothing(toy: Path, tree: Tree) -> None:
+    mutant = made(Target("toy", ("toy.py",), ()), toy, 1, seed=1)[0]
+    (tree.root / "tests" / "test_toy.py").write_text("def test_it():\n    assert 0\n")
+
+    verdict = judge(tree, mutant, [["tests/test_toy.py"]], lambda _: Pace())
+
+    assert verdict.word == "survived"
+
+
+def test_test_that_hangs_is_ended_long_before_all_would_be(tree: Tree) -> None:
+    (tree.root / "tests" / "test_toy.py").write_text(
+        "import time\n\n\ndef test_it():\n    time.sleep(90)\n"
+    )
+
+    seen = tree.look(["tests/test_toy.py"], Pace(80, {"tests/test_toy.py::test_it": 0.01}, 1.0))
+
+    assert (seen.is_well, seen.failed) == (False, "tests/test_toy.py::test_it")
+
+
+def test_tests_that_noticed_the_last_mutant_look_first_at_the_next(
+    toy: Path, tmp_path: Path
+) -> None:
+    looks = tmp_path / "looks"
+    (toy / "tests" / "test_toy.py").write_text(
+        f"def test_it():\n    with open({str(looks)!r}, 'a') as looks:\n        looks.write('.')\n"
+    )
+    (toy / "tests" / "test_zoo.py").write_text(TESTS)
+    target = Target("toy", ("toy.py",), ("tests/test_toy.py", "tests/test_zoo.py"))
+    every = {each.text: each for each in made(target, toy, 99, seed=1)}
+    lab = Lab(toy, tmp_path / "lab", 1)
+
+    try:
+        verdicts = list(lab.judge(target, [every["(size - 1)"], every["return None"]]))
+    finally:
+        lab.close()
+
+    assert [verdict.by for verdict in verdicts] == ["tests/test_zoo.py::test_grown"] * 2
+    assert looks.read_text() == "..", "once without a mutant, once with the first"
 
 
 def test_quickest_tests_look_first(tree: Tree) -> None:
