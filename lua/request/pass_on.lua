@@ -265,8 +265,9 @@ end
 local lease = redis.call("ZSCORE", k.leases, holder)
 local stored = lease and (tonumber(redis.call("HGET", k.holders, holder)) or 0)
 if given > 0 and lease then
-  -- The slot may have given these numbers to other items, and forgotten it.
-  if call < stored or is_gap(holder, call, stored) then
+  -- The slot may have given these numbers to other items, and forgotten it. A repeat of a call may be
+  -- of one that was looked at for that.
+  if call <= stored or is_gap(holder, call, stored) then
     record_one_by_one(true)
   else
     record_batch()

@@ -30,7 +30,10 @@ CUTS = {
     ),
     "F2 what was acknowledged": Cut(
         "everything given is handed over",
-        (("  if acked == given then\n    record()", "  if true then\n    record()"),),
+        (
+            ("  if call <= stored or is_gap(", "  if call < stored or is_gap("),
+            ("  if acked == given then\n    record()", "  if true then\n    record()"),
+        ),
     ),
     "F3 mercy hands over": Cut(
         "mercy acknowledges and counts, no more",

@@ -358,7 +358,7 @@ class Work:
         stored = lease[1] if lease else -1
         # A call that follows the last one knows its parts as the server does. Any other may come
         # from before a rollback, after which numbers of a later stage stand for other items.
-        in_step = lease is not None and (call.number <= stored + 1 or not self.has("gap-check"))
+        in_step = lease is not None and (call.number == stored + 1 or not self.has("gap-check"))
         acked = []
         for i, origin in zip(call.parts, call.origins):
             if i >= len(self.parts[k]):

@@ -4,6 +4,7 @@ import pytest
 
 from streamq import Protocol, Request, RequestOpen
 from streamq.errors import RequestUnknown
+from streamq.model import State
 from streamq.queue.callbacks import callbacks_of
 from streamq.records.encoding import FAILED, NOTHING, encode_result
 from tests.support.flow_by_hand import FlowByHand
@@ -132,6 +133,19 @@ class TestMaps:
 
         assert lost.counted == 0
         assert flow.results() == {}
+
+    def test_repeat_of_that_call_does_not_take_it_either(self, flow: FlowByHand) -> None:
+        flow.load(3)
+        flow[1].run(3)
+        holder, grant = flow[2].claim()
+        (part,) = grant.parts
+        part.about = b"1@another"
+
+        over = [flow[2].pass_on(holder, [part], most=1, call=3_000) for _ in range(2)]
+
+        assert [(each.word, each.counted) for each in over] == [("ok", 0)] * 2
+        assert flow.results() == {}
+        assert flow[2].entries() == [1, 2, 3]
 
     @pytest.mark.parametrize("between", ["handback", "fail", "keep"])
     def test_a_gap_stays_a_gap_whatever_is_called_before_the_hand_over(
@@ -275,6 +289,42 @@ class TestWindows:
 
         assert [(each.place, each.tokens.count) for each in over.tokens.others] == [(flow.id, 1)]
         assert len(flow[1].claim()[1].parts) == 1
+
+    def test_stage_before_gets_one_token_for_the_half_and_none_for_what_is_below(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "4 parts"}})
+        flow.load(9)
+        flow[1].run(4)
+        told = []
+        for _ in range(4):
+            holder, grant = flow[2].claim()
+            over = flow[2].pass_on(holder, grant.parts)
+            told.append([each.tokens.count for each in over.tokens.others])
+
+        # 3 are left, 2, which is half of the window, 1, and none.
+        assert told == [[], [1], [], [1]]
+
+    def test_call_that_finishes_nothing_gets_it_none(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "4 parts"}})
+        flow.load(9)
+
+        _, state, tokens = flow[2].redrive()
+
+        assert (state, list(tokens.others)) == (State.OPEN, [])
+
+    def test_window_in_bytes_is_of_as_many_parts_as_have_them(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map", {2: {"window": "30B"}})
+        flow.open()
+        flow[1].append(9, size=10)
+        protocol.seal(flow.id, 9, "c9")
+        flow[1].run(1)
+
+        assert len(flow[1].claim(9)[1].parts) == 2
 
     def test_part_that_is_given_up_frees_it_too(
         self, protocol: Protocol, queue: str, request_id: str
