@@ -220,6 +220,8 @@ class TestInboxIsEmptiedByItsJoin:
         flow = make(SPREAD, 1)
         whole_group(flow)
         first = protocol.inbox_of_group(flow[3].id, "1")
+        assert set(flow[3].inbox()) == {"1/0", "1/1", "1/2"}
+        assert flow.groups() == {"1": 0, "1#": 2, "1@": 1}
         lost_lease(flow[3])
 
         assert protocol.inbox_of_group(flow[3].id, "1") == first

@@ -155,15 +155,28 @@ class TestSilence:
         assert looks.count(driver.id) > 1
 
     def test_is_made_sure_of_by_a_janitor_that_sweeps_only_once(
-        self, driver: RequestByHand, protocol: Protocol, queue: str
+        self,
+        driver: RequestByHand,
+        protocol: Protocol,
+        queue: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         protocol.mint(queue, driver.id, Tokens(), register="yes")
         driver.load(3)
         driver.pass_deadline(driver.claim(lease_ms=1_000)[0])
+        janitor, sweeps = Janitor(protocol, queue), []
+        sweep = janitor.sweep
 
-        Janitor(protocol, queue).sweep_out()
+        def counted() -> int:
+            sweeps.append(1)
+            return sweep()
+
+        monkeypatch.setattr(janitor, "sweep", counted)
+
+        janitor.sweep_out()
 
         assert driver.leases() == {}
+        assert len(sweeps) < 20, "it rests between two looks"
 
     def test_of_a_request_that_failed_is_not_forgotten_with_it(
         self, driver: RequestByHand, protocol: Protocol, queue: str, sweep: Callable[[], int]

@@ -117,8 +117,11 @@ class TestBounds:
         assert [number for number, _ in collected.results] == [3, 4, 5, 6]
         assert (collected.next, collected.left) == (7, 9)
 
-    def test_stops_after_the_result_that_reaches_the_bytes(self, done: RequestByHand) -> None:
-        collected = done.protocol.collect(done.id, next_number=1, max_bytes=25)
+    @pytest.mark.parametrize("most", [25, 30])
+    def test_stops_after_the_result_that_reaches_the_bytes(
+        self, done: RequestByHand, most: int
+    ) -> None:
+        collected = done.protocol.collect(done.id, next_number=1, max_bytes=most)
 
         assert [number for number, _ in collected.results] == [1, 2, 3]
         assert collected.next == 4

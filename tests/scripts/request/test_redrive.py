@@ -311,6 +311,49 @@ class TestFlow:
 
         assert (redriven, tokens.refused) == (0, 1)
 
+    def test_child_runs_again_while_its_join_is_not_made(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "spread,map,join").load(1)
+        flow[1].run(children={1: [b"a", b"b"]})
+        flow[2].give_up(1)
+
+        redriven, _, tokens = flow[2].redrive(1)
+
+        assert (redriven, tokens.refused) == (1, 0)
+        flow.run_all()
+        assert flow.states() == ["done"] * 3
+
+    def test_reduce_is_refused_while_a_single_input_of_it_has_failed(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,reduce").load(2)
+        flow[1].give_up(1)
+        flow[1].run()
+        flow[2].give_up(1)
+
+        redriven, _, tokens = flow[2].redrive(1)
+
+        assert (redriven, tokens.refused) == (0, 1)
+
+    def test_reduce_does_not_come_back_while_another_stage_has_a_failed_part(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,map,reduce").load(2)
+        flow[1].give_up(1)
+        flow[1].run()
+        flow[2].give_up(1)
+        flow[3].give_up(1)
+
+        flow[2].redrive(1)
+        flow[2].run()
+        assert flow.states() == ["failed"] * 3
+        assert set(flow[3].failed()) == {1}
+
+        flow[1].redrive(1)
+        flow.run_all()
+        assert flow.states() == ["done"] * 3
+
     def test_redrive_of_a_later_stage_is_one_of_the_request(
         self, protocol: Protocol, queue: str, request_id: str
     ) -> None:

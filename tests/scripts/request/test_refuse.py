@@ -131,6 +131,14 @@ class TestBehindACanary:
 
         assert run_all(driver) == [1, 2]
 
+    def test_a_canary_may_be_of_one_part(self, driver: RequestByHand) -> None:
+        driver.open(canary=1)
+        driver.append(3)
+        driver.protocol.seal(driver.id, 3, "c3")
+
+        assert driver.protocol.audit(driver.id).tokens.count <= 1
+        assert run_all(driver) == [1]
+
     def test_no_token_is_pushed_for_it_before_its_release(self, driver: RequestByHand) -> None:
         driver.open(canary=2)
         driver.append(5)
