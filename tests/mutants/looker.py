@@ -8,6 +8,7 @@ It reads orders from standard input, a line of JSON each, and answers each with 
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -25,6 +26,8 @@ _QUICK = ["-pno:cacheprovider", "-pno:hypothesispytest", "-pno:xdist"]
 _QUICK += ["-W", "ignore:Module already imported"]
 
 
+#: A mutant that asks for memory without end gets no more: the machine has others to serve.
+_MOST_BYTES = 6 * 2**30
 #: A test has so many times what it takes without a mutant.
 _PATIENCE = 5.0
 
@@ -54,6 +57,7 @@ class _Watch:
 def _run(order: dict[str, Any], out: int) -> None:
     """Run pytest, and write what came of it. In a process of its own, which ends with it."""
     os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)

@@ -52,6 +52,8 @@ class Excuse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
     #: The line with the mutant, where others of the kind in the same line are not excused.
     becomes: str = ""
+    #: Which of the lines of the file that read so, from 1; 0: each.
+    nth: int = 0
 
 
 class Verdict(NamedTuple):
@@ -167,10 +169,13 @@ def excuses(path: Path = EXCUSES) -> list[Excuse]:
 
 def is_excused(mutant: Mutant, source: str, known: Iterable[Excuse]) -> bool:
     """Whether the mutant is one of the known survivors."""
-    told = (mutant.file, mutant.line(source), mutant.mutation)
-    becomes = mutant.applied(source).splitlines()[mutant.line_number(source) - 1].strip()
+    told, number = (mutant.file, mutant.line(source), mutant.mutation), mutant.line_number(source)
+    becomes = mutant.applied(source).splitlines()[number - 1].strip()
+    nth = [line.strip() for line in source.splitlines()[:number]].count(told[1])
     return any(
-        (each.file, each.line, each.mutation) == told and each.becomes in ("", becomes)
+        (each.file, each.line, each.mutation) == told
+        and each.becomes in ("", becomes)
+        and each.nth in (0, nth)
         for each in known
     )
 

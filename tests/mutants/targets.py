@@ -84,6 +84,9 @@ TARGETS = [
             "tests/queue tests/worker/test_process_steps.py tests/worker/test_process.py"
             " tests/worker/test_process_at_work.py"
             f" -k {_NO_POOLS}",
+            "tests/worker/test_spans.py tests/worker/test_records_kept.py"
+            " tests/worker/test_verdicts.py tests/worker/test_handlers.py -m not(commands)",
+            "tests/flows/test_pool.py",
             *_POOLS,
         ),
     ),

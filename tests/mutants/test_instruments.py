@@ -253,6 +253,16 @@ def test_excuse_may_be_for_one_of_several_of_a_line(toy: Path) -> None:
     assert excused == ["4"]
 
 
+def test_excuse_may_be_for_one_of_several_lines_that_read_the_same() -> None:
+    source = "def shown(n):\n    return n + 1\n\n\ndef hidden(n):\n    return n + 1\n"
+    every = python_code.mutants("toy.py", source)
+    known = [Excuse("toy.py", "return n + 1", "nothing is returned", "why not", nth=2)]
+
+    excused = [each.line_number(source) for each in every if is_excused(each, source, known)]
+
+    assert excused == [6]
+
+
 def test_every_excuse_has_its_line_and_a_reason() -> None:
     for excuse in excuses():
         lines = {line.strip() for line in (ROOT / excuse.file).read_text().splitlines()}

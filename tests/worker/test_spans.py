@@ -2,7 +2,10 @@
 
 import pytest
 
+from streamq.model import Part
+from streamq.queue.outcomes import PartNotDone
 from streamq.queue.told import Span, slot_of
+from streamq.worker import counters
 from streamq.worker.slot_book import SlotBook
 from streamq.worker.slot_table import SlotTable
 from streamq.worker.spans import MOST_SPANS, SpanReader
@@ -63,6 +66,22 @@ def test_book_writes_a_span_of_a_lease_that_ran_something(table: SlotTable) -> N
     (found,) = table.spans.after(1, 0)[1]
     assert (found.slot, found.request, found.done, found.failed) == ("abc/1", "night/2", 5, 0)
     assert 0 < found.from_ms <= found.to_ms
+
+
+def test_book_tells_parts_that_are_retried_from_those_that_failed(table: SlotTable) -> None:
+    book, part = SlotBook(table, 1, {"h": 0}), Part(1, b"", b"5")
+    book.hold(HOLDER, "night/2")
+    book.count_failed("h", part, PartNotDone("retry", 0, [], (0, -1)), "retry")
+    book.count_failed("h", part, PartNotDone("snooze", 0, [], (0, -1), is_stopped=True), "retry")
+    book.count_failed("h", part, PartNotDone("abandon", 0, [], (5, 0)), "failed")
+    book.count_failed("h", part, PartNotDone("abandon", 0, [], (4, 1)), "ended")
+    book.drop()
+
+    (found,) = table.spans.after(1, 0)[1]
+    assert (found.done, found.failed, found.retried) == (0, 2, 1)
+    row = table.counters.rows(1)[0]
+    assert [row[at] for at in (counters.RETRIED, counters.FAILED)] == [1, 2]
+    assert [row[at] for at in (counters.RECORDS_DONE, counters.RECORDS_FAILED)] == [9, 1]
 
 
 def test_slot_of_a_holder() -> None:
