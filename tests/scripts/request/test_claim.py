@@ -604,6 +604,20 @@ class TestRate:
         assert numbers(grant) == [1]
         assert driver.claim(5)[1].word == "held"
 
+    def test_retries_under_a_rate_come_with_what_is_known_of_them(
+        self, driver: RequestByHand
+    ) -> None:
+        driver.load(3, rate_ms=0.01)
+        holder, _ = driver.claim(3)
+        for number in (1, 2):
+            driver.fail(holder, number, delay_ms=0, partial=b"some")
+        driver.release(holder)
+
+        _, grant = driver.claim(5)
+
+        told = {part.number: (part.attempt, part.partial) for part in grant.parts}
+        assert told == {1: (2, b"some"), 2: (2, b"some"), 3: (1, b"")}
+
     def test_counts_records_where_the_handler_takes_records(self, driver: RequestByHand) -> None:
         driver.open(rate_ms=10.0)
         driver.append(9, records=3)

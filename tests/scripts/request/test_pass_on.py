@@ -227,8 +227,23 @@ class TestEnds:
 
         assert over.word == "done"
         (first,) = over.tokens.others
-        assert (first.place, first.tokens.count) == (flow.id, 0)
+        assert (first.place, first.tokens.count, first.tokens.to) == (flow.id, 0, "h:50")
         assert over.tokens.next_look_ms(queue) > 0
+
+    @pytest.mark.parametrize("stage", [1, 2])
+    def test_too_many_failures_of_one_stage_fail_all(
+        self, protocol: Protocol, queue: str, request_id: str, stage: int
+    ) -> None:
+        options = {stage: {"max_failures": "10%"}}
+        flow = FlowByHand(protocol, queue, request_id, "map,map", options).load(2)
+        if stage == 2:
+            flow[1].run(2)
+        flow[stage].give_up(1)
+        assert flow.states() == ["open", "open"]
+
+        flow.run_all()
+
+        assert flow.states() == ["failed", "failed"]
 
     def test_stage_is_not_purged_while_the_request_owes(
         self, protocol: Protocol, queue: str, request_id: str

@@ -324,6 +324,16 @@ class TestFlow:
         flow.run_all()
         assert flow.states() == ["done"] * 3
 
+    def test_input_of_a_reduce_runs_again_before_it_begins(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        flow = FlowByHand(protocol, queue, request_id, "map,reduce").load(2)
+        flow[1].give_up(1)
+
+        redriven, _, tokens = flow[1].redrive(1)
+
+        assert (redriven, tokens.refused) == (1, 0)
+
     def test_reduce_is_refused_while_a_single_input_of_it_has_failed(
         self, protocol: Protocol, queue: str, request_id: str
     ) -> None:
