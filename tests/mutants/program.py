@@ -311,7 +311,10 @@ def score(verdicts: Iterable[Verdict]) -> float:
 
 @app.command()
 def run(
-    target: Annotated[list[str] | None, typer.Option(help="Only this one; again for more.")] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this one; again for more, which come in that order."),
+    ] = None,
     mutants: Annotated[int, typer.Option(help="Mutants for each target, at most.")] = 30,
     seed: Annotated[int, typer.Option(help="Another one chooses others.")] = 1,
     jobs: Annotated[int, typer.Option(help="Tests run at once.")] = 2,
@@ -322,22 +325,21 @@ def run(
 
     Exit code 1 if too few are noticed in any of the targets.
     """
-    if unknown := set(target or ()) - {each.name for each in TARGETS}:
-        names = ", ".join(each.name for each in TARGETS)
+    known = {each.name: each for each in TARGETS}
+    if unknown := set(target or ()) - set(known):
+        names = ", ".join(known)
         raise typer.BadParameter(f"no such target: {', '.join(sorted(unknown))}; there are {names}")
     found: dict[str, list[Verdict]] = {}
     print(f"seed {seed}, {mutants} mutants of each target at most", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         lab = Lab(ROOT, Path(folder), jobs, is_short=short)
         try:
-            for each in TARGETS:
-                if target and each.name not in target:
-                    continue
+            for each in [known[name] for name in target or known]:
                 found[each.name] = []
                 for verdict in lab.judge(each, made(each, ROOT, mutants, seed)):
                     found[each.name].append(verdict)
                     _tell(verdict)
-                print(f"{each.name}: {score(found[each.name]):.0f} %\n", flush=True)
+                print(f"{table({each.name: found[each.name]})}\n", flush=True)
         finally:
             lab.close()
     print(table(found))
