@@ -1,4 +1,4 @@
-"""Paid calls: no polite stop makes one twice, and a kill one for each slot at most; the API is busy."""
+"""Paid calls: a polite stop makes none twice, a kill one for each slot at most."""
 
 import json
 import subprocess
