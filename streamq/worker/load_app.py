@@ -91,7 +91,7 @@ def _find(target: str, what: str) -> tuple[ModuleType, Any]:
 
 
 def load_app(target: str, handler: str = "") -> App:
-    """Return the app that a target names. With a handler's name the target may be a function, too.
+    """Return the app that a target names. With a handler's name the target is a function.
 
     Errors that the user's module raises pass through.
 
@@ -102,6 +102,13 @@ def load_app(target: str, handler: str = "") -> App:
     name = target.rpartition(":")[2]
     if handler and callable(found):
         return _app_of(module, found, handler)
+    if handler and isinstance(found, App):
+        functions = [each.function.__name__ for each in found.handlers.values()]
+        own = [f"{target.rpartition(':')[0]}:{each}" for each in functions if hasattr(module, each)]
+        there = f": {' or '.join(own)}" if own else ""
+        raise TargetError(f"{target} is an app, not a function: name one of its functions{there}")
+    if handler:
+        raise TargetError(f"{target} is a {type(found).__name__}, not a function")
     if not isinstance(found, App):
         raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.App")
     if not found.handlers:
@@ -158,5 +165,8 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _apps_of(module: Any) -> str:
+    if isinstance(module, App):
+        names = ", ".join(map(repr, module.handlers)) or "no handlers"
+        return f"; the app has {names}: name a function of the module instead"
     apps = [name for name, value in vars(module).items() if isinstance(value, App)]
     return f"; it has the app {apps[0]!r}" if apps else ""

@@ -71,6 +71,15 @@ def picky(line: str) -> str:
     if line.endswith("7"):
         raise ValueError("seven")
     return line.upper()
+NUMBER = 7
+from streamq import App
+app = App()
+@app.map
+def shout(line: str) -> str:
+    return line.upper()
+@app.map
+async def later(line: str) -> str:
+    return line
 """
 
 

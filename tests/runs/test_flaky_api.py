@@ -124,22 +124,3 @@ def test_takes_what_the_api_gives_with_no_other_option(
     fresh = sorted(each.begun for each in api.answered)[1_400]
     assert api.share(first, fresh) > 0.9
     assert api.share(first, max(each.ended for each in api.answered)) > 0.7
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_whole_of_a_long_job_takes_what_the_api_gives(
-    streamq: Streamq, tmp_path: Path, api: Api
-) -> None:
-    """All of the command counts: its start, the steady state, the last retries and its end.
-
-    The ceiling is what the API could have answered meanwhile: 30 calls at every moment. A call that
-    fails takes as long as another one, so the ceiling of good answers is 95 % of that.
-    """
-    begun = time.monotonic()
-    ask_all(streamq, tmp_path, api, 10_000)
-    ended = time.monotonic()
-
-    share = api.share(begun, ended)
-    print(f"{len(api.answered):,} calls in {ended - begun:.1f} s: {share:.1%} of the ceiling")
-    assert share > 0.9

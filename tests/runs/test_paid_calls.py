@@ -1,4 +1,4 @@
-"""Paid calls: a polite stop makes none of them twice, a kill at most one for each slot."""
+"""Paid calls: a polite stop makes none twice, a kill one for each slot at most."""
 
 import json
 import subprocess
@@ -15,13 +15,17 @@ pytestmark = EMBEDDED
 BENCH = Path(__file__).parents[2] / "bench" / "paid_calls.py"
 
 
-def story(calls: int, stops: int, kills: int, slots: int) -> dict[str, Any]:
-    words = ["--calls", calls, "--stops", stops, "--kills", kills, "--slots", slots, "--json"]
-    command = [sys.executable, str(BENCH), *map(str, words)]
+def measure(*words: str | int) -> dict[str, Any]:
+    command = [sys.executable, str(BENCH), *map(str, words), "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     told: dict[str, Any] = json.loads(ran.stdout)
     return told
+
+
+def story(calls: int, stops: int, kills: int, slots: int) -> dict[str, Any]:
+    words = ("--calls", calls, "--stops", stops, "--kills", kills, "--slots", slots)
+    return measure("stops", *words)
 
 
 def check(told: dict[str, Any]) -> None:
@@ -38,3 +42,14 @@ def test_stopped_and_killed() -> None:
 @pytest.mark.timeout(1_800)
 def test_two_thousand_calls_stopped_ten_times_and_killed_ten_times() -> None:
     check(story(calls=2_000, stops=10, kills=10, slots=30))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_whole_of_a_long_job_takes_what_the_api_gives() -> None:
+    """All of the command counts: its start, the steady state, the last retries and its end."""
+    told = measure("rate", "--calls", 10_000, "--bare", 0)["streamq run"]
+
+    assert told["exact"], told
+    assert (told["peak"], told["refused"]) == (30, 0), told
+    assert told["share"] > 0.9, told

@@ -148,6 +148,13 @@ def test_failures_are_written_beside_and_the_code_is_1(
         (("run", "none.txt", "--map", "job:same", "-o", "out.txt"), 2, "none.txt: No such file"),
         (("run", "in.txt", "--map", "job:nothing", "-o", "out.txt"), 4, "no 'nothing'"),
         (("run", "in.txt", "--map", "nowhere:f", "-o", "out.txt"), 4, "no module 'nowhere'"),
+        (("run", "in.txt", "--map", "job:app", "-o", "out.txt"), 4, "job:shout or job:later"),
+        (
+            ("run", "in.txt", "--map", "job:app.shout", "-o", "out.txt"),
+            4,
+            "app has 'shout', 'later'",
+        ),
+        (("run", "in.txt", "--map", "job:NUMBER", "-o", "out.txt"), 4, "int, not a function"),
         (("run", "in.txt", "--map", "job:same", "-o", "no/out.txt"), 2, "there is no folder"),
         (("run", "in.txt", "--map", "job:same", "-o", "in.txt"), 2, "of the inputs"),
         (("run", "in.txt", "--map", "job:same", "-o", "."), 2, "is a folder"),
