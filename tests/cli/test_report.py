@@ -44,6 +44,7 @@ def get(port: int, path: str, cookie: str = "") -> http.client.HTTPResponse:
     return found
 
 
+@pytest.mark.long
 def test_run_with_ui_lets_one_browser_in(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("import time\ndef f(x):\n    time.sleep(0.5)\n    return x\n")
     (tmp_path / "in.txt").write_text("a\n" * 2_000)

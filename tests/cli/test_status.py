@@ -10,6 +10,7 @@ import pytest
 from streamq import Client, Protocol
 from streamq.protocol.keys import QueueKeys
 from tests.cli.common import ALL_KINDS, STATUS, beat
+from tests.conftest import FIRST_KIND
 from tests.support.by_hand import HANDLER, RequestByHand
 from tests.support.command import Streamq, Terminal
 
@@ -158,7 +159,7 @@ def test_parts_that_were_handed_back_wait_and_are_not_in_retry(
     assert (counts.waiting, counts.retry) == (2, 1)
 
 
-@ALL_KINDS
+@FIRST_KIND
 def test_status_of_the_queue(
     streamq: Streamq, submitted: RequestByHand, protocol: Protocol
 ) -> None:

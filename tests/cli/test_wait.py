@@ -51,7 +51,12 @@ def test_wait_no_longer_than_asked(streamq: Streamq, submitted: RequestByHand) -
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
+    ],
 )
 def test_wait_shows_progress_on_a_terminal_and_can_be_stopped(
     running: Callable[..., subprocess.Popen[str]], submitted: RequestByHand, number: int, code: int

@@ -14,9 +14,9 @@ from tests.support.command import COMMAND, NOBODY, environment, python_path
 LINES = (
     ["--help"],
     ["stauts"],
-    ["config", "show", "--origin"],
-    ["status", "x", "--url", NOBODY],
-    ["load", "nothing.txt", "--handler", "h"],
+    pytest.param(["config", "show", "--origin"], marks=pytest.mark.long),
+    pytest.param(["status", "x", "--url", NOBODY], marks=pytest.mark.long),
+    pytest.param(["load", "nothing.txt", "--handler", "h"], marks=pytest.mark.long),
     ["run", "-", "--map", "job:nothing", "-o", "out.txt"],
 )
 

@@ -96,6 +96,7 @@ def test_parts_of_killed_workers_run_again_within_ten_seconds(
 
 @of_all_kinds
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_gateway_killed_during_a_job(site: Site, client: Client, worker_of: WorkerOf) -> None:
     lines = [f"line {n}" for n in range(300)]
     request = client.submit([line.encode() for line in lines], handler="shout", queue=site.queue)

@@ -184,6 +184,7 @@ def _blocks(page: Path, folder: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.timeout(320)
+@pytest.mark.long
 def test_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     blocks = _blocks(ROOT / "docs" / "tutorial.md", tmp_path)
 

@@ -69,7 +69,7 @@ def run(streamq: Streamq, name: str, *options: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("name", ["crash", "crash_async"])
+@pytest.mark.parametrize("name", [pytest.param("crash", marks=pytest.mark.long), "crash_async"])
 def test_record_that_crashes_is_found_and_its_neighbours_are_done(
     streamq: Streamq, folder: Path, name: str
 ) -> None:
@@ -83,6 +83,7 @@ def test_record_that_crashes_is_found_and_its_neighbours_are_done(
     assert said.count("was killed by SIGSEGV") == 5
 
 
+@pytest.mark.long
 def test_part_full_of_records_that_crash_costs_a_bounded_number_of_processes(
     streamq: Streamq, folder: Path
 ) -> None:

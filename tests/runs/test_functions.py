@@ -20,7 +20,7 @@ from streamq import AppLoadError, Client, InvalidValue, SettingsError, State, Wo
 from streamq.worker import service
 from streamq.worker.channel import ProcessConfig
 from streamq.worker.pool import Pool
-from tests.conftest import ONE_KIND
+from tests.conftest import FIRST_KIND, ONE_KIND
 from tests.support.waiting import wait_until
 
 TASKS = """
@@ -290,6 +290,7 @@ def test_the_commands_are_not_imported() -> None:
     assert done.stdout == "[]\n"
 
 
+@FIRST_KIND
 def test_worker_that_is_run_again_is_another_pool(
     tasks: str, url: str, queue: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

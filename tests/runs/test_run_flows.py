@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import streamq as package
+from tests.conftest import FIRST_KIND
 from tests.runs.running import COMMAND, EMBEDDED, Begin, Streamq, go_on
 from tests.runs.test_run_found import kill_all
 from tests.support.waiting import wait_until
@@ -266,6 +267,7 @@ def test_python_runs_a_flow_and_watches_its_stages(
         package.run("in.txt", flow=object(), output="o")  # type: ignore[arg-type]
 
 
+@FIRST_KIND
 def test_runs_of_the_same_flow_do_not_take_parts_of_each_other(
     tmp_path: Path, url: str, queue: str
 ) -> None:

@@ -27,6 +27,7 @@ from tests.runs.running import (
 from tests.support.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.commands, EMBEDDED]
+LONG = pytest.mark.long
 WORDS = ("run", "in.txt", "--map", "job:slow", "-o", "out.txt", "-p", "2", "--lines", "10")
 
 
@@ -117,9 +118,9 @@ class TestSameCommand:
             (("--map", "job:same"), "the function was job:slow, and is job:same"),
             (("--map", "", "--exec", "cat"), "the program was job:slow, and is cat"),
             (("--lines", "7"), "--lines was 10, and is 7"),
-            (("--unordered",), "--ordered was True, and is False"),
-            (("--retries", "7"), "--retries was not given, and is 7"),
-            (("more.txt",), "the input was 1 files, and is 2"),
+            pytest.param(("--unordered",), "--ordered was True, and is False", marks=LONG),
+            pytest.param(("--retries", "7"), "--retries was not given, and is 7", marks=LONG),
+            pytest.param(("more.txt",), "the input was 1 files, and is 2", marks=LONG),
         ],
     )
     def test_other_command_for_the_same_output_is_told_what_differs(

@@ -57,7 +57,10 @@ def test_stopped_it_goes_on(
 
 
 @EMBEDDED
-@pytest.mark.parametrize(("suffix", "unpack"), [("gz", "gzip"), ("zst", "backports.zstd")])
+@pytest.mark.parametrize(
+    ("suffix", "unpack"),
+    [("gz", "gzip"), pytest.param("zst", "backports.zstd", marks=pytest.mark.long)],
+)
 def test_killed_it_goes_on_in_a_compressed_output(
     streamq: Streamq, begin: Begin, source: Path, tmp_path: Path, suffix: str, unpack: str
 ) -> None:

@@ -203,6 +203,7 @@ def test_a_handler_may_go_to_another_folder(streamq: Streamq, source: Path, tmp_
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.long
 def test_failures_have_their_record_and_a_retry_puts_results_in_their_place(
     streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.commands
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
+@pytest.mark.long
 def test_samples_run_as_their_readme_says(streamq: Streamq, tmp_path: Path) -> None:
     for file in SAMPLES.iterdir():
         if file.is_file():
@@ -45,6 +46,7 @@ def answers(port: int) -> bool:
         return trial.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.long
 def test_samples_of_flows(streamq: Streamq, environment: dict[str, str], tmp_path: Path) -> None:
     for file in SAMPLES.iterdir():
         if file.is_file():

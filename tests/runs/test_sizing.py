@@ -69,6 +69,7 @@ def values(folder: Path) -> list[int]:
 
 @pytest.mark.commands
 class TestRun:
+    @pytest.mark.long
     def test_small_file_keeps_all_processes_busy(self, run: Any, tmp_path: Path) -> None:
         summary = run("busy", 400, "-p", 2)
 
@@ -78,6 +79,7 @@ class TestRun:
         assert len(shares) == 2
         assert min(shares.values()) >= 50
 
+    @pytest.mark.long
     def test_results_of_a_megabyte_all_find_room(self, run: Any, tmp_path: Path) -> None:
         # 16 of them are more than the results of a part may have.
         summary = run("large", 50, "-p", 1, "--output-format", "raw")

@@ -197,6 +197,7 @@ class TestUpkeep:
         assert running["progress"] == 25
 
     @ONE_KIND
+    @pytest.mark.long
     def test_worker_that_leaves_is_not_shown(self, fleet: Fleet) -> None:
         pool = fleet.ready()
         wait_until(lambda: fleet.command("workers"))
@@ -207,6 +208,7 @@ class TestUpkeep:
         assert fleet.command("workers") == []
 
     @ONE_KIND
+    @pytest.mark.long
     def test_code_that_changes_is_reloaded(self, fleet: Fleet, submit: Any, tmp_path: Path) -> None:
         code = "from streamq import App\napp = App()\n@app.map\ndef f(x: int):\n    return x + {}\n"
         file = tmp_path / "changing.py"
@@ -222,6 +224,7 @@ class TestUpkeep:
         )
 
     @ONE_KIND
+    @pytest.mark.long
     def test_process_that_grows_is_replaced(self, fleet: Fleet, submit: Any) -> None:
         pool = fleet.ready("--max-memory", "150MiB")
         (before,) = fleet.children(pool)

@@ -11,7 +11,7 @@ from streamq.driver.connection import Connection
 from streamq.driver.lanes import Lane
 from streamq.model import Policy, State
 from streamq.protocol.lua import digest
-from tests.conftest import ANY_KIND, ONE_KIND
+from tests.conftest import ANY_KIND, FIRST_KIND, ONE_KIND
 from tests.support.fleet import Fleet
 from tests.support.waiting import allowed_s
 from tests.worker.common import TWO_KINDS, values
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.commands
 
 
 class TestHandlers:
+    @FIRST_KIND
     def test_every_kind_of_handler_gets_its_records_and_gives_results(
         self, fleet: Fleet, submit: Any
     ) -> None:

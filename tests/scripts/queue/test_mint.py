@@ -7,6 +7,7 @@ from streamq.model import State
 from streamq.protocol.keys import QueueKeys, list_of
 from streamq.protocol.replies import Audit, MintMode, Register, Token, Tokens
 from streamq.queue.taker import LEFT_OVER_S
+from tests.conftest import FIRST_KIND
 from tests.support.by_hand import RequestByHand
 
 
@@ -59,6 +60,7 @@ class TestTokens:
         assert pushed == 3
         assert driver.tokens(7).count(driver.id) == 5
 
+    @FIRST_KIND
     def test_long_list_is_read_through_now_and_then(
         self, driver: RequestByHand, queue_keys: QueueKeys
     ) -> None:
