@@ -1,14 +1,21 @@
 """What flows cost: handing parts over against finishing them, bytes, throughput, first result.
 
     python bench/flows.py [--rounds 5] [--before CHECKOUT] [--json]
+    python bench/flows.py --memory MINUTES
+    python bench/flows.py --peers
 
 One embedded server. Server time is what the server's scripts took, per part, the median of rounds
 in which all kinds take turns. ``--before`` names another checkout with a ``.venv``, whose plain
 requests are measured beside ours. Run it on a quiet machine; it prints the load it started with.
+
+``--memory`` has a fast stage before a slow one, with results of 1 MB, for so many minutes, and
+prints what the server and the worker hold. ``--peers`` runs one job as a flow and on others that
+can do it (``bench/flow_peers.py``); ``make peers`` installs them.
 """
 
 import argparse
 import json
+import math
 import os
 import secrets
 import statistics
@@ -20,11 +27,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import flow_peers
 from plain import PARTS, RESULT, Drain
 
-from streamq import Client, Connection, Protocol
+from streamq import Client, Connection, Protocol, Request
 from streamq.flows.flow import Flow, Stage
-from streamq.model import Part
+from streamq.model import Part, StageStatus
 from streamq.protocol.replies import Grant, PassedPart, Terms
 from streamq.queue.flow_policy import flow_policy
 from streamq.records import about
@@ -202,6 +210,68 @@ def measure_first(client: Client, flow: Flow, queue: str) -> dict[str, float]:
     return {f"{name}, p50": took[100], f"{name}, p95": took[190]}
 
 
+SLOW = """
+import time
+from streamq import App
+app = App()
+
+@app.map
+def fast(value: bytes) -> bytes:
+    return b"x" * 1_000_000
+
+@app.map
+def slow(value: bytes) -> int:
+    time.sleep(0.25)
+    return len(value)
+"""
+#: Slots of the slow stage; so it takes 16 MB a second.
+SLOTS = 4
+
+
+def measure_memory(minutes: float) -> None:
+    """Print each minute the most memory that a flow of a fast and a slow stage has held."""
+    stages = [Stage(kind="map", handler="fast"), Stage(kind="map", handler="slow", limit=SLOTS)]
+    with tempfile.TemporaryDirectory() as folder, LocalServer.start() as server:
+        app = Path(folder) / "slow.py"
+        app.write_text(SLOW)
+        program = str(Path(sys.executable).with_name("streamq"))
+        worker = subprocess.Popen(
+            [program, "worker", f"{app}:app", "-p", "1", "-c", str(SLOTS + 2)],
+            env={**os.environ, "STREAMQ_URL": server.url},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            with Client(server.url) as client:
+                count = round(minutes * 60 * SLOTS / 0.25 * 1.1) + 200
+                request = client.submit((b"%d" % n for n in range(count)), flow=Flow("m", stages))
+                _print_memory(client, request, worker.pid, minutes)
+                request.cancel()
+        finally:
+            worker.terminate()
+            worker.wait()
+
+
+def _print_memory(client: Client, request: Request, pid: int, minutes: float) -> None:
+    redis: Any = Connection(client.protocol.connection.where).redis
+    print("results of 1 MB, the default window of 64 MiB; the most of each minute, in MB")
+    print(f"{'minute':>6}{'server':>10}{'worker':>10}{'done':>10}")
+    begun = time.monotonic()
+    for minute in range(1, math.ceil(minutes) + 1):
+        server = worker = 0
+        while (now := time.monotonic() - begun) < min(minute, minutes) * 60:
+            server = max(server, redis.info("memory")["used_memory"])
+            worker = max(worker, flow_peers.resident(pid))
+            time.sleep(min(0.2, 60 - now % 60))
+        done = _stages(request)[1].parts.done
+        print(f"{minute:6}{server / 1e6:10.0f}{worker / 1e6:10.0f}{done:10,}", flush=True)
+
+
+def _stages(request: Request) -> list[StageStatus]:
+    stages = request.status().stages
+    assert isinstance(stages, list)
+    return stages
+
+
 def plain_of(checkout: Path, rounds: int) -> dict[str, float]:
     """Return what ``finish`` costs in another checkout, by batch."""
     program = Path(__file__).with_name("plain.py")
@@ -233,7 +303,15 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100_000, help="through a pool; 0: none")
     parser.add_argument("--before", type=Path, help="another checkout with a .venv")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--memory", type=float, metavar="MINUTES", help="only how much it holds")
+    parser.add_argument("--peers", action="store_true", help="only one job beside the peers")
     args = parser.parse_args()
+    if args.memory:
+        measure_memory(args.memory)
+        return
+    if args.peers:
+        flow_peers.run()
+        return
     load = os.getloadavg()[0]
     found: dict[str, Any] = run(args.rounds, args.items, args.before)
     if args.json:

@@ -14,6 +14,8 @@ from ..finding import found_request, is_named
 from ..shared_options import JsonOption, PrefixOption, RunIdArgument, UrlOption
 
 HEADERS = (">PART", ">RECORD", "WHERE", ">ATTEMPTS", "ERROR")
+#: Of a flow: the stage, and which item it was there.
+FLOW_HEADERS = ("STAGE", ">ITEM", *HEADERS[1:])
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -65,7 +67,8 @@ def errors(
     elif is_grouped or is_traced:
         render.data("\n".join(_block(each, is_traced=is_traced) for each in shown))
     else:
-        render.data(render.table(HEADERS, map(_row, failures[: limit or None])))
+        headers = FLOW_HEADERS if any(each.stage for each in failures) else HEADERS
+        render.data(render.table(headers, map(_row, failures[: limit or None])))
     if len(shown) < len(found):
         render.note(f"{len(shown):,} of {len(found):,} are shown; --limit 0 shows every one")
 
@@ -92,7 +95,7 @@ def _block(each: Group | Failure, *, is_traced: bool) -> str:
 
 def _row(failure: Failure) -> tuple[str, ...]:
     return (
-        f"{failure.part}",
+        *((failure.stage, failure.item) if failure.stage else (f"{failure.part}",)),
         f"{failure.record or render.NOTHING}",
         where(failure) or render.NOTHING,
         f"{failure.attempts or render.NOTHING}",
@@ -101,7 +104,8 @@ def _row(failure: Failure) -> tuple[str, ...]:
 
 
 def _place(failure: Failure) -> str:
-    places = [where(failure), f"part {failure.part}"]
+    what = f"item {failure.item} in {failure.stage}" if failure.stage else f"part {failure.part}"
+    places = [where(failure), what]
     if failure.record:
         places.append(f"record {failure.record}")
     if failure.attempts:

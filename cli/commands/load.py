@@ -232,12 +232,22 @@ def _check_workers(protocol: Protocol, policy: Policy) -> None:
     """Refuse a flow that live workers are too old for, and warn of handlers that none has."""
     if policy.flow:
         check_fleet(protocol, policy.flow)
-    for each in [stage.policy for stage in policy.flow.stages] if policy.flow else [policy]:
-        _warn_of_no_worker(protocol, each.queue, each.handler)
+    stages = [stage.policy for stage in policy.flow.stages] if policy.flow else [policy]
+    found = [_warn_of_no_worker(protocol, each.queue, each.handler) for each in stages]
+    if not any(found):
+        return  # nothing is started yet
+    for each, is_served in zip(stages, found, strict=True):
+        if not is_served:
+            render.warning(
+                f"no live worker serves queue {each.queue}, and stage {each.handler} waits for one"
+            )
 
 
-def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
-    """Warn if no live worker has the handler: it may be misspelt, and the request would wait."""
+def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> bool:
+    """Warn if no live worker has the handler: it may be misspelt, and the request would wait.
+
+    Returns whether anybody serves the queue.
+    """
     # A worker that has just started does not list its handlers yet.
     workers = [worker for worker in live_workers(protocol, queue) if worker.handlers]
     if workers and not any(handler in worker.handlers for worker in workers):
@@ -246,6 +256,7 @@ def _warn_of_no_worker(protocol: Protocol, queue: str, handler: str) -> None:
             f"no live worker of queue {queue} has a handler {handler!r}, and the request waits "
             f"for one; there is {known}"
         )
+    return bool(workers)
 
 
 def _load_requests(

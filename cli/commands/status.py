@@ -80,14 +80,31 @@ def status(
             render.as_json(summary) if as_json else render.data(_queue_text(summary))
             return
         with naming(request_id):
-            found = Request(protocol, request_id).status()
-            able = [w for w in live_workers(protocol, found.queue) if found.handler in w.handlers]
+            found = _with_workers(protocol, Request(protocol, request_id).status())
+            able = _able(protocol, found)
             if as_json:
-                render.as_json(found.to_dict() | {"workers": len(able)})
+                render.as_json(found.to_dict() | {"workers": able})
             else:
-                render.data(_request_text(found, len(able)))
+                render.data(_request_text(found, able))
                 if found.stages:
                     render.data(_stages(found))
+
+
+def _with_workers(protocol: Protocol, found: Status) -> Status:
+    """Return the same; stages whose parts wait for a worker say so."""
+    stages = [
+        msgspec.structs.replace(each, held_by="no live worker")
+        if each.parts.waiting and not each.held_by and not _able(protocol, each)
+        else each
+        for each in found.stages or ()
+    ]
+    is_over = not stages or not found.state.is_live
+    return found if is_over else msgspec.structs.replace(found, stages=stages)
+
+
+def _able(protocol: Protocol, found: Status) -> int:
+    """Return how many live workers have the handler."""
+    return sum(found.handler in each.handlers for each in live_workers(protocol, found.queue))
 
 
 def _summary(protocol: Protocol, queue: str) -> Summary:

@@ -12,6 +12,7 @@ token if creating the request took more than 1 ms after a worker was woken.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -89,6 +90,12 @@ class Protocol(PartProtocol):
         Returns how many of these parts have a key that another part has, too.
         """
         return self._do(request_calls.index(self.keys(request_id), _MOST_OF_A_KEY, pairs))
+
+    def forget_unadded(self, request_id: str) -> None:
+        """Forget keys of parts that a load told of and never added."""
+        keys, cursor = self.keys(request_id), -1
+        while cursor:
+            cursor = self._do(request_calls.forget_unadded(keys, max(0, cursor)))
 
     def append(
         self,
@@ -184,6 +191,44 @@ class Protocol(PartProtocol):
             if look_ms:
                 to = request_calls.first_tokens(policy).to
                 self.push(policy.queue, request_id, Tokens(0, to, look_ms))
+
+    def register_all(self, places: Iterable[tuple[str, str]]) -> None:
+        """Register places, each with its queue: in one round trip where there is one server.
+
+        One that is registered has another score then.
+        """
+        self._do_in_order(self._registering(places))
+
+    def _registering(self, places: Iterable[tuple[str, str]]) -> Iterator[Call[int]]:
+        for place, queue in places:
+            keys = self._space.queue(queue, "")
+            yield queue_calls.mint(keys, place, Tokens(), register="again")
+
+    def submit_flow(
+        self,
+        request_id: str,
+        policy: Policy,
+        places: Iterable[tuple[str, str]],
+        cursor: str,
+        entries: Sequence[bytes | int],
+    ) -> tuple[Tokens, Tokens]:
+        """Register a flow's places, each with its queue, and create it with all its parts.
+
+        It takes one round trip where there is one server. Returns the tokens to push.
+        """
+        flow, digest = policy.flow, policy.digest
+        assert flow
+        self.learn(request_id, Shape.read(flow.shape))
+        keys, parts = self.keys(request_id), len(entries) // 2
+        calls: list[Call[Any]] = [
+            *self._registering(places),
+            request_calls.open(keys, digest, policy),
+            request_calls.lay(keys, digest, flow),
+            request_calls.append(keys, 1, "", cursor, parts, entries),
+            request_calls.seal(keys, parts, cursor),
+        ]
+        *_, (_, _, added), (_, sealed) = self._do_in_order(calls)
+        return added, sealed
 
     def unknown(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that no request has: in one round trip where there is one server."""

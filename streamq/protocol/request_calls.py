@@ -79,6 +79,11 @@ def index(keys: RequestKeys, most: int, pairs: Sequence[str | int]) -> Call[int]
     return Call("index", keys, {"most": most, "pairs": pairs}, int)
 
 
+def forget_unadded(keys: RequestKeys, cursor: int) -> Call[int]:
+    """Forget keys of parts that were never added. The reply is where to go on, or 0."""
+    return Call("index", keys, {"most": 0, "pairs": [cursor]}, int)
+
+
 def submit(keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[bytes]) -> Call[int]:
     """Create a request with all its parts. The reply is when to look at it again (ms), or 0."""
     args = {

@@ -27,7 +27,8 @@ def read_failures(text: bytes) -> list[Failure]:
 def flow_failures(protocol: Protocol, found: Snapshot) -> list[Failure]:
     """Return what was given up in each stage of a flow, first stage first.
 
-    ``part`` is the number of the input, and ``item`` says which child of it.
+    ``part`` is the number of the input, and ``item`` says which child of it. A part of a reduce
+    has 1, as its result has; one of a tree is called by what arrived, such as ``1001-2000``.
     """
     return [failure for place in places_of(found) for failure in _stage_failures(protocol, place)]
 
@@ -50,7 +51,11 @@ def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
                     source = {"source": where.source, "line": where.line}
                 told.append(
                     msgspec.structs.replace(
-                        failure, part=part_of(item), item=item, stage=name, **source
+                        failure, part=_input_of(item), item=item, stage=name, **source
                     )
                 )
     return told
+
+
+def _input_of(item: str) -> int:
+    return 1 if "-" in item else part_of(item)

@@ -302,10 +302,18 @@ class Walk:
         return self._stage(number, parts, waits_for=waits, children=children)
 
     def _reduce(self, number: int) -> ItemStage:
-        if not self._stages[number - 1].count("total"):
+        final = self._final(number)
+        if not final:
             return self._stage(number, [ItemPart(item="1", where="waits")])
-        (found,) = self._found(number, [1])
+        (found,) = self._found(number, [final])
         return self._stage(number, [msgspec.structs.replace(found, item="1")])
+
+    def _final(self, number: int) -> int:
+        """Return the part of a reduce that yields the result; 0 where it is not made yet."""
+        fields = self._stages[number - 1].fields
+        if int(fields.get("width") or 0):
+            return int(fields.get("final") or 0)
+        return min(1, self._stages[number - 1].count("total"))
 
     def _children(self, number: int, parent: ItemPart) -> list[str]:
         """Return what the children of a part of a spread are called."""

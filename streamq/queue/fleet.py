@@ -117,7 +117,8 @@ def check_fleet(protocol: Protocol, plan: FlowPlan) -> None:
     for queue in sorted({stage.policy.queue for stage in plan.stages}):
         old = [each for each in live_workers(protocol, queue) if each.protocol < _FLOWS_SINCE]
         if old:
+            many = "1 worker" if len(old) == 1 else f"{len(old)} workers"
             raise FleetTooOld(
-                f"{len(old)} workers of queue {queue} are too old for flows, such as {old[0].name} "
-                f"(streamq {old[0].version or '?'}): upgrade or stop them, then submit again"
+                f"{many} of queue {queue} cannot run flows, such as {old[0].name} (streamq "
+                f"{old[0].version or '?'}): upgrade or stop what is so old, then submit again"
             )

@@ -103,6 +103,7 @@ def _held_by(found: Snapshot, status: Status, number: int, stages: list[Snapshot
     behind = stages[number] if number < len(stages) else None
     reasons = {
         "paused": status.paused,
+        "canary": status.waits_for_release and number == 1,
         "delay or snooze": status.held_until_ms is not None,
         f"waits for 1 to {number - 1}": found.fields.get("kind") == "reduce"
         and not status.parts.total,

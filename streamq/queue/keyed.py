@@ -38,6 +38,11 @@ class KeyIndex:
             raise BadInput(f"the first record has {what}{name} to find it by")
         self.tell(first, keys)
 
+    def go_on(self) -> None:
+        """Go on with a load that was stopped. What it never added may come otherwise."""
+        if self._field is not None:
+            self._protocol.forget_unadded(self._id)
+
     def tell(self, first: int, keys: Sequence[Sequence[str | None]]) -> None:
         """Remember these keys of parts: one for each record."""
         pairs: list[str | int] = []

@@ -46,8 +46,7 @@ class Loading:
         # "again" gives the request a new score among the open ones. A janitor that saw it ended,
         # or registered and not opened, read the old score and can no longer close it.
         places = self._places()
-        for place, queue in places:
-            self._protocol.mint(queue, place, Tokens(), register="again")
+        self._protocol.register_all(places)
         try:
             opened = self._protocol.open(self._id, identity, self._policy, source)
             if self._policy.flow:
@@ -58,6 +57,15 @@ class Loading:
             raise
         self.parts = opened.total
         return opened
+
+    def load_at_once(self, policy: Policy, cursor: str, entries: Entries) -> None:
+        """Register, create and seal a flow with all its parts. Nobody else knows the id.
+
+        Raises:
+            RequestExists: the id has another request.
+        """
+        for tokens in self._protocol.submit_flow(self._id, policy, self._places(), cursor, entries):
+            self._push(tokens)
 
     def _places(self) -> list[tuple[str, str]]:
         """Return the request and the later stages of its flow, each with its queue."""

@@ -21,6 +21,7 @@ from streamq.errors import (
 from streamq.model import CHUNK_PARTS, LAST_LEVEL, MOST_WEIGHT, Failure, Spec, Status
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Tokens, part_of
+from streamq.protocol.snapshot import Snapshot
 from streamq.queue.failures import flow_failures, read_failures
 from streamq.queue.find import Item, find_item
 from streamq.queue.flow_status import places_of, stage_name, status_of
@@ -79,25 +80,26 @@ class Request:
             assert request.wait(timeout="1h").parts.failed == 0
         """
         deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
-        status = self.status()
-        while status.state.is_live:
+        found = self._protocol.inspect(self.id)
+        while found.state.is_live:
             with suppress(ServerBusy, ServerUnreachable):
-                return self._await_end(deadline)
+                return status_of(self._protocol, self._await_end(deadline))
             _pause(deadline, self.id)
-        return status
+        return status_of(self._protocol, found)
 
-    def _await_end(self, deadline: float | None) -> Status:
+    def _await_end(self, deadline: float | None) -> Snapshot:
         events = self._protocol.listen(self.id)
         # Most requests end before this moment, and need not be asked for in the queue.
         register_at = time.monotonic() + LOOK_EVERY_S
         try:
             while True:
-                status = self.status()
-                if not status.state.is_live:
-                    return status
+                # Of a flow, too, one read tells whether it has ended.
+                found = self._protocol.inspect(self.id)
+                if not found.state.is_live:
+                    return found
                 left = LOOK_EVERY_S if deadline is None else deadline - time.monotonic()
                 if left <= 0 or time.monotonic() > register_at:
-                    keep_registered(self._protocol, status)
+                    keep_registered(self._protocol, found.status())
                     register_at = time.monotonic() + REGISTER_EVERY_S
                 if left <= 0:
                     raise WaitTimeout(f"request {self.id} is not finished")

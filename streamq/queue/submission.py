@@ -81,13 +81,16 @@ class Submission:
         if can_go_on:
             if self._is_there(encoded):
                 return
-        elif self._policy.flow or self._policy.key:
+        elif self._policy.key:
             pass
         elif isinstance(payloads, (list, Collection)) and 0 < len(payloads) <= CHUNK_PARTS:
             parts = list(encoded)
             size = sum(map(len, parts))
             if parts and size <= CHUNK_BYTES:
-                self._submit_at_once(parts, size)
+                if self._policy.flow:
+                    self._submit_flow_at_once(parts)
+                else:
+                    self._submit_at_once(parts, size)
                 return
             encoded = iter(parts)
         self._submit_in_chunks(encoded, is_ready, can_go_on)
@@ -96,6 +99,8 @@ class Submission:
         opened = self._loading.open(self._policy.digest)
         try:
             self._skip(encoded, opened.total, opened.cursor)
+            if not opened.is_new:
+                self._keys.go_on()
             if is_ready:
                 for chunk in _chunks(encoded):
                     self._append(chunk)
@@ -124,6 +129,15 @@ class Submission:
         is_soon = len(parts) <= _SOON_PARTS and size <= _SOON_BYTES
         try:
             self._protocol.submit(self._id, self._policy, content, is_soon=is_soon)
+        except BaseException:
+            self._loading.take_back()
+            raise
+
+    def _submit_flow_at_once(self, parts: list[bytes]) -> None:
+        """Do the same for a flow: in one round trip where there is one server."""
+        self._count(parts)
+        try:
+            self._loading.load_at_once(self._policy, self._content.cursor, _entries(parts))
         except BaseException:
             self._loading.take_back()
             raise

@@ -224,6 +224,7 @@ class Load:
             raise RequestExists(f"request {self._id} was submitted with other options") from None
         if not opened.is_new:
             self._compare(now)
+            self.keys.go_on()
         self._begin_at(opened.total, opened.cursor)
         return opened
 

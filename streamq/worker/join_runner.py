@@ -102,7 +102,8 @@ class ReduceRunner(JoinRunner):
         if is_run:
             return None, self._arrivals(int(first), int(last))
         if self._failed and self._spec.on_failure == "fail":
-            raise ChildFailed(f"{self._failed} parts that it needs have failed")
+            what = "1 part" if self._failed == 1 else f"{self._failed:,} parts"
+            raise ChildFailed(f"{what} before it failed")
         return None, self._last_arrivals() if self._spec.width else self._inputs()
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:

@@ -18,7 +18,7 @@ STATUS += ["rate_limit", "max_failures", "max_percent", "retried", "results", "k
 STATUS += ["weight", "canary", "waits_for_release", "deadline_ms", "reason", "callbacks"]
 
 
-def beat(protocol: Protocol, queue: str, **changes: Any) -> WorkerDetails:
+def beat(protocol: Protocol, queue: str, /, **changes: Any) -> WorkerDetails:
     """A live worker."""
     now = round(time.time() * 1e3)
     values: dict[str, Any] = {

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from streamq import Protocol
+from tests.cli.common import beat, rows
 from tests.support.command import Streamq
 from tests.support.fleet import APPS
+from tests.support.flow_by_hand import FlowByHand
 
 pytestmark = pytest.mark.commands
 FLOWS = f"{APPS}/flows.py"
@@ -80,3 +83,45 @@ def test_load_needs_a_handler_or_a_flow(streamq: Streamq, words: str) -> None:
     ran = streamq("load", words, "--flow", f"{FLOWS}:app")
     assert (ran.returncode, ran.stdout) == (4, "")
     assert "is a App, not a streamq.Flow" in ran.stderr
+
+
+def test_errors_name_the_stage_and_the_item(
+    streamq: Streamq, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    flow = FlowByHand(protocol, queue, request_id, "spread,map,join").load(1)
+    flow[1].run(children={1: [b"a", b"b"]})
+    flow[2].give_up(1)
+    flow[2].run()
+    flow[3].give_up(1)
+
+    assert [row[:2] for row in rows(streamq("errors", request_id).stdout)] == [
+        ["h", "1/1"],
+        ["h", "1"],
+    ]
+    assert (
+        "2x ValueError: no (e.g. item 1/1 in h" in streamq("errors", request_id, "--group").stdout
+    )
+
+
+def test_stage_that_no_worker_serves_is_named(
+    streamq: Streamq, words: str, protocol: Protocol, queue: str, request_id: str, tmp_path: Path
+) -> None:
+    beat(protocol, queue, handlers=["shout"], protocol=3)
+    file = tmp_path / "two.toml"
+    file.write_text('[[stage]]\nhandler = "shout"\n[[stage]]\nhandler = "size"\nqueue = "gpu"\n')
+
+    ran = streamq("load", words, "--flow", str(file), "--id", request_id)
+    assert "no live worker serves queue gpu, and stage size waits for one" in ran.stderr
+
+
+def test_status_says_that_a_stage_waits_for_a_worker(
+    streamq: Streamq, protocol: Protocol, queue: str, request_id: str
+) -> None:
+    FlowByHand(protocol, queue, request_id, "map,map").load(1)
+
+    def held() -> list[str]:
+        return [line[-14:] for line in streamq("status", request_id).stdout.splitlines()[-2:]]
+
+    assert [each == "no live worker" for each in held()] == [True, False]
+    beat(protocol, queue)
+    assert "no live worker" not in held()

@@ -161,10 +161,27 @@ CUTS = {
 }  # fmt: skip
 
 
+#: Rules of callbacks that scripts keep (``tests/queue/test_callback_rules.py``).
+CALLBACK_CUTS = {
+    "K3 fence": Cut(
+        "a submission is taken however long ago the debt was read",
+        (('if first == "not_after" and now > tonumber(value) then', "if false then"),),
+    ),
+    "K4 outlive": Cut(
+        "a callback is purged as any other request is",
+        (
+            ('  if force == "1" and r.finished_ms + r.outlive_ms > now then', "  if false then"),
+            ("math.max(r.keep_ms, r.outlive_ms)", "r.keep_ms"),
+            ('  if force == "0" and r.outlive_ms > 0 then', "  if false then"),
+        ),
+    ),
+}
+
+
 @contextmanager
 def scripts_without(name: str) -> Generator[None]:
     """Use the scripts without a rule in the block. They have digests of their own."""
-    cut, whole, used = CUTS[name], lua.source, set[str]()
+    cut, whole, used = (CUTS | CALLBACK_CUTS)[name], lua.source, set[str]()
 
     def source(script: str) -> str:
         text = whole(script)

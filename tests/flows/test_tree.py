@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamq import Protocol
+from streamq import Protocol, Request
 from tests.support.flow_by_hand import FlowByHand
 
 
@@ -103,6 +103,17 @@ class TestTree:
 
         assert flow[1].redrive(1)[0] == 0
         assert flow[2].redrive(1)[0] == 0
+
+    def test_part_that_failed_is_told_by_what_arrived(
+        self, flow: FlowByHand, protocol: Protocol
+    ) -> None:
+        flow.load(2)
+        flow[1].run(2)
+        flow[2].give_up(1)
+
+        (failure,) = Request(protocol, flow.id).errors()
+
+        assert (failure.stage, failure.item, failure.part) == ("h", "1-2", 1)
 
     def test_late_result_of_a_run_of_arrivals_is_not_taken(self, flow: FlowByHand) -> None:
         """After a failover the same numbers may be other results."""

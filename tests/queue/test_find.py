@@ -1,6 +1,6 @@
 """``Request.find``: where one item is, at each moment of its way, and what it came to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -93,6 +93,41 @@ class TestByHand:
         flow[3].run(2)
         flow[4].run()
         assert told(request.find(item="1"))[2:] == [{"done": 2}, {"done": 1}, {"waiting": 1}]
+
+    def test_reduce_with_a_width_is_where_its_final_part_is(
+        self, protocol: Protocol, queue: str, request_id: str
+    ) -> None:
+        stages = {2: {"width": 2}}
+        flow = FlowByHand(protocol, queue, request_id, "map,reduce", stages, follow="track").load(2)
+        flow[1].run(2)
+        flow[2].run()
+        request = Request(protocol, request_id)
+        # Part 1 is done: it had the first two results.
+        assert told(request.find(item="1"))[1] == {"waiting": 1}
+
+        flow.run_all()
+
+        assert told(request.find(item="1"))[1] == {"done": 1}
+
+    def test_load_that_goes_on_gives_numbers_to_other_keys(
+        self, client: Client, queue: str, request_id: str
+    ) -> None:
+        asked = {"handler": "h", "queue": queue, "id": request_id, "key": "sku"}
+
+        def stopped() -> Iterator[dict[str, str]]:
+            yield {"sku": "a"}
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            client.submit(stopped(), **asked)  # type: ignore[arg-type]
+        # It told of two more, and died before it added them.
+        client._protocol.index(request_id, [2, "b", 3, "c"])
+        request = client.submit([{"sku": "a"}, {"sku": "x"}, {"sku": "b"}], **asked)  # type: ignore[arg-type]
+
+        found = {key: request.find(key) for key in ("a", "x", "b", "c")}
+        assert {key: item and item.item for key, item in found.items()} == {
+            "a": "1", "x": "2", "b": "3", "c": None,
+        }  # fmt: skip
 
     def test_purge_leaves_nothing(self, protocol: Protocol, queue: str, request_id: str) -> None:
         flow = FlowByHand(protocol, queue, request_id, "map,map", follow="trace", key="k").load(1)

@@ -40,6 +40,19 @@ def test_of_one_key_a_hundred_parts_are_kept(opened: RequestByHand) -> None:
     assert kept(opened)[b"same"].split() == [b"%d" % number for number in range(1, 101)]
 
 
+def test_parts_that_were_never_added_are_forgotten(opened: RequestByHand) -> None:
+    """A load that goes on may give their numbers to others."""
+    opened.append(2)
+    many = [value for number in range(3, 3_000) for value in (number, f"k{number}")]
+    opened.protocol.index(opened.id, [1, "a", 2, "b", 3, "a", 4, "c"])
+    for first in range(0, len(many), 1_000):
+        opened.protocol.index(opened.id, many[first : first + 1_000])
+
+    opened.protocol.forget_unadded(opened.id)
+
+    assert kept(opened) == {b"a": b"1", b"b": b"2"}
+
+
 def test_nothing_is_left_of_a_request_that_is_gone(protocol: Protocol, request_id: str) -> None:
     driver = RequestByHand(protocol, "q", request_id)
     with pytest.raises(RequestUnknown):
