@@ -87,11 +87,10 @@ class Overview(_OfQueue):
         census = self._census
         census.look()
         found = [known.status for known in census.requests.values()]
-        first = [status for status in found if "/" not in status.id]  # stages of flows are parts
+        wholes = census.wholes()
+        first = [each.status for each in wholes]
         workers = census.pools
-        top = sorted(
-            census.requests.values(), key=lambda each: (-each.status.parts.running, -each.speed)
-        )[:TOP]
+        top = sorted(wholes, key=lambda each: (-each.status.parts.running, -each.speed))[:TOP]
         served = {handler for each in workers for handler in each.handlers}
         return {
             "t": round(time.time() * 1e3),
@@ -201,13 +200,18 @@ class Workers(_OfQueue):
     def read(self) -> Any:
         """Return the workers, by name."""
         self._census.look()
-        found = list(self._census.workers.values())
+        pools = self._census.pools
+        # A gateway or a janitor has no slots: such come last.
+        found = sorted(
+            self._census.workers.values(), key=lambda each: not (each.slots or each.handlers)
+        )
         speeds = self._speeds.of(found)
         return {
             "t": round(time.time() * 1e3),
-            "count": len(found),
+            "count": len(pools),
+            "told": min(len(pools), self.MOST),
             "versions": sorted({each.version for each in found}),
-            "strip": [[each.name, each.busy, each.slots] for each in found],
+            "strip": [[each.name, each.busy, each.slots] for each in pools],
             "workers": [times.row(each, speeds[each.name]) for each in found[: self.MOST]],
         }
 

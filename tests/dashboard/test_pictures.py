@@ -7,8 +7,10 @@ from streamq.dashboard import rows, why
 from streamq.dashboard.census import Census
 from streamq.dashboard.input_map import MOST_CELLS, read_map
 from streamq.dashboard.timeline import Timeline
+from streamq.flows.flow import Flow, Stage
 from streamq.model import Part
 from streamq.protocol import glances
+from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Terms
 from tests.support.by_hand import CAN_RUN
 from tests.support.simulated import Worker
@@ -140,6 +142,28 @@ class TestTables:
         first.cancel()
         assert self.page(protocol, queue, "state=cancelled") == [first.id]
         assert self.page(protocol, queue, "state=done") == []
+
+    def test_flow_is_one_row_and_one_card(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        stages = [Stage(kind="map", handler=name) for name in ("h", "h2", "h3")]
+        request = client.submit([1, 2, 3, 4], flow=Flow("f", stages), queue=queue)
+        plain = submit(client, queue, 3)
+        held(protocol, request, 1)
+        census = Census(protocol, queue)
+        census.look()
+        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
+        assert (found["count"], census.open) == (2, 2)
+        row = next(each for each in found["rows"] if each["id"] == request.id)
+        assert (row["parts"].total, row["parts"].running) == (4, 1)
+        assert [(level, number) for level, number, _, _ in census.levels()] == [(50, 2)]
+        # What its second stage has counts, too.
+        protocol.connection.redis.hset(RequestKeys(f"{request.id}/2").meta, "total", 3)
+        census = Census(protocol, queue)
+        census.look()
+        whole = {each.status.id: each.status for each in census.wholes()}
+        assert whole.keys() == {request.id, plain.id}
+        assert whole[request.id].parts.total == 7
 
 
 class TestMap:
