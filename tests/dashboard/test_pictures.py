@@ -6,6 +6,7 @@ from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
 from streamq.dashboard.census import Census
 from streamq.dashboard.input_map import MOST_CELLS, read_map
+from streamq.dashboard.samplers import Censuses, Health, sampler
 from streamq.dashboard.timeline import Timeline
 from streamq.flows.flow import Flow, Stage
 from streamq.model import Part
@@ -164,6 +165,34 @@ class TestTables:
         whole = {each.status.id: each.status for each in census.wholes()}
         assert whole.keys() == {request.id, plain.id}
         assert whole[request.id].parts.total == 7
+
+
+class TestManyRequests:
+    """What a page tells is bounded, whatever the queue holds."""
+
+    def test_health_tells_the_first_of_what_is_alike(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        for _ in range(Health.BOOKS + 5):
+            submit(client, queue, 1)
+        client.submit([1], handler="h", queue=queue, id=(spoilt := f"{queue}-spoilt"))
+        protocol.connection.redis.hset(RequestKeys(spoilt).meta, "total", "many")
+        health = sampler(protocol, Censuses(protocol), f"h:{queue}")
+        told = [(each.check, each.verdict, each.says) for each in health.read()["findings"]]
+        handlers = [says for check, _, says in told if check == "handler"]
+        assert len(handlers) == Health.ALIKE + 1
+        assert handlers[-1] == f"{Health.BOOKS + 5 - Health.ALIKE} more like these"
+        assert any(spoilt in says for _, verdict, says in told if verdict == "fail")
+        assert any("those of the 100 oldest of 105 requests" in says for _, _, says in told)
+
+    def test_levels_tell_two_hundred_cards(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        for number in range(240):
+            submit(client, queue, 1, level=number % 30)
+        found = sampler(protocol, Censuses(protocol), f"v:{queue}").read()
+        assert {len(each["cards"]) for each in found["levels"]} == {6}
+        assert {each["requests"] for each in found["levels"]} == {8}
 
 
 class TestMap:
