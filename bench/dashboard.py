@@ -1,6 +1,6 @@
 """What the dashboard costs: the server, the gateway and a browser.
 
-    python bench/dashboard.py [--parts 10000000] [--requests 10000] [--readers 200]
+    python bench/dashboard.py [--parts 10000000] [--requests 10000] [--readers 200] [--only pages]
 
 It makes one request of ten million parts, a few thousand of them done and failed, and ten thousand
 other open requests, on an embedded server. Then it measures, with a real gateway:
@@ -9,7 +9,8 @@ other open requests, on an embedded server. Then it measures, with a real gatewa
   first time, when the gateway knows nothing yet, and again. And the heap of each page.
 * What each topic costs the server while one reader watches it: commands a second, and how long the
   server is busy with them. What it does at rest is taken off.
-* The same for many readers of all topics, and how much memory the gateway takes for each reader.
+* The same for many readers of four topics, and what the gateway takes for each: CPU and memory.
+* How long a slot takes to remember a lease for the timeline.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import timeit
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -28,10 +30,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from streamq import Client, Connection, Protocol
+from streamq.dashboard.feed import LINGER_S
 from streamq.model import Failure, Policy, Spec
 from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Terms
+from streamq.queue.told import Span
 from streamq.servers.local import LocalServer
+from streamq.worker.spans import WORDS, Spans
 
 LARGE = "ten-million"
 SECONDS = 8.0
@@ -187,6 +192,12 @@ def rss_mb(pid: int) -> float:
     return int(text) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def pages(port: int) -> None:
     """Open each page twice in a browser."""
     from playwright.sync_api import sync_playwright
@@ -211,55 +222,92 @@ def pages(port: int) -> None:
         browser.close()
 
 
-def topics(connection: Connection, pid: int, port: int, count: int) -> None:
-    """Measure what topics and readers cost."""
-    time.sleep(12)  # what was watched before is read for 10 s more
-    rest = cost(connection)
-    print(f"\nat rest: {rest.commands:.0f} commands/s, {rest.busy_ms:.1f} ms/s")
+def topics(connection: Connection, port: int, kinds: str) -> None:
+    """Measure what one reader of each topic costs."""
+    rest = _rest(connection)
     for topic, name in TOPICS:
+        if topic[0] not in kinds:
+            continue
         reader = Readers(port, [topic], 1)
         time.sleep(2)
         reader.bytes = 0
-        found = cost(connection, SECONDS)
+        found = cost(connection)
         commands, busy_ms = found.commands - rest.commands, found.busy_ms - rest.busy_ms
         kb = reader.bytes / SECONDS / 1e3
         reader.close()
-        print(f"{name:20} {commands:>8.1f} commands/s {busy_ms:>7.2f} ms/s {kb:>8.1f} kB/s")
-        time.sleep(11)
+        print(
+            f"{name:20} {commands:>8.1f} commands/s {busy_ms:>7.2f} ms/s {kb:>8.1f} kB/s",
+            flush=True,
+        )
+        time.sleep(LINGER_S + 1)
+
+
+def readers(connection: Connection, pid: int, port: int, count: int) -> None:
+    """Measure what one reader of four topics costs, and what many do."""
+    rest = _rest(connection)
     watched = [topic for topic, _ in TOPICS if topic[0] in "qtrm"]
     for number in (1, count):
         before = rss_mb(pid)
-        readers = Readers(port, watched, number)
+        watching = Readers(port, watched, number)
         time.sleep(3)
+        begun, cpu = time.monotonic(), cpu_s(pid)
         found = cost(connection)
+        share = (cpu_s(pid) - cpu) / (time.monotonic() - begun)
         grown = rss_mb(pid) - before
-        readers.close()
+        watching.close()
         print(
             f"{number} readers of {len(watched)} topics: {found.commands - rest.commands:.0f} "
-            f"commands/s, {found.busy_ms - rest.busy_ms:.1f} ms/s; the gateway grew by "
-            f"{grown:.1f} MB, {1e3 * grown / number:.0f} kB each"
+            f"commands/s, {found.busy_ms - rest.busy_ms:.1f} ms/s; the gateway used "
+            f"{share:.0%} of a core and grew by {grown:.1f} MB, {1e3 * grown / number:.0f} kB each",
+            flush=True,
         )
-        time.sleep(12)
+        time.sleep(LINGER_S + 1)
+
+
+def _rest(connection: Connection) -> Cost:
+    time.sleep(LINGER_S + 2)  # what was watched before is read for a while more
+    rest = cost(connection)
+    print(f"\nat rest: {rest.commands:.0f} commands/s, {rest.busy_ms:.1f} ms/s", flush=True)
+    return rest
+
+
+def spans() -> None:
+    """Measure what it costs a slot to remember a lease."""
+    ring = Spans(memoryview(bytearray(WORDS * 8)).cast("q"))
+
+    def remember() -> None:
+        ring.add(0, Span("0", 1, 2, "nightly", 256, 1, 0))
+
+    best = min(timeit.repeat(remember, number=100_000, repeat=5)) / 100_000
+    print(f"\na slot remembers a lease in {1e6 * best:.2f} us", flush=True)
 
 
 def main() -> None:
-    """Measure it all."""
+    """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--parts", type=int, default=10_000_000)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--readers", type=int, default=200)
-    parser.add_argument("--skip", choices=("pages", "topics"), default="")
+    parser.add_argument("--only", choices=("pages", "topics", "readers", "spans"), default="")
+    parser.add_argument("--topics", default="qtvwxlhrmf", help="first letters of topics")
     options = parser.parse_args()
+    only = options.only
+    if only in ("", "spans"):
+        spans()
+    if only == "spans":
+        return
     server = LocalServer.start()
     try:
         begun = time.monotonic()
         fill(server.url, options.parts, options.requests)
         print(f"made in {time.monotonic() - begun:.0f} s", flush=True)
         with gateway(server.url) as (process, port), closing(Connection(server.url)) as connection:
-            if options.skip != "pages":
+            if only in ("", "pages"):
                 pages(port)
-            if options.skip != "topics":
-                topics(connection, process.pid, port, options.readers)
+            if only in ("", "topics"):
+                topics(connection, port, options.topics)
+            if only in ("", "readers"):
+                readers(connection, process.pid, port, options.readers)
     finally:
         server.stop()
 

@@ -28,9 +28,23 @@ _PAUSE_S = 0.1
 class Doctor(Examiner):
     """Examines a server, and queues in it."""
 
-    def __init__(self, protocol: Protocol, prefix: str, *, is_mending: bool = False) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        prefix: str,
+        *,
+        is_mending: bool = False,
+        backlog_of: Callable[[str], backlog.Backlog] | None = None,
+        most_books: int | None = None,
+    ) -> None:
+        """``backlog_of`` returns what a queue has to do, where that is known already.
+
+        ``most_books``: of so many requests of a queue the books are checked, the oldest.
+        """
         super().__init__(Probe(protocol.connection, prefix), is_mending=is_mending)
         self._protocol = protocol
+        self._backlog_of = backlog_of or partial(backlog.read_backlog, protocol)
+        self._most_books = most_books
 
     def examine(self, queues: list[str]) -> Iterator[Finding]:
         """Yield all findings as they are made; without queues, those of every queue there is."""
@@ -52,7 +66,7 @@ class Doctor(Examiner):
             return ["default"]
 
     def _queue(self, queue: str) -> Iterator[Finding]:
-        found = backlog.read_backlog(self._protocol, queue)
+        found = self._backlog_of(queue)
         yield from self._care(queue, found)
         wrong = 0
         for finding in self._requests(queue, found):
@@ -90,11 +104,18 @@ class Doctor(Examiner):
                 f"{status.handler}",
                 remedy="start a worker with it; if the name is wrong, cancel the request",
             )
-        for status in found.requests:
+        for status in found.requests[: self._most_books]:
             try:
                 yield from self._request(queue, status.id)
             except Damaged as error:
                 yield _unusable(status.id, error)
+        if self._most_books and len(found.requests) > self._most_books:
+            yield Finding(
+                check="books",
+                verdict=OK,
+                says=f"queue {queue}: those of the {self._most_books} oldest of "
+                f"{len(found.requests):,} requests were checked; streamq doctor checks all",
+            )
 
     def _sweep(self, queue: str) -> None:
         janitor = Janitor(self._protocol, queue)

@@ -15,7 +15,7 @@ from streamq import units
 from streamq.admin.probe import Probe
 from streamq.dashboard.curve import Curve, Point
 from streamq.errors import Damaged
-from streamq.model import Status
+from streamq.model import PartCounts, RecordCounts, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.fleet import WorkerDetails, read_details
@@ -55,6 +55,14 @@ class Known(msgspec.Struct):
     def peak(self) -> int:
         """How many of its parts ran at once lately."""
         return self.curve.peak() if self.curve else 0
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """A request as users see it: a flow with all its stages is one."""
+
+    status: Status
+    speed: float
+    peak: int
 
 
 class Census:
@@ -229,6 +237,21 @@ class Census:
         """Whether a live worker can run anything."""
         return bool(self.pools)
 
+    def wholes(self) -> list[Whole]:
+        """Return the requests that are not finished, the newest first, each flow as one."""
+        stages: dict[str, list[Known]] = {}
+        for request_id, known in self._known.items():
+            if "/" in request_id:
+                stages.setdefault(request_id.partition("/")[0], []).append(known)
+        found = [
+            _whole([known, *stages.pop(request_id, ())])
+            for request_id, known in self.requests.items()
+            if "/" not in request_id
+        ]
+        # Of a flow whose first stage is in another queue, each stage stands for itself.
+        others = [known for some in stages.values() for known in some]
+        return found + [_whole([each]) for each in others if each.status.state.is_live]
+
     def slots_of(self, handler: str) -> tuple[int, int]:
         """Return how many slots can run the handler, and how many of these are busy."""
         able = [each for each in self.workers.values() if handler in each.handlers]
@@ -251,7 +274,7 @@ class Census:
         counts: Counter[tuple[int, str]] = Counter()
         for known in self.requests.values():
             status = known.status
-            counts[status.level, "requests"] += 1
+            counts[status.level, "requests"] += "/" not in status.id
             counts[status.level, "waiting"] += status.parts.waiting
             counts[status.level, "running"] += status.parts.running
         return [
@@ -263,3 +286,17 @@ class Census:
             )
             for level in sorted({level for level, _ in counts})
         ]
+
+
+def _whole(stages: list[Known]) -> Whole:
+    status = stages[0].status
+    if len(stages) > 1:
+        parts = [msgspec.structs.astuple(each.status.parts) for each in stages]
+        records = [msgspec.structs.astuple(each.status.records) for each in stages]
+        status = msgspec.structs.replace(
+            status,
+            parts=PartCounts(*map(sum, zip(*parts, strict=True))),
+            records=RecordCounts(*map(sum, zip(*records, strict=True))),
+        )
+    speed = sum(each.speed for each in stages if each.status.state.is_live)
+    return Whole(status, speed, sum(each.peak for each in stages))

@@ -51,8 +51,9 @@ def read_map(protocol: Protocol, request_id: str) -> Map:
         cells=-(-total // size),
         delivered=delivered,
         marks=[(cell, *counts) for cell, counts in sorted(marks.items())],  # type: ignore[misc]
-        in_hand=in_hand,
-        failed=failed,
+        # What was finished between two readings is no part of a sample.
+        in_hand=in_hand if len(parts) >= MOST_EXCEPTIONS else len(parts),
+        failed=failed if len(numbers) >= MOST_EXCEPTIONS else len(numbers),
         seen_in_hand=len(parts),
         seen_failed=len(numbers),
     )

@@ -1,19 +1,20 @@
 """Tables of requests: filters, pages, and what a row tells."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
 
 from streamq.dashboard import why
-from streamq.dashboard.census import Census
+from streamq.dashboard.census import Census, Whole
 from streamq.errors import InvalidValue
 from streamq.model import State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue import listing
+from streamq.queue.flow_status import status_of
 
 #: Rows of a page.
 PAGE = 50
@@ -115,17 +116,17 @@ class Ended:
 def page(protocol: Protocol, census: Census, ended: Ended, filters: Filters) -> dict[str, Any]:
     """Return one page of a table. The requests on it are read anew, the others are not."""
     first = (filters.page - 1) * PAGE
+    wholes: list[Whole] = []
     if filters.is_of_ended:
         found = ended.find(filters)
         count, more = len(found.requests), found.total - found.looked
         ids = [each.id for each in found.requests[first : first + PAGE]]
     else:
-        fitting = sorted(
-            (known.status for known in census.requests.values() if filters.fits(known.status)),
-            key=_SORTS[filters.sort],
-        )
-        count, more = len(fitting), census.unread
-        ids = [status.id for status in fitting[first : first + PAGE]]
+        wholes = [each for each in census.wholes() if filters.fits(each.status)]
+        wholes.sort(key=lambda each: _SORTS[filters.sort](each.status))
+        count, more = len(wholes), census.unread
+        wholes = wholes[first : first + PAGE]
+        ids = [each.status.id for each in wholes]
     handlers = {known.status.handler for known in census.requests.values()}
     return {
         "t": round(time.time() * 1e3),
@@ -135,19 +136,23 @@ def page(protocol: Protocol, census: Census, ended: Ended, filters: Filters) -> 
         "page": filters.page,
         "pages": max(1, -(-count // PAGE)),
         "handlers": sorted(handlers)[:200],
-        "rows": _fresh(protocol, census, ids),
+        "rows": _fresh(protocol, census, ids, wholes),
     }
 
 
-def _fresh(protocol: Protocol, census: Census, ids: Iterable[str]) -> list[dict[str, Any]]:
-    shown = list(ids)
+def _fresh(
+    protocol: Protocol, census: Census, ids: list[str], wholes: list[Whole]
+) -> list[dict[str, Any]]:
+    known = {each.status.id: each for each in wholes}
     found = []
-    for request_id, snapshot in zip(shown, protocol.inspect_all(shown), strict=True):
-        if isinstance(snapshot, Snapshot):
-            known = census.requests.get(request_id)
-            status = snapshot.status()
-            speed = known.speed if known and status.state.is_live else status.rate
-            found.append(row(status, speed, census, known.peak if known else 0))
+    for request_id, snapshot in zip(ids, protocol.inspect_all(ids), strict=True):
+        if not isinstance(snapshot, Snapshot):
+            continue
+        status, whole = snapshot.status(), known.get(request_id)
+        if snapshot.count("stages"):
+            status = whole.status if whole else status_of(protocol, snapshot)
+        speed = whole.speed if whole and status.state.is_live else status.rate
+        found.append(row(status, speed, census, whole.peak if whole else 0))
     return found
 
 

@@ -22,10 +22,10 @@ from streamq.dashboard.curve import Curve, Ending, Point, curve_of
 from streamq.dashboard.failures import read_groups
 from streamq.dashboard.input_map import read_map
 from streamq.dashboard.timeline import Timeline
-from streamq.errors import InvalidValue
+from streamq.errors import Damaged, InvalidValue, RequestUnknown
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.backlog import slots_wanted
+from streamq.queue.backlog import Backlog, slots_wanted
 from streamq.queue.changes import read_changes
 from streamq.queue.flow_status import status_of
 
@@ -87,11 +87,10 @@ class Overview(_OfQueue):
         census = self._census
         census.look()
         found = [known.status for known in census.requests.values()]
-        first = [status for status in found if "/" not in status.id]  # stages of flows are parts
+        wholes = census.wholes()
+        first = [each.status for each in wholes]
         workers = census.pools
-        top = sorted(
-            census.requests.values(), key=lambda each: (-each.status.parts.running, -each.speed)
-        )[:TOP]
+        top = sorted(wholes, key=lambda each: (-each.status.parts.running, -each.speed))[:TOP]
         served = {handler for each in workers for handler in each.handlers}
         return {
             "t": round(time.time() * 1e3),
@@ -146,8 +145,8 @@ class Table(_OfQueue):
 class Levels(_OfQueue):
     """Tells of each level: its requests, and what of them waits."""
 
-    #: Cards of one level that are told.
-    CARDS = 50
+    #: Cards that are told: in all, and of one level at least and at most.
+    CARDS, LEAST, MOST = 200, 3, 50
 
     def read(self) -> Any:
         """Return the levels in use, with the requests that have the most parts waiting."""
@@ -157,6 +156,7 @@ class Levels(_OfQueue):
         for known in census.requests.values():
             if "/" not in known.status.id:  # a stage is changed with its request
                 cards.setdefault(known.status.level, []).append(known.status)
+        shown = max(self.LEAST, min(self.MOST, self.CARDS // max(1, len(cards))))
         busy = [status.level for status in map(_status, census.requests.values()) if _runs(status)]
         return {
             "serving": min(busy, default=None),
@@ -172,7 +172,7 @@ class Levels(_OfQueue):
                         for each in sorted(
                             cards.get(level, []), key=lambda each: -each.parts.waiting
                         )
-                    ][: self.CARDS],
+                    ][:shown],
                 }
                 for level, requests, waiting, running in census.levels()
             ],
@@ -201,13 +201,18 @@ class Workers(_OfQueue):
     def read(self) -> Any:
         """Return the workers, by name."""
         self._census.look()
-        found = list(self._census.workers.values())
+        pools = self._census.pools
+        # A gateway or a janitor has no slots: such come last.
+        found = sorted(
+            self._census.workers.values(), key=lambda each: not (each.slots or each.handlers)
+        )
         speeds = self._speeds.of(found)
         return {
             "t": round(time.time() * 1e3),
-            "count": len(found),
+            "count": len(pools),
+            "told": min(len(pools), self.MOST),
             "versions": sorted({each.version for each in found}),
-            "strip": [[each.name, each.busy, each.slots] for each in found],
+            "strip": [[each.name, each.busy, each.slots] for each in pools],
             "workers": [times.row(each, speeds[each.name]) for each in found[: self.MOST]],
         }
 
@@ -246,18 +251,55 @@ class Health(_OfQueue):
     """Tells what the doctor finds."""
 
     every_s = 60.0
+    #: The books of so many requests are checked, and so many findings of a check are told.
+    BOOKS, ALIKE = 100, 10
 
     def read(self) -> Any:
-        """Return all findings, the worst first."""
-        doctor = Doctor(self._protocol, self._protocol.prefix)
+        """Return the findings, the worst first."""
+        doctor = Doctor(
+            self._protocol,
+            self._protocol.prefix,
+            backlog_of=self._backlog,
+            most_books=self.BOOKS,
+        )
         begun = time.monotonic()
-        findings: list[Finding] = list(doctor.examine([self.queue]))
+        findings: dict[tuple[str, str], list[Finding]] = {}
+        for each in doctor.examine([self.queue]):
+            findings.setdefault((each.check, each.verdict), []).append(each)
+        told = [each for some in findings.values() for each in self._first(some)]
         order = {"fail": 0, "warn": 1, "ok": 2}
         return {
             "t": round(time.time() * 1e3),
             "took_ms": round((time.monotonic() - begun) * 1e3),
-            "findings": sorted(findings, key=lambda each: order[each.verdict]),
+            "findings": sorted(told, key=lambda each: order[each.verdict]),
         }
+
+    def _first(self, alike: list[Finding]) -> list[Finding]:
+        more = len(alike) - self.ALIKE
+        if more <= 0:
+            return alike
+        rest = msgspec.structs.replace(alike[-1], says=f"{more:,} more like these", remedy="")
+        return [*alike[: self.ALIKE], rest]
+
+    def _backlog(self, queue: str) -> Backlog:
+        """Return what the census knows: it need not be read again for this."""
+        census = self._census
+        census.look()
+        damaged = []
+        for request_id in census.damaged[: self.ALIKE]:
+            try:
+                self._protocol.inspect(request_id).status()
+            except Damaged as error:
+                damaged.append((request_id, error))
+            except RequestUnknown:
+                continue
+        return Backlog(
+            queue=queue,
+            requests=[known.status for known in reversed(census.requests.values())],
+            damaged=damaged,
+            workers=list(census.workers.values()),
+            now_ms=round(time.time() * 1e3),
+        )
 
 
 class _OfRequest:

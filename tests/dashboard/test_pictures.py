@@ -6,9 +6,12 @@ from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
 from streamq.dashboard.census import Census
 from streamq.dashboard.input_map import MOST_CELLS, read_map
+from streamq.dashboard.samplers import Censuses, Health, sampler
 from streamq.dashboard.timeline import Timeline
+from streamq.flows.flow import Flow, Stage
 from streamq.model import Part
 from streamq.protocol import glances
+from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Terms
 from tests.support.by_hand import CAN_RUN
 from tests.support.simulated import Worker
@@ -140,6 +143,56 @@ class TestTables:
         first.cancel()
         assert self.page(protocol, queue, "state=cancelled") == [first.id]
         assert self.page(protocol, queue, "state=done") == []
+
+    def test_flow_is_one_row_and_one_card(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        stages = [Stage(kind="map", handler=name) for name in ("h", "h2", "h3")]
+        request = client.submit([1, 2, 3, 4], flow=Flow("f", stages), queue=queue)
+        plain = submit(client, queue, 3)
+        held(protocol, request, 1)
+        census = Census(protocol, queue)
+        census.look()
+        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
+        assert (found["count"], census.open) == (2, 2)
+        row = next(each for each in found["rows"] if each["id"] == request.id)
+        assert (row["parts"].total, row["parts"].running) == (4, 1)
+        assert [(level, number) for level, number, _, _ in census.levels()] == [(50, 2)]
+        # What its second stage has counts, too.
+        protocol.connection.redis.hset(RequestKeys(f"{request.id}/2").meta, "total", 3)
+        census = Census(protocol, queue)
+        census.look()
+        whole = {each.status.id: each.status for each in census.wholes()}
+        assert whole.keys() == {request.id, plain.id}
+        assert whole[request.id].parts.total == 7
+
+
+class TestManyRequests:
+    """What a page tells is bounded, whatever the queue holds."""
+
+    def test_health_tells_the_first_of_what_is_alike(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        for _ in range(Health.BOOKS + 5):
+            submit(client, queue, 1)
+        client.submit([1], handler="h", queue=queue, id=(spoilt := f"{queue}-spoilt"))
+        protocol.connection.redis.hset(RequestKeys(spoilt).meta, "total", "many")
+        health = sampler(protocol, Censuses(protocol), f"h:{queue}")
+        told = [(each.check, each.verdict, each.says) for each in health.read()["findings"]]
+        handlers = [says for check, _, says in told if check == "handler"]
+        assert len(handlers) == Health.ALIKE + 1
+        assert handlers[-1] == f"{Health.BOOKS + 5 - Health.ALIKE} more like these"
+        assert any(spoilt in says for _, verdict, says in told if verdict == "fail")
+        assert any("those of the 100 oldest of 105 requests" in says for _, _, says in told)
+
+    def test_levels_tell_two_hundred_cards(
+        self, client: Client, protocol: Protocol, queue: str
+    ) -> None:
+        for number in range(240):
+            submit(client, queue, 1, level=number % 30)
+        found = sampler(protocol, Censuses(protocol), f"v:{queue}").read()
+        assert {len(each["cards"]) for each in found["levels"]} == {6}
+        assert {each["requests"] for each in found["levels"]} == {8}
 
 
 class TestMap:

@@ -46,7 +46,11 @@ def test_pages_and_files(gate: Gate) -> None:
         page = gate.get(path)
         assert page.status == 200
         assert page.headers["content-type"].startswith("text/html")
-        assert "script-src 'self'" in page.headers["content-security-policy"]
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "require-trusted-types-for 'script'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert not re.search(r"unsafe|https?:|\*", policy)
     names = re.findall(r"/static/\w+/[\w.]+", page.text)
     assert names
     for name in names:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from streamq import Client
+from streamq.gateway import keys
+from streamq.gateway.roles import Role
 from streamq.servers.local import LocalServer
 from tests.gateway.common import Gate
 from tests.support.waiting import wait_until
@@ -29,6 +31,7 @@ DOCS = (
     ("dashboard-timeline", f"/q/{QUEUE}/timeline", "lease", 1360, 520, "dark"),
     ("dashboard-flow", "/r/shop-7", "Stages of", 1360, 900, "light"),
 )
+#: Name of the picture, path of the page, text to wait for.
 ALL = (
     ("overview", "/", "Needs attention"),
     ("requests", f"/q/{QUEUE}/requests", "nightly"),
@@ -37,6 +40,7 @@ ALL = (
     ("running", "/r/crawl/running", "Worker"),
     ("requestlog", "/r/nightly/log", "set limit"),
     ("ended", "/r/monday", "How it ended"),
+    ("paused", "/r/reindex", "It is paused"),
     ("flow", "/r/shop-7", "Stages of"),
     ("canary", "/r/trial", "canary"),
     ("levels", f"/q/{QUEUE}/levels", "Level"),
@@ -45,12 +49,14 @@ ALL = (
     ("health", f"/q/{QUEUE}/health", "doctor"),
     ("log", f"/q/{QUEUE}/log", "who changed"),
     ("nothing", "/q/empty-and-unknown", ""),
+    ("gone", "/r/there-is-none", "no such request"),
+    ("missing", "/what", "no such page"),
 )
 SIZES = (("phone", 360, 740), ("laptop", 1280, 800), ("4k", 3840, 2160))
 
 
 @contextmanager
-def mill(warm_s: float) -> Iterator[Gate]:
+def mill(warm_s: float) -> Iterator[tuple[str, Gate]]:
     """A server, a gateway, workers, and requests that have been under way for a while."""
     server = LocalServer.start()
     url = server.url
@@ -68,7 +74,7 @@ def mill(warm_s: float) -> Iterator[Gate]:
                 wait_until(lambda: client.get("monday").status().state == "done", 120)
                 wait_until(lambda: client.get("trial").status().waits_for_release, 120)
             time.sleep(warm_s)
-            yield gate
+            yield url, gate
         finally:
             gate.end()
             for pool in pools:
@@ -120,10 +126,10 @@ def main() -> None:
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
-    with mill(options.warm) as gate, sync_playwright() as play:
+    with mill(options.warm) as (url, gate), sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         if options.all:
-            _every_page(browser, gate, options.all, options.only)
+            _every_page(browser, url, gate, options.all, options.only)
         else:
             IMAGES.mkdir(exist_ok=True)
             for name, path, text, width, height, scheme in DOCS:
@@ -131,16 +137,56 @@ def main() -> None:
         browser.close()
 
 
-def _every_page(browser: Any, gate: Gate, folder: Path, only: str) -> None:
+def _every_page(browser: Any, url: str, gate: Gate, folder: Path, only: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    chosen = set(only.split(",")) if only else set()
     for name, path, text in ALL:
-        if only and name not in only.split(","):
-            continue
+        if not chosen or name in chosen:
+            _sizes(browser, f"{gate.url}{path}", text, folder, name)
+    report = folder / "report.html"
+    if not chosen or "report" in chosen:
+        report.write_text(gate.get("/v1/requests/monday/report.html").text)
+        _sizes(browser, report.absolute().as_uri(), "Failures", folder, "report")
+    if not chosen or "login" in chosen:
+        _guarded(browser, url, folder)
+
+
+def _guarded(browser: Any, url: str, folder: Path) -> None:
+    """Take the login, a shared link, and what they ask of a gateway with keys."""
+    file = folder / "streamq.keys"
+    file.unlink(missing_ok=True)
+    key = keys.add(file, "alice", Role.OPERATOR)
+    guarded = Gate(url, QUEUE, "--keys", str(file))
+    try:
+        _sizes(browser, guarded.url, "asks for a key", folder, "login")
+        as_alice = {"Authorization": f"Bearer {key}"}
+        shared = guarded.call("POST", "/v1/requests/nightly/share", {}, headers=as_alice)
+        _sizes(browser, guarded.url + shared.json["path"], "Why not faster", folder, "shared")
+    finally:
+        guarded.end()
+
+
+def _sizes(browser: Any, url: str, text: str, folder: Path, name: str) -> None:
+    """Take one page in all sizes, light and dark."""
+    context = browser.new_context(reduced_motion="reduce")
+    try:
+        page = context.new_page()
+        page.goto(url)
+        page.wait_for_function("text => document.body.innerText.includes(text)", arg=text)
+        page.wait_for_timeout(9_000 if "timeline" in url else 1_500)
         for size, width, height in SIZES:
-            scheme = "dark" if size == "phone" else "light"
-            for each in (scheme, "dark") if size == "laptop" else (scheme,):
-                file = folder / f"{name}-{size}-{each}.png"
-                take(browser, gate, path, text, width, height, each, file)
+            page.set_viewport_size({"width": width, "height": height})
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                page.wait_for_timeout(400)
+                page.screenshot(
+                    path=str(folder / f"{name}-{size}-{scheme}.png"), full_page=size == "phone"
+                )
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            if wide > width:
+                print(f"{name}: {wide} wide on {width}", flush=True)
+    finally:
+        context.close()
 
 
 if __name__ == "__main__":

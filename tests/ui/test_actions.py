@@ -42,7 +42,7 @@ def test_reader_logs_in_sees_all_and_changes_nothing(
     request = client.submit([1, 2], handler="h", queue=queue, id=request_id)
     gate, key = keyed(Role.READER)
     page = open_page(f"{gate.url}/r/{request_id}", ours=gate.port)
-    page.wrong.allowed = "status of 40"  # before the login, and what is refused
+    page.wrong.allow("status of 40")  # before the login, and what is refused
     has_text(page, "asks for a key")
     log_in(page, "sqk_wrong")
     has_text(page, "the key is unknown or has expired")
@@ -68,7 +68,7 @@ def test_link_shows_one_request(
     client.submit([1, 2], handler="h", queue=queue, id=request_id)
     gate, key = keyed(Role.OPERATOR)
     page = open_page(f"{gate.url}/r/{request_id}", ours=gate.port)
-    page.wrong.allowed = "status of 401"
+    page.wrong.allow("status of 401")
     log_in(page, key)
     page.get_by_role("button", name="Share…").click()
     link = page.locator("dialog code").inner_text()
@@ -113,6 +113,12 @@ def test_canary_is_released_and_levels_move_by_keyboard(
     card.focus()
     page.keyboard.press("]")
     wait_until(lambda: request.status().level == 51, 20)
+    # By mouse: the card is dragged to the level of another request.
+    client.submit([1], handler="none", queue=queue, level=9)
+    page.locator("[data-level='51'] .pcard").drag_to(page.locator("[data-level='9'] h2"))
+    wait_until(lambda: request.status().level == 9, 20)
+    page.locator(".toast", has_text="51 → 9").get_by_role("button", name="undo").click()
+    wait_until(lambda: request.status().level == 51, 20)
     page.goto(f"{page.url.split('/q/')[0]}/r/{request_id}/log")
     has_text(page, "set level 50 to 51")
     button = page.get_by_role("button", name="Release")
@@ -145,7 +151,7 @@ def test_odd_names_and_many_handlers_are_text_and_fit(
     open_page: Open, client: Client, queue: str, request_id: str
 ) -> None:
     long = "n" * 60
-    labels = {"rtl": "שלום עולם", "emoji": "🦀" * 60, "evil": EVIL, "esc": "\x1b[31mred\x07"}
+    labels = {"rtl": "שלום עולם", "emoji": "🦀" * 60, "evil": EVIL}
     client.submit([1], handler=long, queue=queue, id=f"{request_id}{long}"[:64], labels=labels)
     for number in range(400):
         client.submit([1], handler=f"handler-{number:04}", queue=queue)

@@ -61,7 +61,22 @@ def test_request_moves_is_steered_and_ends(
     box.press("Enter")
     has_text(page, "a whole number from 1 to")
     assert request.status().limit == 1
-    request.set(limit=4)
+    box.press("ArrowUp")
+    box.press("Enter")
+    wait_until(lambda: request.status().limit == 2, 20)
+    rate = page.get_by_label("rate", exact=True)
+    rate.fill("500/s")
+    rate.press("Enter")
+    wait_until(lambda: request.status().rate_limit == 500, 20)
+    request.set(limit=4, rate="off")
+    has_text(page, "How it ended")
+
+
+def test_failed_parts_run_again_a_group_a_range_or_all(
+    open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet
+) -> None:
+    request = client.submit(list(range(100)), handler="clean", queue=queue, id=request_id)
+    page = open_page(f"/r/{request_id}")
     has_text(page, "How it ended")
     # Failures in one group, with samples that are text, and a retry of the group.
     page.get_by_role("link", name=re.compile("Failures")).click()
@@ -76,11 +91,25 @@ def test_request_moves_is_steered_and_ends(
     page.get_by_role("button", name="retry group").click()
     page.get_by_role("button", name="Run them again").click()
     wait_until(lambda: request.status().retried == 1, 20)
-    # The map, by keyboard.
+    wait_until(lambda: request.status().parts.failed == 20, 60)
+    # The map, by keyboard; and only the failed parts of a range run again.
     page.locator("sq-map canvas").focus()
     for key in ("ArrowRight", "ArrowRight", "Enter"):
         page.keyboard.press(key)
     has_text(page, "Parts 2 \u2013 2")
+    for key in (*["ArrowRight"] * 43, "Enter"):
+        page.keyboard.press(key)
+    has_text(page, "Parts 45 \u2013 45")
+    page.get_by_role("button", name="retry this range").click()
+    has_text(page, '{"first":45,"last":45}')
+    page.get_by_role("button", name="Run them again").click()
+    wait_until(lambda: request.status().retried == 2, 20)
+    # All of them.
+    wait_until(lambda: request.status().parts.failed == 20, 60)
+    page.get_by_role("button", name="Retry failed").click()
+    has_text(page, f"streamq retry {request_id}")
+    page.get_by_role("button", name="Run them again").click()
+    wait_until(lambda: request.status().retried == 3, 20)
 
 
 def test_cancel_asks_and_purge_removes(
@@ -104,6 +133,57 @@ def test_cancel_asks_and_purge_removes(
     has_text(page, "cancel")
 
 
+def test_many_parts_are_only_cancelled_by_whoever_types_the_id(
+    open_page: Open, client: Client, queue: str, request_id: str
+) -> None:
+    request = client.submit(list(range(10_001)), handler="h", queue=queue, id=request_id)
+    assert request.status().parts.total == 10_001
+    page = open_page(f"/r/{request_id}")
+    page.get_by_role("button", name="Cancel…").click()
+    yes = page.get_by_role("button", name="Cancel the request")
+    has_text(page, "10,001 parts will not be finished")
+    assert yes.is_disabled()
+    page.get_by_label(f"Type {request_id} to confirm").fill(request_id[:-1])
+    page.keyboard.press("Enter")
+    assert yes.is_disabled()
+    page.get_by_label(f"Type {request_id} to confirm").fill(request_id)
+    yes.click()
+    wait_until(lambda: request.status().state == "cancelled", 20)
+
+
+def test_hidden_tab_watches_no_more_and_a_proxy_that_holds_frames_back_is_said(
+    open_page: Open, client: Client, queue: str, request_id: str
+) -> None:
+    client.submit([1], handler="h", queue=queue, id=request_id)
+    page = open_page("/livez")
+    page.clock.install()
+    page.goto(f"{page.url.removesuffix('/livez')}/r/{request_id}")
+    page.wait_for_function("() => document.querySelector('.state.live')")
+    hide = """is => {
+        Object.defineProperty(document, 'hidden', {get: () => is, configurable: true});
+        document.dispatchEvent(new Event('visibilitychange')); }"""
+    page.evaluate(hide, True)
+    page.clock.fast_forward(29_000)
+    assert page.locator(".state.live").count() == 1
+    page.clock.fast_forward(2_000)
+    page.evaluate(hide, False)
+    has_text(page, "live")
+    # From now on the proxy holds the stream back: frames are asked for.
+    held: list[Any] = []
+    page.route(re.compile(r"/v1/live\?topic"), lambda route: held.append(route))
+    page.evaluate(hide, True)
+    page.clock.fast_forward(31_000)
+    page.evaluate(hide, False)
+    page.clock.fast_forward(5_500)
+    has_text(page, "every 2 s: a proxy holds the stream back")
+    assert held
+
+
+def test_without_javascript_the_page_says_what_to_use(open_page: Open) -> None:
+    page = open_page("/", java_script_enabled=False)
+    assert "streamq top" in page.locator("noscript").text_content()
+
+
 def test_every_page_shows_real_data_and_keys_lead_there(
     open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet
 ) -> None:
@@ -123,6 +203,8 @@ def test_every_page_shows_real_data_and_keys_lead_there(
         page.keyboard.press("g")
         page.keyboard.press(key)
         has_text(page, text)
+    page.keyboard.press("?")
+    has_text(page, "next and previous request")
     page.keyboard.press("/")
     page.wait_for_function("() => document.activeElement?.id === 'search'")
     page.keyboard.type(f"{request_id}-b")
@@ -131,6 +213,17 @@ def test_every_page_shows_real_data_and_keys_lead_there(
     assert "prefix=" in page.url
     page.goto(page.url)
     page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1")
+    # Without a mouse: to the request, and to its first button.
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/r/{request_id}-b")
+    has_text(page, "Why not faster")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("() => document.activeElement.innerText") == "Pause":
+            break
+    page.keyboard.press("Enter")
+    wait_until(lambda: client.get(f"{request_id}-b").status().paused, 20)
 
 
 def test_gateway_killed_and_back(
@@ -140,7 +233,7 @@ def test_gateway_killed_and_back(
     page = open_page("/")
     has_text(page, "live")
     has_text(page, request_id)
-    page.wrong.allowed = "net::ERR_"  # the browser tells of the connection that broke
+    page.wrong.allow("net::ERR_")  # the browser tells of the connection that broke
     gate.process.kill()
     gate.process.wait()
     has_text(page, "gateway away")
@@ -160,7 +253,7 @@ def test_report_is_one_file_that_needs_nothing(
     file = tmp_path / "report.html"
     file.write_text(gate.get(f"/v1/requests/{request_id}/report.html").text)
     page = open_page("/livez")
-    page.wrong.allowed = "a call of file:"
+    page.wrong.allow("a call of file:")
     page.goto(file.as_uri())
     has_text(page, "20 parts")
     has_text(page, EVIL)

@@ -1,14 +1,13 @@
 // What operators change: each action shows its command, and asks before it destroys.
-import {html, nothing, call, act, ask, toast, app, num, plural, command, redraw, go} from './core.js';
+import {html, nothing, call, act, ask, toast, app, num, plural, command, redraw, go, pathOf} from './core.js';
 
-const of = id => `/v1/requests/${encodeURIComponent(id)}`;
 const MANY = 10000;
 
-export const pause = id => act(() => call('POST', `${of(id)}/pause`), `${id}: paused`);
-export const resume = id => act(() => call('POST', `${of(id)}/resume`), `${id}: goes on`);
-export const release = id => act(() => call('POST', `${of(id)}/release`), `${id}: released, all its parts may run`);
+export const pause = id => act(() => call('POST', `${pathOf(id)}/pause`), `${id}: paused`);
+export const resume = id => act(() => call('POST', `${pathOf(id)}/resume`), `${id}: goes on`);
+export const release = id => act(() => call('POST', `${pathOf(id)}/release`), `${id}: released, all its parts may run`);
 export async function share(id) {
-	const shared = await act(() => call('POST', `${of(id)}/share`, {}));
+	const shared = await act(() => call('POST', `${pathOf(id)}/share`, {}));
 	if (!shared) return;
 	const link = location.origin + shared.path;
 	await ask({title: `A link to ${id}`, says: `Whoever has it sees this request, and nothing else, for ${shared.days} days; it changes nothing.`, yes: 'Done', command: link, only: true});
@@ -19,24 +18,25 @@ export async function cancel(status) {
 		title: `Cancel ${status.id}?`, says: `${plural(left, 'part')} will not be finished. Results that are there stay. This cannot be undone.`,
 		yes: 'Cancel the request', danger: true, command: `streamq cancel ${status.id}`, typed_: left > MANY ? status.id : '',
 	});
-	if (yes) await act(() => call('POST', `${of(status.id)}/cancel`), done => `${status.id}: cancelled, ${plural(done.parts, 'part')} not finished`);
+	if (yes) await act(() => call('POST', `${pathOf(status.id)}/cancel`), done => `${status.id}: cancelled, ${plural(done.parts, 'part')} not finished`);
 }
 export async function retry(status, which = {}, what = `all ${plural(status.parts.failed, 'failed part')}`, many = status.parts.failed) {
+	const some = Object.keys(which).length;
 	const yes = await ask({
 		title: `Run failed parts of ${status.id} again?`, says: `This runs ${what} again, under the same numbers.`, yes: 'Run them again',
-		command: Object.keys(which).length ? '' : `streamq retry ${status.id}`, typed_: many > MANY ? status.id : '',
+		command: some ? `curl -d '${JSON.stringify(which).replaceAll("'", "'\\''")}' ${location.origin}${pathOf(status.id)}/retry/some` : `streamq retry ${status.id}`, typed_: many > MANY ? status.id : '',
 	});
-	if (yes) await act(() => (Object.keys(which).length ? call('POST', `${of(status.id)}/retry/some`, which) : call('POST', `${of(status.id)}/retry`)), done => `${status.id}: ${plural(done.parts, 'part')} run again`);
+	if (yes) await act(() => (some ? call('POST', `${pathOf(status.id)}/retry/some`, which) : call('POST', `${pathOf(status.id)}/retry`)), done => `${status.id}: ${plural(done.parts, 'part')} run again`);
 }
 export async function purge(status) {
 	const yes = await ask({
 		title: `Remove ${status.id}?`, says: `The request, its ${plural(status.results || 0, 'result')} and its failures are removed from the server now. This cannot be undone.`, yes: 'Remove it', danger: true,
 		command: `streamq purge ${status.id}`, typed_: status.parts.total > MANY ? status.id : '',
 	});
-	if (yes && (await act(async () => { await call('DELETE', of(status.id)); return true; }, `${status.id}: removed`))) go(`/q/${encodeURIComponent(status.queue)}/requests`);
+	if (yes && (await act(async () => { await call('DELETE', pathOf(status.id)); return true; }, `${status.id}: removed`))) go(`/q/${encodeURIComponent(status.queue)}/requests`);
 }
 export async function set(id, change, before, undoing = false) {
-	if (!(await act(() => call('PATCH', of(id), change)))) return;
+	if (!(await act(() => call('PATCH', pathOf(id), change)))) return;
 	const told = Object.entries(change).map(([name, value]) => `${name} ${before[name]} → ${value}`).join(', ');
 	toast(`${id}: ${told}`, {seconds: 10, undo: undoing ? null : () => set(id, before, change, true)});
 }

@@ -74,8 +74,11 @@ function frame() {
 }
 const icon = document.querySelector('link[rel=icon]')?.href;
 const root = document.getElementById('app');
+let path = '';
 app.draw = () => {
 	render(frame(), root);
+	if (path !== location.pathname) root.querySelector('nav [aria-current]')?.scrollIntoView({block: 'nearest', inline: 'center'});
+	path = location.pathname;
 	const box = root.querySelector('dialog');
 	if (box && !box.open) box.showModal();
 };

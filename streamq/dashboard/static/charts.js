@@ -1,8 +1,8 @@
 // Charts of our own: lines with a band, the map of the input, the timeline.
 import {html, svg, nothing} from './lit-html.js';
-import {num, short, clock, speed, here} from './core.js';
+import {num, short, clock, here} from './core.js';
 
-const W = 640, H = 176, LEFT = 44, RIGHT = 8, TOP = 8, BOTTOM = 20;
+const LEFT = 44, RIGHT = 8, TOP = 8, BOTTOM = 20;
 
 function ticks(most) {
 	if (!(most > 0)) return [0, 1];
@@ -20,7 +20,9 @@ function area(points, x, y) {
 	return `${path(points, x, y)}L${x(points[points.length - 1][0]).toFixed(1)} ${y(0)}L${x(points[0][0]).toFixed(1)} ${y(0)}Z`;
 }
 // series: [{name, kind: 1..4, points: [[t, v]], fill}]; band: [[t, low, high]]
-export function lines({series, band, until, marks = [], say = short, title}) {
+export function lines({series, band, until, marks = [], say = short, title, small}) {
+	// A narrow chart has fewer units, so that its words stay readable.
+	const [W, H] = small || innerWidth < 768 ? [360, 150] : [640, 176];
 	const all = series.flatMap(each => each.points);
 	if (all.length < 3) return html`<div class="charthold"><svg class="chart" viewBox="0 0 ${W} ${H}" aria-hidden="true"><line class="gridline" x1=${LEFT} x2=${W - RIGHT} y1=${H - BOTTOM} y2=${H - BOTTOM}></line></svg><div class="early">a curve appears while this page watches</div></div>`;
 	const first = Math.min(...all.map(p => p[0])), last = Math.max(until || 0, ...all.map(p => p[0]));
@@ -28,18 +30,18 @@ export function lines({series, band, until, marks = [], say = short, title}) {
 	const most = steps[steps.length - 1];
 	const x = t => LEFT + ((t - first) / Math.max(1, last - first)) * (W - LEFT - RIGHT);
 	const y = v => TOP + (1 - v / most) * (H - TOP - BOTTOM);
-	const times = [0, 0.25, 0.5, 0.75, 1].map(share => first + share * (last - first));
+	const times = W < 600 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1], at = share => first + share * (last - first);
 	const summary = `${title}: ${series.map(each => `${each.name} ${say(each.points.at(-1)?.[1] ?? 0)}`).join(', ')}`;
 	return html`<svg class="chart" viewBox="0 0 ${W} ${H}" role="img" aria-label=${summary}>
 		${steps.map(v => svg`<line class="gridline" x1=${LEFT} x2=${W - RIGHT} y1=${y(v)} y2=${y(v)}></line><text x=${LEFT - 6} y=${y(v) + 4} text-anchor="end">${short(v)}</text>`)}
-		${times.map((t, i) => svg`<text x=${x(t)} y=${H - 4} text-anchor=${i === 0 ? 'start' : i === 4 ? 'end' : 'middle'}>${clock(t, last - first < 300000)}</text>`)}
+		${times.map(share => svg`<text x=${x(at(share))} y=${H - 4} text-anchor=${share ? (share < 1 ? 'middle' : 'end') : 'start'}>${clock(at(share), last - first < 300000)}</text>`)}
 		${band?.length ? svg`<path class="band" d=${`${path(band.map(b => [b[0], b[2]]), x, y)}${path([...band].reverse().map(b => [b[0], b[1]]), x, y).replace('M', 'L')}Z`}></path>` : nothing}
 		${marks.filter(([t]) => t >= first && t <= last).slice(0, 40).map(([t, text]) => svg`<g class="mark"><line class="now" x1=${x(t)} x2=${x(t)} y1=${TOP} y2=${H - BOTTOM}></line><path d=${`M${x(t) - 4} ${TOP - 7}h8l-4 7z`}></path><title>${clock(t, true)} ${text}</title></g>`)}
 		${until ? svg`<line class="now" x1=${x(here())} x2=${x(here())} y1=${TOP} y2=${H - BOTTOM}></line>` : nothing}
 		${series.map(each => svg`${each.fill ? svg`<path class="a${each.kind}" d=${area(each.points, x, y)}></path>` : nothing}<path class="l${each.kind}" d=${path(each.points, x, y)} vector-effect="non-scaling-stroke"></path>`)}
 	</svg>${numbers(['time', ...series.map(each => each.name)], thin(series[0].points).map(([t], i, some) => {
-		const at = series.map(each => say(each.points.findLast?.(p => p[0] <= t)?.[1] ?? 0));
-		return [clock(t, true), ...at];
+		const then = series.map(each => say(each.points.findLast?.(p => p[0] <= t)?.[1] ?? 0));
+		return [clock(t, true), ...then];
 	}))}`;
 }
 const thin = points => points.filter((_, i) => i % Math.ceil(points.length / 20) === 0 || i === points.length - 1);
@@ -90,6 +92,8 @@ class Picture extends HTMLElement {
 	disconnectedCallback() { this.sizes?.disconnect(); this.canvas = null; this.replaceChildren(); }
 	set data(value) { this._data = value; if (this.canvas) this.draw(); }
 	get data() { return this._data; }
+	// Pictures grow with the text: one unit is a pixel where text has 14.
+	get unit() { return parseFloat(getComputedStyle(this).fontSize) / 14; }
 	begin(height) {
 		const scale = devicePixelRatio || 1, width = Math.max(50, this.clientWidth);
 		if (this.canvas.width !== Math.round(width * scale) || this.canvas.height !== Math.round(height * scale)) {
@@ -108,9 +112,9 @@ class MapPicture extends Picture {
 	draw() {
 		const map = this.data;
 		if (!map || !this.canvas) return;
-		const width = Math.max(50, this.clientWidth), target = Math.max(6, Math.min(16, Math.sqrt((width * 190) / Math.max(1, map.cells))));
+		const width = Math.max(50, this.clientWidth), u = this.unit, target = Math.max(6, Math.min(16 * u, Math.sqrt((width * 190 * u) / Math.max(1, map.cells))));
 		this.columns = Math.max(1, Math.min(map.cells, Math.floor(width / target)));
-		const step = Math.min(16, width / this.columns), gap = step > 7 ? 1.5 : 1, rows = Math.ceil(map.cells / this.columns);
+		const step = Math.min(16 * u, width / this.columns), gap = step > 7 ? 1.5 : 1, rows = Math.ceil(map.cells / this.columns);
 		this.step = step;
 		const c = this.begin(Math.max(step, rows * step) + 1);
 		const color = Object.fromEntries(['done', 'run', 'retry', 'fail', 'wait', 'text', 'card'].map(name => [name, paint(this, `--${name}`)]));
@@ -160,11 +164,9 @@ class MapPicture extends Picture {
 }
 customElements.define('sq-map', MapPicture);
 
-export function hue(text) {
-	let sum = 0;
-	for (const letter of text) sum = (sum * 31 + letter.codePointAt(0)) % 9973;
-	return `--h${(sum % 8) + 1}`;
-}
+// Requests get colours in the order they come: no two of eight have the same.
+const hues = new Map();
+export const hue = id => `--h${((hues.get(id) ?? (hues.set(id, hues.size), hues.size - 1)) % 8) + 1}`;
 // The timeline: a row for each slot, and a bar for each lease: those that ended, as workers tell them, and what was seen at looks.
 class TimePicture extends Picture {
 	draw() {
@@ -184,17 +186,18 @@ class TimePicture extends Picture {
 			if (last && last.open && last.request === request && look.t - last.to < 2600) last.to = look.t + 1000; else bars.push({request, from: look.t, to: look.t + 1000, open: true});
 		}
 		this.rows = [...rows.entries()].sort(([a], [b]) => a.localeCompare(b, 'en', {numeric: true})).slice(0, 120);
-		const height = 20, left = Math.min(170, this.clientWidth * 0.3), width = this.clientWidth - left - 4;
-		const c = this.begin(this.rows.length * height + 22);
-		const last = looks[looks.length - 1].t + 1000, first = last - 60000;
+		const u = this.unit, height = 20 * u, left = Math.min(170 * u, this.clientWidth * 0.3), width = this.clientWidth - left - 4;
+		const c = this.begin(this.rows.length * height + 22 * u);
+		const last = looks[looks.length - 1].t + 1000, oldest = Math.min(...this.rows.flatMap(([, bars]) => bars.map(bar => bar.from)));
+		const first = Math.min(last - 15000, Math.max(last - 60000, oldest));
 		Object.assign(this, {first, last, left, width, height_: height});
 		this.x = t => left + ((t - first) / (last - first)) * width;
-		c.font = '11px system-ui, sans-serif';
+		c.font = `${11 * u}px system-ui, sans-serif`;
 		const color = Object.fromEntries(['dim', 'line', 'card', 'h1', 'h2', 'h3', 'h4', 'h5', 'h6', 'h7', 'h8'].map(name => [`--${name}`, paint(this, `--${name}`)]));
 		this.rows.forEach(([name, bars], i) => {
 			const top = i * height;
 			c.fillStyle = color['--line']; c.fillRect(left, top + height - 1, width, 1);
-			c.fillStyle = color['--dim']; c.textAlign = 'right'; const most = Math.floor(left / 6.6); c.fillText(name.length > most ? `…${name.slice(1 - most)}` : name, left - 8, top + 14);
+			c.fillStyle = color['--dim']; c.textAlign = 'right'; const most = Math.floor(left / 6.6 / u); c.fillText(name.length > most ? `…${name.slice(1 - most)}` : name, left - 8, top + 14 * u);
 			for (const bar of bars) {
 				if (bar.to < first) continue;
 				const x = Math.max(left, this.x(bar.from)), w = Math.max(1.5, Math.min(this.x(bar.to), left + width) - x - 0.7);
@@ -202,14 +205,14 @@ class TimePicture extends Picture {
 				c.beginPath(); c.roundRect(x, top + 3, w, height - 7, Math.min(3, w / 2)); c.fill();
 				c.fillStyle = color['--card']; c.textAlign = 'left';
 				const sign = bar.failed ? '▲' : bar.retried ? '△' : '';
-				if (w > 9 && sign) c.fillText(sign, x + 1, top + 14);
+				if (w > 9 * u && sign) c.fillText(sign, x + 1, top + 14 * u);
 				else if (bar.failed) { c.fillRect(x, top + 6, w, 3); }
-				if (w > 70) c.fillText(bar.request.slice(0, Math.floor(w / 7) - 2), x + (sign ? 14 : 5), top + 14);
+				if (w > 70 * u) c.fillText(bar.request.slice(0, Math.floor(w / 7 / u) - 2), x + (sign ? 14 * u : 5), top + 14 * u);
 			}
 		});
 		c.fillStyle = color['--dim'];
-		const ticks = width > 420 ? 4 : 2;
-		for (let i = 0; i <= ticks; i++) { c.textAlign = i === ticks ? 'right' : i ? 'center' : 'left'; c.fillText(clock(first + ((last - first) * i) / ticks, true), left + (width * i) / ticks, this.rows.length * height + 16); }
+		const ticks = width > 420 * u ? 4 : 2;
+		for (let i = 0; i <= ticks; i++) { c.textAlign = i === ticks ? 'right' : i ? 'center' : 'left'; c.fillText(clock(first + ((last - first) * i) / ticks, true), left + (width * i) / ticks, this.rows.length * height + 16 * u); }
 		this.canvas.setAttribute('aria-label', `Timeline of ${this.rows.length} slots. Arrow keys move from slot to slot.`);
 		if (!this.tip.textContent) this.tip.textContent = 'a bar is one lease: the time a slot served one request';
 	}

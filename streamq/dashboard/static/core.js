@@ -69,14 +69,13 @@ export async function call(method, path, body) {
 
 // The live feed
 
-const KINDS = ['q', 't', 'v', 'w', 'x', 'h', 'r', 'm', 'f', 'l'];
 let source = null, topics = '', hello = 0, polling = 0, closing = 0;
 function keep(topic, told) {
 	app.frames[topic] = told;
 	app.told[topic] = Date.now();
 	app.seen = Date.now();
-	const point = [].concat(told.point && told.point.length === 1 ? told.point : told.point ? [told.point] : [])[0];
-	if (point) {
+	const point = Array.isArray(told.point?.[0]) ? told.point[0] : told.point;
+	if (point?.length && (!told.status || isLive(told.status))) { // after its end a request stands still
 		const known = (app.points[topic] ||= []);
 		const last = known[known.length - 1];
 		if (last && (point[0] < last[0] || point[1] + point[2] < last[1] + last[2])) known.length = 0;
@@ -136,7 +135,7 @@ function open() {
 	source = new EventSource(`/v1/live?${topics}`);
 	source.addEventListener('hello', () => { clearTimeout(hello); app.state = 'live'; app.seen = Date.now(); redraw(); });
 	source.addEventListener('past', event => take('past', JSON.parse(event.data)));
-	for (const kind of [...KINDS, 'gone', 'wrong', 'away']) source.addEventListener(kind, event => take(kind, JSON.parse(event.data)));
+	for (const kind of [...'qtvwxhrmfl', 'gone', 'wrong', 'away']) source.addEventListener(kind, event => take(kind, JSON.parse(event.data)));
 	source.onerror = () => {
 		app.state = 'away'; redraw();
 		// A refusal closes the stream for good: a login is needed, or the gateway is another by now.
@@ -226,6 +225,10 @@ export const param = (name, otherwise = '') => new URLSearchParams(location.sear
 
 export const n = (k, v) => html`<td class="num" data-k=${k}>${v}</td>`;
 export const dim = (v, size = 'small') => html`<span class="dim ${size}">${v}</span>`;
+// A card with a title, and what stands at the right of it.
+export const card = (title, note, body, kind = '') => html`<section class="card ${kind}"><header><h2>${title}</h2>${note}</header>${body}</section>`;
+export const key = (kind, text, count) => html`<span><i class="key ${kind}"></i>${text}${count == null ? nothing : html` <b>${num(count)}</b>`}</span>`;
+export const pathOf = id => `/v1/requests/${encodeURIComponent(id)}`;
 export const heads = (...names) => html`<thead><tr>${names.map(name => html`<th scope="col" class=${name[0] === '#' ? 'num' : ''}>${name.replace('#', '')}</th>`)}</tr></thead>`;
 export const chip = row => { const word = row.paused ? 'paused' : row.state; return html`<span class="chip ${word}">${word}</span>`; };
 const share = (part, whole) => `width:${whole ? (100 * part) / whole : 0}%`;
@@ -237,8 +240,10 @@ export function progress(parts, big = false) {
 export function command(text) {
 	return html`<div class="cmd"><code tabindex="0" role="group" aria-label="command">${text}</code><button class="small" type="button" @click=${() => navigator.clipboard?.writeText(text).then(() => toast('copied'))}>copy</button></div>`;
 }
-export function problem(frame) {
+function problem(frame) {
 	return html`<div class="card empty" role="alert"><h2>${frame.problem === 'gone' ? 'Not here' : 'It cannot be shown'}</h2><p>${frame.says}</p></div>`;
 }
-export const loading = () => html`<div class="card empty" aria-busy="true">reading …</div>`;
+// The frame of a topic, or what to show in its place.
+export const shown = topic => { const frame = app.frames[topic]; return !frame ? [null, loading()] : frame.problem ? [null, problem(frame)] : [frame]; };
+const loading = () => html`<div class="card empty" aria-busy="true">reading …</div>`;
 export {html, nothing};

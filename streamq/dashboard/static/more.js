@@ -1,10 +1,8 @@
 // Levels, workers, timeline, health and the log.
-import {html, nothing, app, num, short, span, ago, plural, percent, chip, progress, problem, loading, mayChange, go, here, speed, heads, n, dim} from './core.js';
+import {html, nothing, app, num, short, span, ago, plural, percent, chip, progress, shown, mayChange, go, here, speed, heads, n, dim} from './core.js';
 import {numbers, hue} from './charts.js';
 import * as actions from './actions.js';
 import {r, q, logTable} from './pages.js';
-
-const shown = topic => { const frame = app.frames[topic]; return !frame ? [null, loading()] : frame.problem ? [null, problem(frame)] : [frame, null]; };
 
 export function levels(queue) {
 	const [frame, not] = shown(`v:${queue}`);
@@ -21,13 +19,13 @@ export function levels(queue) {
 export function workers(queue) {
 	const [frame, not] = shown(`w:${queue}`);
 	if (not) return not;
-	if (!frame.count) return html`<h1>Workers</h1><section class="card empty"><h2>No worker of this queue is alive</h2><pre>streamq worker MODULE:APP --queue ${queue}</pre></section>`;
+	if (!frame.workers.length) return html`<h1>Workers</h1><section class="card empty"><h2>No worker of this queue is alive</h2><pre>streamq worker MODULE:APP --queue ${queue}</pre></section>`;
 	const mixed = frame.versions.length > 1, newest = frame.versions.at(-1);
-	const slots = frame.strip.reduce((sum, each) => sum + each[2], 0), busy = frame.strip.reduce((sum, each) => sum + each[1], 0);
-	return html`<div class="head"><h1>Workers</h1><span class="dim">${plural(frame.count, 'worker')}, ${num(busy)} of ${plural(slots, 'slot')} busy</span></div>
-	<section class="card"><header><h2>How busy each is</h2></header><div class="strip" role="img" aria-label="${num(busy)} of ${num(slots)} slots busy">${frame.strip.slice(0, 2000).map(([name, b, s]) => html`<i title="${name}: ${b} of ${s} busy"><b .style=${`height:${s ? (100 * b) / s : 0}%`}></b></i>`)}</div></section>
+	const many = frame.strip.length > 12, slots = frame.strip.reduce((sum, each) => sum + each[2], 0), busy = frame.strip.reduce((sum, each) => sum + each[1], 0);
+	return html`<div class="head"><h1>Workers</h1>${dim(`${plural(frame.count, 'worker')}, ${num(busy)} of ${plural(slots, 'slot')} busy`, '')}</div>
+	${many ? html`<section class="card"><header><h2>How busy each is</h2></header><div class="strip" role="img" aria-label="${num(busy)} of ${num(slots)} slots busy">${frame.strip.slice(0, 2000).map(([name, b, s]) => html`<i title="${name}: ${b} of ${s} busy"><b .style=${`height:${s ? (100 * b) / s : 0}%`}></b></i>`)}</div></section>` : nothing}
 	<section class="card flat"><table class="cards">${heads('Worker', '#Busy', 'Handlers', '#Parts', '#Failed', '#Speed', 'Version', '#Up', '#Heard', 'Longest running')}<tbody>
-	${frame.workers.map(each => { const late = here() - each.beat_ms > 20000, oldest = [...each.running].sort((a, b) => a.since_ms - b.since_ms)[0]; return html`<tr><td class="wide"><b>${each.name}</b> <span class="dim small">${each.host} ${each.pid || ''}</span></td><td class="num" data-k="busy">${num(each.busy)} <span class="dim">/ ${num(each.slots)}</span></td><td class="wide" data-k="handlers">${each.handlers.slice(0, 8).map(h => html`<span class="chip label">${h}</span> `)}${each.handlers.length > 8 ? `and ${each.handlers.length - 8} more` : ''}${each.handlers.length ? nothing : html`<span class="dim">none: it looks after the queue</span>`}</td>${n('parts', short(each.done))}${n('failed', num(each.failed))}${n('speed', speed(each.speed))}<td data-k="version">${each.version || '–'} ${mixed && each.version !== newest ? html`<span class="chip warn">differs</span>` : nothing}</td>${n('up', each.started_ms ? span(here() - each.started_ms) : '–')}<td class="num" data-k="heard">${each.beat_ms ? ago(each.beat_ms) : '–'} ${late ? html`<span class="chip warn">late</span>` : nothing}</td><td class="small" data-k="longest">${oldest ? html`<a href=${r(oldest.request)}>${oldest.request}</a> part ${num(oldest.part)}, ${span(here() - oldest.since_ms)}` : '–'}</td></tr>`; })}</tbody></table>${frame.count > frame.workers.length ? html`<footer class="dim small">the first ${num(frame.workers.length)} of ${num(frame.count)}</footer>` : nothing}</section>`;
+	${frame.workers.map(each => { const late = here() - each.beat_ms > 20000, oldest = [...each.running].sort((a, b) => a.since_ms - b.since_ms)[0]; return html`<tr><td class="wide"><b>${each.name}</b> ${dim(`${each.host} ${each.pid || ''}`)}</td><td class="num" data-k="busy">${num(each.busy)} ${dim(`/ ${num(each.slots)}`, '')}</td><td class="wide" data-k="handlers">${each.handlers.slice(0, 8).map(h => html`<span class="chip label">${h}</span> `)}${each.handlers.length > 8 ? `and ${each.handlers.length - 8} more` : ''}${each.handlers.length ? nothing : dim('none: it looks after the queue', '')}</td>${n('parts', short(each.done))}${n('failed', num(each.failed))}${n('speed', speed(each.speed))}<td data-k="version">${each.version || '–'} ${mixed && each.version !== newest ? html`<span class="chip warn">differs</span>` : nothing}</td>${n('up', each.started_ms ? span(here() - each.started_ms) : '–')}<td class="num" data-k="heard">${each.beat_ms ? ago(each.beat_ms) : '–'} ${late ? html`<span class="chip warn">late</span>` : nothing}</td><td class="wide small" data-k="longest running">${oldest ? html`<a href=${r(oldest.request)}>${oldest.request}</a> part ${num(oldest.part)}, ${span(here() - oldest.since_ms)}` : '–'}</td></tr>`; })}</tbody></table>${frame.count > frame.told ? html`<footer class="dim small">the first ${num(frame.told)} of ${num(frame.count)}</footer>` : nothing}</section>`;
 }
 
 export function timeline(queue) {
@@ -54,5 +52,5 @@ export function health(queue) {
 export function log(queue) {
 	const [frame, not] = shown(`l:${queue}`);
 	if (not) return not;
-	return html`<div class="head"><h1>Log</h1><span class="dim">who changed what, through gateways and commands; the last ${num(frame.changes.length)}</span></div><section class="card flat">${logTable(frame.changes, true)}</section>`;
+	return html`<div class="head"><h1>Log</h1>${dim(`who changed what, through gateways and commands; the last ${num(frame.changes.length)}`, '')}</div><section class="card flat">${logTable(frame.changes, true)}</section>`;
 }

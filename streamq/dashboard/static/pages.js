@@ -1,5 +1,5 @@
 // The overview of a queue, its requests, and one request.
-import {html, nothing, app, num, short, speed, percent, span, clock, ago, plural, bytes, chip, progress, command, problem, loading, call, act, go, param, withQuery, mayChange, isLive, here, report, redraw, heads, n, dim} from './core.js';
+import {html, nothing, app, num, short, speed, percent, span, clock, ago, plural, bytes, chip, progress, command, call, act, go, param, withQuery, mayChange, isLive, here, report, redraw, heads, n, dim, card, key, pathOf, ask, shown} from './core.js';
 import {lines, speeds, spark, numbers} from './charts.js';
 import * as actions from './actions.js';
 
@@ -10,7 +10,7 @@ export const r = id => `/r/${encodeURIComponent(id.split('/')[0])}`;
 function tile(k, v, n, share) {
 	return html`<section class="card tile"><div class="k">${k}</div><div class="v">${v}</div>${n ? html`<div class="n">${n}</div>` : nothing}${share == null ? nothing : html`<div class="meter" role="img" aria-label="${percent(share, 1)}"><i .style=${`width:${Math.min(100, 100 * share)}%`}></i></div>`}</section>`;
 }
-const unreadNote = frame => (frame.unread ? html`<span class="dim small">≈ ${num(frame.unread)} more are still being read</span>` : frame.age_ms > 5000 ? html`<span class="dim small">up to ${span(frame.age_ms)} old</span>` : nothing);
+const unreadNote = frame => (frame.unread ? dim(`≈ ${num(frame.unread)} more are still being read`) : frame.age_ms > 5000 ? dim(`up to ${span(frame.age_ms)} old`) : nothing);
 export function eta(row) {
 	if (row.eta_s == null || row.paused) return '–';
 	return html`<span title=${clock(here() + row.eta_s * 1e3, true)}>${span(row.eta_s * 1e3)}</span>`;
@@ -20,29 +20,26 @@ export function eta(row) {
 
 export const overviewTopics = queue => [`q:${queue}`];
 export function overview(queue) {
-	const frame = app.frames[`q:${queue}`];
-	if (!frame) return loading();
-	if (frame.problem) return problem(frame);
+	const [frame, not] = shown(`q:${queue}`);
+	if (not) return not;
 	const {requests, parts, slots} = frame, points = app.points[`q:${queue}`] || [];
 	if (!frame.open && !frame.workers) return empty(queue);
-	const total = requests.open + requests.loading + requests.paused;
 	const flow = speeds(points), current = flow.length ? flow.at(-1)[1] : frame.rate;
 	return html`<h1>${queue} ${unreadNote(frame)}</h1>
 	<div class="tiles">
 		${tile('Requests', num(frame.open), [[requests.open, 'open'], [requests.loading, 'loading'], [requests.paused, 'paused']].filter(([n]) => n).map(([n, word]) => `${num(n)} ${word}`).join(' · ') || 'none')}
 		${tile('Parts waiting', short(parts.waiting), `${num(parts.running)} running · ${num(parts.retry)} in retry · ${num(parts.failed)} failed`)}
-		${tile('Slots busy', html`${num(slots.busy)} <span class="dim">/ ${num(slots.total)}</span>`, `${plural(frame.workers, 'worker')} · ${num(slots.wanted)} wanted`, slots.total ? slots.busy / slots.total : 0)}
+		${tile('Slots busy', html`${num(slots.busy)} ${dim(`/ ${num(slots.total)}`, '')}`, `${plural(frame.workers, 'worker')} · ${num(slots.wanted)} wanted`, slots.total ? slots.busy / slots.total : 0)}
 		${tile('Records finished', speed(current), 'of this queue, lately')}
 	</div>
-	${frame.notices.length ? html`<section class="card flat"><header><h2>Needs attention</h2>${dim(plural(frame.notices.length, 'thing'))}</header>
-		${frame.notices.map(each => html`<div class="notice ${each.code === 'failing' ? '' : 'bad'}"><span class="mark" aria-hidden="true">▲</span><span>${each.request ? html`<a href=${r(each.request)}><b>${each.request}</b></a>: ` : nothing}${each.says}</span>${dim(each.code === 'failing' ? html`<a href="${r(each.request)}/failures">see its failures</a>` : each.remedy)}</div>`)}</section>` : nothing}
-	<section class="card flat"><header><h2>Requests by slots in use</h2><a href="${q(queue)}/requests">all ${num(frame.open)}</a></header>${table(frame.top, {brief: true, total})}</section>
+	${frame.notices.length ? card('Needs attention', dim(plural(frame.notices.length, 'thing')), frame.notices.map(each => html`<div class="notice ${['failing', 'still', 'canary', 'late'].includes(each.code) ? '' : 'alarm'}"><span class="mark" aria-hidden="true">▲</span><span>${each.request ? html`<a href=${r(each.request)}><b>${each.request}</b></a>: ` : nothing}${each.says}</span>${dim(each.code === 'failing' ? html`<a href="${r(each.request)}/failures">see its failures</a>` : each.remedy)}</div>`), 'flat') : nothing}
+	${card('Requests by slots in use', html`<a href="${q(queue)}/requests">all ${num(frame.open)}</a>`, table(frame.top, {brief: true}), 'flat')}
 	<div class="grid even">
-		<section class="card w4"><header><h2>Records finished a second</h2><span class="dim small">${speed(current)} now</span></header>${lines({title: 'Records finished a second', say: speed, series: [{name: 'records/s', kind: 1, fill: true, points: flow}]})}</section>
-		<section class="card w4"><header><h2>Slots in use</h2><span class="dim small">${num(slots.busy)} of ${num(slots.total)}</span></header>${lines({title: 'Parts that run', say: num, series: [{name: 'parts running', kind: 2, fill: true, points: points.map(p => [p[0], p[3]])}]})}</section>
-		${frame.levels.length ? html`<section class="card w4"><header><h2>Parts waiting by level</h2><a href="${q(queue)}/levels">levels</a></header>${frame.levels.slice(0, 12).map(([level, , waiting, running]) => html`<div class="lv"><span>${level}</span><div class="meter"><i .style=${`width:${(100 * Math.log1p(waiting)) / Math.log1p(Math.max(1, ...frame.levels.map(each => each[2])))}%`}></i></div><b>${short(waiting)}</b><span class="dim">${running ? `${num(running)} run` : ''}</span></div>`)}</section>` : nothing}
+		${card('Records finished a second', dim(`${speed(current)} now`), lines({title: 'Records finished a second', small: true, say: speed, series: [{name: 'records/s', kind: 1, fill: true, points: flow}]}), 'w4')}
+		${card('Slots in use', dim(`${num(slots.busy)} of ${num(slots.total)}`), lines({title: 'Parts that run', small: true, say: num, series: [{name: 'parts running', kind: 2, fill: true, points: points.map(p => [p[0], p[3]])}]}), 'w4')}
+		${frame.levels.length ? card('Parts waiting by level', html`<a href="${q(queue)}/levels">levels</a>`, frame.levels.slice(0, 12).map(([level, , waiting, running]) => html`<div class="lv"><span>${level}</span><div class="meter"><i .style=${`width:${(100 * Math.log1p(waiting)) / Math.log1p(Math.max(1, ...frame.levels.map(each => each[2])))}%`}></i></div><b>${short(waiting)}</b><span class="dim">${running ? `${num(running)} run` : ''}</span></div>`), 'w4') : nothing}
 	</div>
-	${frame.handlers_ran?.length ? html`<section class="card flat"><header><h2>How long parts run, by handler</h2><span class="dim small">since the workers started</span></header><table class="cards">${heads('Handler', '#Done', '#Failed', '#Retried', 'From under 1 ms to over 30 min', '#Half within', '#95 % within')}<tbody>${frame.handlers_ran.map(h => html`<tr><td class="wide"><b>${h.name}</b></td>${n('done', num(h.done))}${n('failed', num(h.failed))}${n('retried', num(h.retried))}<td class="wide">${spark(h.classes, 'ok')}</td>${n('half within', span(h.p50_s * 1e3))}${n('95 % within', span(h.p95_s * 1e3))}</tr>`)}</tbody></table></section>` : nothing}`;
+	${frame.handlers_ran?.length ? card('How long parts run, by handler', dim('since the workers started'), html`<table class="cards">${heads('Handler', '#Done', '#Failed', '#Retried', 'From under 1 ms to over 30 min', '#Half within', '#95 % within')}<tbody>${frame.handlers_ran.map(h => html`<tr><td class="wide"><b>${h.name}</b></td>${n('done', num(h.done))}${n('failed', num(h.failed))}${n('retried', num(h.retried))}<td class="wide">${spark(h.classes, 'ok')}</td>${n('half within', span(h.p50_s * 1e3))}${n('95 % within', span(h.p95_s * 1e3))}</tr>`)}</tbody></table>`, 'flat') : nothing}`;
 }
 function empty(queue) {
 	return html`<h1>${queue}</h1><section class="card empty"><h2>This queue is empty, and no worker waits at it</h2><p>These commands fill it:</p>
@@ -59,11 +56,11 @@ function table(rows, {brief = false} = {}) {
 	const select = !brief && mayChange();
 	return html`<table class="cards">${heads(...(select ? ['✓'] : []), 'Request', 'State', '#Level', 'Progress', '#Running', '#Failed', '#Speed', '#Left', 'Why not faster')}
 	<tbody>${rows.map(row => html`<tr class=${chosen.has(row.id) && select ? 'sel' : ''} data-id=${row.id}>
-		${select ? html`<td><input type="checkbox" aria-label="choose ${row.id}" .checked=${chosen.has(row.id)} @change=${event => { event.target.checked ? chosen.add(row.id) : chosen.delete(row.id); redraw(); }}></td>` : nothing}
+		${select ? html`<td class="pick"><input type="checkbox" aria-label="choose ${row.id}" .checked=${chosen.has(row.id)} @change=${event => { event.target.checked ? chosen.add(row.id) : chosen.delete(row.id); redraw(); }}></td>` : nothing}
 		<td class="wide"><a class="id" href=${r(row.id)}>${row.id}</a> ${dim(row.handler)}${labels(row.labels)}</td>
 		<td data-k="state">${chip(row)}</td>${n('level', row.level)}
-		<td class="wide">${progress(row.parts)}<span class="small nowrap">${percent(row.records.done + row.records.failed, row.records.total)} <span class="dim">of ${short(row.records.total)}</span></span></td>
-		<td class="num" data-k="running">${num(row.parts.running)} <span class="dim">/ ${num(row.limit)}</span></td>${n('failed', num(row.records.failed))}${n('speed', speed(row.speed))}${n('left', isLive(row) ? eta(row) : row.finished_ms ? html`<span title=${clock(row.finished_ms, true)}>ended ${ago(row.finished_ms)}</span>` : '–')}<td class="wide small" data-k="why">${row.why?.says || ''}</td></tr>`)}</tbody></table>`;
+		<td class="wide">${progress(row.parts)}<span class="small nowrap">${percent(row.records.done + row.records.failed, row.records.total)} ${dim(`of ${short(row.records.total)}`, '')}</span></td>
+		<td class="num" data-k="running">${num(row.parts.running)} ${dim(`/ ${num(row.limit)}`, '')}</td>${n('failed', num(row.records.failed))}${n('speed', speed(row.speed))}${n('left', isLive(row) ? eta(row) : row.finished_ms ? html`<span title=${clock(row.finished_ms, true)}>ended ${ago(row.finished_ms)}</span>` : '–')}<td class="wide small" data-k="why">${row.why?.says || ''}</td></tr>`)}</tbody></table>`;
 }
 function labels(found) {
 	return Object.entries(found || {}).map(([name, value]) => html` <span class="chip label" title="${name}=${value}">${name}=${value}</span>`);
@@ -76,28 +73,25 @@ const filterQuery = () => {
 };
 export const requestsTopics = queue => [`t:${queue}?${filterQuery()}`];
 export function requests(queue) {
-	const frame = app.frames[requestsTopics(queue)[0]];
+	const [frame, not] = shown(requestsTopics(queue)[0]);
 	const change = (name, value) => go(withQuery({[name]: value, page: null}), {replace: true});
-	const state = param('state', 'live');
-	const option = (value, text = value, now = state) => html`<option value=${value} ?selected=${now === value}>${text}</option>`;
-	return html`<div class="head"><h1>Requests</h1>${frame && !frame.problem ? html`<span class="dim">${num(frame.count)} ${unreadNote(frame)}</span>` : nothing}<span class="grow"></span>
-		<div class="row"><label>State<select @change=${event => change('state', event.target.value)}>${option('live', 'not finished')}${['open', 'loading', 'paused', 'ended', 'done', 'failed', 'cancelled'].map(each => option(each))}</select></label>
-		<label>Handler<select @change=${event => change('handler', event.target.value)}>${option('', 'any', param('handler'))}${[...new Set([...(frame?.handlers || []), ...(param('handler') ? [param('handler')] : [])])].map(each => option(each, each, param('handler')))}</select></label>
-		<label>Id begins with<input id="search" class="short" .value=${param('prefix')} @input=${event => change('prefix', event.target.value)}></label>
-		<label>Order<select @change=${event => change('sort', event.target.value)}>${['newest', 'oldest', 'level', 'running', 'waiting', 'failed'].map(each => option(each, each, param('sort', 'newest')))}</select></label></div></div>
-	${!frame ? loading() : frame.problem ? problem(frame) : html`${bulk()}<section class="card flat">${table(frame.rows)}
-		${frame.pages > 1 ? html`<footer class="row"><a class="button small" aria-disabled=${frame.page <= 1} href=${withQuery({page: frame.page > 2 ? frame.page - 1 : null})}>previous</a><span class="dim small">page ${num(frame.page)} of ${num(frame.pages)}</span><a class="button small" href=${withQuery({page: Math.min(frame.pages, frame.page + 1)})}>next</a></footer>` : nothing}</section>`}`;
+	const pick = (label, name, values, usual, word) => html`<label>${label}<select @change=${event => change(name, event.target.value)}>${values.map(each => html`<option value=${each} ?selected=${param(name, usual) === each}>${each === usual && word ? word : each}</option>`)}</select></label>`;
+	return html`<div class="head"><h1>Requests</h1>${frame ? dim(html`${num(frame.count)} ${unreadNote(frame)}`, '') : nothing}<span class="grow"></span>
+		<div class="row">${pick('State', 'state', ['live', 'open', 'loading', 'paused', 'ended', 'done', 'failed', 'cancelled'], 'live', 'not finished')}${pick('Handler', 'handler', [...new Set(['', ...(frame?.handlers || []), param('handler')])], '', 'any')}
+		<label>Id begins with<input id="search" class="short" .value=${param('prefix')} @input=${event => change('prefix', event.target.value)}></label>${pick('Order', 'sort', ['newest', 'oldest', 'level', 'running', 'waiting', 'failed'], 'newest')}</div></div>
+	${not || html`${bulk()}<section class="card flat">${table(frame.rows)}
+		${frame.pages > 1 ? html`<footer class="row"><a class="button small" aria-disabled=${frame.page <= 1} href=${withQuery({page: frame.page > 2 ? frame.page - 1 : null})}>previous</a>${dim(`page ${num(frame.page)} of ${num(frame.pages)}`)}<a class="button small" href=${withQuery({page: Math.min(frame.pages, frame.page + 1)})}>next</a></footer>` : nothing}</section>`}`;
 }
 function bulk() {
 	const chosen = [...new Set([...(app.selected || [])].map(id => id.split('/')[0]))];
 	if (!chosen.length || !mayChange()) return nothing;
 	const each = (verb, said) => act(async () => {
 		let done = 0;
-		for (const id of chosen.slice(0, 1000)) { await call('POST', `/v1/requests/${encodeURIComponent(id)}/${verb}`); done++; }
+		for (const id of chosen.slice(0, 1000)) { await call('POST', `${pathOf(id)}/${verb}`); done++; }
 		app.selected.clear();
 		return done;
 	}, n => `${plural(n, 'request')}: ${said}`);
-	const destroy = async (verb, said, title) => { if (await import('./core.js').then(core => core.ask({title, says: chosen.slice(0, 12).join(', ') + (chosen.length > 12 ? ' …' : ''), yes: title.replace('?', ''), danger: verb === 'cancel', typed_: chosen.length > 20 ? String(chosen.length) : ''}))) each(verb, said); };
+	const destroy = async (verb, said, title) => { if (await ask({title, says: chosen.slice(0, 12).join(', ') + (chosen.length > 12 ? ' …' : ''), yes: title.replace('?', ''), danger: verb === 'cancel', typed_: chosen.length > 20 ? String(chosen.length) : ''})) each(verb, said); };
 	return html`<div class="card row actions"><b>${plural(chosen.length, 'request')} chosen</b><button class="small" @click=${() => each('pause', 'paused')}>pause</button><button class="small" @click=${() => each('resume', 'go on')}>resume</button><button class="small" @click=${() => destroy('retry', 'failed parts run again', `Run failed parts of ${plural(chosen.length, 'request')} again?`)}>retry failed…</button><button class="small danger" @click=${() => destroy('cancel', 'cancelled', `Cancel ${plural(chosen.length, 'request')}?`)}>cancel…</button><button class="small" @click=${() => { app.selected.clear(); redraw(); }}>none</button></div>`;
 }
 
@@ -110,20 +104,19 @@ export function requestTopics(id, tab) {
 }
 const changesOf = status => (app.frames[`l:${status.queue}`]?.changes || []).filter(each => each.request.split('/')[0] === status.id);
 export function request(id, tab) {
-	const frame = app.frames[`r:${id}`];
-	if (!frame) return loading();
-	if (frame.problem) return problem(frame);
+	const [frame, not] = shown(`r:${id}`);
+	if (not) return not;
 	const {status} = frame, {parts, records} = status, points = app.points[`r:${id}`] || [];
 	const finished = records.done + records.failed, live = isLive(status), changes = changesOf(status);
-	return html`<div class="head"><div><h1>${status.id}</h1><div class="row small"><span>${chip(status)}</span><span class="dim">handler <b>${status.handler}</b></span><a href=${q(status.queue)}>${status.queue}</a><span class="dim">made ${ago(status.created_ms)}</span>${labels(status.labels)}</div></div><span class="grow"></span>${buttons(status)}</div>
+	return html`<div class="head"><div><h1>${status.id}</h1><div class="row small"><span>${chip(status)}</span><span class="dim">${status.flow ? 'flow' : 'handler'} <b>${status.flow || status.handler}</b></span><a href=${q(status.queue)}>${status.queue}</a>${dim(`made ${ago(status.created_ms)}`, '')}${labels(status.labels)}</div></div><span class="grow"></span>${buttons(status)}</div>
 	<section class="card stack">
 		<div class="row"><div class="tile"><span class="v">${percent(finished, records.total)}</span></div><div class="grow"><div>${num(finished)} of ${num(records.total)} records${status.state === 'loading' ? ' so far, more are being loaded' : ''}</div><div class="dim small">${num(parts.total)} parts${status.retried ? ` · ${plural(status.retried, 'retry run')}` : ''}</div></div><div class="right"><div><b>${speed(frame.speed)}</b></div><div class="dim small">${live ? 'lately' : 'on the whole'}</div></div></div>
 		${progress(parts, true)}<p class="visually-hidden" role="status">${percent(finished, records.total)} finished</p>
-		<div class="legend"><span><i class="key p-done"></i>done <b>${num(parts.done)}</b></span><span><i class="key p-run"></i>running <b>${num(parts.running)}</b></span><span><i class="key p-retry"></i>in retry <b>${num(parts.retry)}</b></span><span><i class="key p-fail"></i>failed <b>${num(parts.failed)}</b></span><span><i class="key k-wait"></i>waiting <b>${num(parts.waiting)}</b></span>${records.failed > parts.failed ? html`<span>records failed <b>${num(records.failed)}</b></span>` : nothing}</div>
+		<div class="legend">${key('p-done', 'done', parts.done)}${key('p-run', 'running', parts.running)}${key('p-retry', 'in retry', parts.retry)}${key('p-fail', 'failed', parts.failed)}${key('k-wait', 'waiting', parts.waiting)}${records.failed > parts.failed ? html`<span>records failed <b>${num(records.failed)}</b></span>` : nothing}</div>
 	</section>
 	<div class="grid even">
 		<section class="card stack ${mayChange() && live ? 'w7' : ''}"><header><h2>${live ? 'When it ends, and why not sooner' : 'How it ended'}</h2></header>${live ? ending(frame) : html`<p>${status.state} ${status.finished_ms ? html`at ${clock(status.finished_ms, true)}, after ${span(status.finished_ms - (status.started_ms || status.created_ms))}` : nothing}. ${plural(records.done, 'record')} done, ${num(records.failed)} failed.</p>`}</section>
-		${mayChange() && live ? html`<section class="card stack w5 actions"><header><h2>Steer</h2><span class="dim small" id="edit-hint">Enter applies, ↑↓ change by one</span></header><div class="row">${actions.edit({id, name: 'limit', value: status.limit, least: 1, most: 1e6, label: 'limit'})}${actions.edit({id, name: 'level', value: status.level, least: 0, most: 99, label: 'level'})}${actions.edit({id, name: 'rate', value: rateText(status.rate_limit), label: 'rate'})}</div>${command(`streamq set ${id} --limit ${status.limit}`)}</section>` : nothing}
+		${mayChange() && live ? html`<section class="card stack w5 actions"><header><h2>Steer</h2><span class="dim small" id="edit-hint">${status.stages ? 'all stages at once; ' : ''}Enter applies, ↑↓ change by one</span></header><div class="row">${actions.edit({id, name: 'limit', value: status.limit, least: 1, most: 1e6, label: 'limit'})}${actions.edit({id, name: 'level', value: status.level, least: 0, most: 99, label: 'level'})}${actions.edit({id, name: 'rate', value: rateText(status.rate_limit), label: 'rate'})}</div>${command(`streamq set ${id} --limit ${status.limit}`)}</section>` : nothing}
 	</div>
 	${status.waits_for_release ? html`<div class="card notice"><span class="mark" aria-hidden="true">▲</span><span>Its canary of ${plural(status.canary, 'part')} has ended: ${num(parts.failed)} failed. The others wait for the release.</span>${mayChange() ? html`<button class="primary" @click=${() => actions.release(id)}>Release</button>` : nothing}</div>` : nothing}
 	${stages(status)}
@@ -134,77 +127,77 @@ export function request(id, tab) {
 	${report?.failures ? html`<section class="card flat"><header><h2>Failures</h2></header>${failures(id, status)}</section>` : nothing}`;
 }
 const rateText = rate => (rate == null ? 'off' : rate >= 1 ? `${+rate.toFixed(4)}/s` : `${+(rate * 3600).toFixed(4)}/h`);
-export const logTable = (changes, all) => (changes.length ? html`<table class="cards">${heads('When', 'Who', 'What', ...(all ? ['Request'] : []))}<tbody>${changes.map(each => html`<tr><td class="nowrap" data-k="when"><span title=${ago(each.t)}>${clock(each.t, true)}</span></td><td data-k="who">${each.who}</td><td data-k="what">${each.what}</td>${all ? html`<td data-k="request"><a href=${r(each.request)}>${each.request}</a></td>` : nothing}</tr>`)}</tbody></table>` : html`<div class="empty">Nobody has changed anything.</div>`);
+export const logTable = (changes, all) => (changes.length ? html`<table class="cards">${heads('When', 'Who', 'What', ...(all ? ['Request'] : []))}<tbody>${changes.map(each => html`<tr><td class="nowrap" data-k="when"><span title=${ago(each.t)}>${clock(each.t, true)}</span></td><td data-k="who">${each.who}</td><td class="wide" data-k="what">${each.what}</td>${all ? html`<td data-k="request"><a href=${r(each.request)}>${each.request}</a></td>` : nothing}</tr>`)}</tbody></table>` : html`<div class="empty">Nobody has changed anything.</div>`);
 function buttons(status) {
 	if (!mayChange()) return nothing;
 	const live = isLive(status);
 	return html`<div class="row actions">${live ? (status.paused ? html`<button class="primary" @click=${() => actions.resume(status.id)}>Resume</button>` : html`<button @click=${() => actions.pause(status.id)}>Pause</button>`) : nothing}
 		${status.parts.failed ? html`<button @click=${() => actions.retry(status)} ?disabled=${status.state === 'cancelled'}>Retry failed…</button>` : nothing}
 		${live ? html`<button class="danger" @click=${() => actions.cancel(status)}>Cancel…</button>` : html`<button class="danger" @click=${() => actions.purge(status)}>Remove…</button>`}
-		${app.me.session ? html`<button @click=${() => actions.share(status.id)}>Share…</button>` : nothing}<a class="button" href="/v1/requests/${encodeURIComponent(status.id)}/report.html" download="${status.id}.html">Report</a></div>`;
+		${app.me.session ? html`<button @click=${() => actions.share(status.id)}>Share…</button>` : nothing}<a class="button" href="${pathOf(status.id)}/report.html" download="${status.id}.html">Report</a></div>`;
 }
 function ending(frame) {
 	const {ending: end, why, status, slots} = frame;
 	const free = slots.able - slots.busy;
-	return html`<div class="row"><div>${status.paused ? 'It is paused.' : status.state === 'loading' ? 'When it ends can be told once it is loaded completely.' : !end ? 'Nothing moves, so there is no end in sight.' : end.low ? html`Ends about <b>${clock(end.likely)}</b>, between ${clock(end.low)} and ${end.high ? clock(end.high) : 'never'} <span class="dim small">(the fastest and slowest tenth of the last 10 minutes)</span>` : html`Ends about <b>${clock(end.likely, end.likely - here() < 3600000)}</b>, in ${span(end.likely - here())} <span class="dim small">(too early for a range)</span>`}</div></div>${why ? html`<div class="why"><b>Why not faster:</b> <span>${why.says}${why.code === 'limit' && free > 0 ? `; ${plural(free, 'slot')} that could run it ${free === 1 ? 'is' : 'are'} free` : ''}</span></div>` : nothing}`;
+	return html`<div class="row"><div>${status.paused ? 'It goes on when it is resumed.' : status.state === 'loading' ? 'When it ends can be told once it is loaded completely.' : !end ? 'Nothing moves, so there is no end in sight.' : end.low ? html`Ends about <b>${clock(end.likely)}</b>, between ${clock(end.low)} and ${end.high ? clock(end.high) : 'never'} ${dim('(the fastest and slowest tenth of the last 10 minutes)')}` : html`Ends about <b>${clock(end.likely, end.likely - here() < 3600000)}</b>, in ${span(end.likely - here())} ${dim('(too early for a range)')}`}</div></div>${why ? html`<div class="why"><b>Why not faster:</b> <span>${why.says}${why.code === 'limit' && free > 0 ? `; ${plural(free, 'slot')} that could run it ${free === 1 ? 'is' : 'are'} free` : ''}</span></div>` : nothing}`;
 }
 function charts(frame, points, changes) {
 	const marks = changes.map(each => [each.t, `${each.what}, ${each.who}`]);
 	const end = frame.ending, last = points.at(-1), live = isLive(frame.status);
 	const band = live && end?.low && last ? [[last[0], last[1] + last[2], last[1] + last[2]], [end.low, interpolate(last, end.high || end.likely * 2 - end.low, end.low), last[4]], [end.high || end.likely, last[4], last[4]]] : null;
-	return html`<div class="grid even"><section class="card w6"><header><h2>Progress</h2><span class="legend"><span><i class="key p-done"></i>finished</span><span>┄ loaded</span>${band ? html`<span>shaded: when it may end</span>` : nothing}</span></header>${lines({title: 'Progress in records', say: num, band, marks, until: band ? Math.min(end.high || end.likely, here() + 20 * (last[0] - points[0][0])) : 0, series: [{name: 'finished', kind: 1, fill: true, points: points.map(p => [p[0], p[1] + p[2]])}, {name: 'loaded', kind: 4, points: points.map(p => [p[0], p[4]])}]})}</section>
-	<section class="card w6"><header><h2>Records a second</h2><span class="legend"><span>${speed(frame.speed)} now</span></span></header>${lines({title: 'Records a second', say: speed, marks, series: [{name: 'records/s', kind: 2, fill: true, points: speeds(points)}]})}</section></div>`;
+	return html`<div class="grid even"><section class="card w6"><header><h2>Progress</h2><span class="legend">${key('p-done', 'finished')}<span>┄ loaded</span>${band ? html`<span>shaded: when it may end</span>` : nothing}</span></header>${lines({title: 'Progress in records', say: num, band, marks, until: band ? Math.min(end.high || end.likely, here() + 20 * (last[0] - points[0][0])) : 0, series: [{name: 'finished', kind: 1, fill: true, points: points.map(p => [p[0], p[1] + p[2]])}, {name: 'loaded', kind: 4, points: points.map(p => [p[0], p[4]])}]})}</section>
+	<section class="card w6"><header><h2>Records a second</h2>${dim(live ? `${speed(frame.speed)} now` : 'on the whole')}</header>${lines({title: 'Records a second', say: speed, marks, series: [{name: 'records/s', kind: 2, fill: true, points: speeds(points)}]})}</section></div>`;
 }
 const interpolate = (last, slow, at) => last[1] + last[2] + ((last[4] - last[1] - last[2]) * (at - last[0])) / Math.max(1, slow - last[0]);
 function stages(status) {
 	if (!status.stages?.length) return nothing;
 	const held = stage => stage.held_by && html`<span class="chip warn">${stage.held_by}</span>`;
-	return html`<section class="card"><header><h2>Stages${status.flow ? ` of ${status.flow}` : ''}</h2>${status.groups?.open ? html`<span class="dim small">${plural(status.groups.open, 'group')} of children open${status.groups.blocked ? `, ${num(status.groups.blocked)} with failed children` : ''}</span>` : nothing}</header><ol class="stages">${status.stages.map((stage, i) => html`${i ? html`<li class="arrow" aria-hidden="true"><span>${stage.kind === 'join' ? '⇉' : stage.kind === 'reduce' ? '⇶' : '→'}</span></li>` : nothing}<li class="stage"><div class="row"><b>${stage.name}</b><span class="chip label">${stage.kind}</span>${held(stage)}</div><div class="small dim">${num(stage.parts.done)} of ${num(stage.parts.total)} · ${num(stage.parts.running)} / ${num(stage.limit)} running${stage.parts.waiting ? ` · ${short(stage.parts.waiting)} wait` : ''}</div>${progress(stage.parts)}<div class="small">${stage.parts.failed ? html`<b class="bad">${num(stage.parts.failed)} failed</b> · ` : nothing}<span class="dim">${speed(stage.rate)}, level ${stage.level}</span></div></li>`)}</ol></section>`;
+	return html`<section class="card"><header><h2>Stages${status.flow ? ` of ${status.flow}` : ''}</h2>${status.groups?.open ? dim(`${plural(status.groups.open, 'group')} of children open${status.groups.blocked ? `, ${num(status.groups.blocked)} with failed children` : ''}`) : nothing}</header><ol class="stages">${status.stages.map((stage, i) => html`${i ? html`<li class="arrow" aria-hidden="true"><span>${stage.kind === 'join' ? '⇉' : stage.kind === 'reduce' ? '⇶' : '→'}</span></li>` : nothing}<li class="stage"><div class="row"><b>${stage.name}</b><span class="chip label">${stage.kind}</span>${held(stage)}</div><div class="small dim">${num(stage.parts.done)} of ${num(stage.parts.total)} · ${num(stage.parts.running)} / ${num(stage.limit)} running${stage.parts.waiting ? ` · ${short(stage.parts.waiting)} wait` : ''}</div>${progress(stage.parts)}<div class="small">${stage.parts.failed ? html`<b class="bad">${num(stage.parts.failed)} failed</b> · ` : nothing}${dim(`${speed(stage.rate)}, level ${stage.level}`, '')}</div></li>`)}</ol></section>`;
 }
 function map(id, status) {
 	const data = app.frames[`m:${id}`];
 	if (!data || data.problem || !data.total) return nothing;
 	const sampled = data.in_hand > data.seen_in_hand || data.failed > data.seen_failed;
 	const range = app.range?.id === id ? app.range : null;
-	return html`<section class="card"><header><h2>Map of the input</h2><span class="legend"><span><i class="key p-done"></i>done</span><span><i class="key p-run"></i>running</span><span><i class="key p-retry"></i>retry</span><span><i class="key p-fail"></i>✕ failed</span><span><i class="key k-wait"></i>waiting</span></span></header>
+	return html`<section class="card"><header><h2>Map of the input</h2><span class="legend">${key('p-done', 'done')}${key('p-run', 'running')}${key('p-retry', 'retry')}${key('p-fail', '✕ failed')}${key('k-wait', 'waiting')}</span></header>
 	<sq-map .data=${data} @open=${event => openRange(id, event.detail)}></sq-map>
 	${sampled ? html`<p class="dim small">≈ a sample: ${num(data.seen_failed)} of ${num(data.failed)} failed parts and ${num(data.seen_in_hand)} of ${num(data.in_hand)} parts in hand are drawn</p>` : nothing}
-	${range ? html`<div class="group"><div class="n">${num(range.to - range.from + 1)}<div class="dim small">parts</div></div><div class="what"><b>Parts ${num(range.from)} – ${num(range.to)}</b> ${range.failures == null ? 'reading …' : range.failures.length ? html`<span class="dim">${plural(range.failures.length, 'failure')}${range.failures.length >= 20 ? ' or more' : ''}</span>` : html`<span class="dim">none failed</span>`}</div><div class="row">${range.failures?.length && mayChange() ? html`<button class="small" @click=${() => actions.retry(status, {first: range.from, last: range.to}, `the failed parts from ${num(range.from)} to ${num(range.to)}`, 0)}>retry this range…</button>` : nothing}<button class="small" @click=${() => { app.range = null; redraw(); }}>close</button></div><div class="more">${(range.failures || []).slice(0, 20).map(each => sample(id, each))}</div></div>` : nothing}
+	${range ? html`<div class="group"><div class="n">${num(range.to - range.from + 1)}<div class="dim small">parts</div></div><div class="what"><b>Parts ${num(range.from)} – ${num(range.to)}</b> ${range.failures == null ? 'reading …' : range.failures.length ? dim(plural(range.failures.length, 'failure') + (range.failures.length >= 20 ? ' or more' : '')) : dim('none failed')}</div><div class="row">${range.failures?.length && mayChange() ? html`<button class="small" @click=${() => actions.retry(status, {first: range.from, last: range.to}, `the failed parts from ${num(range.from)} to ${num(range.to)}`, 0)}>retry this range…</button>` : nothing}<button class="small" @click=${() => { app.range = null; redraw(); }}>close</button></div><div class="more">${(range.failures || []).slice(0, 20).map(each => sample(id, each))}</div></div>` : nothing}
 	${numbers(['parts', 'running', 'in retry', 'failed'], data.marks.slice(0, 200).map(([cell, running, retry, failed]) => [`${num(cell * data.size + 1)} – ${num(Math.min(data.total, (cell + 1) * data.size))}`, num(running), num(retry), num(failed)]))}</section>`;
 }
 async function openRange(id, {from, to}) {
 	if (report) return;
 	app.range = {id, from, to, failures: null};
 	redraw();
-	const failures = await act(() => call('GET', `/v1/requests/${encodeURIComponent(id)}/failures?from=${from}&to=${to}&most=20`));
+	const failures = await act(() => call('GET', `${pathOf(id)}/failures?from=${from}&to=${to}&most=20`));
 	if (app.range?.from === from) { app.range.failures = failures || []; redraw(); }
 }
 function sample(id, each) {
 	const key = `${id} ${each.part}`, shown = app.payloads?.[key];
-	return html`<div class="sample small"><div><b>part ${num(each.part)}${each.record ? `, record ${num(each.record)}` : ''}</b>${each.source ? html` · <span class="mono">${each.source}:${num(each.line)}</span>` : nothing}${each.attempts ? ` · ${plural(each.attempts, 'attempt')}` : ''} ${mayChange() ? html`<button class="link" @click=${() => payload(id, each.part)}>payload</button>` : nothing}</div><div class="mono">${each.error}${each.message ? `: ${each.message}` : ''}</div>${each.traceback ? html`<details><summary>traceback</summary><pre class="box" tabindex="0">${each.traceback}</pre></details>` : nothing}${shown ? html`<pre class="box" tabindex="0">${shown.bytes < 0 ? 'the server has it no more' : shown.text}</pre>${shown.bytes > 4096 ? html`<span class="dim">the first 4 KiB of ${bytes(shown.bytes)}</span>` : nothing}` : nothing}</div>`;
+	return html`<div class="sample small"><div><b>part ${num(each.part)}${each.record ? `, record ${num(each.record)}` : ''}</b>${each.source ? html` · <span class="mono">${each.source}:${num(each.line)}</span>` : nothing}${each.attempts ? ` · ${plural(each.attempts, 'attempt')}` : ''} ${mayChange() ? html`<button class="link" @click=${() => payload(id, each.part)}>payload</button>` : nothing}</div><div class="mono">${each.error}${each.message ? `: ${each.message}` : ''}</div>${each.traceback ? html`<details><summary>traceback</summary><pre class="box" tabindex="0">${each.traceback}</pre></details>` : nothing}${shown ? html`<pre class="box" tabindex="0">${shown.bytes < 0 ? 'the server has it no more' : shown.text}</pre>${shown.bytes > 4096 ? dim(`the first 4 KiB of ${bytes(shown.bytes)}`) : nothing}` : nothing}</div>`;
 }
 async function payload(id, part) {
-	const found = await act(() => call('GET', `/v1/requests/${encodeURIComponent(id)}/payload?part=${part}`));
+	const found = await act(() => call('GET', `${pathOf(id)}/payload?part=${part}`));
 	if (found) { (app.payloads ||= {})[`${id} ${part}`] = found; redraw(); }
 }
 function failures(id, status) {
-	const frame = app.frames[`f:${id}`];
-	if (!frame) return loading();
-	if (frame.problem) return problem(frame);
+	const [frame, not] = shown(`f:${id}`);
+	if (not) return not;
 	if (!frame.groups.length) return html`<div class="empty">No part has failed.</div>`;
 	const exact = frame.sample >= frame.parts;
 	const open = (app.open ||= new Set());
-	return html`<footer class="row"><span class="dim small">${exact ? `all ${plural(frame.parts, 'failed part')}` : `≈ from a sample of ${num(frame.sample)} of ${num(frame.parts)} failed parts`}, grouped by error and message pattern</span><span class="grow"></span>${report ? nothing : html`<a class="button small" href="/v1/requests/${encodeURIComponent(id)}/errors?most=1000" download="${id}-errors.json">download</a>`}${mayChange() && status.state !== 'cancelled' ? html`<button class="small" @click=${() => actions.retry(status)}>retry all ${num(frame.parts)}…</button>` : nothing}</footer>
+	return html`<footer class="row"><span class="dim small">${exact ? `all ${plural(frame.parts, 'failed part')}` : `≈ from a sample of ${num(frame.sample)} of ${num(frame.parts)} failed parts`}, grouped by error and message pattern</span><span class="grow"></span>${report ? nothing : html`<a class="button small" href="${pathOf(id)}/errors?most=1000" download="${id}-errors.json">download</a>`}${mayChange() && status.state !== 'cancelled' ? html`<button class="small" @click=${() => actions.retry(status)}>retry all ${num(frame.parts)}…</button>` : nothing}</footer>
 	${frame.groups.map(group => { const key = `${id} ${group.error} ${group.pattern}`, isOpen = open.has(key) || report; return html`<div class="group"><div class="n">${exact ? '' : '≈ '}${num(group.about)}</div><div class="what"><b>${group.error}</b>${group.stage ? html` <span class="chip label">${status.stages?.[group.stage - 1]?.name || group.stage}</span>` : nothing}${group.pattern ? html`: <span class="mono">${group.pattern}</span>` : nothing}<div class="dim small">parts ${num(group.first_part)} – ${num(group.last_part)}${group.source && group.source_count > 1 ? html` · ${percent(group.source_count, group.count)} in <span class="mono">${group.source}</span>` : nothing}</div></div>${spark(group.where)}<div class="row">${report ? nothing : html`<button class="small" aria-expanded=${isOpen} @click=${() => { isOpen ? open.delete(key) : open.add(key); redraw(); }}>${plural(group.samples.length, 'sample')}</button>`}${mayChange() && status.state !== 'cancelled' ? html`<button class="small" @click=${() => actions.retry(status, {error: group.error, pattern: group.pattern, stage: group.stage}, `about ${plural(group.about, 'failed part')} of this group`, group.about)}>retry group…</button>` : nothing}</div>${isOpen ? html`<div class="more">${group.samples.map(each => sample(id, each))}</div>` : nothing}</div>`; })}`;
 }
 function running(id, status) {
-	const frame = app.frames[`w:${status.queue}`];
-	if (!frame) return loading();
+	const [frame, not] = shown(`w:${status.queue}`);
+	if (not) return not;
 	const found = frame.workers.flatMap(worker => worker.running.filter(each => each.request.split('/')[0] === id).map(each => ({...each, worker: worker.name}))).sort((a, b) => a.since_ms - b.since_ms).slice(0, 100);
 	if (!found.length) return html`<div class="empty">No worker has said with its last heartbeat that it runs a part of this request for longer than a moment.</div>`;
-	return html`<div class="scroll" tabindex="0" role="region" aria-label="parts that run"><table class="cards">${heads('#Part', 'Worker', '#Process', '#For', '#Progress')}<tbody>${found.map(each => html`<tr>${n('part', num(each.part))}<td data-k="worker">${each.worker}</td>${n('process', each.pid)}${n('for', span(here() - each.since_ms))}${n('progress', each.progress ? `${each.progress} %` : '–')}</tr>`)}</tbody></table></div>`;
+	return html`<div class="scroll" tabindex="0" role="region" aria-label="parts that run"><table class="cards">${heads('Worker', '#Process', '#Part', '#For', '#Progress')}<tbody>${found.map(each => html`<tr><td class="wide"><b>${each.worker}</b></td>${n('process', each.pid)}${n('part', num(each.part))}${n('for', span(here() - each.since_ms))}${n('progress', each.progress ? `${each.progress} %` : '–')}</tr>`)}</tbody></table></div>`;
 }
+const when = ms => (ms ? clock(ms, true) : 'not yet');
 function policy({status, spec}) {
-	const facts = [['queue', status.queue], ['handler', status.handler], ['level', status.level], ['limit', `${num(status.limit)} parts at once`], ['rate', rateText(status.rate_limit)], ['retries', spec.retries == null ? 'the handler decides' : spec.retries], ['backoff', span(spec.backoff_ms ?? 1000)], ['time limit of a part', spec.timeout_ms ? span(spec.timeout_ms) : 'the handler decides'], ['ends as failed after', status.max_failures != null ? plural(status.max_failures, 'failure') : status.max_percent != null ? `${status.max_percent} % failures` : 'never'], ['kept after its end', span(status.keep_ms)], ['made', clock(status.created_ms, true)], ['started', status.started_ms ? clock(status.started_ms, true) : 'not yet'], ['ended', status.finished_ms ? clock(status.finished_ms, true) : 'not yet'], ['results on the server', num(status.results)], ...(spec.files?.length ? [['files', spec.files.slice(0, 20).join(', ')]] : []), ...Object.entries(status.labels || {}).map(([name, value]) => [`label ${name}`, value])];
-	return html`<footer><dl class="facts">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl></footer>`;
+	const facts = [['queue', status.queue], ['handler', status.handler], ['level', status.level], ['limit', `${num(status.limit)} parts at once`], ['rate', rateText(status.rate_limit)], ['retries', spec.retries == null ? 'the handler decides' : spec.retries], ['backoff', span(spec.backoff_ms ?? 1000)], ['time limit of a part', spec.timeout_ms ? span(spec.timeout_ms) : 'the handler decides'], ['ends as failed after', status.max_failures != null ? plural(status.max_failures, 'failure') : status.max_percent != null ? `${status.max_percent} % failures` : 'never'], ['kept after its end', span(status.keep_ms)], ['made', when(status.created_ms)], ['started', when(status.started_ms)], ['ended', when(status.finished_ms)], ['results on the server', num(status.results)], ...(spec.files?.length ? [['files', spec.files.slice(0, 20).join(', ')]] : []), ...Object.entries(status.labels || {}).map(([name, value]) => [`label ${name}`, value])];
+	return html`<footer><dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></footer>`;
 }
