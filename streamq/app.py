@@ -318,12 +318,38 @@ def _parameters(
     first, *others = (p for p in signature.parameters if p != context_name)
     second = hints.get(others[0], inspect.Parameter.empty) if takes_two else ...
     annotation = hints.get(first, inspect.Parameter.empty)
+    if is_map and (kind := table_kind(annotation)):
+        raise InvalidValue(
+            f"handler {name} takes a {kind}, which is a whole part: register it with handler, "
+            "not with map"
+        )
     try:
         if annotation is not inspect.Parameter.empty:
             msgspec.json.Decoder(_checked_type(annotation))
     except TypeError as error:
         raise InvalidValue(f"handler {name}: {annotation} cannot be decoded: {error}") from None
     return annotation, context_name, second
+
+
+#: Types of tables that a handler may take and return. They are known by their names, so that
+#: nothing is imported for them.
+_TABLES = ("pyarrow.Table", "pyarrow.RecordBatch", "polars.DataFrame", "pandas.DataFrame")
+
+
+def table_kind(annotation: Any) -> str:
+    """Return which type of table an annotation is, such as ``pyarrow.Table``; "" for no table."""
+    library = str(getattr(annotation, "__module__", "")).partition(".")[0]
+    name = f"{library}.{getattr(annotation, '__name__', '')}"
+    return name if name in _TABLES else ""
+
+
+def takes_table(function: Callable[..., Any]) -> bool:
+    """Return whether a parameter of a function is annotated with a type of table."""
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):
+        return False
+    return any(table_kind(hint) for name, hint in hints.items() if name != "return")
 
 
 def is_iterator(annotation: Any) -> bool:
