@@ -20,6 +20,7 @@ from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, took_longer
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
+from streamq.records.arrow import TABLE_FORMATS, columns_of
 from streamq.records.encoding import Item
 from streamq.records.references import Reader
 from streamq.records.spool import SpoolWriter
@@ -51,6 +52,9 @@ class Runner(Verdicts):
         self._spool = spool
         self._reader = (reader or Reader(())) if spec.by_reference else None
         self._decode = records.decoder_for(handler, spec)
+        is_table = spec.format in TABLE_FORMATS
+        #: The only columns of a table that the handler can see, if it does not see all.
+        self._columns = columns_of(handler.annotation) if is_table else None
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         self._has_blanks = spec.format == "jsonl"
         self._has_empty_rows = spec.format == "csv"
@@ -283,10 +287,13 @@ class Runner(Verdicts):
     def _fetch(self, part: Part, reader: Reader) -> PartNotDone | None:
         """Put the bytes a part refers to in their place, or say why that cannot be."""
         place = self.place(part, 0)
-        is_whole = self._spec.format == "file"
         try:
-            payload = reader.read(place["source"], part.payload, is_whole=is_whole)
-            part.payload, part.reference = payload, part.payload
+            source, reference, form = place["source"], part.payload, self._spec.format
+            if form in TABLE_FORMATS:
+                part.payload = reader.read_table(source, reference, form, self._columns)
+            else:
+                part.payload = reader.read(source, reference, is_whole=form == "file")
+            part.reference = reference
             return None
         except Exception as error:  # noqa: BLE001  whatever reading leads to
             failure = Failure(
