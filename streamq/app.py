@@ -134,6 +134,8 @@ class Handler(msgspec.Struct, frozen=True):
     #: The annotation of a second parameter, that of a join: what the children returned. ``...``
     #: where there is no such parameter.
     second: Any = ...
+    #: It yields, and each value is a line of the output.
+    is_generator: bool = False
 
     @property
     def takes_two(self) -> bool:
@@ -277,16 +279,18 @@ def describe(
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
     annotation, context_name, second = _parameters(name, function, is_map=is_map)
+    yields_async = inspect.isasyncgenfunction(function)
     return Handler(
         name,
         function,
         is_map,
-        inspect.iscoroutinefunction(function),
+        inspect.iscoroutinefunction(function) or yields_async,
         annotation,
         context_name,
         None if timeout is None else units.duration_ms(timeout, "timeout"),
         None if retries is None else units.whole(retries, "retries", 0),
         second,
+        inspect.isgeneratorfunction(function) or yields_async,
     )
 
 
@@ -296,8 +300,6 @@ def _parameters(
     """Return the first parameter's annotation, the name of the parameter for the context, and the
     annotation of a second parameter that must be given (``...``: there is none).
     """
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidValue(f"handler {name} yields: let it return the result of a record instead")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)

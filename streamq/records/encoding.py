@@ -46,8 +46,8 @@ class Verbatim(bytes):
     """Lines that a handler made itself: they are written as they are, with nothing added."""
 
 
-class Many(list[Any]):
-    """What a handler yielded for one record: each value is a line of its own."""
+class Many(list[Item]):
+    """What a handler yielded for one record, as it is kept: each item is a line of its own."""
 
 
 def encode_item(value: Any) -> Item:
@@ -65,7 +65,7 @@ def encode_item(value: Any) -> Item:
     if type(value) is Verbatim:
         return msgspec.msgpack.Ext(_VERBATIM, value)
     if type(value) is Many:
-        return msgspec.msgpack.Ext(_MANY, _encode_items(list(map(encode_item, value))))
+        return msgspec.msgpack.Ext(_MANY, _encode_items(value))
     if type(value).__name__ in _TABLE_NAMES and (table := arrow.table_of(value)) is not None:
         return msgspec.msgpack.Ext(_TABLE, arrow.pack(table))
     text = _encode_json(value)

@@ -24,7 +24,7 @@ from streamq.records.arrow import TABLE_FORMATS, columns_of
 from streamq.records.encoding import Item
 from streamq.records.references import Reader
 from streamq.records.spool import SpoolWriter
-from streamq.worker import kept_outcomes
+from streamq.worker import kept_outcomes, yielding
 from streamq.worker.calling import Timeout, tamed, telling
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
@@ -52,6 +52,7 @@ class Runner(Verdicts):
         self._spool = spool
         self._reader = (reader or Reader(())) if spec.by_reference else None
         self._decode = records.decoder_for(handler, spec)
+        self._function = self._callable()
         is_table = spec.format in TABLE_FORMATS
         #: The only columns of a table that the handler can see, if it does not see all.
         self._columns = columns_of(handler.annotation) if is_table else None
@@ -145,7 +146,7 @@ class Runner(Verdicts):
 
     def _run_whole(self, part: Part) -> PartDone | PartNotDone:
         """Run a part by the shortest way: one value, one call, one item."""
-        function, payload = self.handler.function, part.payload
+        function, payload = self._function, part.payload
         try:
             value = self._decode(payload, about.is_json(part))
         except Exception:  # noqa: BLE001  it is described there
@@ -307,8 +308,12 @@ class Runner(Verdicts):
                 return PartNotDone("abandon", 0, [failure], (0, -1))
             return self.put_off(part, [failure], None)
 
+    def _callable(self) -> Callable[..., Any]:
+        """Return what is called with a record, and returns what it came to."""
+        return yielding.encoded(self.handler, self.encode, self._max_result)
+
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
-        function, name = self.handler.function, self.handler.context_name
+        function, name = self._function, self.handler.context_name
         if name is None:
             return function
         return lambda value: function(value, **{name: context})
