@@ -134,6 +134,8 @@ class Handler(msgspec.Struct, frozen=True):
     #: The annotation of a second parameter, that of a join: what the children returned. ``...``
     #: where there is no such parameter.
     second: Any = ...
+    #: It yields, and each value is a line of the output.
+    is_generator: bool = False
 
     @property
     def takes_two(self) -> bool:
@@ -277,16 +279,18 @@ def describe(
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
     annotation, context_name, second = _parameters(name, function, is_map=is_map)
+    yields_async = inspect.isasyncgenfunction(function)
     return Handler(
         name,
         function,
         is_map,
-        inspect.iscoroutinefunction(function),
+        inspect.iscoroutinefunction(function) or yields_async,
         annotation,
         context_name,
         None if timeout is None else units.duration_ms(timeout, "timeout"),
         None if retries is None else units.whole(retries, "retries", 0),
         second,
+        inspect.isgeneratorfunction(function) or yields_async,
     )
 
 
@@ -296,8 +300,6 @@ def _parameters(
     """Return the first parameter's annotation, the name of the parameter for the context, and the
     annotation of a second parameter that must be given (``...``: there is none).
     """
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidValue(f"handler {name} yields: let it return the result of a record instead")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
@@ -318,12 +320,38 @@ def _parameters(
     first, *others = (p for p in signature.parameters if p != context_name)
     second = hints.get(others[0], inspect.Parameter.empty) if takes_two else ...
     annotation = hints.get(first, inspect.Parameter.empty)
+    if is_map and (kind := table_kind(annotation)):
+        raise InvalidValue(
+            f"handler {name} takes a {kind}, which is a whole part: register it with handler, "
+            "not with map"
+        )
     try:
         if annotation is not inspect.Parameter.empty:
             msgspec.json.Decoder(_checked_type(annotation))
     except TypeError as error:
         raise InvalidValue(f"handler {name}: {annotation} cannot be decoded: {error}") from None
     return annotation, context_name, second
+
+
+#: Types of tables that a handler may take and return. They are known by their names, so that
+#: nothing is imported for them.
+_TABLES = ("pyarrow.Table", "pyarrow.RecordBatch", "polars.DataFrame", "pandas.DataFrame")
+
+
+def table_kind(annotation: Any) -> str:
+    """Return which type of table an annotation is, such as ``pyarrow.Table``; "" for no table."""
+    library = str(getattr(annotation, "__module__", "")).partition(".")[0]
+    name = f"{library}.{getattr(annotation, '__name__', '')}"
+    return name if name in _TABLES else ""
+
+
+def takes_table(function: Callable[..., Any]) -> bool:
+    """Return whether a parameter of a function is annotated with a type of table."""
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):
+        return False
+    return any(table_kind(hint) for name, hint in hints.items() if name != "return")
 
 
 def is_iterator(annotation: Any) -> bool:

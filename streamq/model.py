@@ -73,7 +73,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     backoff_max_ms: int = 300_000
     #: 0: the handler's own.
     timeout_ms: int = 0
-    #: How parts hold their records: lines, jsonl, csv, file; "" for one payload, one record.
+    #: How parts hold their records: lines, jsonl, csv, parquet, arrow, file; "" for one payload,
+    #: one record.
     format: str = ""
     #: For CSV: the first row if it is a header, the names given in place of one, and the dialect.
     #: An empty quote or escape means that there is none.

@@ -302,8 +302,8 @@ def run(
         given_url = named_server(url, prefix)  # checked before anything is stored
         prefix = prefix or Settings.from_env().prefix
         plan = on_server(plan, server_name(given_url, prefix))
-        if options.is_spooled and not options.stored:
-            plan = spooled(plan)
+        if not options.stored:
+            plan = spooled(plan, is_wanted=options.is_spooled)
         begun = time.monotonic()
         folder = RunFolder(plan, options.beginning, named=named)
         with folder.held(), _hinted(folder), folder.server(given_url, prefix) as address:

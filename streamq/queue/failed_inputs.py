@@ -10,6 +10,7 @@ from streamq.errors import UNREADABLE
 from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.records import about
+from streamq.records.arrow import TABLE_FORMATS, json_of, rows_of
 from streamq.records.decoding import TEXT_FORMATS, bare, records_in
 from streamq.records.references import Reader
 
@@ -32,7 +33,8 @@ def with_inputs(
     as they are. So do those after the first 64 MiB of records.
     """
     spec = protocol.inspect(request_id).spec
-    can_read = not spec.by_reference or (reader and spec.format in TEXT_FORMATS)
+    is_readable = spec.format in (*TEXT_FORMATS, *TABLE_FORMATS)
+    can_read = not spec.by_reference or (reader and is_readable)
     parts = sorted({each.part for each in failures}) if can_read else []
     place, room = 0, MOST_INPUTS
     for first in range(0, len(parts), _PARTS):
@@ -54,7 +56,10 @@ def _fetched(part: Part, spec: Spec, reader: Reader) -> Part | None:
     if place is None:
         return part
     try:
-        payload = reader.read(place.source, part.payload, is_whole=False)
+        if spec.format in TABLE_FORMATS:
+            payload = reader.read_table(place.source, part.payload, spec.format)
+        else:
+            payload = reader.read(place.source, part.payload, is_whole=False)
     except (Abandon, OSError, *UNREADABLE):
         return None
     return msgspec.structs.replace(part, payload=payload)
@@ -64,7 +69,9 @@ def _with_input(failure: Failure, part: Part | None, spec: Spec) -> Failure:
     if part is None:
         return failure
     data = part.payload
-    if failure.record and spec.format in TEXT_FORMATS and not failure.records:
+    if spec.format in TABLE_FORMATS:
+        data = _row_of(part, failure)
+    elif failure.record and spec.format in TEXT_FORMATS and not failure.records:
         records = records_in(part, spec)[failure.record - 1 : failure.record]
         data = bare(records[0]) if records else b""
     text: str | None = None
@@ -78,6 +85,14 @@ def _with_input(failure: Failure, part: Part | None, spec: Spec) -> Failure:
             failure, input_base64=base64.b64encode(data).decode(), input_is_cut=is_cut
         )
     return msgspec.structs.replace(failure, input=text, input_is_cut=is_cut)
+
+
+def _row_of(part: Part, failure: Failure) -> bytes:
+    """Return the row that failed, as JSON; nothing of a whole table."""
+    if not failure.record or failure.records:
+        return b""
+    rows = rows_of(part.payload.slice(failure.record - 1, 1))  # type: ignore[attr-defined]
+    return json_of(rows[0]) if rows else b""
 
 
 def _is_text(data: bytes) -> bool:

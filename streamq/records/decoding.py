@@ -14,13 +14,14 @@ from typing import Any
 
 import msgspec
 
-from streamq.app import Handler, is_iterator
+from streamq.app import Handler, is_iterator, table_kind
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
-from streamq.records import about
+from streamq.records import about, arrow
 from streamq.records.about import NEWLINE, NOTHING, RETURN
+from streamq.records.arrow import TABLE_FORMATS
 from streamq.records.boundaries import fields_of, names_of, records_of
-from streamq.records.encoding import decode_item, decode_result
+from streamq.records.encoding import decode_item, decode_result, holds_several
 from streamq.records.inputs import MARK
 
 #: Formats whose records are lines or rows of a file.
@@ -48,6 +49,8 @@ def records_in(part: Part, spec: Spec) -> list[bytes]:
     """Return the records of a part, each with its line ending."""
     if spec.format == ITEMS:
         return items_of(part.payload)
+    if spec.format in TABLE_FORMATS:
+        return arrow.rows_of(part.payload)
     return records_of(part.payload, spec) if spec.format in TEXT_FORMATS else [part.payload]
 
 
@@ -58,6 +61,9 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
     """
     if spec.format == "csv":
         return _plain_rows(payload, annotation, spec)
+    if spec.format in TABLE_FORMATS:
+        rows = arrow.plain_rows(payload, annotation)
+        return None if rows is None else (rows, b"")
     if spec.format != "lines" or annotation not in (bytes, str, *_NOTHING):
         return None
     return _plain_lines(payload, is_text=annotation is not bytes)
@@ -161,6 +167,8 @@ def decoder_for(handler: Handler, spec: Spec) -> Decode:
     """
     if spec.format == ITEMS:
         return _item_decoder(handler)
+    if spec.format in TABLE_FORMATS:
+        return _table_decoder(handler)
     if handler.is_map:
         return _record_decoder(handler.annotation, spec)
     return _part_decoder(handler.annotation, spec)
@@ -202,6 +210,8 @@ def item_decoder(annotation: Any) -> Callable[[Any], Any]:
     from_json = msgspec.json.Decoder(annotation).decode
 
     def decode(item: Any) -> Any:
+        if holds_several(item):
+            return msgspec.convert(decode_item(item), annotation)
         data = item.data if isinstance(item, msgspec.msgpack.Ext) else item
         if annotation is bytes:
             return data.encode() if isinstance(data, str) else bytes(data)
@@ -212,7 +222,45 @@ def item_decoder(annotation: Any) -> Callable[[Any], Any]:
     return decode
 
 
+def _table_decoder(handler: Handler) -> Decode:
+    """Return the function that makes a value of a row, or of a table for a whole part."""
+    annotation = handler.annotation
+    if handler.is_map:
+        of_row = arrow.row_decoder(annotation)
+        return lambda row, _: of_row(row)
+    kind = table_kind(annotation)
+    if kind or annotation in _NOTHING:
+        return lambda table, _: arrow.as_kind(table, kind)
+    if annotation in _RAW:
+        return lambda table, _: (
+            arrow.json_lines(table) if annotation is bytes else arrow.json_lines(table).decode()
+        )
+    if annotation is not list and typing.get_origin(annotation) is not list:
+        raise InvalidValue(
+            f"handler {handler.name} is called with the rows of a table: annotate its parameter "
+            "pyarrow.Table, polars.DataFrame, pandas.DataFrame or list[...], or make it a map"
+        )
+    (element,) = typing.get_args(annotation) or (Any,)
+    of_element = arrow.row_decoder(element)
+    return lambda table, _: [of_element(row) for row in arrow.rows_of(table)]
+
+
+def _text_table_decoder(kind: str, spec: Spec) -> Decode:
+    """Return the function that makes a table of a part of a CSV, or of JSON lines."""
+    if spec.format == "csv":
+        names = names_of(spec)
+        return lambda payload, _: arrow.as_kind(arrow.from_csv(payload, names, spec), kind)
+    if spec.format != "jsonl":
+        raise InvalidValue(
+            f"the handler takes a {kind}, which is made of Parquet, Arrow, CSV or JSON lines"
+        )
+    rows = _part_decoder(list[dict[str, Any]], spec)
+    return lambda payload, is_json: arrow.as_kind(arrow.from_rows(rows(payload, is_json)), kind)
+
+
 def _part_decoder(annotation: Any, spec: Spec) -> Decode:
+    if kind := table_kind(annotation):
+        return _text_table_decoder(kind, spec)
     if typing.get_origin(annotation) is not list:
         return _record_decoder(annotation, msgspec.structs.replace(spec, format=""))
     (element,) = typing.get_args(annotation)

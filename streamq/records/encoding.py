@@ -3,7 +3,8 @@
 A result is kept as a MessagePack array with one item for each record: nil, bytes or text as the
 handler returned them, JSON (extension 1) for anything else, or bytes that are to be written exactly
 as they are (extension 3). Several items that are all bytes (extension 4) or all text (extension 5)
-and have no newline in them are kept as lines instead. A last item (extension 2) tells how the
+and have no newline in them are kept as lines instead. A table is an Arrow stream (extension 7), and
+what a generator yields an array of items (extension 8). A last item (extension 2) tells how the
 records' lines ended, if not all ended with a plain newline. So a collector can write results to a
 file without decoding each item.
 
@@ -17,6 +18,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from streamq.errors import Damaged, damaged_if_unreadable
+from streamq.records import arrow
 from streamq.records.about import ENDING_LETTERS
 
 #: Marks in the results of a flow, as ``lua/lib/handover.lua`` writes them: an item that dropped
@@ -31,6 +33,9 @@ _VERBATIM = 3
 _BYTES_LINES = 4
 _TEXT_LINES = 5
 _SPOOLED = 6
+_TABLE = 7
+_MANY = 8
+_TABLE_NAMES = frozenset(("Table", "RecordBatch", "DataFrame"))
 _encode_json = msgspec.json.Encoder().encode
 _encode_items = msgspec.msgpack.Encoder().encode
 _decode_items = msgspec.msgpack.Decoder(list).decode
@@ -39,6 +44,10 @@ _ITEM_TYPES = frozenset((type(None), bytes, str, msgspec.msgpack.Ext))
 
 class Verbatim(bytes):
     """Lines that a handler made itself: they are written as they are, with nothing added."""
+
+
+class Many(list[Item]):
+    """What a handler yielded for one record, as it is kept: each item is a line of its own."""
 
 
 def encode_item(value: Any) -> Item:
@@ -55,6 +64,10 @@ def encode_item(value: Any) -> Item:
         return value
     if type(value) is Verbatim:
         return msgspec.msgpack.Ext(_VERBATIM, value)
+    if type(value) is Many:
+        return msgspec.msgpack.Ext(_MANY, _encode_items(value))
+    if type(value).__name__ in _TABLE_NAMES and (table := arrow.table_of(value)) is not None:
+        return msgspec.msgpack.Ext(_TABLE, arrow.pack(table))
     text = _encode_json(value)
     if b"null" in text:
         _refuse_nan(value)
@@ -77,14 +90,44 @@ def is_verbatim(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
     return isinstance(item, msgspec.msgpack.Ext) and item.code == _VERBATIM
 
 
+def is_table(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
+    """Return whether the item is a table."""
+    return isinstance(item, msgspec.msgpack.Ext) and item.code == _TABLE
+
+
+def holds_several(item: Item) -> bool:
+    """Return whether the item stands for several lines: it is a table, or what was yielded."""
+    return isinstance(item, msgspec.msgpack.Ext) and item.code in (_TABLE, _MANY)
+
+
+def spread(item: Item) -> list[Item]:
+    """Return the items that an item stands for: rows of a table, or values that were yielded.
+
+    Raises:
+        Damaged: the item is nothing that ``encode_item`` makes.
+    """
+    if not isinstance(item, msgspec.msgpack.Ext) or item.code not in (_TABLE, _MANY):
+        return [item]
+    with damaged_if_unreadable("a result"):
+        if item.code == _MANY:
+            kept: list[Any] = _decode_items(item.data)
+            return [each for inner in kept if inner is not None for each in spread(inner)]
+        rows = arrow.rows_of(arrow.unpack(bytes(item.data)))
+        return [msgspec.msgpack.Ext(_JSON, arrow.json_of(row) or b"null") for row in rows]
+
+
 def decode_item(item: Item) -> Any:
     """Return what a handler returned; a type that JSON does not have comes as JSON has it.
+
+    Of a table, and of a generator, that is a list.
 
     Raises:
         Damaged: the item is nothing that ``encode_item`` makes.
     """
     if is_verbatim(item):
         return bytes(item.data)
+    if holds_several(item):
+        return list(map(decode_item, spread(item)))
     if isinstance(item, msgspec.msgpack.Ext):
         with damaged_if_unreadable("a result"):
             return msgspec.json.decode(item.data)

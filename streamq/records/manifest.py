@@ -93,7 +93,7 @@ def write_manifest(output: Path, status: Status, inputs: Sequence[str], form: st
 
 def _made(output: Path, status: Status, inputs: Sequence[str], form: str) -> Manifest:
     first = status.stages[0].records if status.stages else status.records
-    failures, note = errors_beside(output), _note(output, has_lines=True)
+    failures, note = errors_beside(output), _note(output, has_lines=form != "parquet")
     is_counted = form == "jsonl" and not status.stages
     return Manifest(
         manifest=_VERSION,

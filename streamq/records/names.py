@@ -15,8 +15,9 @@ from streamq.records.remote import is_remote
 from streamq.records.splitting import header_of
 
 #: How files may be split into records. ``auto`` goes by the name of the first file.
-FORMATS = ("auto", "lines", "csv", "jsonl", "requests", "file")
+FORMATS = ("auto", "lines", "csv", "jsonl", "parquet", "arrow", "requests", "file")
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_BY_SUFFIX |= {".parquet": "parquet", ".arrow": "arrow", ".ipc": "arrow", ".feather": "arrow"}
 
 
 def expand(files: Iterable[str]) -> list[str]:

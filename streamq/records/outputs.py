@@ -17,7 +17,7 @@ import msgspec
 
 from streamq.errors import InvalidValue, StreamqError
 from streamq.model import Failure
-from streamq.records import belonging, drafts
+from streamq.records import arrow, belonging, drafts
 from streamq.records.belonging import OutputNote
 from streamq.records.drafts import sync, sync_folder, write_all
 from streamq.records.output_kinds import Written
@@ -26,7 +26,7 @@ from streamq.records.ranges import Range, copy_range
 from streamq.records.remote import is_remote
 
 #: How results are written.
-FORMS = ("jsonl", "csv", "raw")
+FORMS = ("jsonl", "csv", "raw", "parquet")
 
 
 class OutputError(StreamqError):
@@ -311,9 +311,8 @@ _NOT_WRITTEN = {
     ".bz2": "is not written: name it .gz or .zst, or compress it later",
     ".xz": "is not written: name it .gz or .zst, or compress it later",
     ".zip": "is not written: name it .gz or .zst, or pack it later",
-    ".parquet": "is not written yet: name it .jsonl or .csv, and convert it",
-    ".arrow": "is not written yet: name it .jsonl or .csv, and convert it",
-    ".feather": "is not written yet: name it .jsonl or .csv, and convert it",
+    ".arrow": "is not written: name it .parquet",
+    ".feather": "is not written: name it .parquet",
     ".xlsx": "is not written: name it .csv",
     ".json": "promises one JSON value, and results are lines: name it .jsonl",
 }
@@ -335,20 +334,34 @@ def check_name(name: str, given_form: str = "") -> None:
     suffix = Path(name).suffix.lower()
     if suffix in _NOT_WRITTEN and not (given_form and suffix == ".json"):
         raise InvalidValue(f"{name}: {suffix} {_NOT_WRITTEN[suffix]}")
+    _check_parquet(name, given_form)
     if packing_of(name) == "zstd":
         zstd(name)
     elif packing_of(name) and bare_name(Path(name)).suffix.lower() == ".tar":
         raise InvalidValue(f"{name}: .tar {_NOT_WRITTEN['.tar']}")
 
 
+def _check_parquet(name: str, given_form: str) -> None:
+    """Raise InvalidValue unless a name and a form agree on whether an output is Parquet."""
+    if form_of(name) == "parquet":
+        if packing_of(name):
+            raise InvalidValue(f"{name}: Parquet is compressed inside: name it .parquet")
+        arrow.check_installed(name)
+        if given_form not in ("", "parquet"):
+            raise InvalidValue(f"{name}: .parquet promises a table, and {given_form} is text")
+    elif given_form == "parquet":
+        raise InvalidValue(f"{name}: Parquet is wanted: name it .parquet")
+
+
 def form_of(name: str) -> str:
-    """Return the form for a file of that name: jsonl, csv, or raw lines as handlers return them."""
-    return {".jsonl": "jsonl", ".csv": "csv"}.get(bare_name(Path(name)).suffix.lower(), "raw")
+    """Return the form for a file of that name: raw, lines as handlers return them, by default."""
+    forms = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+    return forms.get(bare_name(Path(name)).suffix.lower(), "raw")
 
 
 def check_keys(form: str, what: str) -> None:
     """Raise InvalidValue if lines of that form have no room for keys; ``what`` asks for them."""
-    if form == "raw":
+    if form in ("raw", "parquet"):
         raise InvalidValue(
             f"{what} needs lines that can be told apart: name the output .jsonl or .csv, or give "
             "the format"

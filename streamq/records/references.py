@@ -7,10 +7,11 @@ submit could then ask for any file, so a worker reads only what ``--allow-read``
 import errno
 import os
 import stat
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from threading import Lock
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -19,6 +20,7 @@ from streamq.errors import InvalidValue
 from streamq.records.inputs import Input
 from streamq.records.remote import (
     Object,
+    RangeFile,
     RemoteChanged,
     RemoteFile,
     RemoteMissing,
@@ -26,6 +28,7 @@ from streamq.records.remote import (
     locate,
     read_range,
 )
+from streamq.records.tables import TableFile, TableReference
 
 #: Largest part by reference, in bytes.
 MOST_REFERRED = 2**30
@@ -49,6 +52,9 @@ class Reader:
         self._base = base
         #: In a run: the file that was read last, and its name. The next part is often of the same.
         self._last: tuple[str, BinaryIO] | None = None
+        #: The table that was read last, and of which file.
+        self._table: tuple[Any, TableFile] | None = None
+        self._table_lock = Lock()
         self._urls = [locate(each) for each in allowed if is_remote(each)]
         self._paths = {
             os.path.realpath(Path(base, each)) for each in allowed if not is_remote(each)
@@ -59,6 +65,7 @@ class Reader:
         if self._last:
             self._last[1].close()
             self._last = None
+        self._close_table()
 
     def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
         """Return the bytes a part refers to; of a whole file, its decompressed content.
@@ -67,21 +74,60 @@ class Reader:
             Abandon: the file is not allowed, is not there, or has changed since it was loaded.
         """
         reference = msgspec.json.decode(payload, type=Reference)
-        try:
+        with _abandoning(name):
             if is_remote(name):
                 return self._read_url(name, reference, is_whole=is_whole)
             return self._read_file(name, reference, is_whole=is_whole)
-        except (FileNotFoundError, RemoteMissing) as error:
-            raise Abandon(f"{name} cannot be read here: {error}") from None
-        except RemoteChanged:
-            raise Abandon(f"{name} has changed since it was loaded") from None
-        except InvalidValue as error:
-            raise Abandon(str(error)) from None
+
+    def read_table(
+        self, name: str, payload: bytes, form: str, columns: Sequence[str] | None = None
+    ) -> Any:
+        """Return the rows a part refers to, as a ``pyarrow.Table``; perhaps only some columns.
+
+        Raises:
+            Abandon: as of ``read``.
+        """
+        reference = msgspec.json.decode(payload, type=TableReference)
+        with _abandoning(name), self._table_lock:
+            return self._table_of(name, reference, form).read(reference, columns)
+
+    def _table_of(self, name: str, reference: TableReference, form: str) -> TableFile:
+        key = name, reference.size, reference.version, form
+        if self._table is None or self._table[0] != key:
+            self._close_table()
+            source = self._table_source(name, reference)
+            try:
+                self._table = key, TableFile(name, source, form)
+            except BaseException:
+                source.close()
+                raise
+        elif not is_remote(name):
+            self._check_unchanged(name, self._table[1].file, reference)
+        return self._table[1]
+
+    def _table_source(self, name: str, reference: TableReference) -> Any:
+        if is_remote(name):
+            self._check_url(name)
+            return RangeFile(name, Object(reference.size, reference.version))
+        file = self._opened(name)
+        try:
+            self._check_unchanged(name, file, reference)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _check_unchanged(self, name: str, file: BinaryIO, then: Reference | TableReference) -> None:
+        if why := self._has_changed(file, then):
+            raise Abandon(f"{name} has changed since it was loaded: {why}")
+
+    def _close_table(self) -> None:
+        if self._table:
+            self._table[1].close()
+            self._table = None
 
     def _read_url(self, url: str, reference: Reference, *, is_whole: bool) -> bytes:
-        location = locate(url)
-        if not any(each.covers(location) for each in self._urls):
-            raise self._refusal(url)
+        self._check_url(url)
         then = Object(reference.size, reference.version)
         if not is_whole:
             return read_range(url, reference.offset, reference.length, then)
@@ -89,6 +135,11 @@ class Reader:
             if file.object != then:
                 raise RemoteChanged
             return _whole(Input(url, file))
+
+    def _check_url(self, url: str) -> None:
+        location = locate(url)
+        if not any(each.covers(location) for each in self._urls):
+            raise self._refusal(url)
 
     def _read_file(self, name: str, reference: Reference, *, is_whole: bool) -> bytes:
         last = self._last
@@ -101,8 +152,7 @@ class Reader:
             return _read_range(name, last[1], reference)
         file = self._opened(name)
         try:
-            if why := self._has_changed(file, reference):
-                raise Abandon(f"{name} has changed since it was loaded: {why}")
+            self._check_unchanged(name, file, reference)
             if is_whole:
                 return _whole(Input(name, file))
             if self._base:
@@ -130,7 +180,7 @@ class Reader:
             raise Abandon(f"{name} is no regular file")
         return file
 
-    def _has_changed(self, file: BinaryIO, then: Reference) -> str | None:
+    def _has_changed(self, file: BinaryIO, then: Reference | TableReference) -> str | None:
         """Return in words how a file differs from the one that was loaded; None if it does not."""
         state = os.fstat(file.fileno())
         if state.st_size != then.size:
@@ -139,6 +189,19 @@ class Reader:
 
     def _refusal(self, name: str) -> Abandon:
         return Abandon(f"this worker may not read {name}: --allow-read does not cover it")
+
+
+@contextmanager
+def _abandoning(name: str) -> Generator[None]:
+    """Raise Abandon for a file that is not there, is not allowed or has changed."""
+    try:
+        yield
+    except (FileNotFoundError, RemoteMissing) as error:
+        raise Abandon(f"{name} cannot be read here: {error}") from None
+    except RemoteChanged:
+        raise Abandon(f"{name} has changed since it was loaded") from None
+    except InvalidValue as error:
+        raise Abandon(str(error)) from None
 
 
 def _open_below(folder: Path, path: Path) -> int:

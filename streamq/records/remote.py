@@ -4,6 +4,7 @@ obstore finds the credentials, in the same places as the cloud's own tools.
 """
 
 import importlib
+import io
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -192,6 +193,54 @@ class RemoteFile:
         if _described(result.meta) != self.object:
             raise _changed(self._url)
         return iter(result.stream(min_chunk_size=size))
+
+
+class RangeFile(io.RawIOBase):
+    """An object as a file of which any part can be read: each read asks for just that part."""
+
+    def __init__(self, url: str, then: Object) -> None:
+        """``then``: what the object must be, whenever it is read."""
+        self._url = url
+        self._then = then
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return where the next read begins."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a byte: from the beginning, from here, or from the end."""
+        self._position = offset + (0, self._position, self._then.size)[whence]
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes, so many unless the end comes first.
+
+        Raises:
+            RemoteChanged: the object has changed.
+            RemoteUnreachable: its server does not answer.
+        """
+        left = max(0, self._then.size - self._position)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if not wanted:
+            return b""
+        data = read_range(self._url, self._position, wanted, self._then)
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into a buffer."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def read_range(url: str, offset: int, length: int, then: Object) -> bytes:

@@ -31,7 +31,7 @@ LEAST_BYTES = 4096
 #: A process begins a new spool after so many bytes, so that the one before can be removed.
 ROLL_BYTES = 2**25
 #: Forms whose lines do not depend on the lines before them. The columns of a CSV do.
-FORMS = ("raw", "jsonl")
+FORMS = ("raw", "jsonl", "parquet")
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True):

@@ -13,11 +13,11 @@ HEAD = 4096
 _TABLE = "is not read yet: write it as CSV or JSON lines first"
 _ARCHIVE = "unpack it first, and give the files in it"
 _BY_SUFFIX = {
-    ".parquet": f"Parquet {_TABLE}",
-    ".arrow": f"Arrow {_TABLE}",
-    ".arrows": f"Arrow {_TABLE}",
-    ".ipc": f"Arrow {_TABLE}",
-    ".feather": f"Arrow {_TABLE}",
+    ".parquet": "it is Parquet: say --format parquet",
+    ".arrow": "it is an Arrow file: say --format arrow",
+    ".arrows": "it is an Arrow stream, which is not read: write it as an Arrow file, or as Parquet",
+    ".ipc": "it is an Arrow file: say --format arrow",
+    ".feather": "it is an Arrow file: say --format arrow",
     ".xlsx": "it is a workbook: save it as CSV first",
     ".xls": "it is a workbook: save it as CSV first",
     ".zip": f"it is a zip archive: {_ARCHIVE}",

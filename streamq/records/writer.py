@@ -1,4 +1,4 @@
-"""From results to the lines of an output: raw, JSON lines or CSV."""
+"""From results to the lines of an output: raw, JSON lines or CSV; or to tables, for Parquet."""
 
 import csv
 import io
@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 
 from streamq.errors import damaged_if_unreadable
+from streamq.records import arrow
 from streamq.records import encoding as codec
 from streamq.records.about import ENDINGS
 from streamq.records.encoding import Item
+from streamq.records.parquet import frame
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,10 @@ class Writer:
         items, endings = codec.checked(found)
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
+        if self._form == "parquet":
+            return self._frames(items)
+        if any(map(codec.holds_several, items)):
+            items, endings = _spread(items, endings)
         kept = [item for item in items if item is not None]
         self.has_skipped = len(kept) < len(items)
         if self._form == "raw":
@@ -110,6 +116,24 @@ class Writer:
             return b"".join(self._row(item) for item in kept)
         return b"\n".join([*map(self._json, kept), b""])
 
+    def _frames(self, items: list[Item]) -> bytes:
+        """Return items as tables. Those that are no tables are rows of one."""
+        frames: list[bytes] = []
+        rows: list[Any] = []
+        for item in items:
+            if codec.is_table(item):
+                frames += [_framed(rows)] if rows else []
+                rows = []
+                frames.append(frame(arrow.unpack(bytes(item.data))))
+            else:
+                rows += [
+                    self._readable(codec.decode_item(each))
+                    for each in codec.spread(item)
+                    if each is not None
+                ]
+        frames += [_framed(rows)] if rows else []
+        return b"".join(frames)
+
     def _keyed(self, result: bytes, part: int) -> bytes:
         """Return the lines of a result, each with the numbers of its part and its record."""
         items, _ = codec.decode_result(result)
@@ -119,6 +143,9 @@ class Writer:
     def _keyed_line(self, item: Item, part: int, record: int) -> bytes:
         if item is None:
             return b""
+        if codec.holds_several(item):
+            lines = (self._keyed_line(each, part, record) for each in codec.spread(item))
+            return b"".join(lines)
         if self._form == "csv":
             return self._row(item, {"part": part, "record": record})
         if codec.is_verbatim(item):
@@ -129,6 +156,9 @@ class Writer:
         """Return the line of one item alone; its line ending is a letter of ``about``, or ""."""
         if self._has_keys or item is None:
             return self._keyed_line(item, part, record)
+        if codec.holds_several(item):
+            found = codec.spread(item)
+            return b"".join(self.line(each, ending, part, record) for each in found)
         if codec.is_verbatim(item):
             return bytes(item.data)
         if self._form == "csv":
@@ -173,6 +203,17 @@ class Writer:
                 "a CSV has the columns of its first result: %s of a later one is left out", name
             )
         return head + _csv_line([self._cell(fields.get(name)) for name in self.header])
+
+
+def _spread(items: list[Item], endings: bytes) -> tuple[list[Item], bytes]:
+    """Return a line's item for each that stands for several, and how each line ends."""
+    found = list(map(codec.spread, items))
+    letters = b"".join(endings[index : index + 1] * len(each) for index, each in enumerate(found))
+    return [item for each in found for item in each], letters
+
+
+def _framed(rows: list[Any]) -> bytes:
+    return frame(arrow.from_rows(rows))
 
 
 def _csv_line(cells: list[Any]) -> bytes:

@@ -20,7 +20,7 @@ from streamq.protocol.replies import part_of
 from streamq.queue.failed_inputs import with_inputs
 from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
-from streamq.records import outputs
+from streamq.records import outputs, parquet
 from streamq.records.gaps import Gap, GapFile
 from streamq.records.output_kinds import Output
 from streamq.records.outputs import (
@@ -170,6 +170,7 @@ class Collector:
                 return False
             self._complete(force)
             self._output.settle()
+            self._seal(spec)
             if self._spools:
                 self._spools.remove()
         except Stopped:
@@ -195,17 +196,7 @@ class Collector:
         self._is_anew = self._may_renew and self._output.lacks(self._done.written)
         self._gone = found.count("done") - found.known_count("results") if self._is_anew else 0
         if self._is_anew:
-            self._done = msgspec.structs.replace(
-                self._done,
-                offset=0,
-                header=[],
-                is_open=False,
-                tail="",
-                inode="",
-                unpacked=0,
-                head=0,
-                gaps=0,
-            )
+            self._done = self._done.anew
         return spec
 
     def _tell_lost(self) -> None:
@@ -233,6 +224,7 @@ class Collector:
         self._writer.head = self._done.head
         if (
             self._gap_file
+            and self._form != "parquet"
             and is_ordered
             and not spec.stage
             and (self._done.gaps or self._done.next == 1)
@@ -269,6 +261,25 @@ class Collector:
             self._commit([preamble], self._done.next, [], errors=errors, is_last=is_empty)
         if self._in_place:
             self._in_place.end(is_complete=not self.failures)
+
+    def _seal(self, spec: Spec) -> None:
+        """Make Parquet of what was written, if it is to be that and is not yet."""
+        done = self._done
+        if self._form != "parquet" or (done.sealed and done.sealed == done.offset):
+            return
+        assert isinstance(self._output, FileOutput)
+        types = parquet.types_of(spec)
+        written = self._output.draft(
+            lambda file: parquet.convert(file, done.sealed, done.offset, types)
+        )
+        following = self._next(written.offset, written.offset, done.next, done.errors)
+        self._store(
+            msgspec.structs.replace(
+                following, tail=written.tail, inode=written.inode, sealed=written.offset
+            ),
+            [],
+        )
+        self._output.replace()
 
     def _check_errors(self, error: type[StreamqError]) -> None:
         """Raise the error if writing the failures would replace a file that is not ours."""
@@ -467,6 +478,7 @@ class Collector:
             self._writer.head,
             self._in_place.generation if self._in_place else 0,
             self._reader.within,
+            self._done.sealed,
         )
 
     @property

@@ -38,6 +38,24 @@ class Committed(msgspec.Struct, frozen=True):
     gaps: int = 0
     #: Of a flow: the child of the part ``next`` to go on with.
     within: str = ""
+    #: Of a Parquet output: how many bytes of it are Parquet. Frames come behind them.
+    sealed: int = 0
+
+    @property
+    def anew(self) -> "Committed":
+        """The same with nothing written: the file is lost."""
+        return msgspec.structs.replace(
+            self,
+            offset=0,
+            header=[],
+            is_open=False,
+            tail="",
+            inode="",
+            unpacked=0,
+            head=0,
+            gaps=0,
+            sealed=0,
+        )
 
     @property
     def written(self) -> Written:

@@ -215,8 +215,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
         ):
             pass  # only to see that a server answers, before anything is stored
     plan = on_server(plan, server_name(named, prefix))
-    if spool and not stored:
-        plan = spooled(plan)
+    if not stored:
+        plan = spooled(plan, is_wanted=spool)
     beginning = beginning_of(resume=resume, retry=retry_failed, is_fresh=fresh)
     folder = RunFolder(plan, beginning)
     with (

@@ -28,6 +28,7 @@ from streamq.protocol.replies import Opened
 from streamq.queue.keyed import KeyIndex
 from streamq.queue.loading import Loading
 from streamq.records import about
+from streamq.records.arrow import TABLE_FORMATS
 from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
 from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
@@ -41,6 +42,7 @@ from streamq.records.splitting import (
     split_by_steps,
     whole,
 )
+from streamq.records.tables import table_chunks
 from streamq.runs.fleet_size import sized_by_fleet
 from streamq.runs.same_input import check_loaded, difference
 from streamq.runs.window import Window
@@ -257,6 +259,10 @@ class Load:
     def _load_file(self, index: int) -> None:
         """Load a file. One that cannot be read is a failure, unless all have to be good."""
         try:
+            if self._policy.spec.format in TABLE_FORMATS:
+                for chunk in self._table_chunks(index):
+                    self._put(chunk)
+                return
             with closing(self._file(index)) as source:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
@@ -322,6 +328,13 @@ class Load:
         else:
             chunks = split(source, spec, self._size, start)
         return map(self._referred, chunks) if spec.by_reference else chunks
+
+    def _table_chunks(self, file: int) -> Iterator[Chunk]:
+        start = Cursor(file, blank=self._cursor.blank)
+        start = self._cursor if self._cursor.file == file else start
+        steer = self._next_step if self._sizing or self._canary_left() else None
+        form = self._policy.spec.format
+        return table_chunks(self._identities[file], form, start, self._size, steer)
 
     def _canary_left(self) -> int:
         """Return how many parts of one record each are still to be cut for the canary."""

@@ -18,7 +18,8 @@ from streamq.model import LEVEL, LIMIT, MAX_PART, WEIGHT, Policy, Spec
 from streamq.queue.flow_policy import flow_policy, follow_of
 from streamq.queue.options import Named, policy
 from streamq.records import outputs
-from streamq.records.inputs import encoding_named
+from streamq.records.arrow import TABLE_FORMATS, check_installed
+from streamq.records.inputs import STDIN, encoding_named
 from streamq.records.keys import KeyField
 from streamq.records.names import FORMATS, Dialect, absolute, expand, format_of
 from streamq.records.references import MOST_REFERRED
@@ -116,7 +117,10 @@ def describe_source(
     if form == "requests":
         what = named("format")
         raise InvalidValue(f"{what} requests makes many requests: that is for streamq load")
-    is_referred = options.get("by_reference", False)
+    is_table = form in TABLE_FORMATS
+    if is_table:
+        _check_tables(form, names, options, named)
+    is_referred = is_table or options.get("by_reference", False)
     if is_referred:
         names = [absolute(name, named("by_reference")) for name in names]
     encoding = encoding_named(options.get("encoding", ""), named("encoding"))
@@ -141,6 +145,8 @@ def describe_source(
         )
         spec = dialect.applied(spec, named=named, is_strict=spec.is_strict)
     _check_key(options, spec, named)
+    if is_table:
+        options["by_reference"] = True  # of the size
     return Source(
         policy(
             handler=handler,
@@ -194,6 +200,16 @@ def describe_flow(
         files, handler=first, queue=queue, limit=limit, keep=keep, named=named, **options
     )
     return Source(flow_policy(flow, common, policy.spec, served, follow), size)
+
+
+def _check_tables(form: str, names: list[str], options: RequestOptions, named: Named) -> None:
+    """Raise InvalidValue if files of tables cannot be read, or not as the options say."""
+    check_installed(names[0])
+    if names == [STDIN]:
+        raise InvalidValue(f"{form} is read from files: workers read their rows there themselves")
+    for option in ("encoding", "key"):
+        if options.get(option):
+            raise InvalidValue(f"{named(option)} is for text, and goes without {form}")
 
 
 def check_format(form: str, named: Named = str) -> str:
@@ -330,6 +346,8 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         code=code_of(function or flow, argv),
         folder=str(Path.cwd()),
     )
+    if form == "parquet" and plan.is_piped:
+        raise InvalidValue("Parquet is written to a file, and not to a pipe")
     if manifest and plan.is_piped:
         raise InvalidValue(f"{named('manifest')} goes with an output that is a file")
     if plan.output != STANDARD:

@@ -27,6 +27,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue.flow_status import status_of
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.request import Request
+from streamq.records.arrow import TABLE_FORMATS
 from streamq.records.belonging import OutputNote
 from streamq.records.output_kinds import Output
 from streamq.records.outputs import FileOutput
@@ -50,6 +51,8 @@ _BEAT_MS = 2_000
 _AUDIT_MS = 2_000
 _CANCEL_GRACE_S = 3.0
 _WATCH_S = 0.25
+#: Largest result of a part of a table, which goes into a spool.
+_MOST_SPOOLED = 2**28
 
 
 class Run:
@@ -336,6 +339,7 @@ class Run:
 
     def _make_pool(self, protocol: Protocol) -> Pool:
         plan = self._plan
+        is_table = plan.policy.spec.format in TABLE_FORMATS
         config = ProcessConfig(
             url=self._url,
             prefix=self._prefix,
@@ -353,7 +357,7 @@ class Run:
             levels=tuple(range(LAST_LEVEL + 1)),
             quantum_ms=50,
             lease_ms=_LEASE_MS,
-            max_result=MAX_RESULT,
+            max_result=_MOST_SPOOLED if self._spools and is_table else MAX_RESULT,
             log_level=self._log_level,
             log_format="text",
         )

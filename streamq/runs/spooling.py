@@ -13,21 +13,26 @@ import msgspec
 
 from streamq.errors import StreamqError
 from streamq.records import spool
+from streamq.records.arrow import TABLE_FORMATS
 from streamq.records.inputs import STDIN, open_input
 from streamq.records.remote import is_remote
 from streamq.runs.plan import Plan
 
 #: Formats of input whose parts are the same bytes in the file and in the server.
-_FORMATS = ("lines", "jsonl")
+_FORMATS = ("lines", "jsonl", *TABLE_FORMATS)
 
 
-def spooled(plan: Plan) -> Plan:
+def spooled(plan: Plan, *, is_wanted: bool) -> Plan:
     """Return the plan with parts by reference and spooled results, if all of it allows that.
 
+    Runs of tables spool in any case: their parts are by reference, and results of a table may be
+    larger than what the server takes.
     The server is the run's own, there is no flow and no key, the output is a file whose lines do
     not depend on each other, and the input is made of local files that are read as they are.
     """
     policy, spec = plan.policy, plan.policy.spec
+    if not is_wanted and spec.format not in TABLE_FORMATS:
+        return plan
     can_spool = not plan.server and not plan.is_piped and plan.form in spool.FORMS
     if not can_spool or policy.flow or policy.key or spec.format not in _FORMATS or spec.encoding:
         return plan

@@ -84,8 +84,8 @@ class JoinRunner(StageRunner):
         name = self.handler.context_name
         told = {name: context} if name else {}
         if self.handler.takes_two:
-            return lambda value: self.handler.function(*value, **told)
-        return lambda value: call(value[1]) if not told else self.handler.function(value[1], **told)
+            return lambda value: self._function(*value, **told)
+        return lambda value: call(value[1]) if not told else self._function(value[1], **told)
 
 
 class ReduceRunner(JoinRunner):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from streamq.app import App, Handler, describe
+from streamq.app import App, Handler, describe, takes_table
 from streamq.errors import StreamqError
 from streamq.flows.file import read_flow
 from streamq.flows.flow import Flow
@@ -117,10 +117,14 @@ def load_app(target: str, handler: str = "") -> App:
 
 
 def _app_of(module: ModuleType, function: Any, name: str) -> App:
-    """Return an app of one function: as it was decorated, or else called with each record."""
+    """Return an app of one function: as it was decorated, or else called with each record.
+
+    A function that takes a table is called with each part.
+    """
     apps = [value for value in vars(module).values() if isinstance(value, App)]
     decorated = [h for app in apps for h in app.handlers.values() if h.function is function]
-    handler = decorated[0] if decorated else describe(function, is_map=True, name=name)
+    is_map = not takes_table(function)
+    handler = decorated[0] if decorated else describe(function, is_map=is_map, name=name)
     app = App()
     app.handlers[name] = msgspec.structs.replace(handler, name=name)
     return app

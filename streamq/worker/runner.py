@@ -20,10 +20,11 @@ from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, took_longer
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
+from streamq.records.arrow import TABLE_FORMATS, columns_of
 from streamq.records.encoding import Item
 from streamq.records.references import Reader
 from streamq.records.spool import SpoolWriter
-from streamq.worker import kept_outcomes
+from streamq.worker import kept_outcomes, yielding
 from streamq.worker.calling import Timeout, tamed, telling
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
@@ -51,6 +52,10 @@ class Runner(Verdicts):
         self._spool = spool
         self._reader = (reader or Reader(())) if spec.by_reference else None
         self._decode = records.decoder_for(handler, spec)
+        self._function = self._callable()
+        is_table = spec.format in TABLE_FORMATS
+        #: The only columns of a table that the handler can see, if it does not see all.
+        self._columns = columns_of(handler.annotation) if is_table else None
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         self._has_blanks = spec.format == "jsonl"
         self._has_empty_rows = spec.format == "csv"
@@ -141,7 +146,7 @@ class Runner(Verdicts):
 
     def _run_whole(self, part: Part) -> PartDone | PartNotDone:
         """Run a part by the shortest way: one value, one call, one item."""
-        function, payload = self.handler.function, part.payload
+        function, payload = self._function, part.payload
         try:
             value = self._decode(payload, about.is_json(part))
         except Exception:  # noqa: BLE001  it is described there
@@ -283,10 +288,13 @@ class Runner(Verdicts):
     def _fetch(self, part: Part, reader: Reader) -> PartNotDone | None:
         """Put the bytes a part refers to in their place, or say why that cannot be."""
         place = self.place(part, 0)
-        is_whole = self._spec.format == "file"
         try:
-            payload = reader.read(place["source"], part.payload, is_whole=is_whole)
-            part.payload, part.reference = payload, part.payload
+            source, reference, form = place["source"], part.payload, self._spec.format
+            if form in TABLE_FORMATS:
+                part.payload = reader.read_table(source, reference, form, self._columns)
+            else:
+                part.payload = reader.read(source, reference, is_whole=form == "file")
+            part.reference = reference
             return None
         except Exception as error:  # noqa: BLE001  whatever reading leads to
             failure = Failure(
@@ -300,8 +308,12 @@ class Runner(Verdicts):
                 return PartNotDone("abandon", 0, [failure], (0, -1))
             return self.put_off(part, [failure], None)
 
+    def _callable(self) -> Callable[..., Any]:
+        """Return what is called with a record, and returns what it came to."""
+        return yielding.encoded(self.handler, self.encode, self._max_result)
+
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
-        function, name = self.handler.function, self.handler.context_name
+        function, name = self._function, self.handler.context_name
         if name is None:
             return function
         return lambda value: function(value, **{name: context})

@@ -1,6 +1,6 @@
 """Running parts of a stage of a flow: what the handler returns is handed over to the next stage."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -16,6 +16,7 @@ from streamq.queue.outcomes import FORGET, PartDone, PartNotDone
 from streamq.records import about
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
+from streamq.worker import yielding
 from streamq.worker.kept_outcomes import Outcomes
 from streamq.worker.runner import Runner
 
@@ -103,6 +104,9 @@ class _Children(msgspec.Struct):
 
 class SpreadRunner(StageRunner):
     """Runs parts of a spread: each yields many."""
+
+    def _callable(self) -> Callable[..., Any]:
+        return yielding.plain(self.handler, MOST_CHILDREN + 1)
 
     def encode(self, returned: Any) -> Item:
         """Return the children that the handler returned, each as it is kept."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streamq import Client, Protocol
@@ -263,3 +265,19 @@ def test_run_by_reference_needs_no_more_words(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out.txt").read_bytes() == DATA
+
+
+@ONE_KIND
+def test_workers_read_rows_of_tables_that_they_may_read(
+    fleet: Fleet, load: Load, client: Client, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "in.parquet", row_group_size=30)
+    fleet.ready("--allow-read", str(tmp_path))
+
+    done = load("in.parquet", "--handler", "echo", "--lines", 20)
+
+    assert done.returncode == 0, done.stderr
+    request = client.get(done.stdout.strip())
+    assert request.wait(30).records.done == 100
+    assert request.status().parts.total == 2 + 2 + 2 + 1
+    assert [value for _, value in request.results()] == [b'{"id":%d}' % n for n in range(100)]

@@ -221,7 +221,8 @@ class TestPlace:
     @pytest.mark.parametrize(
         "name",
         [
-            "a.parquet",
+            "a.parquet.gz",
+            "a.feather",
             "a.jsonl.bz2",
             "a.XZ",
             "a.zip",

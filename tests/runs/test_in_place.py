@@ -12,7 +12,7 @@ import pytest
 from streamq import Protocol, Request
 from streamq.model import Failure, Spec
 from streamq.protocol.replies import Terms
-from streamq.records.encoding import Verbatim, encode_item, encode_result
+from streamq.records.encoding import Many, Verbatim, encode_item, encode_result
 from streamq.records.gaps import gaps_beside
 from streamq.records.outputs import FileOutput
 from streamq.runs.collect import Collector
@@ -316,3 +316,14 @@ def _unpacked(data: bytes) -> bytes:
 
         return bytes(zstd.decompress(data))
     return data
+
+
+def test_lines_that_a_record_yielded_come_in_its_place(parts: Parts) -> None:
+    parts.load(2, 3)
+    parts.run({1: [Many(["a", "b"]), BAD, Many()], 2: [BAD, Many(["g"]), BAD]})
+    assert parts.collect() == b"a\nb\ng\n"
+
+    parts.run({1: [None, Many(["c", "d"]), None], 2: [Many(["e", "f"]), None, b"h"]}, retry=True)
+
+    assert parts.collect() == b"a\nb\nc\nd\ne\nf\ng\nh\n"
+    assert parts.beside() == []
