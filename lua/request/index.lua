@@ -1,5 +1,4 @@
--- index: remember which parts have which keys, so that they are found by them; or forget parts that
--- a load told of and never added, before another goes on in its place.
+-- index: remember which parts have which keys; or forget parts that a load told of and never added.
 --
 --   (changes no state)
 --
