@@ -59,7 +59,7 @@ def _fetched(part: Part, spec: Spec, reader: Reader) -> Part | None:
         if spec.format in TABLE_FORMATS:
             payload = reader.read_table(place.source, part.payload, spec.format)
         else:
-            payload = reader.read(place.source, part.payload, is_whole=False)
+            payload = reader.read(place.source, part.payload, spec)
     except (Abandon, OSError, *UNREADABLE):
         return None
     return msgspec.structs.replace(part, payload=payload)

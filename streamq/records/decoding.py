@@ -20,7 +20,7 @@ from streamq.model import Part, Spec
 from streamq.records import about, arrow
 from streamq.records.about import NEWLINE, NOTHING, RETURN
 from streamq.records.arrow import TABLE_FORMATS
-from streamq.records.boundaries import fields_of, names_of, records_of
+from streamq.records.boundaries import blank_lines, empty_rows, fields_of, names_of, records_of
 from streamq.records.encoding import decode_item, decode_result, holds_several
 from streamq.records.inputs import MARK
 
@@ -140,6 +140,13 @@ def is_skipped(record: bytes, spec: Spec) -> bool:
     if spec.format == "csv":
         return not record.strip(b"\r\n")
     return spec.format == "jsonl" and not record.strip()
+
+
+def holds_blanks(payload: bytes, spec: Spec) -> bool:
+    """Return whether a line of a payload, whose records are its lines, is no record."""
+    if spec.format == "csv":
+        return empty_rows(payload) > 0
+    return spec.format == "jsonl" and blank_lines(payload) > 0
 
 
 def lines_before(part: Part, index: int, spec: Spec) -> int:

@@ -7,6 +7,7 @@ submit could then ask for any file, so a worker reads only what ``--allow-read``
 import errno
 import os
 import stat
+import zlib
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ import msgspec
 
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
+from streamq.model import Spec
+from streamq.records.boundaries import mended
 from streamq.records.inputs import Input
 from streamq.records.remote import (
     Object,
@@ -30,6 +33,8 @@ from streamq.records.remote import (
 )
 from streamq.records.tables import TableFile, TableReference
 
+#: In place of a checksum, in references to what has none.
+NO_CHECK = -1
 #: Largest part by reference, in bytes.
 MOST_REFERRED = 2**30
 
@@ -42,6 +47,20 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
     #: Of the file when it was loaded: its size, and a version that changes with its content.
     size: int
     version: str
+    #: A checksum of the bytes (CRC-32), by which they are good in a file that was written to since,
+    #: such as one that grows.
+    check: int = NO_CHECK
+
+
+class _Kept:
+    """A file that stays open until no thread reads it any more."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self.name = name
+        self.file = file
+
+    def __del__(self) -> None:
+        self.file.close()
 
 
 class Reader:
@@ -50,8 +69,8 @@ class Reader:
     def __init__(self, allowed: Iterable[str], base: str = "") -> None:
         """``base``: in a run, the folder that names are relative to."""
         self._base = base
-        #: In a run: the file that was read last, and its name. The next part is often of the same.
-        self._last: tuple[str, BinaryIO] | None = None
+        #: In a run: the file that was read last. The next part is often of the same.
+        self._last: _Kept | None = None
         #: The table that was read last, and of which file.
         self._table: tuple[Any, TableFile] | None = None
         self._table_lock = Lock()
@@ -62,12 +81,10 @@ class Reader:
 
     def close(self) -> None:
         """Close the file that is kept open."""
-        if self._last:
-            self._last[1].close()
-            self._last = None
+        self._last = None
         self._close_table()
 
-    def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
+    def read(self, name: str, payload: bytes, spec: Spec) -> bytes:
         """Return the bytes a part refers to; of a whole file, its decompressed content.
 
         Raises:
@@ -76,8 +93,8 @@ class Reader:
         reference = msgspec.json.decode(payload, type=Reference)
         with _abandoning(name):
             if is_remote(name):
-                return self._read_url(name, reference, is_whole=is_whole)
-            return self._read_file(name, reference, is_whole=is_whole)
+                return self._read_url(name, reference, spec)
+            return self._read_file(name, reference, spec)
 
     def read_table(
         self, name: str, payload: bytes, form: str, columns: Sequence[str] | None = None
@@ -126,11 +143,11 @@ class Reader:
             self._table[1].close()
             self._table = None
 
-    def _read_url(self, url: str, reference: Reference, *, is_whole: bool) -> bytes:
+    def _read_url(self, url: str, reference: Reference, spec: Spec) -> bytes:
         self._check_url(url)
         then = Object(reference.size, reference.version)
-        if not is_whole:
-            return read_range(url, reference.offset, reference.length, then)
+        if spec.format != "file":
+            return mended(read_range(url, reference.offset, reference.length, then), spec)
         with closing(RemoteFile(url)) as file:
             if file.object != then:
                 raise RemoteChanged
@@ -141,27 +158,27 @@ class Reader:
         if not any(each.covers(location) for each in self._urls):
             raise self._refusal(url)
 
-    def _read_file(self, name: str, reference: Reference, *, is_whole: bool) -> bytes:
-        last = self._last
-        if (
-            last
-            and last[0] == name
-            and not is_whole
-            and self._has_changed(last[1], reference) is None
-        ):
-            return _read_range(name, last[1], reference)
-        file = self._opened(name)
-        try:
-            self._check_unchanged(name, file, reference)
-            if is_whole:
+    def _read_file(self, name: str, reference: Reference, spec: Spec) -> bytes:
+        if spec.format == "file":
+            with self._opened(name) as file:
+                self._check_unchanged(name, file, reference)
                 return _whole(Input(name, file))
-            if self._base:
-                # The one before is closed when no other thread reads it any more.
-                self._last = name, file
-            return _read_range(name, file, reference)
-        finally:
-            if not self._last or self._last[1] is not file:
-                file.close()
+        kept = self._last
+        if not kept or kept.name != name or self._has_changed(kept.file, reference):
+            kept = _Kept(name, self._opened(name))
+        data = self._checked(name, kept.file, reference, spec)
+        if self._base:
+            self._last = kept
+        return data
+
+    def _checked(self, name: str, file: BinaryIO, reference: Reference, spec: Spec) -> bytes:
+        """Return the bytes a part refers to, if they are those that were loaded."""
+        data = mended(_read_range(name, file, reference), spec)
+        if reference.check == NO_CHECK:
+            self._check_unchanged(name, file, reference)
+        elif (why := self._has_changed(file, reference)) and zlib.crc32(data) != reference.check:
+            raise Abandon(f"{name} has changed since it was loaded: {why}")
+        return data
 
     def _opened(self, name: str) -> BinaryIO:
         """Open a regular file that may be read."""

@@ -279,7 +279,9 @@ class Run:
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
         if self._spool:
-            self._waiting = SpooledResults(protocol, plan.id, plan.policy, self._spool, should_stop)
+            self._waiting = SpooledResults(
+                protocol, plan.id, plan.policy, self._spool, should_stop, self.processes
+            )
         collector = Collector(
             protocol,
             plan.id,
