@@ -169,14 +169,17 @@ def joined(items: Sequence[Any]) -> tuple[bytes, bool] | None:
 
     Return None unless all are bytes, or all are text, and none has a newline.
     """
-    kinds = set(map(type, items))
-    if kinds == {bytes}:
-        lines = b"\n".join((*items, b""))
-    elif kinds == {str}:
-        lines = "\n".join((*items, "")).encode()
-    else:
+    kind = type(items[0])
+    try:
+        if kind is bytes:
+            lines = b"\n".join((*items, b""))
+        elif kind is str:
+            lines = "\n".join((*items, "")).encode()
+        else:
+            return None
+    except TypeError:  # they are not all of one kind
         return None
-    return (lines, kinds == {str}) if lines.count(b"\n") == len(items) else None
+    return (lines, kind is str) if lines.count(b"\n") == len(items) else None
 
 
 def _lines_item(lines: bytes | memoryview, *, is_text: bool) -> msgspec.msgpack.Ext:

@@ -253,8 +253,12 @@ class Runner(Verdicts):
             for value in values:
                 returned = call(value)
                 kind = type(returned)
-                is_plain = kind is bytes or (kind is str and returned.isascii())
-                items.append(returned if is_plain and len(returned) <= most else encode(returned))
+                if (kind is bytes or (kind is str and returned.isascii())) and len(
+                    returned
+                ) <= most:
+                    items.append(returned)
+                else:
+                    items.append(encode(returned))
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
             return error
         return None

@@ -31,10 +31,14 @@ def picky(line: str) -> str:
     if line.endswith("77"):
         raise ValueError("sevens")
     return line
+def same(row: bytes) -> bytes:
+    return row
+def ident(row: dict) -> int:
+    return int(row["id"])
 def named(line: str) -> dict:
     return {"name": line}
 '''
-RUN = ("in.txt", "--lines", "1000", "-p", "2", "--spool")
+RUN = ("in.txt", "--lines", "1000", "-p", "2")
 LINES = 40_000
 
 
@@ -224,16 +228,20 @@ def test_failures_have_their_record_and_a_retry_puts_results_in_their_place(
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
-def test_an_input_that_changes_is_refused_in_words(
-    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
-) -> None:
+def stopped_with_spools(begin: Begin, source: Path) -> None:
+    """A run that was killed when some of its results were in spools."""
     running = begin(*RUN, "--map", "held.py:held", "-o", "out.txt")
-    wait_until(lambda: bool(spools(tmp_path)), 60)
+    wait_until(lambda: bool(spools(source.parent)), 60)
     running.kill()
     running.communicate()
-    with source.open("ab") as file:
-        file.write(b" and more\n")
-    (tmp_path / "go").touch()
+    (source.parent / "go").touch()
+
+
+def test_an_input_that_changes_is_refused_in_words(
+    streamq: Streamq, begin: Begin, source: Path
+) -> None:
+    stopped_with_spools(begin, source)
+    source.write_bytes(source.read_bytes().replace(b"line 7\n", b"LINE 7\n") + b" and more\n")
 
     done = streamq("run", *RUN, "--map", "held.py:held", "-o", "out.txt")
 
@@ -242,10 +250,41 @@ def test_an_input_that_changes_is_refused_in_words(
 
 
 @pytest.mark.long
-def test_all_bytes_go_through_the_server_unless_asked_to_spool(
+def test_an_input_that_only_grows_is_read_as_it_was(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    before = source.read_bytes()
+    stopped_with_spools(begin, source)
+    with source.open("ab") as file:
+        file.write(b" and more\n")
+
+    done = streamq("run", *RUN, "--map", "held.py:held", "-o", "out.txt")
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == before
+
+
+@pytest.mark.long
+def test_records_that_changed_while_the_run_went_on_fail_and_say_so(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    """All parts are loaded at once. The only process reads the others when the first is done."""
+    running = begin(*RUN[:3], "-p", "1", "--map", "held.py:held", "-o", "out.txt")
+    wait_until(lambda: '"state":"open"' in streamq("ls", "--json").stdout, 60)
+    source.write_bytes(source.read_bytes().replace(b"line 39999", b"LINE 39999"))
+    (tmp_path / "go").touch()
+    running.communicate(timeout=60)
+
+    told = (tmp_path / "out.errors.jsonl").read_text()
+    assert running.returncode == 1
+    assert "in.txt has changed since it was loaded" in told
+
+
+@pytest.mark.long
+def test_without_spools_all_bytes_go_through_the_server(
     streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:
-    done = streamq("run", *RUN[:-1], "--map", "held.py:picky", "-o", "out.txt")
+    done = streamq("run", *RUN, "--no-spool", "--map", "held.py:picky", "-o", "out.txt")
 
     assert done.returncode == 1, done.stderr
     (plan,) = tmp_path.glob(".streamq/*/plan*")
@@ -263,3 +302,24 @@ def test_the_same_command_without_spools_goes_on_as_it_began(
     resumed(streamq, "--no-spool")
 
     assert output.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_rows_of_a_csv_are_read_by_reference(
+    streamq: Streamq, tmp_path: Path, source: Path, end: bytes
+) -> None:
+    """Raw output begins with the header, unless the first result is a value."""
+    rows = [b'%d,"a%sb %d"' % (n, end, n) for n in range(10_000)]
+    text = end.join([b"id,name", *rows, b""])
+    (tmp_path / "in.csv").write_bytes(text)
+    run = ("run", "in.csv", "--bytes", "64KiB", "-p", "2", "--output-format", "raw")
+
+    assert streamq(*run, "--map", "held.py:same", "-o", "lines.txt").returncode == 0
+    assert streamq(*run, "--map", "held.py:ident", "-o", "values.txt").returncode == 0
+
+    shown = text if end == b"\n" else text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    found = (tmp_path / "lines.txt").read_bytes()
+    assert found.replace(b"\r\n", b"\n").replace(b"\r", b"\n") == shown
+    numbers = (tmp_path / "values.txt").read_bytes().split()
+    assert numbers == [b"%d" % n for n in range(10_000)]
