@@ -9,7 +9,7 @@ import os
 import stat
 import zlib
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -33,6 +33,8 @@ from streamq.records.remote import (
 )
 from streamq.records.tables import TableFile, TableReference
 
+#: So many bytes are read at once: a reference may be made up, and say that it has any number.
+_MOST_AT_ONCE = 2**26
 #: In place of a checksum, in references to what has none.
 NO_CHECK = -1
 #: Largest part by reference, in bytes.
@@ -164,8 +166,10 @@ class Reader:
                 self._check_unchanged(name, file, reference)
                 return _whole(Input(name, file))
         kept = self._last
-        if not kept or kept.name != name or self._has_changed(kept.file, reference):
-            kept = _Kept(name, self._opened(name))
+        if kept and kept.name == name:
+            with suppress(Abandon):  # another file may be in its place by now
+                return self._checked(name, kept.file, reference, spec)
+        kept = _Kept(name, self._opened(name))
         data = self._checked(name, kept.file, reference, spec)
         if self._base:
             self._last = kept
@@ -241,7 +245,7 @@ def _open_below(folder: Path, path: Path) -> int:
 
 def _read_range(name: str, file: BinaryIO, reference: Reference) -> bytes:
     blocks, offset, left = [], reference.offset, reference.length
-    while left and (block := os.pread(file.fileno(), left, offset)):
+    while left and (block := os.pread(file.fileno(), min(left, _MOST_AT_ONCE), offset)):
         blocks.append(block)
         offset, left = offset + len(block), left - len(block)
     if left:

@@ -263,3 +263,13 @@ def test_empty_range_is_of_the_same_object_too() -> None:
         files["a.txt"] = b"another"
         with pytest.raises(RemoteChanged):
             read_range(f"{web}/a.txt", 3, 0, then)
+
+
+def test_reference_to_more_than_a_file_has_takes_no_more_memory_than_the_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"little")
+    payload = msgspec.json.encode(Reference(0, 2**50, 2**50, "made up", 1))
+
+    with pytest.raises(Abandon, match="cut short"):
+        Reader([str(tmp_path)]).read(str(tmp_path / "a.txt"), payload, Spec(format="lines"))
