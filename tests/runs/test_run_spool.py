@@ -4,6 +4,9 @@ import gzip
 import json
 import os
 import random
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,10 @@ def wanders(line: bytes) -> bytes:
 def picky(line: str) -> str:
     if line.endswith("77"):
         raise ValueError("sevens")
+    return line
+def slow(line: bytes) -> bytes:
+    if line.endswith(b"00"):
+        time.sleep(float(os.environ.get("PAUSE_S", "0")))
     return line
 def same(row: bytes) -> bytes:
     return row
@@ -129,6 +136,46 @@ def test_what_is_lost_in_a_spool_runs_again(
     assert "runs again" in said
     assert output.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
+
+
+def tear(path: Path, chance: random.Random) -> None:
+    """Cut a spool off somewhere, as a power cut may."""
+    os.truncate(path, chance.randrange(path.stat().st_size + 1))
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_random_moments_with_torn_spools_it_gives_the_input_back(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "3"))
+    chance = random.Random(os.environ.get("STREAMQ_TEST_SEED", kills))
+    output, torn = tmp_path / "out.txt", 0
+    marks = sorted(chance.randrange(source.stat().st_size) for _ in range(kills))
+    words = [*RUN, "--map", "held.py:slow", "-o", "out.txt"]
+    for mark in marks:
+        running = begin(*words, PAUSE_S="0.02")
+        while running.poll() is None and mark >= (output.stat().st_size if output.exists() else 0):
+            time.sleep(0.001)
+        time.sleep(chance.random() / 10)
+        pids = [running.pid, *descendants(running.pid)]
+        if chance.random() < 0.5:
+            for pid in chance.sample(pids, len(pids)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        running.kill()
+        running.communicate()
+        wait_until(lambda pids=pids: not any(map(is_alive, pids)), 15)
+        if chance.random() < 0.5:
+            for path in spools(tmp_path):
+                tear(path, chance)
+                torn += 1
+
+    done = streamq("run", *words)
+
+    assert done.returncode == 0, done.stderr
+    assert output.read_bytes() == source.read_bytes()
+    assert not (tmp_path / ".streamq").exists()
+    print(f"{kills} kills, {torn} spools torn")
 
 
 @pytest.mark.long
