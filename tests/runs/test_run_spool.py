@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.running import EMBEDDED, Begin, Streamq, descendants
+from tests.runs.running import EMBEDDED, Begin, Streamq, descendants, wait_for_the_end_of
 from tests.support.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.commands, EMBEDDED]
@@ -164,7 +164,7 @@ def test_killed_at_random_moments_with_torn_spools_it_gives_the_input_back(
                     os.kill(pid, signal.SIGKILL)
         running.kill()
         running.communicate()
-        wait_until(lambda pids=pids: not any(map(is_alive, pids)), 15)
+        wait_for_the_end_of(pids)
         if chance.random() < 0.5:
             for path in spools(tmp_path):
                 tear(path, chance)
