@@ -97,11 +97,12 @@ def results(
     request_id = place.ids[0]
     _refuse_run(place, output)
     with connected(place.url, place.prefix) as protocol, naming(request_id):
+        request = Request(protocol, request_id)
         if not output:
             for data in show(protocol, request_id, form, follow=follow, has_keys=has_keys):
                 sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-            _account(Request(protocol, request_id), file_of(protocol, request_id))
+            _account(request, file_of(protocol, request_id))
             return
         path = Path(output)
         if has_manifest:
@@ -120,7 +121,6 @@ def results(
             render.note("stopped; the same command goes on")
             raise
         if is_complete:
-            request = Request(protocol, request_id)
             render.failures(collector.failures, write_errors(collector.failures, path))
             if has_manifest:
                 files = protocol.inspect(request_id).spec.files

@@ -22,7 +22,7 @@ import msgspec
 from streamq.errors import Damaged, ProtocolError, ServerError, StreamqError
 from streamq.model import Part
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant, Outcome, PassedPart, Terms, Tokens
+from streamq.protocol.replies import Grant, Outcome, PassedPart, Terms, Token, Tokens
 from streamq.queue.lease_book import LeaseBook
 from streamq.queue.outages import Outage
 from streamq.queue.outcomes import PartDone, PartNotDone
@@ -51,6 +51,9 @@ class LeaseHost(typing.Protocol):
     def push(self, request_id: str, tokens: Tokens) -> None:
         """Push the tokens that a reply asks for."""
 
+    def keep_one(self, place: str, tokens: Tokens) -> tuple[Token | None, Tokens]:
+        """Return a token for a later stage that this host can use, and the other tokens."""
+
     def note_end(self, request_id: str, grant: Grant) -> None:
         """Note whether the request has ended."""
 
@@ -78,8 +81,9 @@ class HeldLease:
         self._insist = insist if is_insisting else _ask_once
         self.holder = holder
         self.request_id = request_id
-        #: Both are known when the claim is granted.
+        #: As the token said, and then the claim.
         self.handler = ""
+        #: It is known when the claim is granted.
         self.created_ms = 0
         #: When the claim was sent, and when the batch at hand came.
         self.asked_at = self.handed_at = time.monotonic()
@@ -94,6 +98,11 @@ class HeldLease:
         self.facts = ""
         self.records = 0
         self.size = 0
+        #: Whether nothing else was there to be run when its token came: then the host keeps a token
+        #: for the next stage of the flow, rather than push it and take it again.
+        self.is_prompt = False
+        #: The token that was kept.
+        self.follow: Token | None = None
         #: The part that runs, or ran last since the last ``finish``.
         self.part: Part | None = None
 
@@ -148,7 +157,10 @@ class HeldLease:
             self.handed_at = time.monotonic()
             self._deal(grant)
         host.note_end(self.request_id, grant)
-        host.push(self.request_id, grant.tokens)
+        tokens = grant.tokens
+        if self.is_prompt and not grant.parts and tokens.others:
+            self.follow, tokens = host.keep_one(self.request_id, tokens)
+        host.push(self.request_id, tokens)
         return grant
 
     def _pass_on(self, call: int, terms: Terms) -> Grant:
