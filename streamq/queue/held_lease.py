@@ -51,9 +51,6 @@ class LeaseHost(typing.Protocol):
     def push(self, request_id: str, tokens: Tokens) -> None:
         """Push the tokens that a reply asks for."""
 
-    def keep_one(self, place: str, tokens: Tokens) -> tuple[Token | None, Tokens]:
-        """Return a token for a later stage that this host can use, and the other tokens."""
-
     def note_end(self, request_id: str, grant: Grant) -> None:
         """Note whether the request has ended."""
 
@@ -98,9 +95,9 @@ class HeldLease:
         self.facts = ""
         self.records = 0
         self.size = 0
-        #: Whether nothing else was there to be run when its token came: then the host keeps a token
-        #: for the next stage of the flow, rather than push it and take it again.
-        self.is_prompt = False
+        #: Takes a token for a later stage of the flow out of what is to be pushed. A host sets it
+        #: if nothing else was there to be run when its own token came: then it goes on by itself.
+        self.keep_one: Callable[[str, Tokens], tuple[Token | None, Tokens]] | None = None
         #: The token that was kept.
         self.follow: Token | None = None
         #: The part that runs, or ran last since the last ``finish``.
@@ -158,8 +155,8 @@ class HeldLease:
             self._deal(grant)
         host.note_end(self.request_id, grant)
         tokens = grant.tokens
-        if self.is_prompt and not grant.parts and tokens.others:
-            self.follow, tokens = host.keep_one(self.request_id, tokens)
+        if self.keep_one and not grant.parts and tokens.others:
+            self.follow, tokens = self.keep_one(self.request_id, tokens)
         host.push(self.request_id, tokens)
         return grant
 

@@ -142,7 +142,8 @@ class WorkerProcess:
         lease, grant, known = claimed
         timeout_ms, is_async = known.work.timeout_ms, known.work.handler.is_async
         # A coroutine's lease ends on the event loop, which must not wait for a claim.
-        lease.is_prompt = not (invitation.was_waiting or is_async)
+        if not (invitation.was_waiting or is_async):
+            lease.keep_one = self._taker.keep_one
         # Before the batch is dealt: from then on the parent looks after its parts.
         self._table.describe(slot, grant.handler, timeout_ms=timeout_ms, is_async=is_async)
         lease.begin(grant)

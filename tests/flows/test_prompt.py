@@ -110,7 +110,7 @@ def test_token_is_kept_only_if_nothing_else_waited(
     claimed = mine.claim(Invitation(Token(flow.id, HANDLER, 50), was_waiting=False), Diary())
     assert claimed is not None
     lease, (part,) = claimed.lease, claimed.grant.parts
-    lease.is_prompt = is_prompt
+    lease.keep_one = mine.keep_one if is_prompt else None
     lease.record(part, PartDone(b"x", 1, PassedPart(part.number, "1", ["1@1"], [b"x"], 1)))
 
     lease.finish(0, is_alone=True)
@@ -194,7 +194,12 @@ def test_groups_are_counted_only_where_there_is_a_join(
     client: Client, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(Protocol, "group_counts", lambda _, id_: asked.append(id_) or (0, 0))
+
+    def counted(_: Protocol, request_id: str) -> tuple[int, int]:
+        asked.append(request_id)
+        return 0, 0
+
+    monkeypatch.setattr(Protocol, "group_counts", counted)
     requests = [
         client.submit(["ab"], flow=each, queue=queue) for each in (flows.maps, flows.strict)
     ]
