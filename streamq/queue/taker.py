@@ -264,7 +264,7 @@ class Taker(Generic[Work]):
         if known and known.created_ms == grant.created_ms:
             return known
         work = self._prepare(request_id, grant)
-        facts = _facts(grant.spec) if b'"facts"' in grant.spec else ""
+        facts = _facts_of_spec(grant.spec) if b'"facts"' in grant.spec else ""
         known = KnownRequest(grant.created_ms, Pace(self._host.quantum_s), work, facts)
         self._known[request_id] = known
         while len(self._known) > KNOWN_REQUESTS:
@@ -348,5 +348,5 @@ class Taker(Generic[Work]):
         return True
 
 
-def _facts(spec: bytes) -> str:
+def _facts_of_spec(spec: bytes) -> str:
     return msgspec.json.decode(spec, type=Spec).facts
