@@ -5,6 +5,7 @@ clients; ``make docs`` writes the copy.
 """
 
 from functools import cache
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -58,6 +59,9 @@ def openapi_document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
     """Return the document."""
     kinds = [kind for route in routes for kind in (route.body, *route.answers.values()) if kind]
     schemas, components = msgspec.json.schema_components([*kinds, ProblemTold], ref_template=_REF)
+    for told in components.values():
+        if "description" in told:  # Python 3.12 and older keep the indentation of a docstring
+            told["description"] = cleandoc(told["description"])
     by_kind = dict(zip(map(repr, [*kinds, ProblemTold]), schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in routes:
