@@ -19,7 +19,7 @@ from streamq.queue.flow_policy import flow_policy, follow_of
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
 from streamq.queue.gateway_client import GatewayQueue
 from streamq.queue.loading import keep_registered
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
 from streamq.records.keys import MADE
@@ -308,8 +308,8 @@ def _policy_of(options: dict[str, Any]) -> Policy:
         return _cached_policy(**options)
     except TypeError:
         # An option that cannot be hashed cannot be cached. This raises the proper error.
-        return policy(**options)
+        return policy_of_options(**options)
 
 
 #: Most requests of a program have the same options.
-_cached_policy = lru_cache(64, typed=True)(policy)
+_cached_policy = lru_cache(64, typed=True)(policy_of_options)

@@ -75,7 +75,7 @@ class HeldLease:
         """
         self._host = host
         self.book = book
-        self._insist = insist if is_insisting else _ask_once
+        self._insist = insist_until_answered if is_insisting else _ask_once
         self.holder = holder
         self.request_id = request_id
         #: As the token said, and then the claim.
@@ -272,7 +272,7 @@ class HeldLease:
         self.book.deal([part.number for part in grant.parts])
 
 
-def insist(call: Callable[[], T]) -> T:
+def insist_until_answered(call: Callable[[], T]) -> T:
     """Make a call until the server answers. Every repeat is the same call, number and all.
 
     Raises:
@@ -285,7 +285,7 @@ def insist(call: Callable[[], T]) -> T:
         except ServerError as error:
             time.sleep(outage.failed(error))
         except ProtocolError as error:
-            raise _gone(error) from None
+            raise _lease_gone(error) from None
 
 
 def _ask_once(call: Callable[[], T]) -> T:
@@ -293,10 +293,10 @@ def _ask_once(call: Callable[[], T]) -> T:
     try:
         return call()
     except ProtocolError as error:
-        raise _gone(error) from None
+        raise _lease_gone(error) from None
 
 
-def _gone(error: ProtocolError) -> LeaseGone:
+def _lease_gone(error: ProtocolError) -> LeaseGone:
     level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
     log.log(level, "dropped: %s", error)
     return LeaseGone()

@@ -282,7 +282,7 @@ class Taker(Generic[Work]):
         if known and known.created_ms == grant.created_ms:
             return known
         work = self._prepare(request_id, grant)
-        facts = self._facts(request_id, grant) if b'"facts"' in grant.spec else ""
+        facts = self._facts_of(request_id, grant) if b'"facts"' in grant.spec else ""
         known = KnownRequest(grant.created_ms, Pace(self._host.quantum_s), work, facts)
         with self._keeping:
             self._known[request_id] = known
@@ -290,7 +290,7 @@ class Taker(Generic[Work]):
                 self._known.popitem(last=False)
         return known
 
-    def _facts(self, request_id: str, grant: Grant) -> str:
+    def _facts_of(self, request_id: str, grant: Grant) -> str:
         """Return what the spec says of a stage, and note which flow it is of."""
         spec = msgspec.json.decode(grant.spec, type=Spec)
         shape = Shape.read(spec.shape)
@@ -337,10 +337,10 @@ class Taker(Generic[Work]):
 
         Returns None and all of them if there is no such token.
         """
-        own_stage = _stage(place)
+        own_stage = _stage_number(place)
         for at, each in enumerate(tokens.others):
             handler, _, level = each.tokens.to.rpartition(":")
-            is_later = _stage(each.place) > own_stage
+            is_later = _stage_number(each.place) > own_stage
             is_ours = each.queue == self._host.queue and handler in self._host.offers
             if each.tokens.count < 1 or not is_later or not is_ours:
                 continue
@@ -394,5 +394,5 @@ class Taker(Generic[Work]):
         return True
 
 
-def _stage(place: str) -> int:
+def _stage_number(place: str) -> int:
     return int(units.place(place)[1] or 1)

@@ -9,7 +9,7 @@ from streamq import units
 from streamq.errors import InvalidValue
 from streamq.flows.flow import Flow
 from streamq.model import LIMIT, Status
-from streamq.protocol.connecting import connected
+from streamq.protocol.connecting import connected_protocol
 from streamq.queue.client import Client
 from streamq.queue.fleet import check_fleet
 from streamq.queue.request import Request
@@ -24,7 +24,7 @@ from streamq.runs.progress import Progress
 from streamq.runs.retry import new_run
 from streamq.runs.run import carry_out
 from streamq.runs.same import on_server, server_name
-from streamq.runs.spooling import spooled
+from streamq.runs.spooling import spooled_plan
 from streamq.settings import Settings, with_login
 from streamq.worker.flow_reader import read_flow_apart
 from streamq.worker.spawning import Spawner
@@ -217,7 +217,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     )
     named, prefix = with_login(url or settings.url, settings), prefix or settings.prefix
     if named:
-        with connected(
+        with connected_protocol(
             named,
             prefix,
             is_insecure=settings.insecure,
@@ -228,7 +228,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             pass  # only to see that a server answers, before anything is stored
     plan = on_server(plan, server_name(named, prefix))
     if not stored:
-        plan = spooled(plan, is_wanted=spool)
+        plan = spooled_plan(plan, is_wanted=spool)
     beginning = beginning_of(resume=resume, retry=retry_failed, is_fresh=fresh)
     folder = RunFolder(plan, beginning)
     with (
