@@ -310,7 +310,7 @@ class Desk:
             lease_ms=ticket.lease_ms,
             beat_ms=min(ticket.lease_ms // 4, MOST_BEAT_MS),
             timeout_ms=spec.timeout_ms,
-            parts=payloads.told(grant.parts, spec, ask.as_),
+            parts=payloads.told_parts(grant.parts, spec, ask.as_),
         )
 
     def _remember(self, ticket: Ticket, spec: Spec) -> None:

@@ -28,7 +28,7 @@ from streamq.records.remote import (
     RemoteFile,
     RemoteMissing,
     is_remote,
-    locate,
+    locate_url,
     read_range,
 )
 from streamq.records.tables import TableFile, TableReference
@@ -54,7 +54,7 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
     check: int = NO_CHECK
 
 
-class _Kept:
+class _KeptFile:
     """A file that stays open until no thread reads it any more."""
 
     def __init__(self, name: str, file: BinaryIO) -> None:
@@ -72,11 +72,11 @@ class Reader:
         """``base``: in a run, the folder that names are relative to."""
         self._base = base
         #: In a run: the file that was read last. The next part is often of the same.
-        self._last: _Kept | None = None
+        self._last: _KeptFile | None = None
         #: The table that was read last, and of which file.
         self._table: tuple[Any, TableFile] | None = None
         self._table_lock = Lock()
-        self._urls = [locate(each) for each in allowed if is_remote(each)]
+        self._urls = [locate_url(each) for each in allowed if is_remote(each)]
         self._paths = {
             os.path.realpath(Path(base, each)) for each in allowed if not is_remote(each)
         }
@@ -93,7 +93,7 @@ class Reader:
             Abandon: the file is not allowed, is not there, or has changed since it was loaded.
         """
         reference = msgspec.json.decode(payload, type=Reference)
-        with _abandoning(name):
+        with _abandon_bad_reference(name):
             if is_remote(name):
                 return self._read_url(name, reference, spec)
             return self._read_file(name, reference, spec)
@@ -107,7 +107,7 @@ class Reader:
             Abandon: as of ``read``.
         """
         reference = msgspec.json.decode(payload, type=TableReference)
-        with _abandoning(name), self._table_lock:
+        with _abandon_bad_reference(name), self._table_lock:
             return self._table_of(name, reference, form).read(reference, columns)
 
     def _table_of(self, name: str, reference: TableReference, form: str) -> TableFile:
@@ -153,10 +153,10 @@ class Reader:
         with closing(RemoteFile(url)) as file:
             if file.object != then:
                 raise RemoteChanged
-            return _whole(Input(url, file))
+            return _whole_content(Input(url, file))
 
     def _check_url(self, url: str) -> None:
-        location = locate(url)
+        location = locate_url(url)
         if not any(each.covers(location) for each in self._urls):
             raise self._refusal(url)
 
@@ -164,12 +164,12 @@ class Reader:
         if spec.format == "file":
             with self._opened(name) as file:
                 self._check_unchanged(name, file, reference)
-                return _whole(Input(name, file))
+                return _whole_content(Input(name, file))
         kept = self._last
         if kept and kept.name == name:
             with suppress(Abandon):  # another file may be in its place by now
                 return self._checked(name, kept.file, reference, spec)
-        kept = _Kept(name, self._opened(name))
+        kept = _KeptFile(name, self._opened(name))
         data = self._checked(name, kept.file, reference, spec)
         if self._base:
             self._last = kept
@@ -213,7 +213,7 @@ class Reader:
 
 
 @contextmanager
-def _abandoning(name: str) -> Generator[None]:
+def _abandon_bad_reference(name: str) -> Generator[None]:
     """Raise Abandon for a file that is not there, is not allowed or has changed."""
     try:
         yield
@@ -253,7 +253,7 @@ def _read_range(name: str, file: BinaryIO, reference: Reference) -> bytes:
     return b"".join(blocks) if len(blocks) > 1 else blocks[0] if blocks else b""
 
 
-def _whole(source: Input) -> bytes:
+def _whole_content(source: Input) -> bytes:
     """Return the whole decompressed content of an input."""
     blocks, size = [], 0
     while block := source.read(2**22):

@@ -111,17 +111,17 @@ class SpoolWriter:
                     done = os.pwrite(self._fd, rest, self._size)
                     self._size += done
                     rest = rest[done:]
-            return _name(self._name, self._number), offset
+            return _spool_name(self._name, self._number), offset
 
     def _begin(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._number, self._size, self._fd = self._number + 1, 0, -1
-        path = self._folder / _name(self._name, self._number)
+        path = self._folder / _spool_name(self._name, self._number)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def _name(process: str, number: int) -> str:
+def _spool_name(process: str, number: int) -> str:
     return f"{process}.{number}"
 
 
@@ -143,7 +143,7 @@ class _Spool:
         process, _, number = self.path.name.rpartition(".")
         if self.copied < os.fstat(self.fd).st_size:
             return False
-        return not is_growing or self.path.with_name(_name(process, int(number) + 1)).exists()
+        return not is_growing or self.path.with_name(_spool_name(process, int(number) + 1)).exists()
 
 
 class SpoolReader:
@@ -230,7 +230,7 @@ def spooled_of(result: bytes) -> Spooled | None:
     Raises:
         Damaged: the result is damaged.
     """
-    data = codec.spooled(result)
+    data = codec.spooled_lines(result)
     if data is None:
         return None
     with damaged_if_unreadable("a result"):

@@ -25,7 +25,7 @@ from streamq.records.encoding import Item
 from streamq.records.references import Reader
 from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes, yielding
-from streamq.worker.calling import Timeout, tamed, telling
+from streamq.worker.calling import Timeout, tamed_error, telling_the_watch
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
 from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
@@ -37,7 +37,7 @@ from streamq.worker.verdicts import Verdicts
 _NOTHING = PartDone(codec.encode_result([None]), 1)
 
 
-def _outcomes(items: list[Item], count: int) -> Outcomes:
+def _outcomes_of(items: list[Item], count: int) -> Outcomes:
     return kept_outcomes.of_items(items[:], count)
 
 
@@ -96,14 +96,14 @@ class Runner(Verdicts):
     ) -> PartDone | PartNotDone:
         items: list[Item] = []
         if self.timeout_ms and self.handler.is_map:
-            call = telling(call, items, watch)
+            call = telling_the_watch(call, items, watch)
         elif self.handler.is_map and can_be_cut(part.payload, self._spec):
             return self._run_in_blocks(call, part, watch)
         if plain := self._plain_values(part, part.payload):
             values, letter = plain
             count = len(values)
             run = partial(self._run_plain, call, items)
-            so_far = partial(_outcomes, items, count)
+            so_far = partial(_outcomes_of, items, count)
             error = self._run_stretches(run, values, items, watch, so_far, is_last_use=True)
             if len(items) == count:
                 return self.done(part, items, count, letter * count)
@@ -112,7 +112,7 @@ class Runner(Verdicts):
         # Where some lines are blank, records are run one by one.
         if not (self._may_skip(part) and any(map(self._is_blank, given))):
             run = partial(self._run_straight, call, items, about.is_json(part))
-            so_far = partial(_outcomes, items, len(given))
+            so_far = partial(_outcomes_of, items, len(given))
             error = self._run_stretches(run, given, items, watch, so_far)
             if len(items) == len(given):
                 return self.done(part, items, len(items), self.endings(given))
@@ -217,7 +217,7 @@ class Runner(Verdicts):
         if not isinstance(run, RecordByRecord):
             return run
         if error and run.decode():
-            run.failed(tamed(error))
+            run.failed(tamed_error(error))
         if run.is_whole and len(given) > 1:
             watch.offer(lambda: self._so_far(run.outcomes))
         return self._call_each(call, run, watch)
@@ -232,7 +232,7 @@ class Runner(Verdicts):
             try:
                 returned = call(run.value)
             except BaseException as raised:  # noqa: BLE001  whatever it is, it is the part's
-                run.failed(tamed(raised))
+                run.failed(tamed_error(raised))
             else:
                 run.returned(returned)
             if run.is_whole and watch.is_due() and not watch.is_over():
@@ -309,7 +309,7 @@ class Runner(Verdicts):
                     break
                 run.failed(self._cancelled(reason))
             except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
-                run.failed(tamed(error))
+                run.failed(tamed_error(error))
             else:
                 run.returned(returned)
             if run.is_whole and watch.is_due():
@@ -357,7 +357,7 @@ class Runner(Verdicts):
 
     def _callable(self) -> Callable[..., Any]:
         """Return what is called with a record, and returns what it came to."""
-        return yielding.encoded(self.handler, self.encode, self._max_result)
+        return yielding.encoded_yields(self.handler, self.encode, self._max_result)
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         function, name = self._function, self.handler.context_name
@@ -367,7 +367,7 @@ class Runner(Verdicts):
 
     def endings(self, given: list[bytes]) -> bytes:
         """Return how the lines of a part's records end."""
-        return records.endings(given) if self._is_text else b""
+        return records.line_endings(given) if self._is_text else b""
 
     def outcomes_so_far(self, part: Part, given: list[bytes]) -> Outcomes:
         """Return what the records came to in earlier attempts.
@@ -376,7 +376,7 @@ class Runner(Verdicts):
             Damaged: what they left cannot be read.
         """
         if part.partial:
-            outcomes = kept_outcomes.decode(part.partial, len(given))
+            outcomes = kept_outcomes.decode_kept_outcomes(part.partial, len(given))
         else:
             outcomes = kept_outcomes.of_items([], len(given))
         can_skip = self._may_skip(part)
@@ -400,7 +400,9 @@ class Runner(Verdicts):
     def decode_record(self, record: bytes, is_json: bool) -> Any:
         """Return what the handler is called with."""
         try:
-            return self._decode(records.bare(record) if self._is_text else record, is_json)
+            return self._decode(
+                records.without_line_ending(record) if self._is_text else record, is_json
+            )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DecodeError(f"the record does not decode: {error}") from None
 
