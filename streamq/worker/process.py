@@ -24,7 +24,7 @@ from streamq.protocol.replies import Grant
 from streamq.queue.held_lease import report_outage
 from streamq.queue.outages import Outage
 from streamq.queue.taker import KNOWN_REQUESTS, Host, Taker
-from streamq.records.references import Reader
+from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
 from streamq.worker.batches import Batches, SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, ProcessConfig, VisitAt
@@ -62,7 +62,7 @@ class WorkerProcess:
         self._app = app
         self._table = table
         self._channel = channel
-        self._reader = Reader(config.allow_read, config.base)
+        self._reader = ReferenceReader(config.allow_read, config.base)
         self._spool = SpoolWriter(config.spool, config.form) if config.spool else None
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
