@@ -104,13 +104,12 @@ def results(
     request_id = place.ids[0]
     _refuse_run(place, output)
     with connected(place.url, place.prefix) as protocol, naming_request(request_id):
+        request = Request(protocol, request_id)
         if not output:
             for data in show_results(protocol, request_id, form, follow=follow, has_keys=has_keys):
                 sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-            _account_for_unshown_results(
-                Request(protocol, request_id), file_of_committed(protocol, request_id)
-            )
+            _account_for_unshown_results(request, file_of_committed(protocol, request_id))
             return
         path = Path(output)
         if has_manifest:
@@ -129,7 +128,6 @@ def results(
             render.note("stopped; the same command goes on")
             raise
         if is_complete:
-            request = Request(protocol, request_id)
             render.failures(collector.failures, write_errors(collector.failures, path))
             if has_manifest:
                 files = protocol.inspect(request_id).spec.files

@@ -65,6 +65,8 @@ class Client:
         self._max_part = units.size_bytes(max_part, "max_part")
         units.name(prefix, "prefix")
         self._gateway: GatewayQueue | None = None
+        #: When the workers of a queue were last found to know flows.
+        self._checked: dict[str, float] = {}
         if is_gateway(url):
             self._gateway = GatewayQueue(GatewayCalls(url, settings), self._max_part)
             return
@@ -226,7 +228,7 @@ class Client:
             raise InvalidValue("a gateway does not take flows; use the URL of the server")
         meant = flow_policy(flow, options, follow=follow)
         assert meant.flow
-        check_fleet(self._protocol, meant.flow)
+        check_fleet(self._protocol, meant.flow, self._checked)
         return meant
 
     @property

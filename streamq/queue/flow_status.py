@@ -44,12 +44,17 @@ def status_of(protocol: Protocol, found: Snapshot) -> Status:
     records = RecordCounts(
         *(sum(counts) for counts in zip(*map(_record_counts, told), strict=True))
     )
-    opened, blocked = protocol.group_counts(found.id)
+    # Only children that a join waits for are in groups: other flows are not asked for any.
+    has_join = any(each.kind == "join" for each in told)
+    # The first items of a canary may be in later stages still.
+    is_through = not any(_unfinished_parts(each) for each in told[1:])
+    opened, blocked = protocol.group_counts(found.id) if has_join else (0, 0)
     return msgspec.structs.replace(
         whole,
         parts=parts,
         records=records,
         eta_s=told[-1].eta_s,
+        waits_for_release=whole.waits_for_release and is_through,
         flow=found.fields.get("flow", ""),
         stages=told,
         groups={"open": opened, "blocked": blocked},
@@ -73,6 +78,10 @@ def _stage_snapshots(found: Sequence[Snapshot | StreamqError]) -> list[Snapshot]
         if isinstance(each, StreamqError):
             raise each
     return [each for each in found if isinstance(each, Snapshot)]
+
+
+def _unfinished_parts(stage: Status) -> int:
+    return stage.parts.waiting + stage.parts.running + stage.parts.retry
 
 
 def _part_counts(stage: Status) -> tuple[int, ...]:

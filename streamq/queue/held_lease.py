@@ -22,7 +22,7 @@ import msgspec
 from streamq.errors import Damaged, ProtocolError, ServerError, StreamqError
 from streamq.model import Part
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant, Outcome, PassedPart, Terms, Tokens
+from streamq.protocol.replies import Grant, Outcome, PassedPart, Terms, Token, Tokens
 from streamq.queue.lease_book import LeaseBook
 from streamq.queue.outages import Outage
 from streamq.queue.outcomes import PartDone, PartNotDone
@@ -78,8 +78,9 @@ class HeldLease:
         self._insist = insist_until_answered if is_insisting else _ask_once
         self.holder = holder
         self.request_id = request_id
-        #: Both are known when the claim is granted.
+        #: As the token said, and then the claim.
         self.handler = ""
+        #: It is known when the claim is granted.
         self.created_ms = 0
         #: When the claim was sent, and when the batch at hand came.
         self.asked_at = self.handed_at = time.monotonic()
@@ -94,6 +95,11 @@ class HeldLease:
         self.facts = ""
         self.records = 0
         self.size = 0
+        #: Takes a token for a later stage of the flow out of what is to be pushed. A host sets it
+        #: if nothing else was there to be run when its own token came: then it goes on by itself.
+        self.keep_one: Callable[[str, Tokens], tuple[Token | None, Tokens]] | None = None
+        #: The token that was kept.
+        self.follow: Token | None = None
         #: The part that runs, or ran last since the last ``finish``.
         self.part: Part | None = None
 
@@ -148,7 +154,10 @@ class HeldLease:
             self.handed_at = time.monotonic()
             self._deal(grant)
         host.note_end(self.request_id, grant)
-        host.push(self.request_id, grant.tokens)
+        tokens = grant.tokens
+        if self.keep_one and not grant.parts and tokens.others:
+            self.follow, tokens = self.keep_one(self.request_id, tokens)
+        host.push(self.request_id, tokens)
         return grant
 
     def _pass_on(self, call: int, terms: Terms) -> Grant:

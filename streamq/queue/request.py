@@ -50,6 +50,13 @@ class Request:
     """
 
     def __init__(self, protocol: Protocol, request_id: str) -> None:
+        flow_id, slash, _ = request_id.partition("/")
+        if slash:
+            # The scripts would change this stage and leave the others as they are.
+            raise InvalidValue(
+                f"{request_id} is a stage of a flow, and only its settings can be changed by "
+                f"themselves: give the whole flow, {flow_id}"
+            )
         self._protocol = protocol
         self.id = request_id
 

@@ -1,6 +1,6 @@
 """Inputs as bytes: files and standard input, decompressed where they are compressed.
 
-An ``InputIdentity`` shows whether a file has changed. Standard input can be read only once, so a load
+An ``InputIdentity`` shows whether a file has changed. Standard input can be read only once: a load
 keeps a digest of the bytes it has taken. When the load is run again with the same bytes, it can go
 on.
 """

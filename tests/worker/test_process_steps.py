@@ -22,7 +22,7 @@ from streamq.queue import held_lease, taker
 from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.queue.pace import Pace
-from streamq.queue.taker import Claimed, KnownRequest
+from streamq.queue.taker import Claimed, Invitation, KnownRequest
 from streamq.worker import batches, counters, process
 from streamq.worker.batches import SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, VisitAt
@@ -701,6 +701,59 @@ class TestSlots:
             desk.process._taker._leave_alone(name, 5.0)
 
         assert list(desk.process._taker._ended) == ["c"]
+
+
+class TestNextStage:
+    """A slot whose lease is over may have a token for the next stage of the flow."""
+
+    @pytest.mark.parametrize(
+        ("name", "was_waiting"), [(HANDLER, False), (HANDLER, True), ("later", False)]
+    )
+    def test_token_may_be_kept_where_nothing_waited_and_no_loop_is_held_up(
+        self, desk: Desk, client: Client, queue: str, name: str, was_waiting: bool
+    ) -> None:
+        token = Token(client.submit([b"a"], handler=name, queue=queue).id, name, 50)
+
+        claimed = desk.process._claim(0, Invitation(token, was_waiting=was_waiting))
+
+        assert claimed is not None
+        may_keep = claimed[0].held.keep_one is not None
+        assert may_keep == (name == HANDLER and not was_waiting)
+
+    def test_slot_goes_on_or_is_given_back(
+        self, desk: Desk, driver: RequestByHand, claimed: Callable[..., tuple[SlotLease, Grant]]
+    ) -> None:
+        lease, _ = claimed(1, 2, limit=2)
+        lease.held.follow = Token(driver.id, HANDLER, 50)
+
+        desk.process._end(lease)
+        wait_until(lambda: driver.meta("done") == "1")
+        wait_until(lambda: 0 in desk.process._free)
+        # There is nothing more to claim.
+        desk.process._free.remove(0)
+        desk.process._end(lease)
+        assert 0 in desk.process._free
+
+    @pytest.mark.parametrize("why", ["stopping", "quiet", "exclusive"])
+    def test_process_that_takes_nothing_leaves_the_token_to_others(
+        self,
+        desk: Desk,
+        driver: RequestByHand,
+        claimed: Callable[..., tuple[SlotLease, Grant]],
+        why: str,
+    ) -> None:
+        lease, _ = claimed(1)
+        lease.held.follow = Token(driver.id, HANDLER, 50)
+        if why == "exclusive":
+            desk.process._exclusive = 1
+        else:
+            setattr(desk.process, f"_is_{why}", True)
+
+        desk.process._end(lease)
+
+        assert 0 in desk.process._free
+        tokens = f"{driver.protocol.queue_keys(driver.queue).tokens}{HANDLER}:50"
+        assert driver.protocol.connection.call("LRANGE", tokens, 0, -1) == [driver.id.encode()]
 
 
 class TestClaiming:
