@@ -83,7 +83,7 @@ class LineBlocks:
 
     def outcomes(self, count: int) -> Outcomes:
         """Return the outcomes so far of a part of so many records."""
-        return kept_outcomes.of_items(self.items(), count)
+        return kept_outcomes.outcomes_of_items(self.items(), count)
 
     def lines(self) -> tuple[list[bytes], bool] | None:
         """Return all that was yielded as lines, and whether they are text.

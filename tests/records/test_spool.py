@@ -16,7 +16,7 @@ from streamq.model import Spec
 from streamq.records import spool
 from streamq.records.encoding import Verbatim, decode_result, encode_item, encode_result
 from streamq.records.ranges import Range, copy_range
-from streamq.records.references import Reader, Reference
+from streamq.records.references import Reference, ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, SpoolWriter, spooled_of
 from streamq.records.writer import Writer
 
@@ -252,13 +252,13 @@ class TestReading:
         return msgspec.json.encode(found)
 
     @pytest.fixture
-    def reader(self, tmp_path: Path) -> Iterator[Reader]:
-        with closing(Reader(["in.txt"], str(tmp_path))) as reader:
+    def reader(self, tmp_path: Path) -> Iterator[ReferenceReader]:
+        with closing(ReferenceReader(["in.txt"], str(tmp_path))) as reader:
             yield reader
 
     @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
     def test_bytes_that_are_what_they_were_are_good_in_a_file_that_grows(
-        self, reader: Reader, tmp_path: Path, is_open: bool
+        self, reader: ReferenceReader, tmp_path: Path, is_open: bool
     ) -> None:
         wanted = self.reference(tmp_path / "in.txt", check=zlib.crc32(TEXT[5:25]))
         if is_open:
@@ -277,7 +277,7 @@ class TestReading:
             reader.read("in.txt", wanted, self.LINES)
 
     def test_another_file_in_its_place_is_read_if_it_has_the_same_bytes(
-        self, reader: Reader, tmp_path: Path
+        self, reader: ReferenceReader, tmp_path: Path
     ) -> None:
         wanted = self.reference(tmp_path / "in.txt", check=zlib.crc32(TEXT[5:25]))
         (tmp_path / "in.txt").rename(tmp_path / "before.txt")
@@ -289,7 +289,7 @@ class TestReading:
             reader.read("in.txt", wanted, self.LINES)
 
     def test_without_a_checksum_a_file_that_has_grown_is_refused(
-        self, reader: Reader, tmp_path: Path
+        self, reader: ReferenceReader, tmp_path: Path
     ) -> None:
         wanted = self.reference(tmp_path / "in.txt")
         assert reader.read("in.txt", wanted, self.LINES) == TEXT[5:25]
@@ -300,7 +300,7 @@ class TestReading:
             reader.read("in.txt", wanted, self.LINES)
 
     def test_without_a_checksum_a_file_that_was_written_to_is_refused(
-        self, reader: Reader, tmp_path: Path
+        self, reader: ReferenceReader, tmp_path: Path
     ) -> None:
         wanted = self.reference(tmp_path / "in.txt")
         assert reader.read("in.txt", wanted, self.LINES) == TEXT[5:25]
@@ -310,7 +310,7 @@ class TestReading:
             reader.read("in.txt", wanted, self.LINES)
 
     def test_rows_that_end_in_carriage_returns_are_read_as_they_are_loaded(
-        self, tmp_path: Path, reader: Reader
+        self, tmp_path: Path, reader: ReferenceReader
     ) -> None:
         data = b'a,b\r1,"x\ry"\r2,z\r\n'
         (tmp_path / "in.txt").write_bytes(data)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamq import Abandon
-from streamq.app import describe
+from streamq.app import describe_handler
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.records.encoding import decode_item, decode_result
@@ -106,7 +106,7 @@ def ran(function: Callable[..., Any], spec: Spec, payload: bytes) -> tuple[Any, 
     """Run a part. Return all that it came to, in the form in which it does not matter how."""
     SHARED["calls"] = 0
     part = Part(1, payload, b"%d 0 1 %d" % (payload.count(b"\n"), payload.count(b"\n")))
-    outcome = Runner(describe(function, is_map=True), spec).run(part, None)
+    outcome = Runner(describe_handler(function, is_map=True), spec).run(part, None)
     items, endings = decode_result(outcome.result)
     failures = outcome.failures if isinstance(outcome, PartNotDone) else []
     told = [(each.record, each.error, each.message) for each in failures]
@@ -182,7 +182,7 @@ def test_a_part_that_is_stopped_keeps_what_it_has_and_goes_on_there(
         calls.append(line)
         return line
 
-    runner = Runner(describe(counting, is_map=True), LINES)
+    runner = Runner(describe_handler(counting, is_map=True), LINES)
     part = Part(1, lines(), b"%d 0 1" % COUNT)
 
     first = runner.run(part, None, Watching(looks))
@@ -199,7 +199,7 @@ def test_a_part_that_is_stopped_keeps_what_it_has_and_goes_on_there(
 def test_a_part_that_takes_long_is_kept_between_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 5_000)
     watch = Watching(10**6, is_due=True)
-    runner = Runner(describe(same, is_map=True), LINES)
+    runner = Runner(describe_handler(same, is_map=True), LINES)
 
     runner.run(Part(1, lines(), b"%d 0 1" % COUNT), None, watch)
 
