@@ -228,9 +228,9 @@ class Protocol(PartProtocol):
                     found[request_id] = told
                     continue
                 found[request_id], look_ms = told
-                if found[request_id]:
-                    tokens = Tokens(first.count, first.to, look_ms)
-                    pushing.append(queue_calls.mint(queue, request_id, tokens))
+                # Also of one that was there: perhaps its answer was lost, and its token not pushed.
+                tokens = Tokens(first.count, first.to, look_ms)
+                pushing.append(queue_calls.mint(queue, request_id, tokens))
         # The next audit pushes what is not pushed now.
         self._each(pushing)
         return [found[request_id] for request_id, *_ in requests]

@@ -255,8 +255,9 @@ class Client:
         ``id``, ``flow`` and ``durable``.
 
         Up to 200 small requests go together. Each is one by itself all the same: if some cannot be
-        submitted, the others are. With ids the same call may be repeated, also after it was cut
-        short or partly refused: it makes no request twice, and submits what is missing.
+        submitted, the others are. What was submitted stays, also if the call is interrupted or
+        reading a request's payloads raises an error. With ids the same call may be repeated: it
+        makes no request twice, and submits what is missing.
 
         Raises:
             InvalidValue: an option that cannot be; nothing is submitted.

@@ -177,6 +177,29 @@ class TestAgain:
         assert [each.status().state for each in sent] == [State.DONE] * 5
 
 
+    def test_after_a_lost_answer_it_has_a_token(
+        self,
+        send: Send,
+        client: Client,
+        protocol: Protocol,
+        queue: str,
+        ids: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        do_apart = client.protocol._do_apart
+
+        def lost(calls: Any) -> Any:
+            found = do_apart(calls)
+            if calls[0].script == "submit":
+                raise ServerUnreachable("it answered, and nobody heard it")
+            return found
+
+        monkeypatch.setattr(client.protocol, "_do_apart", lost)
+        send({each: [b"a"] for each in ids})
+
+        assert sorted(tokens(protocol, queue)) == ids
+
+
 class TestInPart:
     def test_says_which_and_why(
         self, send: Send, client: Client, protocol: Protocol, queue: str, ids: list[str]
