@@ -176,7 +176,6 @@ class TestAgain:
 
         assert [each.status().state for each in sent] == [State.DONE] * 5
 
-
     def test_after_a_lost_answer_it_has_a_token(
         self,
         send: Send,
