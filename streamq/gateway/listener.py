@@ -59,7 +59,7 @@ class Tls(msgspec.Struct, frozen=True):
         return context
 
 
-def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that listens. ``is_shared``: other processes listen at the same port.
 
     Raises:
@@ -86,17 +86,17 @@ def is_loopback(listener: socket.socket) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def allow(connections: int) -> None:
+def allow_connections(connections: int) -> None:
     """Allow so many connections, as far as the system does: it is asked for more open files."""
     files = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    Connection.most = connections
+    ListenerConnection.most = connections
     if soft != resource.RLIM_INFINITY and soft < files:
-        Connection.most = max(soft - _OTHER_FILES, soft // 2)
-        log.warning("the system allows %d connections only: see ulimit -n", Connection.most)
+        ListenerConnection.most = max(soft - _OTHER_FILES, soft // 2)
+        log.warning("the system allows %d connections only: see ulimit -n", ListenerConnection.most)
 
 
 class Impatient(asyncio.Protocol):
@@ -128,7 +128,7 @@ class Impatient(asyncio.Protocol):
             self._unread = None
 
 
-class Connection(Impatient, HttpToolsProtocol):
+class ListenerConnection(Impatient, HttpToolsProtocol):
     """One connection of a caller: its head must come in time, and be short."""
 
     #: How many connections there may be.

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from streamq.errors import InvalidValue, ServerError, StreamqError
-from streamq.gateway.desk import MOST_BEAT_MS, Desk, Handed, too_many
+from streamq.gateway.desk import MOST_BEAT_MS, Desk, Handed, too_many_takes
 from streamq.gateway.messages import Beat, Leave, Report
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
@@ -66,7 +66,7 @@ class Sessions:
         """Serve one stream until it ends. ``receive`` returns None when it has ended."""
         caller.check_role(Role.WORKER, "a session")
         if self._counts[caller.name] >= caller.streams:
-            raise too_many(f"the key {caller.name} has {caller.streams} streams open already")
+            raise too_many_takes(f"the key {caller.name} has {caller.streams} streams open already")
         session = Session(self._desk, caller, receive, send)
         self._open.add(session)
         self._counts[caller.name] += 1
@@ -169,7 +169,7 @@ class Session:
                 await asyncio.sleep(PAUSE_S)
                 continue
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(error=_trouble(error)))
+                await self._say(ToWorker(error=_trouble_of_session(error)))
                 await asyncio.sleep(PAUSE_S)
                 continue
             if handed.granted:
@@ -195,7 +195,7 @@ class Session:
                 if await self._heed(message):
                     return
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(re=message.seq, error=_trouble(error)))
+                await self._say(ToWorker(re=message.seq, error=_trouble_of_session(error)))
 
     async def _heed(self, message: FromWorker) -> bool:
         """Do what a message says. Returns whether it was the last."""
@@ -257,11 +257,11 @@ class Session:
             await self._send_now(message)
 
 
-def _trouble(error: Problem | StreamqError) -> Trouble:
+def _trouble_of_session(error: Problem | StreamqError) -> Trouble:
     problem = error if isinstance(error, Problem) else problem_of(error)
     return Trouble(problem.status, problem.code, problem.title, problem.detail or problem.title)
 
 
-def encode(message: ToWorker) -> bytes:
+def encode_message(message: ToWorker) -> bytes:
     """Return a message as JSON."""
     return msgspec.json.encode(message)

@@ -33,13 +33,13 @@ class BadTicket(StreamqError):
     """The text is no ticket, or it was signed with another secret or given to another key."""
 
 
-class Runs(msgspec.Struct, frozen=True, array_like=True):
+class PackedNumbers(msgspec.Struct, frozen=True, array_like=True):
     """Whole numbers in a few bytes: each run is a first number, a step of 0 or 1, and a length."""
 
     runs: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
-    def of(cls, numbers: Iterable[int]) -> "Runs":
+    def of(cls, numbers: Iterable[int]) -> "PackedNumbers":
         """Return the numbers, in their order."""
         numbers = list(numbers)
         if len(numbers) > 1 and (step := numbers[1] - numbers[0]) in (0, 1):
@@ -77,8 +77,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int
     lease_ms: int
     #: Numbers of the parts, and how many records each has.
-    parts: Runs
-    records: Runs
+    parts: PackedNumbers
+    records: PackedNumbers
     #: Which attempt this is, of the parts that failed before.
     attempts: dict[int, int]
     #: How long parts wait for their next attempt: at first, and at most.
@@ -107,8 +107,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         records = {about: part.records or 1 for about, part in one_of.items()}
         return msgspec.structs.replace(
             self,
-            parts=Runs.of([part.number for part in parts]),
-            records=Runs.of([records[part.about] for part in parts]),
+            parts=PackedNumbers.of([part.number for part in parts]),
+            records=PackedNumbers.of([records[part.about] for part in parts]),
             attempts={part.number: part.attempt for part in parts if part.attempt > 1},
             abouts=tuple(part.about for part in parts) if self.facts else (),
         )
@@ -118,7 +118,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         return dict(zip(self.parts.numbers(), self.records.numbers(), strict=True))
 
 
-class Signer:
+class TicketSigner:
     """Makes tickets that nobody else can make, and reads them."""
 
     def __init__(self, secret: bytes) -> None:
@@ -130,7 +130,7 @@ class Signer:
 
     def seal(self, ticket: Ticket) -> str:
         """Return the ticket as text."""
-        body = _text(msgspec.msgpack.encode(ticket))
+        body = _ticket_base64(msgspec.msgpack.encode(ticket))
         return f"{_VERSION}.{body}.{self._signature(body)}"
 
     def open(self, text: str, key: str) -> Ticket:
@@ -146,7 +146,7 @@ class Signer:
         ):
             raise BadTicket("it is no ticket of this gateway: take again")
         try:
-            ticket = msgspec.msgpack.decode(_bytes(body), type=Ticket)
+            ticket = msgspec.msgpack.decode(_ticket_bytes(body), type=Ticket)
         except ValueError as error:  # another version of streamq with the same secret signed it
             raise BadTicket(f"the ticket cannot be read: {error}") from None
         if ticket.key != key:
@@ -155,7 +155,7 @@ class Signer:
 
     def _signature(self, body: str) -> str:
         made = hmac.new(self._secret, f"{_VERSION}.{body}".encode(), hashlib.sha256).digest()
-        return _text(made[:_SIGNATURE_BYTES])
+        return _ticket_base64(made[:_SIGNATURE_BYTES])
 
 
 class TicketBook:
@@ -202,9 +202,9 @@ class TicketBook:
         """Count nothing."""
 
 
-def _text(data: bytes) -> str:
+def _ticket_base64(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _bytes(text: str) -> bytes:
+def _ticket_bytes(text: str) -> bytes:
     return urlsafe_b64decode(text + "=" * (-len(text) % 4))

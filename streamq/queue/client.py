@@ -20,18 +20,18 @@ from streamq.flows.flow import Flow
 from streamq.flows.shape import Follow
 from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, WEIGHT, Policy, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_names, with_deadline
+from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_callback_ids, with_deadline
 from streamq.queue.fleet import check_fleet
-from streamq.queue.flow_policy import flow_policy, follow_of
+from streamq.queue.flow_policy import flow_policy, follow_of_stage
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
 from streamq.queue.gateway_client import GatewayQueue
 from streamq.queue.loading import keep_registered
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
 from streamq.queue.submitting_many import ManySubmissions, New, OneByOne
 from streamq.records.keys import MADE
-from streamq.settings import Settings, with_login
+from streamq.settings import Settings, url_with_login
 
 #: The options of ``submit`` that many requests can share.
 _OF_MANY = frozenset(
@@ -101,10 +101,12 @@ class Client:
         self._max_part = units.size_bytes(max_part, "max_part")
         units.name(prefix, "prefix")
         self._gateway: GatewayQueue | None = None
+        #: When the workers of a queue were last found to know flows.
+        self._checked: dict[str, float] = {}
         if is_gateway(url):
             self._gateway = GatewayQueue(GatewayCalls(url, settings), self._max_part)
             return
-        url = with_login(url, settings)
+        url = url_with_login(url, settings)
         self._protocol = Protocol(Connection(url), prefix)
         try:
             self._protocol.connection.check(
@@ -220,7 +222,9 @@ class Client:
             finally_=finally_,
             key=key,
         )
-        meant = self._meant(handler, flow, options, follow_of(key=key, track=track, trace=trace))
+        meant = self._meant(
+            handler, flow, options, follow_of_stage(key=key, track=track, trace=trace)
+        )
         if deadline is not None:
             meant = with_deadline(meant, deadline, "deadline")
         if durable != 0:
@@ -233,7 +237,7 @@ class Client:
             return self._gateway.submit(
                 payloads, request_id, {"handler": handler, "deadline": deadline, **options}, durable
             )
-        refuse_taken_names(self._protocol, request_id, meant)
+        refuse_taken_callback_ids(self._protocol, request_id, meant)
         key_of = key if callable(key) else None
         submission = Submission(self._protocol, request_id, meant, self._max_part, key_of)
         submission.run(payloads, can_go_on=id is not None)
@@ -301,7 +305,7 @@ class Client:
     def _meant_of_many(self, handler: str, options: dict[str, Any]) -> Policy:
         """Return the policy that ``submit`` makes of these options, and refuse what it refuses."""
         given = {**options}
-        follow = follow_of(
+        follow = follow_of_stage(
             key=given.get("key", ""),
             track=given.pop("track", False),
             trace=given.pop("trace", False),
@@ -320,12 +324,12 @@ class Client:
         if flow is None and follow and not options["key"]:
             raise InvalidValue("track and trace are for flows")
         if flow is None:
-            return _policy_of({"handler": handler, **options})
+            return _policy_of_submission({"handler": handler, **options})
         if self._gateway:
             raise InvalidValue("a gateway does not take flows; use the URL of the server")
         meant = flow_policy(flow, options, follow=follow)
         assert meant.flow
-        check_fleet(self._protocol, meant.flow)
+        check_fleet(self._protocol, meant.flow, self._checked)
         return meant
 
     @property
@@ -452,13 +456,13 @@ def _check_iterable(payloads: object) -> None:
         raise InvalidValue(f"payloads are one {kind}; give a list of them")
 
 
-def _policy_of(options: dict[str, Any]) -> Policy:
+def _policy_of_submission(options: dict[str, Any]) -> Policy:
     try:
         return _cached_policy(**options)
     except TypeError:
         # An option that cannot be hashed cannot be cached. This raises the proper error.
-        return policy(**options)
+        return policy_of_options(**options)
 
 
 #: Most requests of a program have the same options.
-_cached_policy = lru_cache(64, typed=True)(policy)
+_cached_policy = lru_cache(64, typed=True)(policy_of_options)

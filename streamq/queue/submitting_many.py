@@ -19,7 +19,7 @@ from streamq.errors import (
 )
 from streamq.model import CHUNK_BYTES, Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.loading import unregister
+from streamq.queue.loading import unregister_request
 from streamq.queue.submission import Submission, is_small
 
 #: So many requests, and about so many parts and bytes, go together.
@@ -177,4 +177,4 @@ class ManySubmissions(OneByOne):
             self._away = error
             return
         with suppress(StreamqError):
-            unregister(self._protocol, self._policy.queue, request_id)
+            unregister_request(self._protocol, self._policy.queue, request_id)

@@ -32,7 +32,7 @@ from streamq.records.belonging import OutputNote
 from streamq.records.output_kinds import Output
 from streamq.records.outputs import FileOutput
 from streamq.records.sizes import GrowingSize, most_by_rate
-from streamq.records.splitting import blank_of
+from streamq.records.splitting import blank_lines_before_cursor
 from streamq.records.stream_output import StreamOutput
 from streamq.runs.collect import Collector
 from streamq.runs.folder import RunFolder
@@ -138,7 +138,7 @@ class Run:
         request = Request(protocols[2], self._plan.id)
         found = protocols[2].inspect(self._plan.id)
         status = status_of(protocols[2], found)
-        self.blank_lines = blank_of(found.optional_text("cursor"))
+        self.blank_lines = blank_lines_before_cursor(found.optional_text("cursor"))
         if not self.is_complete:
             self.failures = request.errors()
         for connection in connections:
@@ -274,7 +274,7 @@ class Run:
 
     def _collect(self, protocol: Protocol, opened: threading.Event, *, force: bool) -> None:
         plan = self._plan
-        if not _await(opened, self._is_stopping):
+        if not _await_opened_load(opened, self._is_stopping):
             return
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
@@ -326,7 +326,7 @@ class Run:
         pool: Pool,
         watch: Callable[[Progress], object],
     ) -> None:
-        if not _await(opened, self._is_stopping):
+        if not _await_opened_load(opened, self._is_stopping):
             return
         meter = ProgressMeter(protocol, self._plan, pool)
         has_told = False
@@ -415,7 +415,7 @@ def carry_out(
     return status
 
 
-def _await(opened: threading.Event, stopping: threading.Event) -> bool:
+def _await_opened_load(opened: threading.Event, stopping: threading.Event) -> bool:
     while not opened.wait(0.05):
         if stopping.is_set():
             return False

@@ -10,11 +10,11 @@ import msgspec
 
 from streamq.model import Policy, State
 from streamq.protocol.protocol import Protocol
-from streamq.queue.loading import Loading, forget
+from streamq.queue.loading import Loading, forget_request
 from streamq.records import encoding as codec
 from streamq.records.outputs import OutputError
 from streamq.records.ranges import Range
-from streamq.records.references import Reader
+from streamq.records.references import ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, spooled_of
 from streamq.records.stream_output import Stopped
 
@@ -26,7 +26,7 @@ Piece = bytes | Range
 _LOOK_S = 0.02
 
 
-def size_of(piece: Piece) -> int:
+def size_of_spooled(piece: Piece) -> int:
     """Return how many bytes a piece has."""
     return piece.length if isinstance(piece, Range) else len(piece)
 
@@ -49,7 +49,7 @@ class SpooledResults:
         self._should_stop = should_stop
         self._reader = SpoolReader(folder)
         #: Reads the records that failed.
-        self.inputs = Reader(policy.spec.files)
+        self.inputs = ReferenceReader(policy.spec.files)
         #: What was found since the last commit.
         self._found: list[Spooled] = []
 
@@ -116,7 +116,7 @@ class SpooledResults:
         found = dict(self._protocol.results_of(again, ["1"]))
         # A part some of whose records failed has a result, too: that of the others.
         has_failed = any(True for _ in self._protocol.failures(again))
-        forget(self._protocol, self._policy.queue, again)
+        forget_request(self._protocol, self._policy.queue, again)
         if has_failed or "1" not in found:
             raise OutputError(
                 f"a result of {self._id} was lost in a crash, and its part failed when it ran "

@@ -6,7 +6,7 @@ from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
 from streamq.dashboard.census import Census
 from streamq.dashboard.input_map import MOST_CELLS, read_map
-from streamq.dashboard.samplers import Censuses, Health, sampler
+from streamq.dashboard.samplers import Censuses, Health, sampler_of_topic
 from streamq.dashboard.timeline import Timeline
 from streamq.flows.flow import Flow, Stage
 from streamq.model import Part
@@ -73,7 +73,7 @@ class TestReasons:
     def reason(self, protocol: Protocol, queue: str, request: Request) -> str:
         census = Census(protocol, queue)
         census.look()
-        found = why.reason(request.status(), census)
+        found = why.reason_held_back(request.status(), census)
         return found.code if found else ""
 
     def test_paused_held_nobody_and_ended(
@@ -103,7 +103,7 @@ class TestReasons:
         assert self.reason(protocol, queue, other) == "handler"
         census = Census(protocol, queue)
         census.look()
-        assert [(each.code, each.request) for each in why.notices(census)] == [
+        assert [(each.code, each.request) for each in why.notices_that_need_attention(census)] == [
             ("handler", other.id)
         ]
 
@@ -118,14 +118,19 @@ class TestReasons:
             worker._fail(request.id, holder, call, part, ValueError("x"))
         census = Census(protocol, queue)
         census.look()
-        assert [each.code for each in why.notices(census)] == ["nobody", "failing"]
+        assert [each.code for each in why.notices_that_need_attention(census)] == [
+            "nobody",
+            "failing",
+        ]
 
 
 class TestTables:
     def page(self, protocol: Protocol, queue: str, filters: str) -> list[str]:
         census = Census(protocol, queue)
         census.look()
-        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters))
+        found = rows.table_page(
+            protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters)
+        )
         return [row["id"] for row in found["rows"]]
 
     def test_filters_and_order(self, client: Client, protocol: Protocol, queue: str) -> None:
@@ -153,7 +158,7 @@ class TestTables:
         held(protocol, request, 1)
         census = Census(protocol, queue)
         census.look()
-        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
+        found = rows.table_page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
         assert (found["count"], census.open) == (2, 2)
         row = next(each for each in found["rows"] if each["id"] == request.id)
         assert (row["parts"].total, row["parts"].running) == (4, 1)
@@ -177,7 +182,7 @@ class TestManyRequests:
             submit(client, queue, 1)
         client.submit([1], handler="h", queue=queue, id=(spoilt := f"{queue}-spoilt"))
         protocol.connection.redis.hset(RequestKeys(spoilt).meta, "total", "many")
-        health = sampler(protocol, Censuses(protocol), f"h:{queue}")
+        health = sampler_of_topic(protocol, Censuses(protocol), f"h:{queue}")
         told = [(each.check, each.verdict, each.says) for each in health.read()["findings"]]
         handlers = [says for check, _, says in told if check == "handler"]
         assert len(handlers) == Health.ALIKE + 1
@@ -190,7 +195,7 @@ class TestManyRequests:
     ) -> None:
         for number in range(240):
             submit(client, queue, 1, level=number % 30)
-        found = sampler(protocol, Censuses(protocol), f"v:{queue}").read()
+        found = sampler_of_topic(protocol, Censuses(protocol), f"v:{queue}").read()
         assert {len(each["cards"]) for each in found["levels"]} == {6}
         assert {each["requests"] for each in found["levels"]} == {8}
 
@@ -233,9 +238,9 @@ def test_timeline_tells_who_serves_what(client: Client, protocol: Protocol, queu
 
 def test_payload_is_cut(client: Client, protocol: Protocol, queue: str) -> None:
     request = client.submit([b"x" * 9_000], handler="h", queue=queue)
-    _, text, size = glances.payload_of(protocol, request.id, 1, 4_096)
+    _, text, size = glances.payload_of_part(protocol, request.id, 1, 4_096)
     assert (len(text), size) == (4_096, 9_000)
-    assert glances.payload_of(protocol, request.id, 2, 10)[2] == -1
+    assert glances.payload_of_part(protocol, request.id, 2, 10)[2] == -1
 
 
 def test_only_chosen_parts_run_again(client: Client, protocol: Protocol, queue: str) -> None:

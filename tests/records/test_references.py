@@ -280,4 +280,5 @@ def test_workers_read_rows_of_tables_that_they_may_read(
     request = client.get(done.stdout.strip())
     assert request.wait(30).records.done == 100
     assert request.status().parts.total == 2 + 2 + 2 + 1
-    assert [value for _, value in request.results()] == [b'{"id":%d}' % n for n in range(100)]
+    rows = [row for _, part in request.results() for row in part]
+    assert rows == [b'{"id":%d}' % n for n in range(100)]

@@ -116,9 +116,9 @@ class TestRecords:
     @pytest.mark.parametrize(
         ("name", "content", "says"),
         [
-            ("in.parquet", b"PAR1\x15\x00", "Parquet is not read yet"),
+            ("in.parquet", b"PAR1\x15\x00", "it is no Parquet file"),
             ("in.txt", b"PK\x03\x04" + bytes(30), "it is a zip archive: unpack it first"),
-            ("in.arrow", b"ARROW1\0\0", "Arrow is not read yet"),
+            ("in.arrow", b"ARROW1\0\0", "it is no Arrow file"),
             ("in.jsonl", b'[\n  {"a": 1},\n  {"a": 2}\n]\n', "it is a JSON array"),
             ("in.json", b'[{"a": 1}, {"a": 2}]', "it is a JSON array"),
             ("in.csv", "a,b\n1,2\n".encode("utf-16"), "--encoding utf-16"),
