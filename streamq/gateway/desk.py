@@ -19,7 +19,7 @@ from streamq import units
 from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
 from streamq.gateway import payloads
 from streamq.gateway.courier import FIRST_LEASE_MS, Courier, WasLost
-from streamq.gateway.dispatch import Dispatch, Waiter, Wanted
+from streamq.gateway.dispatch import Dispatch, WaitingTake, Wanted
 from streamq.gateway.messages import (
     Ask,
     Beat,
@@ -37,10 +37,10 @@ from streamq.gateway.roles import Caller
 from streamq.gateway.ticket import (
     FINISH,
     HANDBACK,
-    Runs,
-    Signer,
+    PackedNumbers,
     Ticket,
     TicketBook,
+    TicketSigner,
 )
 from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
@@ -50,16 +50,16 @@ from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.pace import Pace
 from streamq.queue.renewals import Holding, unwanted_of
 from streamq.queue.taker import KNOWN_REQUESTS, Claimed
-from streamq.worker.options import levels_of
+from streamq.worker.options import levels_of_options
 
 T = TypeVar("T")
 
 
-def _nothing() -> None:
+def _do_nothing_for_lease() -> None:
     """Do nothing: there is no lease to speak for."""
 
 
-def _forget(_: WasLost) -> None:
+def _keep_confirmed_lease(_: WasLost) -> None:
     """Do nothing: the lease was confirmed before."""
 
 
@@ -76,15 +76,15 @@ class Handed(msgspec.Struct, frozen=True):
     granted: Granted | None
     #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
-    delivered: Callable[[WasLost], None] = _forget
-    undo: Callable[[], None] = _nothing
+    delivered: Callable[[WasLost], None] = _keep_confirmed_lease
+    undo: Callable[[], None] = _do_nothing_for_lease
 
 
 class Desk:
     """Serves workers. Its methods belong to the event loop; calls of the server run in threads."""
 
     def __init__(
-        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: Signer, word: str
+        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: TicketSigner, word: str
     ) -> None:
         self._protocol = protocol
         self._keepers = keepers
@@ -143,8 +143,8 @@ class Desk:
             number=1,
             created_ms=grant.created_ms,
             lease_ms=_lease_ms(ask),
-            parts=Runs(),
-            records=Runs(),
+            parts=PackedNumbers(),
+            records=PackedNumbers(),
             attempts={},
             backoff_ms=known.work.backoff_ms,
             backoff_max_ms=known.work.backoff_max_ms,
@@ -248,7 +248,7 @@ class Desk:
         if self.is_stopping:
             return None
         if self._waits[caller.name] >= caller.waits:
-            raise too_many(f"{caller.waits} calls of the key {caller.name} wait already")
+            raise too_many_takes(f"{caller.waits} calls of the key {caller.name} wait already")
         loop = asyncio.get_running_loop()
 
         def terms(request_id: str, most: int) -> Terms:
@@ -258,7 +258,7 @@ class Desk:
             most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
             return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
 
-        waiter = Waiter(loop, terms)
+        waiter = WaitingTake(loop, terms)
         self._waiting.add(waiter.granted)
         self._waits[caller.name] += 1
         try:
@@ -284,7 +284,7 @@ class Desk:
             offers[name] = f"parts {name} {offer.retries if offer.retries is not UNSET else ''}"
         return Wanted(
             ask.queue,
-            levels_of(ask.levels, "levels"),
+            levels_of_options(ask.levels, "levels"),
             tuple((name, offer.rstrip()) for name, offer in sorted(offers.items())),
         )
 
@@ -392,7 +392,7 @@ class _TicketHost:
         """Note nothing."""
 
 
-def too_many(detail: str) -> Problem:
+def too_many_takes(detail: str) -> Problem:
     """Return what a caller is told that has too much open at once."""
     return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
 

@@ -81,7 +81,7 @@ def gateway_application(gateway: Gateway, *, is_read_only: bool = False) -> Star
             *(pages.page_routes(gateway.board, gateway.access, called) if gateway.board else ()),
             *(live.live_routes(gateway.board, gateway.access, called) if gateway.board else ()),
         ],
-        exception_handlers={HTTPException: _no_route, Exception: _internal_error_response},
+        exception_handlers={HTTPException: _no_such_route, Exception: _internal_error_response},
     )
 
 
@@ -96,7 +96,7 @@ async def _serve_route(
             call.stream = request.stream()
             answer = await route.operation(gateway, call)
         else:
-            answer = await _while_there(request, route.operation(gateway, call))
+            answer = await _while_caller_is_there(request, route.operation(gateway, call))
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
     except Problem as problem:
@@ -154,14 +154,14 @@ def _note_change(call: Call, route: Route, request: Request, status: int) -> Non
 async def _read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BODY:
-        raise _too_large()
+        raise _body_too_large()
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MOST_BODY:
-                    raise _too_large()
+                    raise _body_too_large()
     except TimeoutError:
         raise Problem(
             408, "SLOW", "the body did not come in time", f"it took longer than {BODY_S:g} s"
@@ -169,7 +169,7 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _too_large() -> Problem:
+def _body_too_large() -> Problem:
     return Problem(413, "LARGE", "the body is too large", f"{MOST_BODY} bytes are allowed")
 
 
@@ -180,13 +180,13 @@ def _decoded_body(body: bytes, kind: Any) -> Any:
         raise Problem(400, "INVALID", "the body is not what the call takes", str(error)) from None
 
 
-async def _while_there(request: Request, operation: Awaitable[Answer]) -> Answer:
+async def _while_caller_is_there(request: Request, operation: Awaitable[Answer]) -> Answer:
     """Return the operation's answer, or end the operation when the caller has left.
 
     An answer that came too late is undone: it may have handed out parts.
     """
     working = asyncio.ensure_future(operation)
-    leaving = asyncio.ensure_future(_has_left(request))
+    leaving = asyncio.ensure_future(_caller_has_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if leaving.done() and not working.done():
@@ -203,7 +203,7 @@ async def _while_there(request: Request, operation: Awaitable[Answer]) -> Answer
         leaving.cancel()
 
 
-async def _has_left(request: Request) -> None:
+async def _caller_has_left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -247,7 +247,7 @@ def _problem_response(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, headers=SAFETY | problem.headers())
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, title = _TITLES.get(error.status_code, ("ERROR", str(error.detail)))
     told = _problem_response(Problem(error.status_code, code, title))

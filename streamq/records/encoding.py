@@ -112,8 +112,8 @@ def spread_item(item: Item) -> list[Item]:
         if item.code == _MANY:
             kept: list[Any] = _decode_items(item.data)
             return [each for inner in kept if inner is not None for each in spread_item(inner)]
-        rows = arrow.rows_of(arrow.unpack_table(bytes(item.data)))
-        return [msgspec.msgpack.Ext(_JSON, arrow.json_of(row) or b"null") for row in rows]
+        rows = arrow.rows_of_table(arrow.unpack_table(bytes(item.data)))
+        return [msgspec.msgpack.Ext(_JSON, arrow.json_of_rows(row) or b"null") for row in rows]
 
 
 def decode_item(item: Item) -> Any:
@@ -144,7 +144,7 @@ def _items_of_joined(item: msgspec.msgpack.Ext) -> list[Any]:
     return [item]
 
 
-def size_of(item: Item) -> int:
+def size_of_results(item: Item) -> int:
     """Return about how many bytes an item has."""
     if isinstance(item, msgspec.msgpack.Ext):
         return memoryview(item.data).nbytes

@@ -44,7 +44,7 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
     version: str
 
 
-class Reader:
+class ReferenceReader:
     """Reads what parts refer to, within the folders and URLs that are allowed."""
 
     def __init__(self, allowed: Iterable[str], base: str = "") -> None:
@@ -170,7 +170,7 @@ class Reader:
         if (folder := next(inside, None)) is None:
             raise self._refusal(name)
         try:
-            file = os.fdopen(_open_below(folder, path), "rb")
+            file = os.fdopen(_open_below_folder(folder, path), "rb")
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
                 raise self._refusal(name) from None
@@ -204,7 +204,7 @@ def _abandon_bad_reference(name: str) -> Generator[None]:
         raise Abandon(str(error)) from None
 
 
-def _open_below(folder: Path, path: Path) -> int:
+def _open_below_folder(folder: Path, path: Path) -> int:
     """Open a file in a folder or below it. Follow no link, even one that was put there just now."""
     if folder == path:  # the file itself is allowed
         folder = path.parent

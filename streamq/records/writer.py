@@ -213,7 +213,7 @@ def _items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Item], byte
 
 
 def _framed_rows(rows: list[Any]) -> bytes:
-    return table_frame(arrow.from_rows(rows))
+    return table_frame(arrow.table_from_rows(rows))
 
 
 def _csv_line(cells: list[Any]) -> bytes:

@@ -32,7 +32,7 @@ from streamq.records.belonging import OutputNote
 from streamq.records.output_kinds import Output
 from streamq.records.outputs import FileOutput
 from streamq.records.sizes import GrowingSize, most_by_rate
-from streamq.records.splitting import blank_of
+from streamq.records.splitting import blank_lines_before_cursor
 from streamq.records.stream_output import StreamOutput
 from streamq.runs.collect import Collector
 from streamq.runs.folder import RunFolder
@@ -138,7 +138,7 @@ class Run:
         request = Request(protocols[2], self._plan.id)
         found = protocols[2].inspect(self._plan.id)
         status = status_of(protocols[2], found)
-        self.blank_lines = blank_of(found.optional_text("cursor"))
+        self.blank_lines = blank_lines_before_cursor(found.optional_text("cursor"))
         if not self.is_complete:
             self.failures = request.errors()
         for connection in connections:

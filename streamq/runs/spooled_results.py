@@ -14,7 +14,7 @@ from streamq.queue.loading import Loading, forget_request
 from streamq.records import encoding as codec
 from streamq.records.outputs import OutputError
 from streamq.records.ranges import Range
-from streamq.records.references import Reader
+from streamq.records.references import ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, spooled_of
 from streamq.records.stream_output import Stopped
 
@@ -26,7 +26,7 @@ Piece = bytes | Range
 _LOOK_S = 0.02
 
 
-def size_of(piece: Piece) -> int:
+def size_of_spooled(piece: Piece) -> int:
     """Return how many bytes a piece has."""
     return piece.length if isinstance(piece, Range) else len(piece)
 
@@ -49,7 +49,7 @@ class SpooledResults:
         self._should_stop = should_stop
         self._reader = SpoolReader(folder)
         #: Reads the records that failed.
-        self.inputs = Reader(policy.spec.files)
+        self.inputs = ReferenceReader(policy.spec.files)
         #: What was found since the last commit.
         self._found: list[Spooled] = []
 

@@ -16,20 +16,20 @@ import msgspec
 from streamq.app import Abandon, Context, Handler
 from streamq.errors import Damaged, DecodeError, EncodeError, RecordError, ResultTooLarge
 from streamq.model import MAX_RESULT, Failure, Part, Spec
-from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, took_longer
+from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, words_of_time_limit
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
-from streamq.records.arrow import TABLE_FORMATS, columns_of
+from streamq.records.arrow import TABLE_FORMATS, columns_of_rows
 from streamq.records.encoding import Item
-from streamq.records.references import Reader
+from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes, yielding
 from streamq.worker.calling import Timeout, tamed_error, telling_the_watch
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
 from streamq.worker.record_by_record import RecordByRecord
-from streamq.worker.tracebacks import safe_text
+from streamq.worker.tracebacks import text_that_can_be_encoded
 from streamq.worker.verdicts import Verdicts
 
 #: The outcome of a part of one record whose handler returned None.
@@ -45,17 +45,17 @@ class Runner(Verdicts):
         spec: Spec,
         max_result: int = MAX_RESULT,
         request_id: str = "",
-        reader: Reader | None = None,
+        reader: ReferenceReader | None = None,
         spool: SpoolWriter | None = None,
     ) -> None:
         super().__init__(handler, spec, max_result, request_id)
         self._spool = spool
-        self._reader = (reader or Reader(())) if spec.by_reference else None
+        self._reader = (reader or ReferenceReader(())) if spec.by_reference else None
         self._decode = records.decoder_for(handler, spec)
         self._function = self._callable()
         is_table = spec.format in TABLE_FORMATS
         #: The only columns of a table that the handler can see, if it does not see all.
-        self._columns = columns_of(handler.annotation) if is_table else None
+        self._columns = columns_of_rows(handler.annotation) if is_table else None
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         self._has_blanks = spec.format == "jsonl"
         self._has_empty_rows = spec.format == "csv"
@@ -103,7 +103,7 @@ class Runner(Verdicts):
         given, error = self._given(part), None
         # Where some lines are blank, records are run one by one.
         if not (self._may_skip(part) and any(map(self._is_blank, given))):
-            run = partial(self._run_straight, call, items, about.is_json(part))
+            run = partial(self._run_straight, call, items, about.is_json_payload(part))
             error = self._run_stretches(run, given, items, watch)
             if len(items) == len(given):
                 return self.done(part, items, len(items), self.endings(given))
@@ -126,7 +126,7 @@ class Runner(Verdicts):
         count = len(values)
         if count == 1:
             return run(values)
-        watch.offer(lambda: self._so_far(kept_outcomes.of_items(items[:], count)))
+        watch.offer(lambda: self._so_far(kept_outcomes.outcomes_of_items(items[:], count)))
         while True:
             size, before = self._stretch.size, len(items)
             is_all = is_last_use and before == 0 and size >= count
@@ -142,13 +142,13 @@ class Runner(Verdicts):
             if error or is_strange or is_all or len(items) == count or watch.is_over():
                 return error
             if watch.is_due():
-                watch.keep(self._so_far(kept_outcomes.of_items(items, count)), b"")
+                watch.keep(self._so_far(kept_outcomes.outcomes_of_items(items, count)), b"")
 
     def _run_whole(self, part: Part) -> PartDone | PartNotDone:
         """Run a part by the shortest way: one value, one call, one item."""
         function, payload = self._function, part.payload
         try:
-            value = self._decode(payload, about.is_json(part))
+            value = self._decode(payload, about.is_json_payload(part))
         except Exception:  # noqa: BLE001  it is described there
             return self._run_rest(function, part, [payload], [], None, UNWATCHED)
         try:
@@ -197,7 +197,7 @@ class Runner(Verdicts):
         return run.sum_up()
 
     def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
-        if part.partial or not self.handler.is_map or about.is_json(part):
+        if part.partial or not self.handler.is_map or about.is_json_payload(part):
             return None
         return records.plain_values(part.payload, self.handler.annotation, self._spec)
 
@@ -271,7 +271,9 @@ class Runner(Verdicts):
 
     def _cancelled(self, reason: CancelReason) -> Exception:
         is_ours = reason == "timeout"
-        message = took_longer(self.timeout_ms) if is_ours else "the handler cancelled itself"
+        message = (
+            words_of_time_limit(self.timeout_ms) if is_ours else "the handler cancelled itself"
+        )
         return (Timeout if is_ours else RuntimeError)(message)
 
     def _one_by_one(
@@ -285,7 +287,7 @@ class Runner(Verdicts):
             failure = self.describe(error, part, 0)
             return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
 
-    def _fetch(self, part: Part, reader: Reader) -> PartNotDone | None:
+    def _fetch(self, part: Part, reader: ReferenceReader) -> PartNotDone | None:
         """Put the bytes a part refers to in their place, or say why that cannot be."""
         place = self.place(part, 0)
         try:
@@ -299,7 +301,7 @@ class Runner(Verdicts):
         except Exception as error:  # noqa: BLE001  whatever reading leads to
             failure = Failure(
                 error="Unreadable",
-                message=safe_text(error),
+                message=text_that_can_be_encoded(error),
                 part=part.number,
                 attempts=part.attempt,
                 **place,
@@ -331,7 +333,7 @@ class Runner(Verdicts):
         if part.partial:
             outcomes = kept_outcomes.decode_kept_outcomes(part.partial, len(given))
         else:
-            outcomes = kept_outcomes.of_items([], len(given))
+            outcomes = kept_outcomes.outcomes_of_items([], len(given))
         can_skip = self._may_skip(part)
         for index, record in enumerate(given):
             # A blank line is no record: it is not counted as one either.
@@ -340,7 +342,7 @@ class Runner(Verdicts):
         return outcomes
 
     def _is_blank(self, record: bytes) -> bool:
-        return records.is_skipped(record, self._spec)
+        return records.is_blank_record(record, self._spec)
 
     def _may_skip(self, part: Part) -> bool:
         """Return whether lines of the part may be no records: the loader said so of a CSV."""
@@ -367,6 +369,6 @@ class Runner(Verdicts):
             item = codec.encode_item(returned)
         except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             raise EncodeError(f"the result cannot be encoded: {error}") from None
-        if codec.size_of(item) > self._max_result:
+        if codec.size_of_results(item) > self._max_result:
             raise ResultTooLarge(f"the result has more than the {self._max_result} bytes allowed")
         return item

@@ -11,7 +11,7 @@ import pytest
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
 from streamq.records import remote
-from streamq.records.references import Reader, Reference
+from streamq.records.references import Reference, ReferenceReader
 from streamq.records.remote import RemoteChanged, RemoteFile, locate_url, read_range
 from tests.support.web import serve
 
@@ -49,7 +49,7 @@ def test_link_put_in_place_after_the_check_is_not_followed(
 
         return resolve
 
-    reader = Reader([str(tmp_path / "inside")])
+    reader = ReferenceReader([str(tmp_path / "inside")])
     monkeypatch.setattr(os.path, "realpath", swapping(os.path.realpath))
 
     with pytest.raises(Abandon, match="may not read"):
@@ -76,13 +76,13 @@ def test_whole_file_is_read_from_what_was_checked(
 
     monkeypatch.setattr(os, "fstat", swapping)
 
-    assert Reader([str(inside)]).read(str(file), payload, is_whole=True) == b"harmless"
+    assert ReferenceReader([str(inside)]).read(str(file), payload, is_whole=True) == b"harmless"
 
 
 def test_one_file_may_be_all_that_is_allowed(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(b"content")
-    reader = Reader([str(tmp_path / "a.txt")])
+    reader = ReferenceReader([str(tmp_path / "a.txt")])
 
     assert reader.read(str(tmp_path / "a.txt"), _of(tmp_path / "a.txt"), is_whole=True)
     with pytest.raises(Abandon, match="may not read"):
@@ -136,7 +136,7 @@ def test_no_spelling_of_a_url_leads_out_of_what_is_allowed(*, is_whole: bool) ->
     with serve(files) as web:
         then = remote.head_of_object(f"{web}/secret/s.txt")
         payload = msgspec.json.encode(Reference(0, len(SECRET), *then))
-        reader = Reader([f"{web}/allowed"])
+        reader = ReferenceReader([f"{web}/allowed"])
         read = {}
         for path in LEADS_OUT:
             try:
@@ -215,7 +215,7 @@ def test_names_that_are_encoded_are_read_under_their_own_name() -> None:
         for name in ("my%20data/100%25%20sure.txt", "my data/100% sure.txt"):
             then = remote.head_of_object(f"{web}/{name}")
             payload = msgspec.json.encode(Reference(0, 7, *then))
-            reader = Reader([f"{web}/my%20data"])
+            reader = ReferenceReader([f"{web}/my%20data"])
             for is_whole in (True, False):
                 assert reader.read(f"{web}/{name}", payload, is_whole=is_whole) == b"content"
 

@@ -12,7 +12,7 @@ from streamq.errors import Damaged
 from streamq.records import spool
 from streamq.records.encoding import Verbatim, decode_result, encode_item, encode_result
 from streamq.records.ranges import Range, copy_range
-from streamq.records.references import Reader, Reference
+from streamq.records.references import Reference, ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, SpoolWriter, spooled_of
 from streamq.records.writer import Writer
 
@@ -234,7 +234,7 @@ class TestReading:
         self, tmp_path: Path
     ) -> None:
         wanted = self.reference(tmp_path / "in.txt")
-        in_run = Reader(["in.txt"], str(tmp_path))
+        in_run = ReferenceReader(["in.txt"], str(tmp_path))
         assert in_run.read("in.txt", wanted, is_whole=False) == TEXT[5:25]
 
         (tmp_path / "in.txt").write_bytes(TEXT.replace(b"1", b"Z") + b"more\n")
@@ -245,7 +245,7 @@ class TestReading:
 
     def test_a_file_that_was_written_to_is_refused(self, tmp_path: Path) -> None:
         wanted = self.reference(tmp_path / "in.txt")
-        reader = Reader(["in.txt"], str(tmp_path))
+        reader = ReferenceReader(["in.txt"], str(tmp_path))
         assert reader.read("in.txt", wanted, is_whole=False) == TEXT[5:25]
         os.utime(tmp_path / "in.txt", (1, 1))
 
@@ -254,4 +254,4 @@ class TestReading:
         reader.close()
         os.truncate(tmp_path / "in.txt", 10)
         with pytest.raises(Abandon, match="and has 10"):
-            Reader(["in.txt"], str(tmp_path)).read("in.txt", wanted, is_whole=False)
+            ReferenceReader(["in.txt"], str(tmp_path)).read("in.txt", wanted, is_whole=False)
