@@ -138,11 +138,11 @@ def _stage_of(
 class Simulation:
     """One flow, some slots, and chance."""
 
-    shapes = SHAPES
+    shapes: tuple[str, ...] = SHAPES
     #: How many inputs there may be.
-    counts = (0, 2, 4, 6)
+    counts: tuple[int, ...] = (0, 2, 4, 6)
     #: How many parts a slot asks for with those that it hands over.
-    mosts = (0, 1, 2)
+    mosts: tuple[int, ...] = (0, 1, 2)
 
     def __init__(
         self, protocol: Protocol, queue: str, request_id: str, seed: int, tally: Counter[str]
