@@ -198,11 +198,11 @@ class RunOptions(msgspec.Struct, kw_only=True):
         bool,
         typer.Option(
             "--spool/--no-spool",
-            help="Let processes read local files and keep results in files of the run, instead of "
-            "sending all bytes through its server. The files must not change meanwhile.",
+            help="Let processes read local files themselves and keep results in files of the run. "
+            "With --no-spool all bytes go through its server, and inputs may change meanwhile.",
             rich_help_panel=panels.SPEED,
         ),
-    ] = False
+    ] = True
     is_json: Annotated[
         bool, typer.Option("--json", help="Print the summary at the end as JSON, for programs.")
     ] = False

@@ -59,7 +59,7 @@ def _part_with_its_bytes(part: Part, spec: Spec, reader: ReferenceReader) -> Par
         if spec.format in TABLE_FORMATS:
             payload = reader.read_table(place.source, part.payload, spec.format)
         else:
-            payload = reader.read(place.source, part.payload, is_whole=False)
+            payload = reader.read(place.source, part.payload, spec)
     except (Abandon, OSError, *UNREADABLE):
         return None
     return msgspec.structs.replace(part, payload=payload)

@@ -112,6 +112,13 @@ def ended_by_newlines(data: bytes, seen: bytes, *, is_end: bool) -> tuple[bytes,
     return both[0], both[1]
 
 
+def mended(data: bytes, spec: Spec) -> bytes:
+    """Return the bytes of a part as a file has them, as a loader would send them."""
+    if spec.format != "csv" or b"\r" not in data:
+        return data
+    return ended_by_newlines(data, mask_of_boundaries(spec)(data), is_end=True)[0]
+
+
 def blank_lines(data: bytes) -> int:
     """Return how many of the lines are blank: in JSON lines those are no records."""
     is_first = data[:1].isspace()

@@ -21,6 +21,8 @@ from streamq.records import about, arrow
 from streamq.records.about import NEWLINE, NOTHING, RETURN
 from streamq.records.arrow import TABLE_FORMATS
 from streamq.records.boundaries import (
+    blank_lines,
+    empty_rows,
     fields_of_csv_row,
     names_of_csv_header,
     records_between_boundaries,
@@ -69,6 +71,9 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
     """
     if spec.format == "csv":
         return _plain_rows(payload, annotation, spec)
+    if spec.format == "jsonl":
+        objects = _plain_objects(payload, annotation)
+        return None if objects is None else (objects, b"")
     if spec.format in TABLE_FORMATS:
         rows = arrow.plain_rows(payload, annotation)
         return None if rows is None else (rows, b"")
@@ -127,6 +132,29 @@ def _plain_rows(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any],
         return None
 
 
+def _plain_objects(payload: bytes, annotation: Any) -> list[Any] | None:
+    """Return the objects of a part of JSON lines, each a line; None where a line is anything else.
+
+    No object has a closing brace, a newline and an opening brace in a row: between two braces it
+    has a comma, and in a string no newline. So where lines begin and end with braces, no object has
+    a newline; and if there are as many objects as lines, each line is one.
+    """
+    lines = payload.count(b"\n")
+    is_plain = payload[:1] == b"{" and payload[-2:] == b"}\n" and annotation not in _RAW
+    if not is_plain or payload.count(b"}\n{") != lines - 1:
+        return None
+    try:
+        found: list[Any] = _objects_decoder(annotation).decode_lines(payload)
+    except Exception:  # noqa: BLE001  whatever one line raises, that line says when it is decoded alone
+        return None
+    return found if len(found) == lines else None
+
+
+@lru_cache(maxsize=16)
+def _objects_decoder(annotation: Any) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(Any if annotation in _NOTHING else annotation)
+
+
 def without_line_ending(record: bytes) -> bytes:
     """Return the record without its line ending."""
     if record.endswith(b"\r\n"):
@@ -148,6 +176,13 @@ def is_blank_record(record: bytes, spec: Spec) -> bool:
     if spec.format == "csv":
         return not record.strip(b"\r\n")
     return spec.format == "jsonl" and not record.strip()
+
+
+def holds_blanks(payload: bytes, spec: Spec) -> bool:
+    """Return whether a line of a payload, whose records are its lines, is no record."""
+    if spec.format == "csv":
+        return empty_rows(payload) > 0
+    return spec.format == "jsonl" and blank_lines(payload) > 0
 
 
 def lines_before(part: Part, index: int, spec: Spec) -> int:

@@ -132,7 +132,7 @@ def split_by_steps(
 def _masked_data(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[bytes, bytes, int]:
     """Return the data, the same masked, and how many bytes of it can be cut into parts."""
     seen = mask(data)
-    if spec.format == "csv" and not spec.by_reference:
+    if spec.format == "csv":
         data, seen = ended_by_newlines(data, seen, is_end=is_end)
     if is_end and len(seen) < len(data):
         # The input ends inside a quote. The records before that quote are good.

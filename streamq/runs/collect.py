@@ -37,7 +37,7 @@ from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
 from streamq.runs.committed import Committed
 from streamq.runs.in_place import InPlace
-from streamq.runs.spooled_results import Piece, SpooledResults, size_of_spooled
+from streamq.runs.spooled_results import Piece, SpooledLines, SpooledResults, size_of_spooled
 
 log = logging.getLogger(__name__)
 
@@ -400,15 +400,15 @@ class Collector:
                 pieces += self._pieces(self._find(result), part_of_field(field))
         self._commit(pieces, self._reader.next, list(results))
 
-    def _find(self, result: bytes) -> Piece:
+    def _find(self, result: bytes) -> bytes | SpooledLines:
         """Return a result as it is; or where in a spool the lines of the part are."""
         return self._spools.find(result) if self._spools else result
 
-    def _pieces(self, found: Piece, part: int) -> list[Piece]:
+    def _pieces(self, found: bytes | SpooledLines, part: int) -> list[Piece]:
         """Return what is written of a result that was found."""
         if isinstance(found, bytes):
             return [self._writer.lines(found, part)]
-        return [self._writer.newline(), found]
+        return [self._writer.before(is_value=found.is_value), found.place]
 
     def _inline(self, result: bytes) -> bytes:
         """Return a result with its lines, even if they are in a spool."""

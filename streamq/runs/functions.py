@@ -161,7 +161,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     resume: str = "",
     fresh: bool = False,
     retry_failed: str = "",
-    spool: bool = False,
+    spool: bool = True,
     queue: str | None = None,
     url: str | None = None,
     prefix: str | None = None,
@@ -179,8 +179,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     "last", runs what failed again, and puts the results into their place in the output. ``watch``
     is called with the progress about 4 times a second. Failures of ``out.jsonl`` go to
     ``out.errors.jsonl``; with ``manifest`` counts and digests to ``out.manifest.json``.
-    ``spool=True`` lets processes read local files and keep results in files of the run, instead
-    of sending all bytes through its server. Return the last status.
+    Processes read local files themselves and keep results in files of the run; with
+    ``spool=False`` all bytes go through its server. Return the last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.

@@ -7,6 +7,7 @@ once. An input that has changed meanwhile is refused.
 
 import hashlib
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from math import inf
@@ -29,8 +30,9 @@ from streamq.queue.keyed import KeyIndex
 from streamq.queue.loading import Loading
 from streamq.records import about
 from streamq.records.arrow import TABLE_FORMATS
+from streamq.records.decoding import TEXT_FORMATS
 from streamq.records.inputs import MARK, STDIN, BadInput, Input, InputIdentity, open_input, stdin
-from streamq.records.references import Reference
+from streamq.records.references import NO_CHECK, Reference
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.sizes import AS_LARGE_AS_ALLOWED, MOST_RECORDS, PartSize, Sizing, Step
 from streamq.records.splitting import (
@@ -108,8 +110,9 @@ class Load:
         self._checks_complete = checks_complete
         self._should_stop = should_stop
         self._files = policy.spec.files
-        #: Whether files may grow: workers compare the times of those that are referred to.
-        self._may_grow = not policy.spec.by_reference
+        #: Whether files may grow. Workers compare checksums of parts by reference, but of no tables
+        #: and whole files.
+        self._may_grow = not policy.spec.by_reference or policy.spec.format in TEXT_FORMATS
         self._loading = Loading(protocol, request_id, policy)
         #: By which keys its parts are found.
         self.keys = KeyIndex(protocol, request_id, policy)
@@ -393,14 +396,17 @@ class Load:
         """Return the chunk with where the bytes are, instead of the bytes."""
         file, offset = chunk.end.file, chunk.end.offset - chunk.size
         for index, payload in enumerate(chunk.payloads):
-            chunk.payloads[index] = self._reference(file, offset, len(payload))
+            check = zlib.crc32(payload)
+            chunk.payloads[index] = self._reference(file, offset, len(payload), check)
             offset += len(payload)
         chunk.input_size, chunk.size = chunk.size, sum(map(len, chunk.payloads))
         return chunk
 
-    def _reference(self, file: int, offset: int, length: int) -> bytes:
+    def _reference(self, file: int, offset: int, length: int, check: int = NO_CHECK) -> bytes:
         found = self._identities[file]
-        return msgspec.json.encode(Reference(offset, length, found.size, found.version))
+        check = check if found.mtime_ns else NO_CHECK
+        reference = Reference(offset, length, found.size, found.version, check)
+        return msgspec.json.encode(reference)
 
     def _start(self, source: Input, file: int) -> Cursor:
         """Return where to begin with a file: where the load stood, or after mark and header."""

@@ -122,6 +122,17 @@ class Run:
             self._take_over(protocols[0])
         opened = threading.Event()
         pool = self._pool = self._make_pool(protocols[3])
+        if self._spool:
+            # Before the processes begin: the spools that are there now are those of an earlier
+            # attempt.
+            self._waiting = SpooledResults(
+                protocols[1],
+                self._plan.id,
+                self._plan.policy,
+                self._spool,
+                self._is_stopping.is_set,
+                pool.processes,
+            )
         threads = [
             self._thread(lambda: self._load(protocols[0], opened)),
             self._thread(lambda: self._collect(protocols[1], opened, force=force)),
@@ -278,8 +289,6 @@ class Run:
             return
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
-        if self._spool:
-            self._waiting = SpooledResults(protocol, plan.id, plan.policy, self._spool, should_stop)
         collector = Collector(
             protocol,
             plan.id,

@@ -19,7 +19,7 @@ from streamq.records.remote import is_remote
 from streamq.runs.plan import Plan
 
 #: Formats of input whose parts are the same bytes in the file and in the server.
-_FORMATS = ("lines", "jsonl", *TABLE_FORMATS)
+_FORMATS = ("lines", "jsonl", "csv", *TABLE_FORMATS)
 
 
 def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:

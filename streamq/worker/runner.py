@@ -27,6 +27,7 @@ from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes, yielding
 from streamq.worker.calling import Timeout, tamed_error, telling_the_watch
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
+from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
 from streamq.worker.record_by_record import RecordByRecord
 from streamq.worker.tracebacks import text_that_can_be_encoded
@@ -34,6 +35,10 @@ from streamq.worker.verdicts import Verdicts
 
 #: The outcome of a part of one record whose handler returned None.
 _NOTHING = PartDone(codec.encode_result([None]), 1)
+
+
+def _outcomes_of(items: list[Item], count: int) -> Outcomes:
+    return kept_outcomes.outcomes_of_items(items[:], count)
 
 
 class Runner(Verdicts):
@@ -92,11 +97,14 @@ class Runner(Verdicts):
         items: list[Item] = []
         if self.timeout_ms and self.handler.is_map:
             call = telling_the_watch(call, items, watch)
-        if plain := self._plain_values(part):
+        elif self.handler.is_map and can_be_cut(part.payload, self._spec):
+            return self._run_in_blocks(call, part, watch)
+        if plain := self._plain_values(part, part.payload):
             values, letter = plain
             count = len(values)
             run = partial(self._run_plain, call, items)
-            error = self._run_stretches(run, values, items, watch, is_last_use=True)
+            so_far = partial(_outcomes_of, items, count)
+            error = self._run_stretches(run, values, items, watch, so_far, is_last_use=True)
             if len(items) == count:
                 return self.done(part, items, count, letter * count)
             return self._run_rest(call, part, self._given(part), items, error, watch)
@@ -104,10 +112,44 @@ class Runner(Verdicts):
         # Where some lines are blank, records are run one by one.
         if not (self._may_skip(part) and any(map(self._is_blank, given))):
             run = partial(self._run_straight, call, items, about.is_json_payload(part))
-            error = self._run_stretches(run, given, items, watch)
+            so_far = partial(_outcomes_of, items, len(given))
+            error = self._run_stretches(run, given, items, watch, so_far)
             if len(items) == len(given):
                 return self.done(part, items, len(items), self.endings(given))
         return self._run_rest(call, part, given, items, error, watch)
+
+    def _run_in_blocks(
+        self, call: Callable[[Any], Any], part: Part, watch: PartWatch
+    ) -> PartDone | PartNotDone:
+        """Run a large part a block of its lines at a time."""
+        found, payload, error = LineBlocks(), part.payload, None
+
+        def so_far() -> Outcomes:
+            return found.outcomes(payload.count(b"\n"))
+
+        for block in blocks_of(payload):
+            items = found.block
+            values: list[Any]
+            run: Callable[[list[Any]], BaseException | None]
+            if plain := self._plain_values(part, block):
+                values, run = plain[0], partial(self._run_plain, call, items)
+            else:
+                values, run = (
+                    block.splitlines(keepends=True),
+                    partial(self._run_straight, call, items, False),
+                )
+            count = len(values)
+            if watch.is_over() or records.holds_blanks(block, self._spec):
+                break
+            error = self._run_stretches(run, values, items, watch, so_far, is_last_use=True)
+            if len(items) < count:
+                break
+            found.end_block()
+            if watch.is_due():
+                watch.keep(self._so_far(so_far()), b"")
+        else:
+            return self.done_in_blocks(part, found)
+        return self._run_rest(call, part, self._given(part), found.items(), error, watch)
 
     def _run_stretches(
         self,
@@ -115,18 +157,19 @@ class Runner(Verdicts):
         values: list[Any],
         items: list[Item],
         watch: PartWatch,
+        so_far: Callable[[], Outcomes],
         *,
         is_last_use: bool = False,
     ) -> BaseException | None:
         """Run records some at a time, until one is out of the ordinary or it is time to stop.
 
-        ``is_last_use``: ``values`` may be emptied. Returns what the call of the first record
-        without an item ended in, if it was called.
+        ``so_far``: what the part's records came to. ``is_last_use``: ``values`` may be emptied.
+        Returns what the call of the first record without an item ended in, if it was called.
         """
         count = len(values)
         if count == 1:
             return run(values)
-        watch.offer(lambda: self._so_far(kept_outcomes.outcomes_of_items(items[:], count)))
+        watch.offer(lambda: self._so_far(so_far()))
         while True:
             size, before = self._stretch.size, len(items)
             is_all = is_last_use and before == 0 and size >= count
@@ -142,7 +185,7 @@ class Runner(Verdicts):
             if error or is_strange or is_all or len(items) == count or watch.is_over():
                 return error
             if watch.is_due():
-                watch.keep(self._so_far(kept_outcomes.outcomes_of_items(items, count)), b"")
+                watch.keep(self._so_far(so_far()), b"")
 
     def _run_whole(self, part: Part) -> PartDone | PartNotDone:
         """Run a part by the shortest way: one value, one call, one item."""
@@ -196,22 +239,26 @@ class Runner(Verdicts):
                 watch.keep(self._so_far(run.outcomes), b"")
         return run.sum_up()
 
-    def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
+    def _plain_values(self, part: Part, payload: bytes) -> tuple[list[Any], bytes] | None:
         if part.partial or not self.handler.is_map or about.is_json_payload(part):
             return None
-        return records.plain_values(part.payload, self.handler.annotation, self._spec)
+        return records.plain_values(payload, self.handler.annotation, self._spec)
 
     def _run_plain(
         self, call: Callable[[Any], Any], items: list[Item], values: list[Any]
     ) -> BaseException | None:
         """Call with each value. Returns what the last call ended in, if that was an error."""
-        add, encode, most = items.append, self.encode, self._max_result
+        encode, most = self.encode, self._max_result
         try:
             for value in values:
                 returned = call(value)
                 kind = type(returned)
-                is_plain = kind is bytes or (kind is str and returned.isascii())
-                add(returned if is_plain and len(returned) <= most else encode(returned))
+                if (kind is bytes or (kind is str and returned.isascii())) and len(
+                    returned
+                ) <= most:
+                    items.append(returned)
+                else:
+                    items.append(encode(returned))
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
             return error
         return None
@@ -295,7 +342,7 @@ class Runner(Verdicts):
             if form in TABLE_FORMATS:
                 part.payload = reader.read_table(source, reference, form, self._columns)
             else:
-                part.payload = reader.read(source, reference, is_whole=form == "file")
+                part.payload = reader.read(source, reference, self._spec)
             part.reference = reference
             return None
         except Exception as error:  # noqa: BLE001  whatever reading leads to

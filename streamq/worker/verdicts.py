@@ -22,6 +22,7 @@ from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes
 from streamq.worker.calling import Timeout
 from streamq.worker.kept_outcomes import DONE, FAILED, Outcomes
+from streamq.worker.line_blocks import LineBlocks
 from streamq.worker.tracebacks import Complaints, text_that_can_be_encoded, users_traceback
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,20 @@ class Verdicts:
         return self._cut(
             part, [], outcomes or kept_outcomes.outcomes_of_items(items, len(items)), endings
         )
+
+    def done_in_blocks(self, part: Part, found: LineBlocks) -> PartDone | PartNotDone:
+        """Return the same of a part that was run block by block, just now and to its end."""
+        lines = found.lines()
+        if lines is None or sum(map(len, lines[0])) > self._max_result:
+            items = found.items()
+            return self.done(part, items, len(items), b"")
+        blocks, is_text = lines
+        count = self._count(part, found.count)
+        if self._spool and part.reference:
+            told = self._spool.keep_lines(blocks, part.reference, part.about)
+            if told:
+                return PartDone(told, count, spooled=sum(map(len, blocks)))
+        return PartDone(codec.encode_lines(blocks, is_text=is_text), count)
 
     def give_up(
         self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
