@@ -1,4 +1,4 @@
-"""From results to the lines of an output: raw, JSON lines or CSV; or to tables, for Parquet."""
+"""Turns results into lines of an output (raw, JSON lines, CSV), or into tables for Parquet."""
 
 import csv
 import io

@@ -15,7 +15,7 @@ from streamq.records.splitting import Cursor
 from streamq.runs.plan import Plan
 from streamq.worker.pool import Pool
 
-#: The rate is taken over so many readings: at 4 a second, the last 10 seconds.
+#: The rate is measured over this many readings: at 4 a second, the last 10 seconds.
 _LATELY = 40
 
 
