@@ -20,7 +20,7 @@ from streamq.app import Abandon
 from streamq.errors import InvalidValue
 from streamq.model import Spec
 from streamq.records.boundaries import mended
-from streamq.records.inputs import Input
+from streamq.records.inputs import Input, InputIdentity
 from streamq.records.remote import (
     Object,
     RangeFile,
@@ -52,6 +52,12 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
     #: A checksum of the bytes (CRC-32), by which they are good in a file that was written to since,
     #: such as one that grows.
     check: int = NO_CHECK
+
+    @classmethod
+    def payload(cls, file: InputIdentity, offset: int, length: int, check: int = NO_CHECK) -> bytes:
+        """Return the payload of a part that consists of these bytes of a file."""
+        check = check if file.mtime_ns else NO_CHECK
+        return msgspec.json.encode(cls(offset, length, file.size, file.version, check))
 
 
 class _KeptFile:
