@@ -6,9 +6,9 @@
 Speed: the same function on the same lines in the same parts and processes, results in input order
 into a file, by ``streamq run``, by the same with ``--no-spool``, by ``multiprocessing.Pool.imap``
 and, where they are installed, by GNU parallel ``--pipepart`` and by Dask. Every output is compared
-with that of a plain loop. Times are from start to end of the whole command, with everything it starts. The ways
-take turns, round by round. The tables show the median, the quickest and the slowest round of each
-way, and the median of its time in a round divided by that of Pool.imap.
+with that of a plain loop. Times are from start to end of the whole command, with everything it
+starts. The ways take turns, round by round. The tables show the median, the quickest and the
+slowest round of each way, and the median of its time in a round divided by that of Pool.imap.
 
 Memory: the highest resident memory of the run's parent (loader and collector), of a worker process
 and of the server, and the most that the server had on disk, for an identity map in input order
