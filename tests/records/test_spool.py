@@ -333,7 +333,7 @@ class TestReading:
 
 class TestMerging:
     def test_ranges_that_follow_one_another_become_one(self) -> None:
-        pieces = [
+        pieces: list[bytes | Range] = [
             b"head\n",
             Range(3, 0, 10),
             b"",
