@@ -143,6 +143,7 @@ def serve(
     )
     config = uvicorn.Config(
         application(gateway, is_read_only=options.is_read_only),
+        interface="asgi3",
         http=Connection,
         loop="uvloop",
         ws=_websockets(),
