@@ -75,7 +75,7 @@ def connected(
     from streamq.protocol import connecting
 
     address, settings = url_of(url), Settings.from_env()
-    with connecting.connected(
+    with connecting.connected_protocol(
         address,
         prefix or settings.prefix,
         is_insecure=settings.insecure,
@@ -102,7 +102,7 @@ def named_server(url: str | None, prefix: str | None) -> str:
 
 
 @contextmanager
-def naming(request_id: str) -> Generator[None]:
+def naming_request(request_id: str) -> Generator[None]:
     """Put the request's id before the message of a refusal: scripts do not know it."""
     try:
         yield

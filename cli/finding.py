@@ -11,7 +11,7 @@ from streamq.runs.finding import FoundRun, has_runs, live_runs
 from streamq.settings import Settings
 
 from . import render
-from .connecting import NO_URL, connected, naming
+from .connecting import NO_URL, connected, naming_request
 from .exits import exit_code
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def places_of(
     """
     wanted = tuple(dict.fromkeys(ids))
     if is_named(url):
-        return [Place(url, prefix, wanted or (_one("", steers=steers).id,))]
-    return [_place(_one(each, steers=steers), prefix) for each in wanted or ("",)]
+        return [Place(url, prefix, wanted or (_one_live_run("", steers=steers).id,))]
+    return [_place_of_run(_one_live_run(each, steers=steers), prefix) for each in wanted or ("",)]
 
 
 def place_of(
@@ -114,7 +114,7 @@ def found_request(
     """
     with found_requests([request_id] if request_id else [], url, prefix) as found:
         request, _ = found[0]
-        with naming(request.id):
+        with naming_request(request.id):
             yield request
 
 
@@ -123,18 +123,18 @@ def is_named(url: str | None) -> bool:
     return bool(url or Settings.from_env().url)
 
 
-def _one(run_id: str, *, steers: bool) -> FoundRun:
+def _one_live_run(run_id: str, *, steers: bool) -> FoundRun:
     if not has_runs():
         if not run_id and is_named(None):
             raise InvalidValue("which request? Give its id; streamq ls lists them")
         raise SettingsError(f"{NO_URL}\nand no run goes on in this folder that could be meant")
     runs = live_runs(run_id)
     if len(runs) > 1:
-        _tell(runs, steers=steers)
+        _tell_of_several_runs(runs, steers=steers)
     return runs[0]
 
 
-def _tell(runs: Sequence[FoundRun], *, steers: bool) -> None:
+def _tell_of_several_runs(runs: Sequence[FoundRun], *, steers: bool) -> None:
     """Refuse to choose for a command that steers; tell a command that reads which run it is."""
     if steers:
         listed = "".join(f"\n  {run.id}  writes {run.output}" for run in runs)
@@ -142,7 +142,7 @@ def _tell(runs: Sequence[FoundRun], *, steers: bool) -> None:
     render.note(f"this is run {runs[0].id}, the newest of {len(runs)} that go on in this folder")
 
 
-def _place(run: FoundRun, prefix: str | None) -> Place:
+def _place_of_run(run: FoundRun, prefix: str | None) -> Place:
     if not run.url:
         raise InvalidValue(
             f"run {run.id} works on a server that was named with --url or a variable: "
@@ -151,7 +151,7 @@ def _place(run: FoundRun, prefix: str | None) -> Place:
     return Place(run.url, prefix or run.prefix, (run.id,), run.queue, run)
 
 
-def steer(
+def steer_each_request(
     ids: Iterable[str],
     url: str | None,
     prefix: str | None,
@@ -168,18 +168,18 @@ def steer(
     ``act`` returns what it did, in words and as values. As JSON there is an object for each
     request: its id, ``ok``, and the values or the ``error``.
     """
-    from streamq.queue.changes import Change, note, this_user
+    from streamq.queue.changes import Change, note_change, this_user
 
     codes, told = {0}, []
     with found_requests(ids, url, prefix, steers=True) as requests:
         for request, _ in requests:
             try:
-                with naming(request.id):
+                with naming_request(request.id):
                     before = _status_of(request) if noted else None
                     says, values = act(request)
                 if noted and before:
                     change = Change(who=this_user(), what=noted(before), request=request.id)
-                    note(request.protocol, before.queue, change)
+                    note_change(request.protocol, before.queue, change)
                 told.append({"id": request.id, "ok": True, **values})
                 if not as_json:
                     render.note(f"{request.id}: {says}")

@@ -22,7 +22,7 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the command."""
-        formatter.write(_text(self, ctx))
+        formatter.write(_help_in_words(self, ctx))
 
 
 class Group(TyperGroup):
@@ -30,12 +30,12 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the group."""
-        formatter.write(_text(self, ctx))
+        formatter.write(_help_in_words(self, ctx))
 
 
 def names_of(option: Any) -> str:
     """Return the names of an option and its value: ``-o, --output FILE``."""
-    names = sorted([*option.opts, *filter(str.strip, option.secondary_opts)], key=_dashes)
+    names = sorted([*option.opts, *filter(str.strip, option.secondary_opts)], key=_leading_dashes)
     return ", ".join(names) + (f" {value}" if (value := value_of(option)) else "")
 
 
@@ -88,7 +88,7 @@ def usage_of(command: Any) -> str:
     return " ".join(["[OPTIONS]", *arguments, *seconds])
 
 
-def _text(command: Any, ctx: typer.Context) -> str:
+def _help_in_words(command: Any, ctx: typer.Context) -> str:
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     lines = [f"Usage: {ctx.command_path} {usage_of(command)}", ""]
     for paragraph in (command.help or "").split("\n\n"):
@@ -96,17 +96,17 @@ def _text(command: Any, ctx: typer.Context) -> str:
     if command.epilog:
         lines += [render.heading("Example:"), f"  {command.epilog}", ""]
     params = panels_of(command.get_params(ctx))
-    named = {name: [_row(each) for each in some] for name, some in params.items()}
+    named = {name: [_row_of_parameter(each) for each in some] for name, some in params.items()}
     listed: dict[str, list[tuple[str, str]]] = {}
     for name, each in getattr(command, "commands", {}).items():
         panel = each.rich_help_panel if isinstance(each.rich_help_panel, str) else "Commands"
         listed.setdefault(panel, []).append((name, each.short_help or ""))
     for title, rows in (listed | named).items():
-        lines += [render.heading(f"{title}:"), *_columns(rows, width), ""]
+        lines += [render.heading(f"{title}:"), *_help_columns(rows, width), ""]
     return "\n".join(lines[:-1])
 
 
-def _row(param: Any) -> tuple[str, str]:
+def _row_of_parameter(param: Any) -> tuple[str, str]:
     """Return a parameter, and what it does with its default and its variable."""
     if param.param_type_name == "argument":
         return argument_of(param).strip("[]"), param.help or ""
@@ -122,7 +122,7 @@ def _row(param: Any) -> tuple[str, str]:
     return names, says.strip()
 
 
-def _columns(rows: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
+def _help_columns(rows: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
     rows = list(rows)
     column = min(_COLUMN, 4 + max(len(name) for name, _ in rows))
     for name, says in rows:
@@ -134,5 +134,5 @@ def _columns(rows: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
         yield from (f"{'':<{column}}{line}" for line in wrapped)
 
 
-def _dashes(name: str) -> int:
+def _leading_dashes(name: str) -> int:
     return 2 if name.startswith("--") else 1

@@ -30,25 +30,25 @@ class Display:
             return
         if self._is_live:
             width = shutil.get_terminal_size().columns - 1
-            text = words(progress)
-            wide = f"{bar(progress)} {text}"
+            text = progress_in_words(progress)
+            wide = f"{progress_bar(progress)} {text}"
             self._line.show((wide if len(wide) <= width else text)[:width])
         elif time.monotonic() - self._said >= _SHOW_EVERY_S:
             self._said = time.monotonic()
-            render.note(words(progress))
+            render.note(progress_in_words(progress))
 
     def end(self) -> None:
         """Clear the line."""
         self._line.show("")
 
 
-def bar(progress: Progress) -> str:
+def progress_bar(progress: Progress) -> str:
     """Return a bar for the finished part of the whole."""
     full = round(_BAR * min(1.0, progress.done or 0.0))
     return "━" * full + "─" * (_BAR - full)
 
 
-def words(progress: Progress) -> str:
+def progress_in_words(progress: Progress) -> str:
     """Return the progress in one line."""
     status = progress.status
     records = status.records

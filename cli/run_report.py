@@ -92,7 +92,7 @@ class RunReport:
         rate = f", {render.rate(finished / max(seconds, 1e-3))}" if finished and is_long else ""
         render.note(
             f"{status.state} in {seconds:.1f} s: "
-            f"{render.count(finished, 'record')} {_through(status)}"
+            f"{render.count(finished, 'record')} {_parts_or_stages_of_run(status)}"
             f"{render.blank_lines(run.blank_lines)}"
             f"{'' if self._folder.is_resumed else rate}{where}"
         )
@@ -101,7 +101,7 @@ class RunReport:
         if self._folder.errors_file:
             render.failures(run.failures, self._folder.errors_file)
         else:
-            _tell(run.failures)
+            _tell_first_failures(run.failures)
         if self._folder.can_retry:
             render.note(f"to run them again: {retry_command(plan.id)}")
         if problem:
@@ -121,7 +121,7 @@ def _own_records(status: Status) -> RecordCounts:
     return status.stages[0].records if status.stages else status.records
 
 
-def _through(status: Status) -> str:
+def _parts_or_stages_of_run(status: Status) -> str:
     failed = status.records.failed
     if status.stages:
         stages = render.count(len(status.stages), "stage")
@@ -129,7 +129,7 @@ def _through(status: Status) -> str:
     return f"in {render.count(status.parts.total, 'part')}, {render.failed_of(failed)}"
 
 
-def _tell(failures: list[Failure]) -> None:
+def _tell_first_failures(failures: list[Failure]) -> None:
     """Print the first failures."""
     for each in failures[:_MOST_TOLD]:
         place = where(each) or f"part {each.part}"

@@ -225,7 +225,7 @@ def generated() -> dict[Path, str]:
         FOLDER / "python.md": python_page.text(),
         FOLDER / "modules.md": modules_page.text(),
         FOLDER.parent / "cli" / "words.json": words(),
-        OPENAPI: openapi.encoded(ROUTES, "1").decode() + "\n",
+        OPENAPI: openapi.encoded_openapi(ROUTES, "1").decode() + "\n",
         **{FOLDER / "man" / name: page for name, page in man_pages().items()},
     }
 

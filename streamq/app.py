@@ -278,7 +278,7 @@ def describe(
         InvalidValue: the function takes no record, or its name cannot be a handler's.
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
-    annotation, context_name, second = _parameters(name, function, is_map=is_map)
+    annotation, context_name, second = _handler_parameters(name, function, is_map=is_map)
     yields_async = inspect.isasyncgenfunction(function)
     return Handler(
         name,
@@ -294,7 +294,7 @@ def describe(
     )
 
 
-def _parameters(
+def _handler_parameters(
     name: str, function: Callable[..., Any], *, is_map: bool
 ) -> tuple[Any, str | None, Any]:
     """Return the first parameter's annotation, the name of the parameter for the context, and the

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamq import Settings, SettingsError
-from streamq.settings import FIELDS, gather, variable_of, with_login
+from streamq.settings import FIELDS, gather_settings, variable_of, with_login
 from tests.support.command import run
 
 
@@ -20,7 +20,7 @@ def nowhere(tmp_path: Path) -> Path:
 
 
 def test_without_anything_everything_has_its_default(nowhere: Path) -> None:
-    gathered = gather({}, nowhere)
+    gathered = gather_settings({}, nowhere)
 
     assert gathered.settings == Settings()
     assert set(gathered.origins.values()) == {"default"}
@@ -80,7 +80,7 @@ def test_the_stronger_source_wins(nowhere: Path, tmp_path: Path) -> None:
     project = nowhere.parent / "pyproject.toml"
 
     def url() -> tuple[str, str]:
-        gathered = gather(env, nowhere)
+        gathered = gather_settings(env, nowhere)
         return gathered.settings.url, gathered.origins["url"]
 
     assert url() == ("redis://other", "REDIS_URL")
@@ -132,7 +132,7 @@ def test_a_file_that_is_wrong_is_named_with_what_is(nowhere: Path, text: str, sa
     file.write_text(text)
 
     with pytest.raises(SettingsError, match=says) as failure:
-        gather({}, nowhere)
+        gather_settings({}, nowhere)
 
     assert str(file) in str(failure.value)
     assert "hush" not in str(failure.value)

@@ -47,7 +47,7 @@ def doctor(
         for finding in physician.examine(chosen):
             findings.append(finding)
             if not as_json:
-                _show(finding)
+                _show_finding(finding)
     finally:
         connection.close()
     if as_json:
@@ -56,7 +56,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _show(finding: Finding) -> None:
+def _show_finding(finding: Finding) -> None:
     verdict = render.verdict(finding.verdict)
     render.data(f"{verdict}  {finding.check:<11} {render.clean(finding.says)}")
     if finding.remedy:

@@ -13,11 +13,11 @@ from streamq.queue.request import Request
 from streamq.records.gaps import gaps_beside
 from streamq.records.manifest import check_manifest, write_manifest
 from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
-from streamq.runs.collect import Collector, show, write_errors
+from streamq.runs.collect import Collector, show_results, write_errors
 from streamq.runs.committed import file_of
 
 from .. import render
-from ..connecting import connected, naming
+from ..connecting import connected, naming_request
 from ..finding import Place, place_of
 from ..shared_options import PrefixOption, RunIdArgument, UrlOption
 
@@ -92,16 +92,17 @@ def results(
     """
     check_name(output, form)
     form = form or form_of(output)
-    _check(form, output, is_ordered=is_ordered, has_keys=has_keys)
+    _check_result_options(form, output, is_ordered=is_ordered, has_keys=has_keys)
     place = place_of(request_id, url, prefix)
     request_id = place.ids[0]
     _refuse_run(place, output)
-    with connected(place.url, place.prefix) as protocol, naming(request_id):
+    with connected(place.url, place.prefix) as protocol, naming_request(request_id):
+        request = Request(protocol, request_id)
         if not output:
-            for data in show(protocol, request_id, form, follow=follow, has_keys=has_keys):
+            for data in show_results(protocol, request_id, form, follow=follow, has_keys=has_keys):
                 sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-            _account(Request(protocol, request_id), file_of(protocol, request_id))
+            _account_for_unshown_results(request, file_of(protocol, request_id))
             return
         path = Path(output)
         if has_manifest:
@@ -120,7 +121,6 @@ def results(
             render.note("stopped; the same command goes on")
             raise
         if is_complete:
-            request = Request(protocol, request_id)
             render.failures(collector.failures, write_errors(collector.failures, path))
             if has_manifest:
                 files = protocol.inspect(request_id).spec.files
@@ -136,7 +136,7 @@ def _refuse_run(place: Place, output: str) -> None:
         raise InvalidValue(f"run {place.run.id} itself writes its results, to {place.run.output}")
 
 
-def _check(form: str, output: str, *, is_ordered: bool, has_keys: bool) -> None:
+def _check_result_options(form: str, output: str, *, is_ordered: bool, has_keys: bool) -> None:
     if form not in FORMS:
         raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
     if has_keys:
@@ -148,7 +148,7 @@ def _check(form: str, output: str, *, is_ordered: bool, has_keys: bool) -> None:
         raise InvalidValue(f"{output} is no regular file: leave -o out, and use the shell's >")
 
 
-def _account(request: Request, file: str) -> None:
+def _account_for_unshown_results(request: Request, file: str) -> None:
     """Tell the user which results were not among those shown."""
     status = request.status()
     if file:

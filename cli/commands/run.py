@@ -16,10 +16,10 @@ from streamq.records import outputs
 from streamq.records.remote import is_remote
 from streamq.runs.folder import Beginning, RunFolder, beginning_of
 from streamq.runs.home import load_plan
-from streamq.runs.options import KEEP, Capacity, capacity, describe_run
+from streamq.runs.options import KEEP, Capacity, capacity_options, describe_run
 from streamq.runs.plan import STANDARD, Plan
 from streamq.runs.same import on_server, server_name
-from streamq.runs.spooling import spooled
+from streamq.runs.spooling import spooled_plan
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS
@@ -27,7 +27,7 @@ from streamq.worker.spawning import Spawner
 
 from .. import panels, render
 from ..connecting import named_server
-from ..option_structs import named, with_options
+from ..option_structs import option_name, with_options
 from ..request_options import RequestOptions
 from ..resuming import resume_hint
 from ..shared_options import (
@@ -40,7 +40,7 @@ from ..shared_options import (
     UrlOption,
     configure_logs,
 )
-from ..ui import watched
+from ..ui import dashboard_shown_meanwhile
 
 
 class RunOptions(msgspec.Struct, kw_only=True):
@@ -230,7 +230,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
     @property
     def room(self) -> Capacity:
         """How many processes there are, and how many parts run at once."""
-        return capacity(self.processes, self.slots)
+        return capacity_options(self.processes, self.slots)
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -271,7 +271,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
             keep=self.keep,
             manifest=self.has_manifest,
             queue=request.queue,
-            named=named,
+            named=option_name,
             **request.given(),
         )
 
@@ -303,10 +303,10 @@ def run(
         prefix = prefix or Settings.from_env().prefix
         plan = on_server(plan, server_name(given_url, prefix))
         if not options.stored:
-            plan = spooled(plan, is_wanted=options.is_spooled)
+            plan = spooled_plan(plan, is_wanted=options.is_spooled)
         begun = time.monotonic()
-        folder = RunFolder(plan, options.beginning, named=named)
-        with folder.held(), _hinted(folder), folder.server(given_url, prefix) as address:
+        folder = RunFolder(plan, options.beginning, named=option_name)
+        with folder.held(), _resume_hinted(folder), folder.server(given_url, prefix) as address:
             # Importing redis-py takes about as long as server and processes take to start.
             from streamq.runs.retry import new_run
 
@@ -322,13 +322,15 @@ def run(
                 spawner=None if options.stored else spawner,
                 on_begun=report.begin,
             )
-            with watched(address(), prefix, folder.plan.policy.queue, wanted=options.has_ui):
+            with dashboard_shown_meanwhile(
+                address(), prefix, folder.plan.policy.queue, wanted=options.has_ui
+            ):
                 status = report.work(this_run, force=options.force)
     raise typer.Exit(report.sum_up(this_run, status, is_json=options.is_json))
 
 
 @contextmanager
-def _hinted(folder: RunFolder) -> Generator[None]:
+def _resume_hinted(folder: RunFolder) -> Generator[None]:
     """Tell the user how to resume a run that Ctrl-C ends."""
     if folder.is_found:
         render.note(f"going on with run {folder.plan.id}, which was stopped; --fresh starts over")

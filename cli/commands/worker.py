@@ -15,7 +15,7 @@ from streamq.worker.spawning import Spawner
 
 from .. import panels, render
 from ..connecting import connected, url_of
-from ..option_structs import named, with_options
+from ..option_structs import option_name, with_options
 from ..shared_options import (
     ExecOption,
     HealthPortOption,
@@ -214,7 +214,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
             allow_post=self.allow_post,
             log_level=self.log_level.value,
             log_format=log_style(self.log_format),
-            named=named,
+            named=option_name,
         )
 
     def pool(self) -> PoolOptions:
@@ -229,7 +229,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
             grace=self.grace,
             cancel_grace=self.cancel_grace,
             reload=self.is_reloading,
-            named=named,
+            named=option_name,
         )
 
 

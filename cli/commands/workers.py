@@ -43,12 +43,12 @@ def workers(
     if as_json:
         render.as_json(found)
         return
-    render.data(render.table(HEADERS, map(_row, found)))
+    render.data(render.table(HEADERS, map(_row_of_worker, found)))
     if not found:
         render.note(f"no live worker in queue {place.queue}")
 
 
-def _row(worker: WorkerDetails) -> tuple[str, ...]:
+def _row_of_worker(worker: WorkerDetails) -> tuple[str, ...]:
     return (
         worker.name,
         worker.host or render.NOTHING,
@@ -58,11 +58,11 @@ def _row(worker: WorkerDetails) -> tuple[str, ...]:
         f"{worker.busy}/{worker.slots}",
         render.age(worker.started_ms),
         render.age(worker.beat_ms),
-        _running(worker),
+        _running_parts(worker),
     )
 
 
-def _running(worker: WorkerDetails) -> str:
+def _running_parts(worker: WorkerDetails) -> str:
     oldest = sorted(worker.running, key=lambda part: part.since_ms)
     # At the heartbeat, by the worker's clock: a short part may have ended long ago by now.
     shown = [

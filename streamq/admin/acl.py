@@ -313,8 +313,8 @@ def role_of(user: str) -> tuple[str, str]:
 def rights_of(name: str, scope: Scope, digests: Iterable[str] = ()) -> list[str]:
     """Return a role's rights, in the words of the server's ACL."""
     role = ROLES[name]
-    allowed = sorted({*map(lua.digest, role.scripts), *digests})
-    patterns, channels = _patterns(role, scope)
+    allowed = sorted({*map(lua.script_digest, role.scripts), *digests})
+    patterns, channels = _patterns_of_role(role, scope)
     not_allowed = {*(_OF_ALL_TEAMS if scope.team else ())}
     if name not in scope.loading:
         not_allowed.add(_LOAD)
@@ -333,7 +333,7 @@ def commands_of(role: Role) -> list[str]:
     """Return the commands a role uses, in scripts and outside of them."""
     used = {*_EVERYBODY, _LOAD, *role.commands}
     for script in role.scripts:
-        for command, word in _CALL.findall(lua.source(script)):
+        for command, word in _CALL.findall(lua.script_source(script)):
             is_two = command in _WITH_SUBCOMMANDS
             used.add((f"{command}|{word}" if is_two else command).lower())
     return sorted(used)
@@ -359,11 +359,13 @@ def trials_of(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Tr
     request = RequestKeys(f"{units.id_head(team)}ID", prefix)
     keys = QueueKeys(queue, prefix, worker="WORKER", spoilt="due")
     for script in role.scripts:
-        own = [_key(key, request, keys) for key in lua.signature(script)[0]]
-        words = ("EVALSHA", lua.digest(script), str(len(own)), *own)
+        own = [
+            _key_of_request_or_queue(key, request, keys) for key in lua.script_signature(script)[0]
+        ]
+        words = ("EVALSHA", lua.script_digest(script), str(len(own)), *own)
         yield Trial(f"run {script}", words)
     for key in role.keys:
-        spelt = _key(key, request, keys)
+        spelt = _key_of_request_or_queue(key, request, keys)
         yield Trial(f"read {spelt}", ("HGET", spelt, "field"))
     for command in commands_of(role):
         if command in optional:
@@ -372,14 +374,16 @@ def trials_of(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Tr
         yield Trial(command, tuple(command.split("|")), filling)
 
 
-def _key(name: str, request: RequestKeys, keys: QueueKeys) -> str:
+def _key_of_request_or_queue(name: str, request: RequestKeys, keys: QueueKeys) -> str:
     is_queue = not hasattr(request, name)
     return str(getattr(keys, name.removeprefix("queue_")) if is_queue else getattr(request, name))
 
 
-def _patterns(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
+def _patterns_of_role(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
     """Return patterns of the keys and of the channels that a role touches."""
-    names = {key for script in role.scripts for key in lua.signature(script)[0]} | {*role.keys}
+    names = {key for script in role.scripts for key in lua.script_signature(script)[0]} | {
+        *role.keys
+    }
     names |= {key for script in role.scripts for key in MORE.get(lua.more_keys(script), ())}
     names.discard("spoilt")  # it is one of the other keys
     prefix, queues = scope.prefix, scope.queues

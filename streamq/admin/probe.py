@@ -176,7 +176,7 @@ class Probe:
             leases = {
                 name.decode(): at for name, at in redis.zrange(own.leases, 0, -1, withscores=True)
             }
-            holders = dict(_holders(redis.execute_command("XPENDING", own.parts, "w")))
+            holders = dict(_pending_by_holder(redis.execute_command("XPENDING", own.parts, "w")))
             tokens = redis.execute_command(
                 "LPOS", queue.tokens, request_id, "COUNT", found.known_count("limit")
             )
@@ -193,7 +193,7 @@ class Probe:
             )
 
 
-def _holders(reply: Any) -> Iterable[tuple[str, int]]:
+def _pending_by_holder(reply: Any) -> Iterable[tuple[str, int]]:
     """Return the number of pending entries of each consumer, from the reply to XPENDING."""
     if isinstance(reply, dict):
         return [(each["name"].decode(), int(each["pending"])) for each in reply["consumers"]]

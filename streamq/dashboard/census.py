@@ -165,7 +165,9 @@ class Census:
         if not ids:
             return
         now, now_ms = time.monotonic(), round(time.time() * 1e3)
-        for request_id, found in zip(ids, glances.rows(self._protocol, ids, now_ms), strict=True):
+        for request_id, found in zip(
+            ids, glances.glance_at_rows(self._protocol, ids, now_ms), strict=True
+        ):
             self._blank.add(request_id)
             if found is None:  # registered and not opened yet, or just purged
                 continue
@@ -244,13 +246,13 @@ class Census:
             if "/" in request_id:
                 stages.setdefault(request_id.partition("/")[0], []).append(known)
         found = [
-            _whole([known, *stages.pop(request_id, ())])
+            _whole_of_stages([known, *stages.pop(request_id, ())])
             for request_id, known in self.requests.items()
             if "/" not in request_id
         ]
         # Of a flow whose first stage is in another queue, each stage stands for itself.
         others = [known for some in stages.values() for known in some]
-        return found + [_whole([each]) for each in others if each.status.state.is_live]
+        return found + [_whole_of_stages([each]) for each in others if each.status.state.is_live]
 
     def slots_of(self, handler: str) -> tuple[int, int]:
         """Return how many slots can run the handler, and how many of these are busy."""
@@ -288,7 +290,7 @@ class Census:
         ]
 
 
-def _whole(stages: list[Known]) -> Whole:
+def _whole_of_stages(stages: list[Known]) -> Whole:
     status = stages[0].status
     if len(stages) > 1:
         parts = [msgspec.structs.astuple(each.status.parts) for each in stages]

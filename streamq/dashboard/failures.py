@@ -110,13 +110,14 @@ def _groups_of(protocol: Protocol, place: str, most: int, *, traces: bool) -> Gr
             by_kind.setdefault((failure.error, pattern_of(failure.message)), []).append(failure)
     scale = parts / len(found) if found else 1.0
     groups = [
-        _group(kind, some, scale, total_parts, traces=traces) for kind, some in by_kind.items()
+        _group_of_failures(kind, some, scale, total_parts, traces=traces)
+        for kind, some in by_kind.items()
     ]
     groups.sort(key=lambda each: (-each.count, each.error, each.pattern))
     return Groups(parts=parts, sample=len(found), groups=groups[:MOST_GROUPS])
 
 
-def _group(
+def _group_of_failures(
     kind: tuple[str, str], some: list[Failure], scale: float, total_parts: int, *, traces: bool
 ) -> Group:
     where = [0] * STRETCHES
@@ -136,11 +137,11 @@ def _group(
         where=where,
         source=source,
         source_count=sources[source],
-        samples=[_shown(each, traces=traces) for each in some[:MOST_SHOWN]],
+        samples=[_shortened_failure(each, traces=traces) for each in some[:MOST_SHOWN]],
     )
 
 
-def _shown(failure: Failure, *, traces: bool) -> Failure:
+def _shortened_failure(failure: Failure, *, traces: bool) -> Failure:
     message = failure.message[:_MESSAGE_CHARS]
     trace = failure.traceback if traces else ""
     return msgspec.structs.replace(failure, message=message, traceback=trace)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streamq.dashboard.ends import Ends
-from streamq.dashboard.samplers import Censuses, Sampler, encoded, sampler
+from streamq.dashboard.samplers import Censuses, Sampler, encoded_event, sampler_of_topic
 from streamq.errors import Damaged, RequestUnknown, ServerError, StreamqError
 from streamq.protocol.protocol import Protocol
 
@@ -106,7 +106,7 @@ class Feed:
         """Return what reads the topic; InvalidValue if there is no such topic."""
         if topic in self._topics:
             return self._topics[topic].sampler
-        return sampler(self._protocol, self._censuses, topic)
+        return sampler_of_topic(self._protocol, self._censuses, topic)
 
     def past(self, topic: str) -> Any:
         """Return what is known of a topic's time before; None if nobody watches it."""
@@ -136,7 +136,7 @@ class Feed:
             topic.watchers.add(watcher)
             past = topic.sampler.past()
             if past is not None:
-                watcher.tell(f"past {name}", encoded(name, "past", past))
+                watcher.tell(f"past {name}", encoded_event(name, "past", past))
             if topic.frame:
                 watcher.tell(name, topic.frame)
 
@@ -189,7 +189,7 @@ class Feed:
                 if is_first and (past := topic.sampler.past()) is not None:
                     # The reading may have found what is stored of the time before.
                     for watcher in topic.watchers:
-                        watcher.tell(f"past {topic.name}", encoded(topic.name, "past", past))
+                        watcher.tell(f"past {topic.name}", encoded_event(topic.name, "past", past))
                 is_first = False
                 pause_s = max(topic.sampler.every_s, _TIMES * took_s)
                 topic.hurry.clear()
@@ -213,19 +213,21 @@ class Feed:
         kind = topic.name.partition(":")[0]
 
         def read() -> bytes:
-            return encoded(topic.name, kind, topic.sampler.read())
+            return encoded_event(topic.name, kind, topic.sampler.read())
 
         try:
             frame = await loop.run_in_executor(self._readers, read)
         except RequestUnknown:
-            frame = encoded(topic.name, "gone", {"says": "there is no such request, or no more"})
+            frame = encoded_event(
+                topic.name, "gone", {"says": "there is no such request, or no more"}
+            )
         except Damaged as error:
-            frame = encoded(topic.name, "wrong", {"says": str(error)})
+            frame = encoded_event(topic.name, "wrong", {"says": str(error)})
         except ServerError:
-            frame = encoded(topic.name, "away", {"says": "the server does not answer"})
+            frame = encoded_event(topic.name, "away", {"says": "the server does not answer"})
         except Exception:
             log.exception("the topic %s could not be read", topic.name)
-            frame = encoded(topic.name, "wrong", {"says": "the gateway stumbled over it"})
+            frame = encoded_event(topic.name, "wrong", {"says": "the gateway stumbled over it"})
         topic.frame = frame
         for watcher in topic.watchers:
             watcher.tell(topic.name, frame)

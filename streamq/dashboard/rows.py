@@ -105,7 +105,7 @@ class Ended:
         """Return the requests that fit, the newest first."""
         begun = time.monotonic()
         if self._found is None or begun >= self._good_until:
-            self._found = listing.find(
+            self._found = listing.find_requests(
                 self._protocol, self._queue, filters.fits_glimpse, ended=True
             )
             now = time.monotonic()
@@ -113,7 +113,9 @@ class Ended:
         return self._found
 
 
-def page(protocol: Protocol, census: Census, ended: Ended, filters: Filters) -> dict[str, Any]:
+def table_page(
+    protocol: Protocol, census: Census, ended: Ended, filters: Filters
+) -> dict[str, Any]:
     """Return one page of a table. The requests on it are read anew, the others are not."""
     first = (filters.page - 1) * PAGE
     wholes: list[Whole] = []
@@ -136,11 +138,11 @@ def page(protocol: Protocol, census: Census, ended: Ended, filters: Filters) -> 
         "page": filters.page,
         "pages": max(1, -(-count // PAGE)),
         "handlers": sorted(handlers)[:200],
-        "rows": _fresh(protocol, census, ids, wholes),
+        "rows": _rows_read_anew(protocol, census, ids, wholes),
     }
 
 
-def _fresh(
+def _rows_read_anew(
     protocol: Protocol, census: Census, ids: list[str], wholes: list[Whole]
 ) -> list[dict[str, Any]]:
     known = {each.status.id: each for each in wholes}
@@ -152,16 +154,16 @@ def _fresh(
         if snapshot.count("stages"):
             status = whole.status if whole else status_of(protocol, snapshot)
         speed = whole.speed if whole and status.state.is_live else status.rate
-        found.append(row(status, speed, census, whole.peak if whole else 0))
+        found.append(table_row(status, speed, census, whole.peak if whole else 0))
     return found
 
 
-def row(status: Status, speed: float, census: Census, peak: int = 0) -> dict[str, Any]:
+def table_row(status: Status, speed: float, census: Census, peak: int = 0) -> dict[str, Any]:
     """Return what a row of a table tells of a request."""
     left = status.records.total - status.records.done - status.records.failed
-    reason = why.reason(status, census, peak)
+    reason = why.reason_held_back(status, census, peak)
     return {
-        **card(status),
+        **request_card(status),
         "limit": status.limit,
         "records": status.records,
         "created_ms": status.created_ms,
@@ -169,16 +171,16 @@ def row(status: Status, speed: float, census: Census, peak: int = 0) -> dict[str
         "finished_ms": status.finished_ms,
         "labels": status.labels,
         "speed": round(speed, 3),
-        "eta_s": round(left / speed, 1) if speed > 0 and _moves(status) else None,
+        "eta_s": round(left / speed, 1) if speed > 0 and _row_may_change(status) else None,
         "why": reason,
     }
 
 
-def _moves(status: Status) -> bool:
+def _row_may_change(status: Status) -> bool:
     return status.state is State.OPEN and not status.waits_for_release
 
 
-def card(status: Status) -> dict[str, Any]:
+def request_card(status: Status) -> dict[str, Any]:
     """Return what a small card tells of a request."""
     return {
         "id": status.id,

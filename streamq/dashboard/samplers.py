@@ -119,7 +119,7 @@ class Overview(_OfQueue):
             "levels": census.levels(),
             "notices": why.notices(census),
             "handlers_ran": times.of_handlers(workers),
-            "top": [rows.row(each.status, each.speed, census, each.peak) for each in top],
+            "top": [rows.table_row(each.status, each.speed, census, each.peak) for each in top],
         }
 
     def past(self) -> Any:
@@ -139,7 +139,7 @@ class Table(_OfQueue):
     def read(self) -> Any:
         """Return the rows of the page, each read anew."""
         self._census.look()
-        return rows.page(self._protocol, self._census, self._ended, self._filters)
+        return rows.table_page(self._protocol, self._census, self._ended, self._filters)
 
 
 class Levels(_OfQueue):
@@ -157,7 +157,11 @@ class Levels(_OfQueue):
             if "/" not in known.status.id:  # a stage is changed with its request
                 cards.setdefault(known.status.level, []).append(known.status)
         shown = max(self.LEAST, min(self.MOST, self.CARDS // max(1, len(cards))))
-        busy = [status.level for status in map(_status, census.requests.values()) if _runs(status)]
+        busy = [
+            status.level
+            for status in map(_status_of_known, census.requests.values())
+            if _has_running_parts(status)
+        ]
         return {
             "serving": min(busy, default=None),
             "unread": census.unread,
@@ -168,7 +172,7 @@ class Levels(_OfQueue):
                     "waiting": waiting,
                     "running": running,
                     "cards": [
-                        rows.card(each)
+                        rows.request_card(each)
                         for each in sorted(
                             cards.get(level, []), key=lambda each: -each.parts.waiting
                         )
@@ -179,11 +183,11 @@ class Levels(_OfQueue):
         }
 
 
-def _status(known: Any) -> Status:
+def _status_of_known(known: Any) -> Status:
     return known.status  # type: ignore[no-any-return]
 
 
-def _runs(status: Status) -> bool:
+def _has_running_parts(status: Status) -> bool:
     return status.parts.running > 0
 
 
@@ -213,7 +217,7 @@ class Workers(_OfQueue):
             "told": min(len(pools), self.MOST),
             "versions": sorted({each.version for each in found}),
             "strip": [[each.name, each.busy, each.slots] for each in pools],
-            "workers": [times.row(each, speeds[each.name]) for each in found[: self.MOST]],
+            "workers": [times.row_of_times(each, speeds[each.name]) for each in found[: self.MOST]],
         }
 
 
@@ -350,7 +354,7 @@ class OneRequest(_OfRequest):
             "status": status,
             "speed": status.rate if speed is None or not status.state.is_live else speed,
             "ending": ending,
-            "why": why.reason(status, census, self._curve.peak()),
+            "why": why.reason_held_back(status, census, self._curve.peak()),
             "slots": {"able": slots, "busy": busy},
             "spec": snapshot.spec,
             "point": point,
@@ -391,7 +395,7 @@ _KINDS: dict[str, Callable[[Protocol, Censuses, str], Sampler]] = {
 }
 
 
-def sampler(protocol: Protocol, censuses: Censuses, topic: str) -> Sampler:
+def sampler_of_topic(protocol: Protocol, censuses: Censuses, topic: str) -> Sampler:
     """Return what reads the topic.
 
     Raises:
@@ -403,7 +407,7 @@ def sampler(protocol: Protocol, censuses: Censuses, topic: str) -> Sampler:
     return _KINDS[kind](protocol, censuses, about)
 
 
-def encoded(topic: str, event: str, told: Any) -> bytes:
+def encoded_event(topic: str, event: str, told: Any) -> bytes:
     """Return an event as a browser gets it; the bytes are the same for all."""
     data = msgspec.json.encode({"topic": topic, "told": told})
     return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"

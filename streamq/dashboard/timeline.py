@@ -102,7 +102,7 @@ class Timeline:
             except UNREADABLE:
                 continue
             self._left_out += told.left_out
-            self.spans.extend(_ended(told.worker, span) for span in told.spans)
+            self.spans.extend(_ended_span(told.worker, span) for span in told.spans)
 
     def _held_now(self, census: Census) -> list[tuple[str, str, str]]:
         """Return for each slot that holds a lease now: its worker, its name, and the request."""
@@ -127,5 +127,5 @@ def _slot_of(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
     return pools.get(pool, pool[:12]), slot
 
 
-def _ended(worker: str, span: Span) -> Ended:
+def _ended_span(worker: str, span: Span) -> Ended:
     return Ended(worker, *msgspec.structs.astuple(span))

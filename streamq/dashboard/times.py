@@ -45,11 +45,14 @@ def of_handlers(workers: Iterable[WorkerDetails]) -> list[HandlerRan]:
                 ran.classes[number] += count
     most = sorted(found.values(), key=lambda ran: -sum(ran.classes))[:MOST_HANDLERS]
     for ran in most:
-        ran.p50_s, ran.p95_s = quantile(ran.classes, 0.5), quantile(ran.classes, 0.95)
+        ran.p50_s, ran.p95_s = (
+            quantile_of_times(ran.classes, 0.5),
+            quantile_of_times(ran.classes, 0.95),
+        )
     return most
 
 
-def quantile(classes: Sequence[int], share: float) -> float:
+def quantile_of_times(classes: Sequence[int], share: float) -> float:
     """Return about how long (s) the part ran that this share of all parts is no longer than."""
     sums = list(accumulate(classes))
     if not sums or not sums[-1]:
@@ -85,7 +88,7 @@ class Speeds:
         return {name: speed for name, (_, _, speed) in now.items()}
 
 
-def row(worker: WorkerDetails, speed: float | None) -> dict[str, Any]:
+def row_of_times(worker: WorkerDetails, speed: float | None) -> dict[str, Any]:
     """Return what a row of the table of workers tells."""
     told = ("name", "host", "pid", "version", "handlers", "slots", "busy", "levels", "running")
     return {

@@ -38,7 +38,7 @@ class Reason(msgspec.Struct, frozen=True):
     says: str
 
 
-def reason(status: Status, census: Census, peak: int = 0) -> Reason | None:
+def reason_held_back(status: Status, census: Census, peak: int = 0) -> Reason | None:
     """Return what holds the request back most; None if it has ended.
 
     ``peak``: how many of its parts ran at once lately.
@@ -47,7 +47,7 @@ def reason(status: Status, census: Census, peak: int = 0) -> Reason | None:
         return None
     return (
         _kept_back(status)
-        or _stopped(status, census)
+        or _reason_it_is_stopped(status, census)
         or _by_its_own_limits(status, max(peak, status.parts.running))
         or _by_others(status, census)
         or Reason("running", "nothing holds it back: it is as fast as its parts are")
@@ -60,13 +60,15 @@ def _kept_back(status: Status) -> Reason | None:
     return None
 
 
-def _stopped(status: Status, census: Census) -> Reason | None:
+def _reason_it_is_stopped(status: Status, census: Census) -> Reason | None:
     parts = status.parts
     if status.paused:
         return Reason("paused", "it is paused")
     if status.held_until_ms:
         left_s = max(0, status.held_until_ms - time.time() * 1e3) / 1e3
-        return Reason("held", f"it is held for another {_span(left_s)}, by a delay or a snooze")
+        return Reason(
+            "held", f"it is held for another {_time_words(left_s)}, by a delay or a snooze"
+        )
     if parts.waiting + parts.running + parts.retry == 0 and status.state is State.LOADING:
         return Reason("loading", "its loader is slower than the workers: no part waits")
     if not census.has_handler(status.handler):
@@ -86,7 +88,7 @@ def _between_attempts(status: Status) -> Reason | None:
 def _by_its_own_limits(status: Status, running: int) -> Reason | None:
     if status.rate_limit is not None and running < status.limit:
         rate = status.rate_limit
-        says = f"{rate:g} a second" if rate >= 1 else f"one in {_span(1 / rate)}"
+        says = f"{rate:g} a second" if rate >= 1 else f"one in {_time_words(1 / rate)}"
         return Reason("rate", f"its rate lets {says} start")
     if running >= status.limit:
         return Reason("limit", f"it is at its limit: {status.limit} at once")
@@ -144,7 +146,7 @@ def _of_queue(census: Census) -> Iterator[Notice]:
     if census.unswept_ms > UNSWEPT_MS:
         yield Notice(
             code="janitor",
-            says=f"no janitor has looked at the queue for {_span(census.unswept_ms / 1e3)}",
+            says=f"no janitor has looked at the queue for {_time_words(census.unswept_ms / 1e3)}",
             remedy="every pool is a janitor: look whether one runs; streamq janitor --once",
         )
     if census.damaged:
@@ -206,7 +208,7 @@ def _of_time(known: Known, census: Census) -> Iterator[Notice]:
             yield Notice(
                 code="deadline",
                 request=status.id,
-                says=f"at this speed it ends {_span(late_s)} after its deadline, and fails",
+                says=f"at this speed it ends {_time_words(late_s)} after its deadline, and fails",
                 remedy="raise its limit, give it a better level, or start more workers",
             )
     still_s = time.monotonic() - known.moved_at
@@ -216,7 +218,7 @@ def _of_time(known: Known, census: Census) -> Iterator[Notice]:
         yield Notice(
             code="still",
             request=status.id,
-            says=f"none of its records was finished for {_span(still_s)}",
+            says=f"none of its records was finished for {_time_words(still_s)}",
             remedy="see why on its page, and what runs",
         )
 
@@ -229,7 +231,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _span(seconds: float) -> str:
+def _time_words(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 3_600:

@@ -60,8 +60,8 @@ class Access:
             SettingsError: the file cannot be read.
         """
         self._path = path
-        self._keys = Keys(key_file.read(path)) if path else None
-        self._seen = _seen(path)
+        self._keys = Keys(key_file.read_key_file(path)) if path else None
+        self._seen = _key_file_state(path)
         self._look_at = 0.0
         self._hosts = hosts | {urlsplit(origin).hostname or "localhost", "localhost"}
         self._origin = origin.rstrip("/")
@@ -95,7 +95,9 @@ class Access:
             return LOCAL
         key = _by_certificate(keys, visit) or _by_cookie(keys, visit)
         if key is None:
-            share = cookies.shared(keys.secret, _cookie(visit, cookies.SHARE_COOKIE))
+            share = cookies.request_of_share_link(
+                keys.secret, _cookie_of_visit(visit, cookies.SHARE_COOKIE)
+            )
             if share:
                 return Caller(f"a link of {share.by}", Role.READER, only=share.request)
             raise no_key("the call has no key: send Authorization: Bearer sqk_...")
@@ -128,7 +130,7 @@ class Access:
     def shared(self, text: str) -> str:
         """Return which request a link is for; "" if it is over, or was forged."""
         keys = self._current()
-        share = cookies.shared(keys.secret, text) if keys else None
+        share = cookies.request_of_share_link(keys.secret, text) if keys else None
         return share.request if share else ""
 
     def is_secure(self, scheme: str) -> bool:
@@ -139,7 +141,7 @@ class Access:
         text = authorization[len(_SCHEME) :].strip()
         key = keys.find(text) if authorization[: len(_SCHEME)].lower() == _SCHEME else None
         # The digest was found in a table, which takes no time that tells of the key's bytes.
-        if key is None or not hmac.compare_digest(key.sha256, key_file.digest(text)):
+        if key is None or not hmac.compare_digest(key.sha256, key_file.digest_of_key(text)):
             raise self._failures.add(address)
         return key.caller
 
@@ -153,11 +155,11 @@ class Access:
         if self._path is None or now < self._look_at:
             return self._keys
         self._look_at = now + LOOK_S
-        seen = _seen(self._path)
+        seen = _key_file_state(self._path)
         if seen != self._seen:
             self._seen = seen
             try:
-                self._keys = Keys(key_file.read(self._path))
+                self._keys = Keys(key_file.read_key_file(self._path))
             except SettingsError as error:
                 log.error("the keys stay as they were: %s", error)
             else:
@@ -231,11 +233,11 @@ def _by_certificate(keys: Keys, visit: Visit) -> Key | None:
 
 
 def _by_cookie(keys: Keys, visit: Visit) -> Key | None:
-    found = _cookie(visit, cookies.COOKIE)
+    found = _cookie_of_visit(visit, cookies.COOKIE)
     return cookies.key_of(keys, found) if found else None
 
 
-def _cookie(visit: Visit, name: str) -> str:
+def _cookie_of_visit(visit: Visit, name: str) -> str:
     try:
         found = SimpleCookie(visit.headers.get("cookie", "")).get(name)
     except CookieError:
@@ -256,7 +258,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _seen(path: Path | None) -> tuple[int, ...] | None:
+def _key_file_state(path: Path | None) -> tuple[int, ...] | None:
     """Return what tells one state of the file from another."""
     try:
         found = path.stat() if path else None

@@ -20,8 +20,8 @@ from streamq.gateway.messages import (
 from streamq.gateway.roles import Caller, Role
 from streamq.model import Failure, State, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.changes import describe
-from streamq.queue.listing import Glimpse, find
+from streamq.queue.changes import describe_change
+from streamq.queue.listing import Glimpse, find_requests
 from streamq.queue.request import Request
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Control:
                 rate=changes.rate,
                 weight=changes.weight,
             )
-            return request.status(), describe(before, msgspec.to_builtins(changes))
+            return request.status(), describe_change(before, msgspec.to_builtins(changes))
 
         return await self._with(caller, request_id, change)
 
@@ -81,7 +81,7 @@ class Control:
             while page and len(found) > len(page) and found[len(page)].part == page[-1].part:
                 page.append(found[len(page)])  # a page ends with a whole part
             following = page[-1].part if len(page) < len(found) else None
-            return ErrorPage([_told(each, shows_all=shows_all) for each in page], following)
+            return ErrorPage([_failure_told(each, shows_all=shows_all) for each in page], following)
 
         return await self._with(caller, request_id, errors)
 
@@ -105,7 +105,7 @@ class Control:
             )
 
         def requests() -> Listed:
-            found = find(self._protocol, queue, fits, ended=ended)
+            found = find_requests(self._protocol, queue, fits, ended=ended)
             told = [
                 RequestListed(
                     id=each.id,
@@ -158,7 +158,7 @@ class Control:
         return await self._desk.in_thread(work)
 
 
-def _told(failure: Failure, *, shows_all: bool) -> FailureTold:
+def _failure_told(failure: Failure, *, shows_all: bool) -> FailureTold:
     return FailureTold(
         part=failure.part,
         record=failure.record,

@@ -31,14 +31,14 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
 def cookie_of(keys: Keys, key: Key) -> str:
     """Return the value of a cookie for a session with this key."""
     session = Session(key.name, key.sha256[:16], round(time.time()) + SESSION_S)
-    body = _text(msgspec.json.encode(session))
-    return f"{body}.{_signature(keys.secret, body)}"
+    body = _base64_of_cookie(msgspec.json.encode(session))
+    return f"{body}.{_cookie_signature(keys.secret, body)}"
 
 
 def key_of(keys: Keys, cookie: str) -> Key | None:
     """Return the key that a session stands for; None if it is over, or was forged."""
     body, _, signature = cookie.partition(".")
-    if not hmac.compare_digest(_signature(keys.secret, body).encode(), signature.encode()):
+    if not hmac.compare_digest(_cookie_signature(keys.secret, body).encode(), signature.encode()):
         return None
     session = msgspec.json.decode(urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=Session)
     key = keys.named(session.name)
@@ -58,14 +58,16 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
 def share_of(secret: bytes, request_id: str, by: str, days: int) -> str:
     """Return what a link to a request ends with. It needs no key, and shows nothing else."""
     share = Share(request_id, by, round(time.time()) + days * 86_400)
-    body = _text(msgspec.json.encode(share))
-    return f"{body}.{_signature(secret, body, _SHARE)}"
+    body = _base64_of_cookie(msgspec.json.encode(share))
+    return f"{body}.{_cookie_signature(secret, body, _SHARE)}"
 
 
-def shared(secret: bytes, text: str) -> Share | None:
+def request_of_share_link(secret: bytes, text: str) -> Share | None:
     """Return which request a link is for; None if it is over, or was forged."""
     body, _, signature = text.partition(".")
-    if not hmac.compare_digest(_signature(secret, body, _SHARE).encode(), signature.encode()):
+    if not hmac.compare_digest(
+        _cookie_signature(secret, body, _SHARE).encode(), signature.encode()
+    ):
         return None
     share = msgspec.json.decode(urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=Share)
     return share if share.until_s > time.time() else None
@@ -77,10 +79,10 @@ def header_of(cookie: str, *, is_secure: bool, lasts_s: int = SESSION_S, name: s
     return f"{name}={cookie}; Path=/; Max-Age={lasts_s}; HttpOnly; SameSite=Strict{secure}"
 
 
-def _signature(secret: bytes, body: str, use: bytes = b"session ") -> str:
+def _cookie_signature(secret: bytes, body: str, use: bytes = b"session ") -> str:
     # Another use of the secret than tickets: none can be taken for the other.
-    return _text(hmac.new(secret, use + body.encode(), hashlib.sha256).digest())
+    return _base64_of_cookie(hmac.new(secret, use + body.encode(), hashlib.sha256).digest())
 
 
-def _text(data: bytes) -> str:
+def _base64_of_cookie(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -18,7 +18,7 @@ from streamq.gateway.roles import Caller, Role
 from streamq.model import Failure, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.changes import Change, note, read_changes
+from streamq.queue.changes import Change, note_change, read_changes
 from streamq.queue.flow_status import place_of
 from streamq.queue.request import Request
 
@@ -126,7 +126,7 @@ class Board:
         try:
             known = self._queue_of.get(change.request)
             queue = known or (await self._status(change.request)).queue
-            await self._in_thread(lambda: note(self._protocol, queue, change))
+            await self._in_thread(lambda: note_change(self._protocol, queue, change))
         except StreamqError as error:  # it is gone by now, or the server is away
             log.debug("the change of %s is not in the log: %s", change.request, error)
         else:

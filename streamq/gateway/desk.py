@@ -311,7 +311,7 @@ class Desk:
             offers[name] = f"parts {name} {offer.retries if offer.retries is not UNSET else ''}"
         return Wanted(
             ask.queue,
-            _levels(ask.levels),
+            _levels_in(ask.levels),
             tuple((name, offer.rstrip()) for name, offer in sorted(offers.items())),
         )
 
@@ -354,7 +354,7 @@ class Desk:
             lease_ms=ticket.lease_ms,
             beat_ms=min(ticket.lease_ms // 4, MOST_BEAT_MS),
             timeout_ms=spec.timeout_ms,
-            parts=payloads.told(grant.parts, spec, ask.as_),
+            parts=payloads.told_parts(grant.parts, spec, ask.as_),
         )
 
     def _remember(self, ticket: Ticket, spec: Spec) -> None:
@@ -437,7 +437,7 @@ class _TicketHost:
 
 
 @lru_cache(1_000)
-def _levels(text: str) -> tuple[int, ...]:
+def _levels_in(text: str) -> tuple[int, ...]:
     return levels_of(text, "levels")
 
 

@@ -55,7 +55,7 @@ class Wanted(msgspec.Struct, frozen=True):
     offers: tuple[tuple[str, str], ...]
 
 
-def _nothing() -> None:
+def _give_nothing_back() -> None:
     """Do nothing: no lease was given yet."""
 
 
@@ -73,7 +73,7 @@ class Waiter:
         self.granted: asyncio.Future[Claimed[Spec] | None] = loop.create_future()
         #: Whether the call was answered, or its caller has left. Written by the event loop.
         self.is_over = False
-        self._give_back: Callable[[], None] = _nothing
+        self._give_back: Callable[[], None] = _give_nothing_back
 
     def give(self, claimed: Claimed[Spec], unwanted: Callable[[], None]) -> None:
         """Answer the call with a lease, from another thread. If the caller left, give it back."""

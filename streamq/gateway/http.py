@@ -43,7 +43,7 @@ SAFETY = {
 }
 
 
-def application(gateway: Gateway, *, is_read_only: bool = False) -> ASGIApp:
+def gateway_application(gateway: Gateway, *, is_read_only: bool = False) -> ASGIApp:
     """Return the application that serves all routes of the table.
 
     Calls of workers take no way through the framework: there may be thousands that wait, and each
@@ -51,7 +51,7 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> ASGIApp:
 
     ``is_read_only``: answer only what readers may ask.
     """
-    others = _others(gateway, is_read_only=is_read_only)
+    others = framework_application(gateway, is_read_only=is_read_only)
     of_workers = {
         (each.method, each.path): each
         for each in ROUTES
@@ -61,10 +61,10 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> ASGIApp:
     async def call(route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         try:
-            response = await _answer(gateway, route, request, is_read_only)
+            response = await _answer_call(gateway, route, request, is_read_only)
         except Exception as error:
             log.exception("%s %s", route.method, route.path)
-            response = await _stumbled(request, error)
+            response = await _internal_error_response(request, error)
         await response(scope, receive, send)
 
     def front(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -72,21 +72,25 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> ASGIApp:
         if kind == "http" and (route := of_workers.get((scope["method"], path))):
             return call(route, scope, receive, send)
         if kind == "websocket" and path == websocket.PATH and not is_read_only:
-            return websocket.work(scope, receive, send, gateway.access, gateway.sessions)
+            return websocket.serve_worker_stream(
+                scope, receive, send, gateway.access, gateway.sessions
+            )
         return others(scope, receive, send)
 
     return front
 
 
-async def _answer(gateway: Gateway, route: Route, request: Request, is_read_only: bool) -> Response:
+async def _answer_call(
+    gateway: Gateway, route: Route, request: Request, is_read_only: bool
+) -> Response:
     began = time.monotonic()
-    told = await _serve(gateway, route, request, is_read_only)
+    told = await _serve_route(gateway, route, request, is_read_only)
     gateway.tallies.called(route.name, told.status_code, time.monotonic() - began)
     return told
 
 
-def _others(gateway: Gateway, *, is_read_only: bool) -> Starlette:
-    """Return what serves all other routes, and pages."""
+def framework_application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
+    """Return what serves all routes and the pages, by way of the framework."""
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
@@ -94,12 +98,12 @@ def _others(gateway: Gateway, *, is_read_only: bool) -> Starlette:
     def endpoint(routes: dict[str, Route]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
-            return await _answer(gateway, routes[method], request, is_read_only)
+            return await _answer_call(gateway, routes[method], request, is_read_only)
 
         return answer
 
     def called(request: Request, role: Role) -> Caller:
-        caller = gateway.access.caller(_visit(request))
+        caller = gateway.access.caller(_visit_of_http(request))
         caller.check_role(role, request.url.path)
         return caller
 
@@ -109,18 +113,20 @@ def _others(gateway: Gateway, *, is_read_only: bool) -> Starlette:
                 StarletteRoute(path, endpoint(routes), methods=list(routes))
                 for path, routes in by_path.items()
             ),
-            *(pages.routes(gateway.board, gateway.access, called) if gateway.board else ()),
-            *(live.routes(gateway.board, gateway.access, called) if gateway.board else ()),
+            *(pages.page_routes(gateway.board, gateway.access, called) if gateway.board else ()),
+            *(live.live_routes(gateway.board, gateway.access, called) if gateway.board else ()),
         ],
-        exception_handlers={HTTPException: _no_route, Exception: _stumbled},
+        exception_handlers={HTTPException: _no_route, Exception: _internal_error_response},
     )
 
 
-async def _serve(gateway: Gateway, route: Route, request: Request, is_read_only: bool) -> Response:
+async def _serve_route(
+    gateway: Gateway, route: Route, request: Request, is_read_only: bool
+) -> Response:
     try:
         if is_read_only and not Role.READER.allows(route.role):
             raise Problem(403, "READONLY", "this gateway only tells, and changes nothing")
-        call = await _call(gateway.access, route, request)
+        call = await _read_call(gateway.access, route, request)
         if route.takes_file:  # the operation sees that the caller has left, as the end of the body
             call.stream = request.stream()
             answer = await route.operation(gateway, call)
@@ -129,23 +135,23 @@ async def _serve(gateway: Gateway, route: Route, request: Request, is_read_only:
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
     except Problem as problem:
-        return _told(problem)
+        return _problem_response(problem)
     except StreamqError as error:
         meant = problem_of(error)
         if meant.status >= 500:
             log.warning("%s %s: %s", request.method, route.path, error)
-        return _told(meant)
-    _note(call, route, request, answer.status)
+        return _problem_response(meant)
+    _note_change(call, route, request, answer.status)
     if route.is_change and gateway.board:
         changed = request.path_params.get("id", "")
         gateway.board.changed(call.caller.name, call.visit.address, changed, answer.noted)
     connection: Connection = request.state.connection
-    return _response(answer, connection.was_reset)
+    return _http_response(answer, connection.was_reset)
 
 
-async def _call(access: Access, route: Route, request: Request) -> Call:
+async def _read_call(access: Access, route: Route, request: Request) -> Call:
     """Read who calls, and what the body says. Who may not call is told before the body is read."""
-    visit = _visit(request)
+    visit = _visit_of_http(request)
     # Who logs in says so in the body.
     caller = LOCAL if route.role is Role.ANYBODY else access.caller(visit)
     caller.check_role(route.role, route.path)
@@ -154,11 +160,11 @@ async def _call(access: Access, route: Route, request: Request) -> Call:
     query = request.query_params if request.scope["query_string"] else {}
     call = Call(caller, request.path_params, query, visit, request.scope["scheme"])
     if route.body is not None:
-        call.body = _decoded(await _read(request), route.body)
+        call.body = _decoded_body(await _read_body(request), route.body)
     return call
 
 
-def _visit(request: Request) -> Visit:
+def _visit_of_http(request: Request) -> Visit:
     return Visit(
         request.method,
         request.headers,
@@ -167,7 +173,7 @@ def _visit(request: Request) -> Visit:
     )
 
 
-def _note(call: Call, route: Route, request: Request, status: int) -> None:
+def _note_change(call: Call, route: Route, request: Request, status: int) -> None:
     """Write down who changed what. Keys, tickets and payloads are in no log."""
     if route.is_change:
         what = request.path_params.get("id", "")
@@ -177,7 +183,7 @@ def _note(call: Call, route: Route, request: Request, status: int) -> None:
         )
 
 
-async def _read(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BODY:
         raise _too_large()
@@ -199,7 +205,7 @@ def _too_large() -> Problem:
     return Problem(413, "LARGE", "the body is too large", f"{MOST_BODY} bytes are allowed")
 
 
-def _decoded(body: bytes, kind: Any) -> Any:
+def _decoded_body(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -229,7 +235,7 @@ async def _while_there(request: Request, operation: Awaitable[Answer]) -> Answer
         connection.tell_lost(None)
 
 
-def _response(answer: Answer, was_reset: WasLost) -> Response:
+def _http_response(answer: Answer, was_reset: WasLost) -> Response:
     if answer.lines is not None:
         return StreamingResponse(
             answer.lines, answer.status, SAFETY | answer.headers, "application/x-ndjson"
@@ -259,18 +265,20 @@ class _Sent(BackgroundTask):
         self._delivered(self._was_reset)
 
 
-def _told(problem: Problem) -> Response:
+def _problem_response(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, headers=SAFETY | problem.headers())
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, title = _TITLES.get(error.status_code, ("ERROR", str(error.detail)))
-    told = _told(Problem(error.status_code, code, title))
+    told = _problem_response(Problem(error.status_code, code, title))
     told.headers.update(error.headers or {})
     return told
 
 
-async def _stumbled(request: Request, error: Exception) -> Response:
+async def _internal_error_response(request: Request, error: Exception) -> Response:
     # Starlette raises the error again, and uvicorn logs it with its traceback.
-    return _told(Problem(500, "ERROR", "the gateway stumbled", "its log says over what"))
+    return _problem_response(
+        Problem(500, "ERROR", "the gateway stumbled", "its log says over what")
+    )

@@ -64,7 +64,7 @@ class Tls(msgspec.Struct, frozen=True):
         return context
 
 
-def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that listens. ``is_shared``: other processes listen at the same port.
 
     Raises:
@@ -91,7 +91,7 @@ def is_loopback(listener: socket.socket) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def allow(connections: int) -> None:
+def allow_connections(connections: int) -> None:
     """Allow so many connections, as far as the system does: it is asked for more open files."""
     files = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -14,7 +14,7 @@ from streamq.dashboard.feed import Watcher
 from streamq.errors import StreamqError
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.dashboard import Board
-from streamq.gateway.pages import SECURITY, Called, telling
+from streamq.gateway.pages import SECURITY, Called, with_problems_told
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
 
@@ -23,7 +23,7 @@ PATH = "/v1/live"
 _REFUSED = 1008
 
 
-def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
+def live_routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
     """Return the routes of the feed."""
 
     async def live(asked: Asked) -> Response:
@@ -35,7 +35,7 @@ def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
             headers = {"Cache-Control": "no-store", **SECURITY}
             return Response(b"".join(frames), media_type="text/event-stream", headers=headers)
         return StreamingResponse(
-            _events(board, caller, topics),
+            _live_events(board, caller, topics),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **SECURITY},
         )
@@ -43,12 +43,12 @@ def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
     async def live_socket(socket: WebSocket) -> None:
         await _serve_socket(board, access, socket)
 
-    return [Route(PATH, telling(live)), WebSocketRoute(PATH, live_socket)]
+    return [Route(PATH, with_problems_told(live)), WebSocketRoute(PATH, live_socket)]
 
 
-async def _events(board: Board, caller: Caller, topics: list[str]) -> AsyncIterator[bytes]:
+async def _live_events(board: Board, caller: Caller, topics: list[str]) -> AsyncIterator[bytes]:
     watcher, feed = Watcher(), board.feed
-    yield b"retry: 1000\n" + _hello(board, caller)
+    yield b"retry: 1000\n" + _live_hello(board, caller)
     feed.join(watcher, topics)
     try:
         with suppress(asyncio.CancelledError):
@@ -58,7 +58,7 @@ async def _events(board: Board, caller: Caller, topics: list[str]) -> AsyncItera
         feed.leave(watcher)
 
 
-def _hello(board: Board, caller: Caller) -> bytes:
+def _live_hello(board: Board, caller: Caller) -> bytes:
     told = {"role": caller.role, "name": caller.name, "queues": board.queues_of(caller)}
     return b"event: hello\ndata: " + msgspec.json.encode(told) + b"\n\n"
 
@@ -80,7 +80,7 @@ async def _serve_socket(board: Board, access: Access, socket: WebSocket) -> None
     left = asyncio.ensure_future(_has_left(socket))
     watcher, feed = Watcher(), board.feed
     left.add_done_callback(lambda _: watcher.wake())
-    watcher.tell("hello", _hello(board, caller))
+    watcher.tell("hello", _live_hello(board, caller))
     feed.join(watcher, topics)
     try:
         with suppress(WebSocketDisconnect, RuntimeError):

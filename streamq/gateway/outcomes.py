@@ -35,7 +35,7 @@ class Outcomes:
         self.crashed = report.crashed
         self.done: list[tuple[Part, PartDone]] = []
         self.not_done: list[tuple[Part, PartNotDone]] = [
-            (_part(each.part), _not_done(ticket, each)) for each in report.failed
+            (_bare_part(each.part), _not_done(ticket, each)) for each in report.failed
         ]
         for each in report.done:
             self._add(ticket, each, records[each.part])
@@ -61,10 +61,10 @@ class Outcomes:
         }
 
     def _add(self, ticket: Ticket, done: Done, records: int) -> None:
-        result = payloads.encoded(done.result)
+        result = payloads.encoded_result(done.result)
         part = Part(done.part, b"", ticket.about_of(done.part))
         try:
-            self.done.append((part, stages.done(part, records, result, ticket.facts)))
+            self.done.append((part, stages.outcome_of_stage(part, records, result, ticket.facts)))
         except stages.BAD as error:
             word, why = type(error).__name__, str(error)
             failed = Failed(part=done.part, kind="abandon", error=word, message=why)
@@ -93,5 +93,5 @@ def _not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
     return PartNotDone(failed.kind, delay_ms, [failure], (0, -1))
 
 
-def _part(number: int) -> Part:
+def _bare_part(number: int) -> Part:
     return Part(number, b"", b"")

@@ -20,7 +20,7 @@ _FORMS = ("json", "text", "base64", "lines")
 _NO_RESULT = codec.encode_result([None])
 
 
-def told(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
+def told_parts(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
     """Return parts as a worker is told of them."""
     # Parts of one batch often say the same of themselves, and this is most of what a call costs.
     known: dict[bytes, _About] = {}
@@ -88,16 +88,16 @@ def _bytes_form(data: bytes, *, is_text: bool = True) -> Value:
     return Value(base64=b64encode(data).decode())
 
 
-def encoded(value: Value | None) -> bytes:
+def encoded_result(value: Value | None) -> bytes:
     """Return the result of a part as the server keeps it.
 
     Raises:
         InvalidValue: the value has no form, or several, or its base64 is none.
     """
-    return _NO_RESULT if value is None else codec.encode_result([_item(value)])
+    return _NO_RESULT if value is None else codec.encode_result([_item_of_value(value)])
 
 
-def _item(value: Value) -> codec.Item:
+def _item_of_value(value: Value) -> codec.Item:
     form = _only_form(value)
     if form == "lines":
         return codec.encode_item(codec.Verbatim(str(value.lines).encode()))
@@ -107,10 +107,10 @@ def _item(value: Value) -> codec.Item:
             return codec.encode_item(found)
         except msgspec.MsgspecError as error:
             raise InvalidValue(f"a result cannot be kept: {error}") from None
-    return codec.encode_item(value.text if form == "text" else _plain(value))
+    return codec.encode_item(value.text if form == "text" else _bytes_of_value(value))
 
 
-def payload(raw: msgspec.Raw, number: int) -> Any:
+def submitted_payload(raw: msgspec.Raw, number: int) -> Any:
     """Return a part of a submission: bytes for ``{"text"}`` and ``{"base64"}``, else its value.
 
     Raises:
@@ -121,12 +121,12 @@ def payload(raw: msgspec.Raw, number: int) -> Any:
     if not is_plain:
         return value
     try:
-        return _plain(msgspec.convert(value, Value))
+        return _bytes_of_value(msgspec.convert(value, Value))
     except (msgspec.ValidationError, InvalidValue) as error:
         raise InvalidValue(f"part {number}: {error}") from None
 
 
-def shown(item: codec.Item) -> Value | None:
+def shown_item(item: codec.Item) -> Value | None:
     """Return an item of a result as a reader is told of it."""
     if item is None:
         return None
@@ -150,7 +150,7 @@ def _only_form(value: Value) -> str:
     return given[0]
 
 
-def _plain(value: Value) -> bytes:
+def _bytes_of_value(value: Value) -> bytes:
     if isinstance(value.text, str):
         return value.text.encode()
     try:

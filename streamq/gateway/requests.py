@@ -18,7 +18,7 @@ from streamq.model import MAX_PART, Policy, State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import part_of
 from streamq.queue.loading import keep_registered
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
 from streamq.queue.results import ResultReader
 from streamq.queue.submission import Submission
@@ -49,7 +49,7 @@ class Requests:
         name = units.request_id(request_id, self._team)
 
         def submit() -> tuple[Status, bool]:
-            parts = [payloads.payload(each, number) for number, each in enumerate(raw, 1)]
+            parts = [payloads.submitted_payload(each, number) for number, each in enumerate(raw, 1)]
             is_new = request_id is None or self._is_unknown(name)
             submission = Submission(self._protocol, name, meant, MAX_PART)
             submission.run(parts, can_go_on=request_id is not None)
@@ -134,7 +134,7 @@ class Requests:
                 if len(found) > left and "." not in found[-1][0]:
                     next_number = part_of(found[left][0])
                     del found[left:]
-                yield b"".join(_line(part_of(field), result) for field, result in found)
+                yield b"".join(_result_line(part_of(field), result) for field, result in found)
                 left -= len(found)
             if found is not None:
                 pause_s = LOOK_S[0]
@@ -159,13 +159,13 @@ def policy_of(new: NewRequest) -> Policy:
     options = msgspec.structs.asdict(new)
     for name in ("parts", "id", "state"):
         del options[name]
-    return policy(**options)
+    return policy_of_options(**options)
 
 
-def _line(number: int, result: bytes) -> bytes:
+def _result_line(number: int, result: bytes) -> bytes:
     with damaged_if_unreadable(f"the result of part {number}"):
         items, _ = codec.decode_result(result)
-        values = [payloads.shown(item) for item in items]
+        values = [payloads.shown_item(item) for item in items]
     line = ResultLine(part=number)
     if len(values) == 1:
         line.result = values[0]

@@ -23,15 +23,15 @@ from streamq.gateway.access import Access
 from streamq.gateway.control import Control
 from streamq.gateway.dashboard import Board
 from streamq.gateway.desk import Desk
-from streamq.gateway.health import health
-from streamq.gateway.http import application
+from streamq.gateway.health import serve_gateway_health
+from streamq.gateway.http import gateway_application
 from streamq.gateway.listener import (
     BACKLOG,
     Connection,
     Tls,
-    allow,
+    allow_connections,
     is_loopback,
-    listen,
+    listening_socket,
 )
 from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
@@ -91,11 +91,11 @@ def serve(
     access = Access(options.keys, frozenset({options.host}), options.origin)
     tls = options.tls.context()
     for host, port in filter(None, (options.grpc,)):
-        with listen(host, port, is_shared=True) as door:
+        with listening_socket(host, port, is_shared=True) as door:
             _check_doors(door, options, access, has_tls=tls is not None)
-    own_secret = supervisor.secret()
+    own_secret = supervisor.secret_of_processes()
     supervisor.end_with_supervisor()
-    listener = _listener(options, is_shared=own_secret is not None)
+    listener = _gateway_listener(options, is_shared=own_secret is not None)
     _check_doors(listener, options, access, has_tls=tls is not None)
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -138,15 +138,15 @@ def serve(
         control,
         access,
         sessions,
-        lambda: _unready(desk, keepers.values()),
+        lambda: _why_gateway_is_unready(desk, keepers.values()),
         board,
     )
     config = uvicorn.Config(
-        application(gateway, is_read_only=options.is_read_only),
+        gateway_application(gateway, is_read_only=options.is_read_only),
         interface="asgi3",
         http=Connection,
         loop="uvloop",
-        ws=_websockets(),
+        ws=_websocket_server(),
         ws_max_size=MOST_BODY,
         # With it thousands of sockets take gigabytes.
         ws_per_message_deflate=False,
@@ -168,19 +168,21 @@ def serve(
         await sessions.close(min(options.grace_s, GO_WITHIN_MS / 1e3))
 
     def beside() -> "GrpcServer | None":
-        return _grpc(gateway, options, started)
+        return _listen_for_grpc(gateway, options, started)
 
     server = _Server(
         config, stopping, beside, options.grace_s, lambda: started(url), access.look_again
     )
     over = threading.Event()
-    checks = threading.Thread(target=_check, args=(protocol, over), name="checks", daemon=True)
+    checks = threading.Thread(
+        target=_end_takes_at_hung_server, args=(protocol, over), name="checks", daemon=True
+    )
     for keeper in keepers.values():
         keeper.start()
     checks.start()
     try:
         log.info("serving %s at %s", ", ".join(options.queues), url)
-        with health(
+        with serve_gateway_health(
             options.health_port,
             gateway,
             protocol,
@@ -274,10 +276,10 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _listener(options: Options, *, is_shared: bool) -> socket.socket:
+def _gateway_listener(options: Options, *, is_shared: bool) -> socket.socket:
     """Return the socket that callers come to, with room for as many as may come."""
-    allow(options.connections)
-    return listen(options.host, options.port, is_shared=is_shared)
+    allow_connections(options.connections)
+    return listening_socket(options.host, options.port, is_shared=is_shared)
 
 
 def _check_doors(
@@ -302,7 +304,7 @@ def _check_doors(
         )
 
 
-def _websockets() -> "type[asyncio.Protocol] | Literal['none']":
+def _websocket_server() -> "type[asyncio.Protocol] | Literal['none']":
     """Return what serves streams: the extra ``serve`` brings a package for it."""
     if find_spec("websockets"):
         from streamq.gateway.websocket_connection import Stream
@@ -312,7 +314,7 @@ def _websockets() -> "type[asyncio.Protocol] | Literal['none']":
     return "none"
 
 
-def _grpc(
+def _listen_for_grpc(
     gateway: Gateway, options: Options, started: Callable[[str], object]
 ) -> "GrpcServer | None":
     """Listen for gRPC, if that is asked for. It belongs to the event loop that runs."""
@@ -325,7 +327,7 @@ def _grpc(
     return server
 
 
-def _unready(desk: Desk, keepers: Collection[LeaseKeeper]) -> str:
+def _why_gateway_is_unready(desk: Desk, keepers: Collection[LeaseKeeper]) -> str:
     if desk.is_stopping:
         return "the gateway stops"
     if not all(keeper.is_server_up for keeper in keepers):
@@ -333,7 +335,7 @@ def _unready(desk: Desk, keepers: Collection[LeaseKeeper]) -> str:
     return ""
 
 
-def _check(protocol: Protocol, over: threading.Event) -> None:
+def _end_takes_at_hung_server(protocol: Protocol, over: threading.Event) -> None:
     """End takes that wait at a server which hangs."""
     while not over.wait(CHECK_EVERY_S):
         try:

@@ -46,7 +46,7 @@ def payload_of(part: Part, spec: Spec) -> tuple[bytes, bool]:
     return msgspec.json.encode([codec.decode_item(value) for value in values]), True
 
 
-def done(part: Part, records: int, result: bytes, facts: str) -> PartDone:
+def outcome_of_stage(part: Part, records: int, result: bytes, facts: str) -> PartDone:
     """Return what becomes of a part that a worker has finished; of a flow, what it hands over.
 
     ``result`` is what the worker returned, encoded as the result of a plain request. ``facts`` is
@@ -64,7 +64,7 @@ def done(part: Part, records: int, result: bytes, facts: str) -> PartDone:
     origin = about.origin_of(part)
     items, _ = codec.decode_result(result)
     if kind == "spread":
-        payloads, keep = _children(codec.decode_item(items[0]))
+        payloads, keep = _children_of_spread(codec.decode_item(items[0]))
         origins = [f"{origin}/{number}" for number in range(1, len(payloads) + 1)]
         if join != "0":
             payloads, origins = [keep, *payloads], [f"{origin}/0", *origins]
@@ -77,7 +77,7 @@ def done(part: Part, records: int, result: bytes, facts: str) -> PartDone:
     return PartDone(b"" if kind == "spread" else result, records, passed, size)
 
 
-def _children(returned: Any) -> tuple[list[bytes], bytes]:
+def _children_of_spread(returned: Any) -> tuple[list[bytes], bytes]:
     """Return the payloads of the children, and what is kept for their join."""
     keep = None
     if isinstance(returned, dict) and "children" in returned:

@@ -29,7 +29,7 @@ LOOK_S = 0.1
 _USAGE = 2
 
 
-def secret(env: Mapping[str, str] = os.environ) -> bytes | None:
+def secret_of_processes(env: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the secret of a process that is one of several; None of one that is alone."""
     return bytes.fromhex(env[SECRET]) if SECRET in env else None
 
@@ -65,7 +65,7 @@ class Supervisor:
             SettingsError: the port cannot be had.
         """
         # A bound socket that does not listen keeps the port, and gets no connections.
-        self._port = _reserved(host, port)
+        self._port = _reserved_port(host, port)
         where = f"[{host}]" if ":" in host else host
         listen = f"{where}:{self._port.getsockname()[1]}"
         self._command = [sys.executable, "-m", "streamq.cli", *words, "--listen", listen]
@@ -138,7 +138,7 @@ class Supervisor:
                 child.wait()
 
 
-def _reserved(host: str, port: int) -> socket.socket:
+def _reserved_port(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]

@@ -130,7 +130,7 @@ class Signer:
 
     def seal(self, ticket: Ticket) -> str:
         """Return the ticket as text."""
-        body = _text(msgspec.msgpack.encode(ticket))
+        body = _ticket_base64(msgspec.msgpack.encode(ticket))
         return f"{_VERSION}.{body}.{self._signature(body)}"
 
     def open(self, text: str, key: str) -> Ticket:
@@ -146,7 +146,7 @@ class Signer:
         ):
             raise BadTicket("it is no ticket of this gateway: take again")
         try:
-            ticket = msgspec.msgpack.decode(_bytes(body), type=Ticket)
+            ticket = msgspec.msgpack.decode(_ticket_bytes(body), type=Ticket)
         except ValueError as error:  # another version of streamq with the same secret signed it
             raise BadTicket(f"the ticket cannot be read: {error}") from None
         if ticket.key != key:
@@ -155,7 +155,7 @@ class Signer:
 
     def _signature(self, body: str) -> str:
         made = hmac.new(self._secret, f"{_VERSION}.{body}".encode(), hashlib.sha256).digest()
-        return _text(made[:_SIGNATURE_BYTES])
+        return _ticket_base64(made[:_SIGNATURE_BYTES])
 
 
 class TicketBook:
@@ -202,9 +202,9 @@ class TicketBook:
         """Count nothing."""
 
 
-def _text(data: bytes) -> str:
+def _ticket_base64(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _bytes(text: str) -> bytes:
+def _ticket_bytes(text: str) -> bytes:
     return urlsafe_b64decode(text + "=" * (-len(text) % 4))

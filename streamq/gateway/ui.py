@@ -17,8 +17,8 @@ from streamq.gateway.access import Access, Visit, no_key
 from streamq.gateway.control import Control
 from streamq.gateway.dashboard import Board
 from streamq.gateway.desk import Desk
-from streamq.gateway.http import application
-from streamq.gateway.listener import listen
+from streamq.gateway.http import framework_application
+from streamq.gateway.listener import Connection, listening_socket
 from streamq.gateway.loads import Loads
 from streamq.gateway.problems import Problem
 from streamq.gateway.requests import Requests
@@ -66,9 +66,9 @@ class OneKey(Access):
 
 
 @contextmanager
-def dashboard(url: str, prefix: str, queue: str) -> Generator[str]:
+def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
     """Serve the dashboard of one queue in a thread, and yield the URL that lets a browser in."""
-    listener = listen(HOST, 0)
+    listener = listening_socket(HOST, 0)
     access = OneKey()
     with closing(Connection(url)) as connection:
         protocol = Protocol(connection, prefix)
@@ -86,10 +86,11 @@ def dashboard(url: str, prefix: str, queue: str) -> Generator[str]:
             lambda: "",
             board,
         )
-        app = application(gateway)
+        app = framework_application(gateway)
         app.router.routes.insert(0, Route("/enter/{key}", access.enter))
         config = uvicorn.Config(
             app,
+            http=Connection,
             loop="uvloop",
             ws="none",
             lifespan="off",

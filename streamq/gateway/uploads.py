@@ -111,7 +111,7 @@ class Uploads:
         if begins_at is not None:
             self._check_begin(name, before, begins_at)
         with as_stdin(stream):
-            policy, size = _source(options)
+            policy, size = _request_of_upload(options)
             if begins_at and before:
                 # The header of a CSV is not in the rest.
                 policy = msgspec.structs.replace(policy, spec=before.spec)
@@ -141,11 +141,11 @@ class Uploads:
     def _check_begin(self, name: str, before: Snapshot | None, begins_at: int) -> None:
         if before is None:
             raise RequestUnknown(f"there is no request {name}: send all of the file with PUT")
-        if begins_at != _offset(before):
+        if begins_at != _bytes_loaded(before):
             raise self._elsewhere(name, f"the rest does not begin at byte {begins_at}")
 
     def _elsewhere(self, name: str, why: str) -> Problem:
-        offset = _offset(self._protocol.inspect(name))
+        offset = _bytes_loaded(self._protocol.inspect(name))
         return Problem(409, "SHORT", "the upload stands elsewhere", why, more={"offset": offset})
 
     def _found(self, caller: Caller, name: str) -> Snapshot:
@@ -155,7 +155,7 @@ class Uploads:
 
     def _uploaded(self, found: Snapshot) -> Uploaded:
         status = status_of(self._protocol, found)
-        return Uploaded(offset=_offset(found), is_complete=found.is_sealed, status=status)
+        return Uploaded(offset=_bytes_loaded(found), is_complete=found.is_sealed, status=status)
 
     def _found_or_none(self, caller: Caller, name: str) -> Snapshot | None:
         try:
@@ -164,7 +164,7 @@ class Uploads:
             return None
 
 
-def _source(options: UploadOptions) -> Source:
+def _request_of_upload(options: UploadOptions) -> Source:
     """Return the request that an upload describes. For a CSV this reads the header."""
     if options.format in ("", "auto"):
         raise InvalidValue("which format? Say format=lines, format=csv or format=jsonl")
@@ -176,7 +176,7 @@ def _source(options: UploadOptions) -> Source:
     return describe_source([STDIN], **given)
 
 
-def _offset(found: Snapshot) -> int:
+def _bytes_loaded(found: Snapshot) -> int:
     """Return how many bytes of a file are loaded; 0 if they were not loaded as they were sent."""
     text = found.optional_text("cursor")
     with damaged_if_unreadable("how far the request is loaded"):

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from streamq.errors import StreamqError
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.problems import Problem, problem_of
-from streamq.gateway.session import Sessions, encode
+from streamq.gateway.session import Sessions, encode_message
 from streamq.gateway.session_messages import FromWorker, ToWorker
 
 log = logging.getLogger(__name__)
@@ -21,14 +21,14 @@ SUBPROTOCOL = "streamq.v1.json"
 _BAD, _REFUSED, _SLOW = 1007, 1008, 1013
 
 
-async def work(
+async def serve_worker_stream(
     scope: Scope, receive_message: Receive, send_message: Send, access: Access, sessions: Sessions
 ) -> None:
     """Serve one stream of a worker."""
     socket = WebSocket(scope, receive_message, send_message)
     offered = socket.scope.get("subprotocols", [])
     try:
-        caller = access.caller(_visit(socket))
+        caller = access.caller(_visit_of_websocket(socket))
     except Problem as refused:
         # Before it is accepted a stream can be refused with 403 only, so the reason is told after.
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
@@ -45,7 +45,7 @@ async def work(
 
     async def send(message: ToWorker) -> None:
         with suppress(WebSocketDisconnect, RuntimeError):
-            await socket.send_text(encode(message).decode())
+            await socket.send_text(encode_message(message).decode())
 
     code, reason = 1000, ""
     try:
@@ -61,7 +61,7 @@ async def work(
         await socket.close(code, reason[:120])
 
 
-def _visit(socket: WebSocket) -> Visit:
+def _visit_of_websocket(socket: WebSocket) -> Visit:
     # A page of another site can have a browser open a stream: it is checked as a change is.
     return Visit(
         "CONNECT",

@@ -58,7 +58,7 @@ class InHand(msgspec.Struct, frozen=True):
     times: int
 
 
-def rows(reads: Reads, ids: Sequence[str], now_ms: int) -> list[Snapshot | None]:
+def glance_at_rows(reads: Reads, ids: Sequence[str], now_ms: int) -> list[Snapshot | None]:
     """Return what is shown of each request in a table; None for one that is not there.
 
     It takes one command for a request of which no part is in anybody's hands, and four for others:
@@ -176,10 +176,10 @@ def curve_of(reads: Reads, request_id: str) -> list[tuple[int, int, int, int, in
     except (Damaged, ServerRefused):  # of another type, or the ACL is of an earlier version
         return []
     whole = len(packed) - len(packed) % _POINT_BYTES
-    return [_point(packed[at : at + _POINT_BYTES]) for at in range(0, whole, _POINT_BYTES)]
+    return [_point_of_curve(packed[at : at + _POINT_BYTES]) for at in range(0, whole, _POINT_BYTES)]
 
 
-def _point(packed: bytes) -> tuple[int, int, int, int, int]:
+def _point_of_curve(packed: bytes) -> tuple[int, int, int, int, int]:
     found, at = [], 0
     for width in _POINT_WIDTHS:
         found.append(int.from_bytes(packed[at : at + width], "big"))

@@ -7,6 +7,7 @@ how many tokens it has pushed.
 from collections.abc import Iterable, Mapping, Sequence
 
 from streamq.errors import StreamqError
+from streamq.flows.shape import Shape
 from streamq.model import Failure
 from streamq.protocol import part_calls, queue_calls
 from streamq.protocol.queue_protocol import QueueProtocol
@@ -34,13 +35,17 @@ class PartProtocol(QueueProtocol):
         *,
         level: int = -1,
         known: int = 0,
+        guess: Shape | None = None,
     ) -> Grant:
         """Ask for a lease and parts to run under it.
+
+        ``guess``: the flow that the request may be of, if it was not told. A wrong one does no
+        harm; a right one saves a round trip.
 
         It is never sent again: a copy that came late would grant a lease under a name that is
         over. A caller that gets no answer releases the holder and takes another name.
         """
-        keys = self.keys(request_id)
+        keys = self.keys(request_id, guess)
         return self._do(part_calls.claim(keys, holder, terms, handlers, level, known))
 
     def finish(

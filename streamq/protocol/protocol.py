@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from streamq.driver.connection import Connection
 from streamq.errors import (
@@ -214,21 +215,24 @@ class Protocol(PartProtocol):
     ) -> tuple[Tokens, Tokens]:
         """Register a flow's places, each with its queue, and create it with all its parts.
 
-        It takes one round trip where there is one server. Returns the tokens to push.
+        It takes one round trip where there is one server, and wakes workers in the same. Returns
+        the tokens that are still to be pushed.
         """
         flow, digest = policy.flow, policy.digest
         assert flow
         self.learn(request_id, Shape.read(flow.shape))
         keys, parts = self.keys(request_id), len(entries) // 2
+        first = request_calls.first_tokens(policy)
         calls: list[Call[Any]] = [
             *self._registering(places),
             request_calls.open(keys, digest, policy),
             request_calls.lay(keys, digest, flow),
             request_calls.append(keys, 1, "", cursor, parts, entries),
             request_calls.seal(keys, parts, cursor),
+            queue_calls.mint(self._space.queue(policy.queue, first.to), request_id, first),
         ]
-        *_, (_, _, added), (_, sealed) = self._do_in_order(calls)
-        return added, sealed
+        *_, (_, _, added), (_, sealed), pushed = self._do_in_order(calls)
+        return replace(added, count=max(0, added.count - pushed)), sealed
 
     def unknown(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that no request has: in one round trip where there is one server."""

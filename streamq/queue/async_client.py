@@ -20,7 +20,7 @@ from streamq.model import MAX_PART, PREFIX, Failure, Status
 from streamq.protocol.replies import part_of
 from streamq.queue.client import Client
 from streamq.queue.loading import keep_registered
-from streamq.queue.request import REGISTER_EVERY_S, Request, decoded
+from streamq.queue.request import REGISTER_EVERY_S, Request, decoded_result
 from streamq.queue.results import ResultReader
 from streamq.records import encoding as codec
 
@@ -187,7 +187,7 @@ class AsyncRequest:
         while not reader.is_over:
             found = None
             with suppress(ServerBusy, ServerUnreachable):
-                found = await self._call(lambda: _read(reader, self.id))
+                found = await self._call(lambda: _read_decoded_results(reader, self.id))
             if found is None:
                 if not reader.is_over:
                     await pauses.next()
@@ -259,12 +259,12 @@ class _Pauses:
         await asyncio.sleep(pause)
 
 
-def _read(reader: ResultReader, request_id: str) -> list[tuple[int, Any]] | None:
+def _read_decoded_results(reader: ResultReader, request_id: str) -> list[tuple[int, Any]] | None:
     found = reader.read()
     if found is None:
         return None
     return [
-        (number, decoded(result, number, request_id))
+        (number, decoded_result(result, number, request_id))
         for number, result in ((part_of(field), result) for field, result in found)
         if result not in (codec.NOTHING, codec.FAILED)
     ]

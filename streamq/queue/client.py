@@ -19,7 +19,7 @@ from streamq.queue.flow_policy import flow_policy, follow_of
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
 from streamq.queue.gateway_client import GatewayQueue
 from streamq.queue.loading import keep_registered
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
 from streamq.records.keys import MADE
@@ -65,6 +65,8 @@ class Client:
         self._max_part = units.size_bytes(max_part, "max_part")
         units.name(prefix, "prefix")
         self._gateway: GatewayQueue | None = None
+        #: When the workers of a queue were last found to know flows.
+        self._checked: dict[str, float] = {}
         if is_gateway(url):
             self._gateway = GatewayQueue(GatewayCalls(url, settings), self._max_part)
             return
@@ -224,7 +226,7 @@ class Client:
             raise InvalidValue("a gateway does not take flows; use the URL of the server")
         meant = flow_policy(flow, options, follow=follow)
         assert meant.flow
-        check_fleet(self._protocol, meant.flow)
+        check_fleet(self._protocol, meant.flow, self._checked)
         return meant
 
     @property
@@ -306,8 +308,8 @@ def _policy_of(options: dict[str, Any]) -> Policy:
         return _cached_policy(**options)
     except TypeError:
         # An option that cannot be hashed cannot be cached. This raises the proper error.
-        return policy(**options)
+        return policy_of_options(**options)
 
 
 #: Most requests of a program have the same options.
-_cached_policy = lru_cache(64, typed=True)(policy)
+_cached_policy = lru_cache(64, typed=True)(policy_of_options)

@@ -11,7 +11,7 @@ from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.records import about
 from streamq.records.arrow import TABLE_FORMATS, json_of, rows_of
-from streamq.records.decoding import TEXT_FORMATS, bare, records_in
+from streamq.records.decoding import TEXT_FORMATS, records_in, without_line_ending
 from streamq.records.references import Reader
 
 #: A failure has so many bytes of its record at most, and all failures so many together.
@@ -42,7 +42,7 @@ def with_inputs(
         found = dict(zip(some, protocol.entries_of(request_id, some), strict=True))
         while place < len(failures) and failures[place].part in found and room > 0:
             part = found[failures[place].part]
-            part = _fetched(part, spec, reader) if part and reader else part
+            part = _part_with_its_bytes(part, spec, reader) if part and reader else part
             failure = _with_input(failures[place], part, spec)
             room -= len(failure.input or failure.input_base64)
             yield failure
@@ -50,7 +50,7 @@ def with_inputs(
     yield from failures[place:]
 
 
-def _fetched(part: Part, spec: Spec, reader: Reader) -> Part | None:
+def _part_with_its_bytes(part: Part, spec: Spec, reader: Reader) -> Part | None:
     """Return a part with the bytes that it refers to; None where they cannot be read any more."""
     place = about.Place.of(part.about, spec)
     if place is None:
@@ -73,7 +73,7 @@ def _with_input(failure: Failure, part: Part | None, spec: Spec) -> Failure:
         data = _row_of(part, failure)
     elif failure.record and spec.format in TEXT_FORMATS and not failure.records:
         records = records_in(part, spec)[failure.record - 1 : failure.record]
-        data = bare(records[0]) if records else b""
+        data = without_line_ending(records[0]) if records else b""
     text: str | None = None
     is_cut = len(data) > MOST_INPUT
     data = data[:MOST_INPUT]
@@ -97,10 +97,10 @@ def _row_of(part: Part, failure: Failure) -> bytes:
 
 def _is_text(data: bytes) -> bool:
     """Return whether data that were cut off are UTF-8 but for the last character."""
-    return any(_decodes(data[: len(data) - cut]) for cut in range(4))
+    return any(_decodes_as_text(data[: len(data) - cut]) for cut in range(4))
 
 
-def _decodes(data: bytes) -> bool:
+def _decodes_as_text(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:

@@ -118,7 +118,7 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
     """
     found = protocol.inspect(request_id)
     if item:
-        return Walk(protocol, found).item(_checked(item))
+        return Walk(protocol, found).item(_checked_item(item))
     key, name = stored_key(value), found.optional_text("key")
     if not name:
         raise InvalidValue(
@@ -177,7 +177,7 @@ class Walk:
         if not 0 < int(number) <= self._stages[0].known_count("total"):
             return None
         stages = list(self._walk([number], below))
-        stage, where = _whereabouts(stages)
+        stage, where = _stage_of_item(stages)
         return Item(request=self._id, item=origin, stage=stage, where=where, stages=stages)
 
     def _walk(self, names: list[str], below: list[str]) -> Iterator[ItemStage]:
@@ -279,7 +279,10 @@ class Walk:
         """Return where parts of a stage are."""
         own = self._stages[number - 1]
         delivered = own.count("delivered")
-        return [_part(each, delivered) for each in lookups.parts(self._protocol, own.id, parts)]
+        return [
+            _item_part(each, delivered)
+            for each in lookups.look_up_parts(self._protocol, own.id, parts)
+        ]
 
     def _join(self, number: int, parents: list[ItemPart]) -> ItemStage:
         asked = [f"{part.item}{mark}" for part in parents for mark in ("", "#", "@")]
@@ -356,22 +359,22 @@ class Walk:
         if self._shape.follow != "trace" or len(stage.parts) != 1 or not names:
             return stage
         told = self._asked("trace", [f"{name}:{stage.number}" for name in names])
-        values = [_value(each) for each in told if each]
+        values = [_handler_value(each) for each in told if each]
         return msgspec.structs.replace(
             stage, parts=[msgspec.structs.replace(stage.parts[0], result=values)]
         )
 
     def _asked(self, name: str, asked: list[str]) -> list[bytes | None]:
-        return lookups.fields(self._protocol, self._id, name, asked)
+        return lookups.look_up_fields(self._protocol, self._id, name, asked)
 
 
-def _checked(item: str) -> str:
+def _checked_item(item: str) -> str:
     if not _ITEM.fullmatch(item):
         raise InvalidValue(f"{item!r} is no item: write the number of an input, or 17/3 of a child")
     return item
 
 
-def _part(found: lookups.PartReads, delivered: int) -> ItemPart:
+def _item_part(found: lookups.PartReads, delivered: int) -> ItemPart:
     failure = read_failures(found.failed)[0] if found.failed else Failure(error="")
     where: Where = "done"
     if found.failed is not None:
@@ -394,10 +397,10 @@ def _part(found: lookups.PartReads, delivered: int) -> ItemPart:
 def _with_result(part: ItemPart, value: bytes) -> ItemPart:
     if value == _NOTHING:
         return msgspec.structs.replace(part, where="dropped")
-    return msgspec.structs.replace(part, result=_value(value))
+    return msgspec.structs.replace(part, result=_handler_value(value))
 
 
-def _value(result: bytes) -> Any:
+def _handler_value(result: bytes) -> Any:
     """Return what a handler returned; of several records, a list."""
     try:
         values = [codec.decode_item(item) for item in codec.decode_result(result)[0]]
@@ -406,7 +409,7 @@ def _value(result: bytes) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _whereabouts(stages: list[ItemStage]) -> tuple[str, Where]:
+def _stage_of_item(stages: list[ItemStage]) -> tuple[str, Where]:
     """Return the first stage in which something is unfinished, or else the last one it came to."""
     for stage in stages:
         for where in _UNFINISHED:

@@ -40,14 +40,21 @@ def status_of(protocol: Protocol, found: Snapshot) -> Status:
         return found.status()
     told = stages_of(protocol, found)
     whole = found.status()
-    parts = PartCounts(*(sum(counts) for counts in zip(*map(_parts, told), strict=True)))
-    records = RecordCounts(*(sum(counts) for counts in zip(*map(_records, told), strict=True)))
-    opened, blocked = protocol.group_counts(found.id)
+    parts = PartCounts(*(sum(counts) for counts in zip(*map(_part_counts, told), strict=True)))
+    records = RecordCounts(
+        *(sum(counts) for counts in zip(*map(_record_counts, told), strict=True))
+    )
+    # Only children that a join waits for are in groups: other flows are not asked for any.
+    has_join = any(each.kind == "join" for each in told)
+    # The first items of a canary may be in later stages still.
+    is_through = not any(_unfinished_parts(each) for each in told[1:])
+    opened, blocked = protocol.group_counts(found.id) if has_join else (0, 0)
     return msgspec.structs.replace(
         whole,
         parts=parts,
         records=records,
         eta_s=told[-1].eta_s,
+        waits_for_release=whole.waits_for_release and is_through,
         flow=found.fields.get("flow", ""),
         stages=told,
         groups={"open": opened, "blocked": blocked},
@@ -62,26 +69,30 @@ def stages_of(protocol: Protocol, found: Snapshot) -> list[StageStatus]:
     """
     if not found.count("stages"):
         return []
-    stages = _snapshots(protocol.inspect_all(places_of(found)))
-    return [_stage(each, stages) for each in stages]
+    stages = _stage_snapshots(protocol.inspect_all(places_of(found)))
+    return [_stage_status(each, stages) for each in stages]
 
 
-def _snapshots(found: Sequence[Snapshot | StreamqError]) -> list[Snapshot]:
+def _stage_snapshots(found: Sequence[Snapshot | StreamqError]) -> list[Snapshot]:
     for each in found:
         if isinstance(each, StreamqError):
             raise each
     return [each for each in found if isinstance(each, Snapshot)]
 
 
-def _parts(stage: Status) -> tuple[int, ...]:
+def _unfinished_parts(stage: Status) -> int:
+    return stage.parts.waiting + stage.parts.running + stage.parts.retry
+
+
+def _part_counts(stage: Status) -> tuple[int, ...]:
     return msgspec.structs.astuple(stage.parts)
 
 
-def _records(stage: Status) -> tuple[int, ...]:
+def _record_counts(stage: Status) -> tuple[int, ...]:
     return msgspec.structs.astuple(stage.records)
 
 
-def _stage(found: Snapshot, stages: list[Snapshot]) -> StageStatus:
+def _stage_status(found: Snapshot, stages: list[Snapshot]) -> StageStatus:
     status = found.status()
     number = stages.index(found) + 1
     own = {name: getattr(status, name) for name in Status.__struct_fields__}

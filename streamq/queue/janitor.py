@@ -25,7 +25,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Audit, Tick, Tokens
 from streamq.queue.fleet import pools_heard
 from streamq.queue.outages import Outages
-from streamq.queue.starting_callbacks import parent_owes, settle
+from streamq.queue.starting_callbacks import parent_owes, settle_callbacks
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ class Janitor:
             log.info("%s is %d ms past its deadline, and has failed", request_id, audit.overdue_by)
             audit = self._protocol.audit(request_id)
         if audit.owed:
-            settle(self._protocol, request_id)
+            settle_callbacks(self._protocol, request_id)
             audit = self._protocol.audit(request_id)
         return audit
 
@@ -338,7 +338,7 @@ class Janitor:
             log.info("purged %s", request_id)
 
 
-def totals(janitors: Sequence[Janitor]) -> Samples:
+def janitor_samples(janitors: Sequence[Janitor]) -> Samples:
     """Return what the janitors of a process took back and closed, and when each last swept."""
     return {
         "streamq_requests_total": [

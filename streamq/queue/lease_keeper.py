@@ -23,7 +23,7 @@ from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.queue.fleet import HandlerPace, Running, WorkerDetails
-from streamq.queue.janitor import Janitor, totals
+from streamq.queue.janitor import Janitor, janitor_samples
 from streamq.queue.outages import Availability, Outages
 from streamq.queue.outcomes import GIVEN_UP, timed_out
 from streamq.queue.renewals import Holding, Renewals
@@ -203,7 +203,7 @@ class LeaseKeeper:
                 ({"kind": kind}, number) for kind, number in sorted(errors.items())
             ],
             "streamq_server_roundtrip_seconds": [({}, self._renewals.trips.spread())],
-            **totals([self.janitor]),
+            **janitor_samples([self.janitor]),
         }
 
     # Errands for processes

@@ -106,7 +106,7 @@ def row_decoder(annotation: Any) -> Any:
     As text or bytes a row is JSON; as a list or a tuple it has the values in the order of columns.
     """
     if annotation in (str, bytes):
-        return lambda row: _json(row) if annotation is bytes else _json(row).decode()
+        return lambda row: _row_as_json(row) if annotation is bytes else _row_as_json(row).decode()
     is_plain = _is_plain(annotation)
     is_list = annotation is list or typing.get_origin(annotation) in (list, tuple)
 
@@ -139,7 +139,7 @@ def plain_rows(table: Any, annotation: Any) -> list[Any] | None:
         return None
 
 
-def _json(row: Any) -> bytes:
+def _row_as_json(row: Any) -> bytes:
     if isinstance(row, _Unreadable):
         raise DecodeError(f"the row does not decode: {row.why}")
     return msgspec.json.encode(row)
@@ -147,7 +147,7 @@ def _json(row: Any) -> bytes:
 
 def json_lines(table: Any) -> bytes:
     """Return the rows of a table as JSON lines."""
-    return b"".join(_json(row) + b"\n" for row in rows_of(table))
+    return b"".join(_row_as_json(row) + b"\n" for row in rows_of(table))
 
 
 def json_of(row: Any) -> bytes:
@@ -178,14 +178,14 @@ def as_kind(table: Any, kind: str) -> Any:
             return batches[0]
         return pyarrow().RecordBatch.from_pylist(table.to_pylist(), schema=table.schema)
     if kind == "polars.DataFrame":
-        return _library("polars").from_arrow(table)
+        return _table_library("polars").from_arrow(table)
     if kind == "pandas.DataFrame":
-        _library("pandas")
+        _table_library("pandas")
         return table.to_pandas()
     return table
 
 
-def _library(name: str) -> Any:
+def _table_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -231,11 +231,11 @@ def from_rows(rows: Sequence[Any]) -> Any:
     dicts = [row if isinstance(row, dict) else {"result": row} for row in rows]
     names = dict.fromkeys(name for row in dicts for name in row)
     pa = pyarrow()
-    columns = {str(name): _column(pa, [row.get(name) for row in dicts]) for name in names}
+    columns = {str(name): _arrow_column(pa, [row.get(name) for row in dicts]) for name in names}
     return pa.table(columns)
 
 
-def _column(pa: Any, values: list[Any]) -> Any:
+def _arrow_column(pa: Any, values: list[Any]) -> Any:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
@@ -258,13 +258,13 @@ def table_of(value: Any) -> Any:
     if kind == "pyarrow.RecordBatch":
         value = pa.Table.from_batches([value])
     elif kind == "polars.DataFrame":
-        value = value.to_arrow(compat_level=_library("polars").CompatLevel.oldest())
+        value = value.to_arrow(compat_level=_table_library("polars").CompatLevel.oldest())
     elif kind == "pandas.DataFrame":
         value = pa.Table.from_pandas(value, preserve_index=False)
     return value.replace_schema_metadata(None)
 
 
-def pack(table: Any) -> bytes:
+def pack_table(table: Any) -> bytes:
     """Return a table as an Arrow stream."""
     pa, ipc = pyarrow(), pyarrow("ipc")
     sink = pa.BufferOutputStream()
@@ -275,11 +275,11 @@ def pack(table: Any) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Any:
+def unpack_table(data: bytes) -> Any:
     """Return the table of an Arrow stream."""
     return pyarrow("ipc").open_stream(data).read_all()
 
 
-def joined(tables: Iterable[Any]) -> Any:
+def joined_tables(tables: Iterable[Any]) -> Any:
     """Return tables of one schema, one behind the other."""
     return pyarrow().concat_tables(list(tables))

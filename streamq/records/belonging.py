@@ -26,7 +26,7 @@ _COPY = 2**20
 def tail_digest(descriptor: int, offset: int) -> str:
     """Return a digest of the last bytes before an offset; "" for none."""
     size = min(_SAMPLE, offset)
-    return _digest(os.pread(descriptor, size, offset - size))
+    return _digest_of_tail(os.pread(descriptor, size, offset - size))
 
 
 def inode_of(descriptor: int) -> str:
@@ -35,7 +35,7 @@ def inode_of(descriptor: int) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def _digest(data: bytes) -> str:
+def _digest_of_tail(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest() if data else ""
 
 
@@ -122,7 +122,7 @@ class OutputNote:
                     return False
                 if not noted.length:
                     return os.fstat(file.fileno()).st_size == 0
-                return _digest(file.read(noted.length)) == noted.head
+                return _digest_of_tail(file.read(noted.length)) == noted.head
         except OSError:
             return False
 
@@ -137,7 +137,7 @@ class OutputNote:
         if noted and noted.length and noted.inode == inode:
             return
         head = os.pread(descriptor, _SAMPLE, 0)
-        self._noted = _Noted(inode, len(head), _digest(head))
+        self._noted = _Noted(inode, len(head), _digest_of_tail(head))
         if self._noted == noted:
             return
         draft = self._place.with_name(f"{self._place.name}.new")

@@ -40,7 +40,8 @@ def _csv_mask(delimiter: str, quote: str, escape: str) -> Mask:
     """
     special = [each.encode() for each in (quote, escape) if each]
     hidden = re.compile(
-        _hidden(*(re.escape(e.encode()) for e in (delimiter, quote, escape))), re.DOTALL
+        _pattern_without_boundaries(*(re.escape(e.encode()) for e in (delimiter, quote, escape))),
+        re.DOTALL,
     )
 
     def mask(data: bytes) -> bytes:
@@ -59,7 +60,7 @@ def _csv_mask(delimiter: str, quote: str, escape: str) -> Mask:
     return mask
 
 
-def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
+def _pattern_without_boundaries(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
     """Return a pattern for text without boundaries; its group matches if a quote is left open."""
     escaped = escape + rb"." if escape else b""
     if not quote:

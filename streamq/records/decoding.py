@@ -119,14 +119,14 @@ def _plain_rows(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any],
         return None
 
 
-def bare(record: bytes) -> bytes:
+def without_line_ending(record: bytes) -> bytes:
     """Return the record without its line ending."""
     if record.endswith(b"\r\n"):
         return record[:-2]
     return record[:-1] if record.endswith(b"\n") else record
 
 
-def endings(records: list[bytes]) -> bytes:
+def line_endings(records: list[bytes]) -> bytes:
     """Return a letter for each record's line ending; nothing where all are plain newlines."""
     letters = b"".join(
         RETURN if record.endswith(b"\r\n") else NEWLINE if record.endswith(b"\n") else NOTHING
@@ -272,7 +272,9 @@ def _part_decoder(annotation: Any, spec: Spec) -> Decode:
         found = records_in(Part(0, payload, b""), spec)
         kept = [record for record in found if not is_skipped(record, spec)]
         is_text = spec.format in TEXT_FORMATS
-        return [decode(bare(record) if is_text else record, is_json) for record in kept]
+        return [
+            decode(without_line_ending(record) if is_text else record, is_json) for record in kept
+        ]
 
     return decode_all
 

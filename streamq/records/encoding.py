@@ -67,7 +67,7 @@ def encode_item(value: Any) -> Item:
     if type(value) is Many:
         return msgspec.msgpack.Ext(_MANY, _encode_items(value))
     if type(value).__name__ in _TABLE_NAMES and (table := arrow.table_of(value)) is not None:
-        return msgspec.msgpack.Ext(_TABLE, arrow.pack(table))
+        return msgspec.msgpack.Ext(_TABLE, arrow.pack_table(table))
     text = _encode_json(value)
     if b"null" in text:
         _refuse_nan(value)
@@ -100,7 +100,7 @@ def holds_several(item: Item) -> bool:
     return isinstance(item, msgspec.msgpack.Ext) and item.code in (_TABLE, _MANY)
 
 
-def spread(item: Item) -> list[Item]:
+def spread_item(item: Item) -> list[Item]:
     """Return the items that an item stands for: rows of a table, or values that were yielded.
 
     Raises:
@@ -111,8 +111,8 @@ def spread(item: Item) -> list[Item]:
     with damaged_if_unreadable("a result"):
         if item.code == _MANY:
             kept: list[Any] = _decode_items(item.data)
-            return [each for inner in kept if inner is not None for each in spread(inner)]
-        rows = arrow.rows_of(arrow.unpack(bytes(item.data)))
+            return [each for inner in kept if inner is not None for each in spread_item(inner)]
+        rows = arrow.rows_of(arrow.unpack_table(bytes(item.data)))
         return [msgspec.msgpack.Ext(_JSON, arrow.json_of(row) or b"null") for row in rows]
 
 
@@ -127,15 +127,15 @@ def decode_item(item: Item) -> Any:
     if is_verbatim(item):
         return bytes(item.data)
     if holds_several(item):
-        return list(map(decode_item, spread(item)))
+        return list(map(decode_item, spread_item(item)))
     if isinstance(item, msgspec.msgpack.Ext):
         with damaged_if_unreadable("a result"):
             return msgspec.json.decode(item.data)
     return item
 
 
-def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
-    """Return the items that ``_joined`` put together; any other item as it is."""
+def _items_of_joined(item: msgspec.msgpack.Ext) -> list[Any]:
+    """Return the items that ``_joined_items`` put together; any other item as it is."""
     if item.code == _BYTES_LINES:
         return bytes(item.data).split(b"\n")
     if item.code == _TEXT_LINES:
@@ -153,11 +153,11 @@ def size_of(item: Item) -> int:
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
     """Return the encoded result of a part; ``endings`` has a letter for each line ending."""
-    kept = _joined(items) if len(items) > 1 else items
-    return _encode_items([*kept, *_about(endings)])
+    kept = _joined_items(items) if len(items) > 1 else items
+    return _encode_items([*kept, *_line_endings_item(endings)])
 
 
-def _joined(items: Sequence[Any]) -> Sequence[Item]:
+def _joined_items(items: Sequence[Any]) -> Sequence[Item]:
     """Return items that are all bytes or all text, without newlines, as one; others as they are."""
     kinds = set(map(type, items))
     if kinds == {bytes}:
@@ -170,7 +170,7 @@ def _joined(items: Sequence[Any]) -> Sequence[Item]:
     return [msgspec.msgpack.Ext(code, lines)] if is_clear else items
 
 
-def _about(endings: bytes) -> list[msgspec.msgpack.Ext]:
+def _line_endings_item(endings: bytes) -> list[msgspec.msgpack.Ext]:
     return [msgspec.msgpack.Ext(_ENDINGS, endings)] if endings else []
 
 
@@ -179,14 +179,14 @@ def encode_spooled(where: bytes) -> bytes:
     return _encode_items([msgspec.msgpack.Ext(_SPOOLED, where)])
 
 
-def spooled(result: bytes) -> bytes | None:
+def spooled_lines(result: bytes) -> bytes | None:
     """Return where the lines of a result are; None for one that holds its items itself."""
     if result[:1] != b"\x91" or result[1:2] not in (b"\xc7", b"\xc8", b"\xc9"):
         return None
     width = 1 << (result[1] - 0xC7)
     if result[2 + width : 3 + width] != b"\x06":
         return None
-    items = unchecked(result)
+    items = decode_unchecked(result)
     is_one = len(items) == 1 and isinstance(items[0], msgspec.msgpack.Ext)
     return bytes(items[0].data) if is_one else None
 
@@ -205,10 +205,10 @@ def decode_result(result: bytes) -> tuple[list[Item], bytes]:
     Raises:
         Damaged: the bytes are no result.
     """
-    return checked(unchecked(result))
+    return checked_items(decode_unchecked(result))
 
 
-def unchecked(result: bytes) -> list[Any]:
+def decode_unchecked(result: bytes) -> list[Any]:
     """Decode a result without checking the types of its items, which the caller does later.
 
     Raises:
@@ -219,7 +219,7 @@ def unchecked(result: bytes) -> list[Any]:
         return found
 
 
-def checked(items: list[Any]) -> tuple[list[Item], bytes]:
+def checked_items(items: list[Any]) -> tuple[list[Item], bytes]:
     """Check what ``unchecked`` returned. Return the items, and how the records' lines ended.
 
     Raises:
@@ -228,7 +228,7 @@ def checked(items: list[Any]) -> tuple[list[Item], bytes]:
     if items and isinstance(items[0], msgspec.msgpack.Ext):
         if items[0].code == _SPOOLED:
             raise Damaged("a result is in the folder of the run that writes it, not in the server")
-        items = _apart(items[0]) + items[1:]
+        items = _items_of_joined(items[0]) + items[1:]
     if not _ITEM_TYPES.issuperset(map(type, items)):
         raise Damaged("a result holds what no handler can return")
     if items and isinstance(items[-1], msgspec.msgpack.Ext) and items[-1].code == _ENDINGS:

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from streamq.errors import InvalidValue
-from streamq.records.remote import RemoteFile, head, is_remote
+from streamq.records.remote import RemoteFile, head_of_object, is_remote
 from streamq.records.unpacking import Unpacked
 
 #: The name of standard input.
@@ -95,15 +95,15 @@ class Identity(msgspec.Struct, frozen=True):
                 raise BadInput("standard input is closed")
             return cls(path)
         if is_remote(path):
-            found = head(path)
+            found = head_of_object(path)
             return cls(path, found.size, 0, found.version)
-        with _named(path):
+        with _errors_with_input_name(path):
             mode = Path(path).stat().st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise BadInput(f"{path} is no regular file: give it on standard input, as -")
             with Path(path).open("rb") as file:
                 state = os.fstat(file.fileno())
-                digest = _sampled(file, state.st_size)
+                digest = _digest_of_beginning(file, state.st_size)
         return cls(path, state.st_size, state.st_mtime_ns, digest)
 
     @property
@@ -113,7 +113,7 @@ class Identity(msgspec.Struct, frozen=True):
             return False
         with suppress(OSError), Path(self.name).open("rb") as file:
             is_larger = os.fstat(file.fileno()).st_size > self.size
-            if is_larger and _sampled(file, self.size) == self.digest:
+            if is_larger and _digest_of_beginning(file, self.size) == self.digest:
                 file.seek(0)
                 return not _kind_of(file.read(_HEAD))
         return False
@@ -134,7 +134,7 @@ class Identity(msgspec.Struct, frozen=True):
         return str(self.mtime_ns) if self.mtime_ns else self.digest
 
 
-def _sampled(file: BinaryIO, size: int) -> str:
+def _digest_of_beginning(file: BinaryIO, size: int) -> str:
     """Return a digest of how the first bytes of a file, so many, begin and end."""
     sample = file.read(min(_SAMPLE, size))
     begin = file.seek(max(0, size - _SAMPLE))
@@ -155,13 +155,13 @@ class Input:
         self._most = -1
         self._last = b""
         self._back = b""
-        self._kind, head = _recognised(raw, name)
+        self._kind, head = _recognised_compression(raw, name)
         self._stream: Any = _Rest(head, raw)
         self._damage: tuple[type[Exception], ...] = _DAMAGE
         self._encoding = ""
         self._decoder: codecs.IncrementalDecoder | None = None
         if self._kind:
-            opener, error = _opener(self._kind, name)
+            opener, error = _decompressor(self._kind, name)
             self._stream = opener(io.BufferedReader(self._stream))
             self._damage = (*_DAMAGE, error)
 
@@ -429,15 +429,15 @@ def open_input(name: str, encoding: str = "") -> Input:
     Raises:
         BadInput: the input is not there, is a folder, or cannot be read.
     """
-    found = stdin() if name == STDIN else _opened(name)
+    found = stdin() if name == STDIN else _opened_input(name)
     found.decode_from(encoding)
     return found
 
 
-def _opened(name: str) -> Input:
+def _opened_input(name: str) -> Input:
     if is_remote(name):
         return Input(name, RemoteFile(name))
-    with _named(name):
+    with _errors_with_input_name(name):
         file = Path(name).open("rb", buffering=0)  # noqa: SIM115  the Input closes it
         try:
             return Input(name, file)
@@ -446,9 +446,9 @@ def _opened(name: str) -> Input:
             raise
 
 
-def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
+def _recognised_compression(raw: Stream, name: str) -> tuple[str, bytes]:
     """Return how a stream is compressed ("" if not), and the bytes that were read to find out."""
-    with _named(name):
+    with _errors_with_input_name(name):
         head = raw.read(_HEAD) or b""
         while head and head[:1] in _FIRST_BYTES and len(head) < _HEAD:
             more = raw.read(_HEAD - len(head))
@@ -462,7 +462,7 @@ def _kind_of(head: bytes) -> str:
     return next((kind for kind, magic in _MAGIC.items() if magic.match(head)), "")
 
 
-def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
+def _decompressor(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
     """Return what decompresses this kind, and the error that only this kind raises for damage."""
     if kind == "gzip":
         # It is three times as fast as the standard library, and may be missing.
@@ -484,7 +484,7 @@ def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _errors_with_input_name(name: str) -> Iterator[None]:
     """Raise errors of the system as BadInput, with the name of the input."""
     try:
         yield

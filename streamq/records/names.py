@@ -20,7 +20,7 @@ _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl
 _BY_SUFFIX |= {".parquet": "parquet", ".arrow": "arrow", ".ipc": "arrow", ".feather": "arrow"}
 
 
-def expand(files: Iterable[str]) -> list[str]:
+def expand_file_names(files: Iterable[str]) -> list[str]:
     """Return the files that the arguments name: files, patterns that match, and files in folders.
 
     The files of one pattern or folder are sorted by name. Hidden files in folders are left out, as
@@ -30,13 +30,13 @@ def expand(files: Iterable[str]) -> list[str]:
         InvalidValue: a folder is empty, a pattern matches nothing, a name is no text, or standard
             input has files beside it.
     """
-    names = [units.file_name(name) for given in files for name in _found(given)]
+    names = [units.file_name(name) for given in files for name in _files_of_argument(given)]
     if STDIN in names and len(names) > 1:
         raise InvalidValue("- stands for standard input, and goes alone: no files beside it")
     return names
 
 
-def _found(name: str) -> list[str]:
+def _files_of_argument(name: str) -> list[str]:
     if not name:
         raise InvalidValue("a file has no name: ''")
     if is_remote(name):
@@ -46,10 +46,14 @@ def _found(name: str) -> list[str]:
         found = sorted(glob.glob(found[0], recursive=True))  # noqa: PTH207  absolute ones too
         if not found:
             raise InvalidValue(f"{name} matches no file")
-    return [inner for each in found for inner in (_inside(each) if Path(each).is_dir() else [each])]
+    return [
+        inner
+        for each in found
+        for inner in (_files_inside_folder(each) if Path(each).is_dir() else [each])
+    ]
 
 
-def _inside(folder: str) -> list[str]:
+def _files_inside_folder(folder: str) -> list[str]:
     """Return the files in a folder and in the folders below it."""
     found = sorted(
         str(path)
@@ -61,7 +65,7 @@ def _inside(folder: str) -> list[str]:
     return found
 
 
-def absolute(name: str, what: str = "by_reference") -> str:
+def absolute_file_name(name: str, what: str = "by_reference") -> str:
     """Return the absolute name of a file, under which other workers find it."""
     if name == STDIN:
         raise InvalidValue(f"{what}: nobody else can read standard input")

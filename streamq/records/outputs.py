@@ -19,9 +19,9 @@ from streamq.errors import InvalidValue, StreamqError
 from streamq.model import Failure
 from streamq.records import arrow, belonging, drafts
 from streamq.records.belonging import OutputNote
-from streamq.records.drafts import sync, sync_folder, write_all
+from streamq.records.drafts import sync_folder, sync_to_disk, write_all
 from streamq.records.output_kinds import Written
-from streamq.records.packing import bare_name, pack, packing_of, zstd
+from streamq.records.packing import bare_name, packed_output, packing_of, zstd
 from streamq.records.ranges import Range, copy_range
 from streamq.records.remote import is_remote
 
@@ -65,7 +65,7 @@ class FileOutput:
             if has_begun:
                 self._refuse_shorter(size, offset)
             elif not self._is_ours:
-                check(self._path, force=force)
+                check_new_output(self._path, force=force)
             file = self._path.open("r+b" if size >= 0 else "a+b", buffering=0)
             # In a file that is only appended to, ``copy_file_range`` copies nothing.
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
@@ -169,10 +169,10 @@ class FileOutput:
             OutputError: the disk is full, or the file was moved or removed.
         """
         assert self._file is not None
-        packed = pack(self.packing, data) if data or is_last else b""
+        packed = packed_output(self.packing, data) if data or is_last else b""
         try:
             write_all(self._file, packed)
-            sync(self._file.fileno())
+            sync_to_disk(self._file.fileno())
             if self._note:
                 self._note.write(self._file.fileno())
         except OSError as error:
@@ -215,7 +215,7 @@ class FileOutput:
         """
         try:
             with self._path.open("rb") as source:
-                written = drafts.write(self._draft, self.packing, copy(source))
+                written = drafts.write_draft(self._draft, self.packing, copy(source))
             self._draft.chmod(stat.S_IMODE(self._path.stat().st_mode))
             sync_folder(self._draft.parent)
         except OSError as error:
@@ -450,7 +450,7 @@ def refuse_inputs(path: Path, inputs: Iterable[str]) -> None:
                     raise InvalidValue(f"{place} is one of the inputs: give -o another name")
 
 
-def check(path: Path, *, force: bool) -> None:
+def check_new_output(path: Path, *, force: bool) -> None:
     """Check that a new output may be written there.
 
     Raises:

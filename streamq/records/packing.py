@@ -38,7 +38,7 @@ def zstd(name: str) -> Any:
     raise InvalidValue(f"{name} is zstd: pip install 'streamq[zstd]'")
 
 
-def pack(packing: str, data: bytes) -> bytes:
+def packed_output(packing: str, data: bytes) -> bytes:
     """Return data as they are written: as one member or frame, or as they are.
 
     The same data always give the same bytes.

@@ -25,7 +25,7 @@ from streamq.records.remote import (
     RemoteFile,
     RemoteMissing,
     is_remote,
-    locate,
+    locate_url,
     read_range,
 )
 from streamq.records.tables import TableFile, TableReference
@@ -55,7 +55,7 @@ class Reader:
         #: The table that was read last, and of which file.
         self._table: tuple[Any, TableFile] | None = None
         self._table_lock = Lock()
-        self._urls = [locate(each) for each in allowed if is_remote(each)]
+        self._urls = [locate_url(each) for each in allowed if is_remote(each)]
         self._paths = {
             os.path.realpath(Path(base, each)) for each in allowed if not is_remote(each)
         }
@@ -74,7 +74,7 @@ class Reader:
             Abandon: the file is not allowed, is not there, or has changed since it was loaded.
         """
         reference = msgspec.json.decode(payload, type=Reference)
-        with _abandoning(name):
+        with _abandon_bad_reference(name):
             if is_remote(name):
                 return self._read_url(name, reference, is_whole=is_whole)
             return self._read_file(name, reference, is_whole=is_whole)
@@ -88,7 +88,7 @@ class Reader:
             Abandon: as of ``read``.
         """
         reference = msgspec.json.decode(payload, type=TableReference)
-        with _abandoning(name), self._table_lock:
+        with _abandon_bad_reference(name), self._table_lock:
             return self._table_of(name, reference, form).read(reference, columns)
 
     def _table_of(self, name: str, reference: TableReference, form: str) -> TableFile:
@@ -134,10 +134,10 @@ class Reader:
         with closing(RemoteFile(url)) as file:
             if file.object != then:
                 raise RemoteChanged
-            return _whole(Input(url, file))
+            return _whole_content(Input(url, file))
 
     def _check_url(self, url: str) -> None:
-        location = locate(url)
+        location = locate_url(url)
         if not any(each.covers(location) for each in self._urls):
             raise self._refusal(url)
 
@@ -154,7 +154,7 @@ class Reader:
         try:
             self._check_unchanged(name, file, reference)
             if is_whole:
-                return _whole(Input(name, file))
+                return _whole_content(Input(name, file))
             if self._base:
                 # The one before is closed when no other thread reads it any more.
                 self._last = name, file
@@ -192,7 +192,7 @@ class Reader:
 
 
 @contextmanager
-def _abandoning(name: str) -> Generator[None]:
+def _abandon_bad_reference(name: str) -> Generator[None]:
     """Raise Abandon for a file that is not there, is not allowed or has changed."""
     try:
         yield
@@ -232,7 +232,7 @@ def _read_range(name: str, file: BinaryIO, reference: Reference) -> bytes:
     return b"".join(blocks) if len(blocks) > 1 else blocks[0] if blocks else b""
 
 
-def _whole(source: Input) -> bytes:
+def _whole_content(source: Input) -> bytes:
     """Return the whole decompressed content of an input."""
     blocks, size = [], 0
     while block := source.read(2**22):

@@ -82,7 +82,7 @@ class Chunk(msgspec.Struct):
         return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
 
 
-def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[Chunk]:
+def split_input(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[Chunk]:
     """Yield the rest of an input, which stands at the cursor, in chunks of parts.
 
     Raises:
@@ -93,15 +93,15 @@ def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[
     cut = _cut_by_records if size.records else _cut_by_bytes
     while not is_end:
         source.record = cursor.record
-        data, is_end = _fill(source, rest, wanted)
-        data, seen, total = _masked(data, mask, spec, is_end)
+        data, is_end = _fill_buffer(source, rest, wanted)
+        data, seen, total = _masked_data(data, mask, spec, is_end)
         ends, counts = cut(seen, total, size, is_end)
-        for chunk in _chunks(data, seen, ends, counts, cursor, spec):
+        for chunk in _chunks_of_parts(data, seen, ends, counts, cursor, spec):
             yield chunk
             cursor = chunk.end
         rest = data[ends[-1] :] if ends else data
         if rest and (is_end or len(rest) > size.most):
-            raise _stuck(source.name, cursor, size, is_open=len(rest) <= size.most)
+            raise _record_too_long(source.name, cursor, size, is_open=len(rest) <= size.most)
 
 
 def split_by_steps(
@@ -115,21 +115,21 @@ def split_by_steps(
     rest, cursor, is_end, mask = b"", start, False, mask_of(spec)
     while not is_end:
         source.record = cursor.record
-        data, is_end = _fill(source, rest, 0)
-        data, seen, total = _masked(data, mask, spec, is_end)
+        data, is_end = _fill_buffer(source, rest, 0)
+        data, seen, total = _masked_data(data, mask, spec, is_end)
         begin, ends = 0, [0]
         while ends and begin < total:
             ends, counts = _cut_step(seen, begin, total, size, steer(), is_end)
-            for chunk in _chunks(data, seen, ends, counts, cursor, spec, begin):
+            for chunk in _chunks_of_parts(data, seen, ends, counts, cursor, spec, begin):
                 yield chunk
                 cursor = chunk.end
             begin = ends[-1] if ends else begin
         rest = data[begin:]
         if rest and (is_end or len(rest) > size.most):
-            raise _stuck(source.name, cursor, size, is_open=len(rest) <= size.most)
+            raise _record_too_long(source.name, cursor, size, is_open=len(rest) <= size.most)
 
 
-def _masked(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[bytes, bytes, int]:
+def _masked_data(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[bytes, bytes, int]:
     """Return the data, the same masked, and how many bytes of it can be cut into parts."""
     seen = mask(data)
     if spec.format == "csv" and not spec.by_reference:
@@ -173,7 +173,7 @@ def _cut_one(
     if not fitting:
         return 0, 0
     # To count the records of a whole part takes longer than to find the end of a few.
-    count = records + 1 if records <= _FEW else _count(seen, begin, fitting)
+    count = records + 1 if records <= _FEW else _count_records(seen, begin, fitting)
     if count > records:
         end = begin
         for found in range(records):
@@ -188,12 +188,12 @@ def _cut_one(
     return fitting, count
 
 
-def _count(seen: bytes, begin: int, end: int) -> int:
+def _count_records(seen: bytes, begin: int, end: int) -> int:
     """Return how many records are there; the last may have no line ending."""
     return seen.count(b"\n", begin, end) + (seen[end - 1 : end] != b"\n")
 
 
-def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
+def _fill_buffer(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
     """Return ``rest`` and at least ``wanted`` bytes in all; and whether the input is at its end."""
     blocks, have = [rest], len(rest)
     while True:
@@ -226,7 +226,7 @@ def _cut_by_bytes(
         if not end:
             break
         ends.append(end)
-        counts.append(_count(seen, begin, end))
+        counts.append(_count_records(seen, begin, end))
         begin = end
     return ends, counts
 
@@ -259,7 +259,7 @@ def _cut_by_records(
     return ends, counts
 
 
-def _chunks(
+def _chunks_of_parts(
     data: bytes,
     seen: bytes,
     ends: list[int],
@@ -300,11 +300,11 @@ def _lines_of(
         return counts, [blank_lines(data[begin:end]) for begin, end in pairs]
     if spec.format != "csv":
         return counts, [0] * len(pairs)
-    lines = counts if seen is data else [_count(data, begin, end) for begin, end in pairs]
+    lines = counts if seen is data else [_count_records(data, begin, end) for begin, end in pairs]
     return lines, [empty_rows(seen[begin:end]) for begin, end in pairs]
 
 
-def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadInput:
+def _record_too_long(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadInput:
     if is_open:
         return BadInput(f"{name}: line {cursor.record}: a quote is not closed")
     return BadInput(
@@ -313,7 +313,7 @@ def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadIn
     )
 
 
-def whole(source: Input, file: int, most: int) -> Chunk:
+def input_as_one_part(source: Input, file: int, most: int) -> Chunk:
     """Return an input as one part.
 
     Raises:
@@ -356,10 +356,10 @@ def beginning_of(source: Input, spec: Spec, most: int, *, has_header: bool) -> B
             break
         left = max(0, left - 1)
         source.skip(len(row))
-        text, lines = text + row, lines + _count(row, 0, len(row))
+        text, lines = text + row, lines + _count_records(row, 0, len(row))
     source.unread(text)
     header = row if has_header else b""
-    height = _count(header, 0, len(header)) if header else 0
+    height = _count_records(header, 0, len(header)) if header else 0
     return Beginning(header, len(text) + len(header), lines + height)
 
 
@@ -375,7 +375,9 @@ def first_record(source: Input, mask: Mask, most: int) -> bytes:
             return mended[:end]
     source.unread(data)
     if len(data) > most or len(mask(data)) < len(data):
-        raise _stuck(source.name, Cursor(), PartSize(most=most), is_open=len(data) <= most)
+        raise _record_too_long(
+            source.name, Cursor(), PartSize(most=most), is_open=len(data) <= most
+        )
     return data
 
 

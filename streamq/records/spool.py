@@ -91,21 +91,21 @@ class SpoolWriter:
                 done = os.pwrite(self._fd, rest, self._size)
                 self._size += done
                 rest = rest[done:]
-            return _name(self._name, self._number), offset
+            return _spool_name(self._name, self._number), offset
 
     def _begin(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._number, self._size, self._fd = self._number + 1, 0, -1
-        path = self._folder / _name(self._name, self._number)
+        path = self._folder / _spool_name(self._name, self._number)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def _name(process: str, number: int) -> str:
+def _spool_name(process: str, number: int) -> str:
     return f"{process}.{number}"
 
 
-def _lives(name: str) -> bool:
+def _spool_owner_lives(name: str) -> bool:
     """Return whether the process is there that a spool is named after."""
     try:
         os.kill(int(name.partition("-")[0]), 0)
@@ -131,7 +131,9 @@ class _Spool:
         process, _, number = self.path.name.rpartition(".")
         if self.copied < os.fstat(self.fd).st_size:
             return False
-        return self.path.with_name(_name(process, int(number) + 1)).exists() or not _lives(process)
+        return self.path.with_name(
+            _spool_name(process, int(number) + 1)
+        ).exists() or not _spool_owner_lives(process)
 
 
 class SpoolReader:
@@ -174,7 +176,7 @@ class SpoolReader:
         total, spools = 0, self._open.copy()
         with suppress(OSError), os.scandir(self._folder) as found:
             for each in found:
-                if _lives(each.name):
+                if _spool_owner_lives(each.name):
                     with suppress(OSError):
                         total += each.stat().st_size
                         total -= spools[each.name].copied if each.name in spools else 0
@@ -204,7 +206,7 @@ def spooled_of(result: bytes) -> Spooled | None:
     Raises:
         Damaged: the result is damaged.
     """
-    data = codec.spooled(result)
+    data = codec.spooled_lines(result)
     if data is None:
         return None
     with damaged_if_unreadable("a result"):

@@ -42,12 +42,12 @@ def strangeness_of(name: str, head: bytes, form: str) -> str:
     """
     for pattern, why in _BY_BYTES:
         if pattern.match(head):
-            return _BY_SUFFIX.get(_suffix(name), why)
+            return _BY_SUFFIX.get(_suffix_before_compression(name), why)
     if head.startswith(_UTF_16) and (form != "lines" or b"\0" in head):
         return "it begins with the byte order mark of UTF-16: say --encoding utf-16"
-    if _suffix(name) in _BY_SUFFIX and head:
-        return _BY_SUFFIX[_suffix(name)]
-    if form == "jsonl" or _suffix(name) == ".json":
+    if _suffix_before_compression(name) in _BY_SUFFIX and head:
+        return _BY_SUFFIX[_suffix_before_compression(name)]
+    if form == "jsonl" or _suffix_before_compression(name) == ".json":
         return _of_json(head, is_lines=form == "jsonl")
     return ""
 
@@ -78,6 +78,6 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _suffix(name: str) -> str:
+def _suffix_before_compression(name: str) -> str:
     """Return the suffix of a name, without one that says how the file is compressed."""
     return bare_name(Path(name)).suffix.lower()

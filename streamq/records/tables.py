@@ -62,7 +62,7 @@ class TableFile:
         self.file = file
         self._last: tuple[Any, Any] | None = None
         try:
-            head = _head(file)
+            head = _first_bytes(file)
             self._refuse(head)
             if form == "parquet":
                 self._reader = pyarrow("parquet").ParquetFile(
@@ -73,7 +73,9 @@ class TableFile:
         except StreamqError:
             raise
         except Exception as error:  # noqa: BLE001  pyarrow's errors are of many kinds
-            raise BadInput(f"{name}: it is no {_NAMES[form]} file: {_brief(error)}") from None
+            raise BadInput(
+                f"{name}: it is no {_NAMES[form]} file: {_first_line_of_pyarrow(error)}"
+            ) from None
 
     def _refuse(self, head: bytes) -> None:
         if self._form == "parquet" and head == _ENCRYPTED:
@@ -106,7 +108,9 @@ class TableFile:
         except StreamqError:
             raise
         except Exception as error:  # noqa: BLE001  pyarrow's errors are of many kinds
-            raise BadInput(f"{self._name}: it is damaged: {_brief(error)}") from None
+            raise BadInput(
+                f"{self._name}: it is damaged: {_first_line_of_pyarrow(error)}"
+            ) from None
 
     def _batches(self) -> Groups:
         ipc = pyarrow("ipc")
@@ -146,7 +150,9 @@ class TableFile:
         except StreamqError:
             raise
         except Exception as error:  # noqa: BLE001  pyarrow's errors are of many kinds
-            raise Abandon(f"{self._name}: row group {group + 1}: {_brief(error)}") from None
+            raise Abandon(
+                f"{self._name}: row group {group + 1}: {_first_line_of_pyarrow(error)}"
+            ) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -156,13 +162,13 @@ class TableFile:
         self.file.close()
 
 
-def _head(file: Any) -> bytes:
+def _first_bytes(file: Any) -> bytes:
     head: bytes = file.read(4)
     file.seek(0)
     return head
 
 
-def _brief(error: Exception) -> str:
+def _first_line_of_pyarrow(error: Exception) -> str:
     """Return the first line of pyarrow's message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
@@ -208,7 +214,7 @@ def table_chunks(
         while begin <= cursor.offset < begin + rows:
             most = size.records or _rows_in(size, rows, size_bytes)
             step = steer() if steer else Step(most, CHUNK_PARTS)
-            chunk = _chunk(then, group, begin, rows, cursor, step)
+            chunk = _rows_chunk(then, group, begin, rows, cursor, step)
             chunk.input_size = size_bytes * chunk.records // rows
             yield chunk
             cursor = chunk.end
@@ -222,7 +228,9 @@ def _rows_in(size: PartSize, rows: int, size_bytes: int) -> int:
     return max(1, size.bytes * rows // max(1, size_bytes))
 
 
-def _chunk(then: Identity, group: int, begin: int, rows: int, cursor: Cursor, step: Step) -> Chunk:
+def _rows_chunk(
+    then: Identity, group: int, begin: int, rows: int, cursor: Cursor, step: Step
+) -> Chunk:
     """Return the next parts of a group, which begins at that row of the file."""
     payloads: list[bytes] = []
     abouts: list[bytes] = []

@@ -13,7 +13,7 @@ from streamq.records import arrow
 from streamq.records import encoding as codec
 from streamq.records.about import ENDINGS
 from streamq.records.encoding import Item
-from streamq.records.parquet import frame
+from streamq.records.parquet import table_frame
 
 log = logging.getLogger(__name__)
 
@@ -90,23 +90,23 @@ class Writer:
         self.garbled = 0
 
     def _lines(self, result: bytes) -> bytes:
-        found = codec.unchecked(result)
+        found = codec.decode_unchecked(result)
         self._is_value = False
         if self._form == "raw" and (whole := _plain_lines(found)) is not None:
             return whole
-        items, endings = codec.checked(found)
+        items, endings = codec.checked_items(found)
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
         if self._form == "parquet":
             return self._frames(items)
         if any(map(codec.holds_several, items)):
-            items, endings = _spread(items, endings)
+            items, endings = _items_of_lines(items, endings)
         kept = [item for item in items if item is not None]
         self.has_skipped = len(kept) < len(items)
         if self._form == "raw":
             self._is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
             lines = b"".join(
-                _raw(item) + (ENDINGS[endings[index]] if endings else b"\n")
+                _raw_line(item) + (ENDINGS[endings[index]] if endings else b"\n")
                 for index, item in enumerate(items)
                 if item is not None
             )
@@ -122,16 +122,16 @@ class Writer:
         rows: list[Any] = []
         for item in items:
             if codec.is_table(item):
-                frames += [_framed(rows)] if rows else []
+                frames += [_framed_rows(rows)] if rows else []
                 rows = []
-                frames.append(frame(arrow.unpack(bytes(item.data))))
+                frames.append(table_frame(arrow.unpack_table(bytes(item.data))))
             else:
                 rows += [
                     self._readable(codec.decode_item(each))
-                    for each in codec.spread(item)
+                    for each in codec.spread_item(item)
                     if each is not None
                 ]
-        frames += [_framed(rows)] if rows else []
+        frames += [_framed_rows(rows)] if rows else []
         return b"".join(frames)
 
     def _keyed(self, result: bytes, part: int) -> bytes:
@@ -144,7 +144,7 @@ class Writer:
         if item is None:
             return b""
         if codec.holds_several(item):
-            lines = (self._keyed_line(each, part, record) for each in codec.spread(item))
+            lines = (self._keyed_line(each, part, record) for each in codec.spread_item(item))
             return b"".join(lines)
         if self._form == "csv":
             return self._row(item, {"part": part, "record": record})
@@ -157,14 +157,14 @@ class Writer:
         if self._has_keys or item is None:
             return self._keyed_line(item, part, record)
         if codec.holds_several(item):
-            found = codec.spread(item)
+            found = codec.spread_item(item)
             return b"".join(self.line(each, ending, part, record) for each in found)
         if codec.is_verbatim(item):
             return bytes(item.data)
         if self._form == "csv":
             return self._row(item)
         if self._form == "raw":
-            return _raw(item) + (ENDINGS[ending[0]] if ending else b"\n")
+            return _raw_line(item) + (ENDINGS[ending[0]] if ending else b"\n")
         return bytes(self._json(item)) + b"\n"
 
     def _json(self, item: Item) -> Any:
@@ -185,7 +185,7 @@ class Writer:
 
     def _cell(self, value: object) -> object:
         value = self._readable(value)
-        return value if value is None or isinstance(value, str | int | float) else _text(value)
+        return value if value is None or isinstance(value, str | int | float) else _csv_text(value)
 
     def _row(self, item: Item, keys: dict[str, int] | None = None) -> bytes:
         value = codec.decode_item(item)
@@ -205,15 +205,15 @@ class Writer:
         return head + _csv_line([self._cell(fields.get(name)) for name in self.header])
 
 
-def _spread(items: list[Item], endings: bytes) -> tuple[list[Item], bytes]:
+def _items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Item], bytes]:
     """Return a line's item for each that stands for several, and how each line ends."""
-    found = list(map(codec.spread, items))
+    found = list(map(codec.spread_item, items))
     letters = b"".join(endings[index : index + 1] * len(each) for index, each in enumerate(found))
     return [item for each in found for item in each], letters
 
 
-def _framed(rows: list[Any]) -> bytes:
-    return frame(arrow.from_rows(rows))
+def _framed_rows(rows: list[Any]) -> bytes:
+    return table_frame(arrow.from_rows(rows))
 
 
 def _csv_line(cells: list[Any]) -> bytes:
@@ -240,11 +240,11 @@ def _plain_lines(items: list[Any]) -> bytes | None:
     return None
 
 
-def _raw(item: Item) -> bytes:
+def _raw_line(item: Item) -> bytes:
     if isinstance(item, msgspec.msgpack.Ext):
         return bytes(item.data)
     return item.encode() if isinstance(item, str) else item or b""
 
 
-def _text(value: object) -> str:
+def _csv_text(value: object) -> str:
     return msgspec.json.encode(value).decode()

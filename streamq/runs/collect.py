@@ -48,7 +48,7 @@ _SOON_S = 0.003
 _MOST_LATE = 2**26
 
 
-def show(
+def show_results(
     protocol: Protocol, request_id: str, form: str, *, follow: bool, has_keys: bool = False
 ) -> Iterator[bytes]:
     """Yield results in input order for somebody who only looks: the server keeps them."""
@@ -78,7 +78,7 @@ def write_errors(failures: Iterable[Failure], output: Path) -> Path:
     return outputs.write_errors(output, outputs.error_lines(failures))
 
 
-def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+def _batches_to_write(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
     """Yield the same results in batches of the size that is written at once."""
     batch: dict[str, bytes] = {}
     size = 0
@@ -92,7 +92,7 @@ def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
         yield batch
 
 
-def _plain(fields: set[str]) -> set[str]:
+def _fields_passed_over(fields: set[str]) -> set[str]:
     """Return the fields of parts that were passed over before they had run."""
     return {field for field in fields if field.isdigit()}
 
@@ -270,7 +270,7 @@ class Collector:
         assert isinstance(self._output, FileOutput)
         types = parquet.types_of(spec)
         written = self._output.draft(
-            lambda file: parquet.convert(file, done.sealed, done.offset, types)
+            lambda file: parquet.convert_to_parquet(file, done.sealed, done.offset, types)
         )
         following = self._next(written.offset, written.offset, done.next, done.errors)
         self._store(
@@ -328,7 +328,11 @@ class Collector:
             late = {field for field in results if self._has_place(field)}
             self._late |= {field: self._inline(results.pop(field)) for field in late}
             self._late_size += sum(len(self._late[field]) for field in late)
-            if self._reader.is_over or self._late_size > _MOST_LATE or late & _plain(late):
+            if (
+                self._reader.is_over
+                or self._late_size > _MOST_LATE
+                or late & _fields_passed_over(late)
+            ):
                 self._fill()
         read = self._reader.next, self._reader.within
         if found is not None and (results or read != (self._done.next, self._done.within)):
@@ -379,7 +383,7 @@ class Collector:
         for page in self._protocol.result_pages(self._id, BATCH_BYTES):
             # A page is deleted from the server before the next one is asked for, so nothing comes
             # twice.
-            for results in _batches(page):
+            for results in _batches_to_write(page):
                 self._write(results)
                 has_some = True
         # ``found`` was read before the results. If it was settled then, there are no further

@@ -62,12 +62,12 @@ def find_run(id: str = "") -> FoundRun:
 
 def has_runs() -> bool:
     """Return whether runs are kept in this folder, also ones that were stopped."""
-    return bool(_stored())
+    return bool(_runs_stored_here())
 
 
 def is_kept(run_id: str) -> bool:
     """Return whether the run is still kept in this folder."""
-    return any(run.id == run_id for run in _stored())
+    return any(run.id == run_id for run in _runs_stored_here())
 
 
 def live_runs(run_id: str = "") -> list[FoundRun]:
@@ -76,9 +76,9 @@ def live_runs(run_id: str = "") -> list[FoundRun]:
     Raises:
         InvalidValue: there is none.
     """
-    runs = _stored()
+    runs = _runs_stored_here()
     wanted = [run for run in runs if run_id in ("", run.id)]
-    found = [_found(run) for run in wanted if run.is_live]
+    found = [_found_run(run) for run in wanted if run.is_live]
     if not found:
         raise InvalidValue(_why_none(runs, wanted, run_id))
     return found
@@ -89,7 +89,7 @@ def kept_failures(run_id: str = "") -> list[Failure] | None:
 
     None if another run is meant, or the file of failures is gone.
     """
-    wanted = [run for run in _stored() if run_id in ("", run.id)]
+    wanted = [run for run in _runs_stored_here() if run_id in ("", run.id)]
     if not wanted or not wanted[0].finished or any(run.is_live for run in wanted):
         return None
     try:
@@ -103,7 +103,7 @@ def _errors_of(run: StoredRun) -> Path:
     return outputs.errors_beside(Path(run.plan.output))
 
 
-def _stored() -> list[StoredRun]:
+def _runs_stored_here() -> list[StoredRun]:
     home.refuse_strange(HOME)
     if not HOME.exists():
         return []
@@ -111,7 +111,7 @@ def _stored() -> list[StoredRun]:
         return home.stored_runs()
 
 
-def _found(run: StoredRun) -> FoundRun:
+def _found_run(run: StoredRun) -> FoundRun:
     policy = run.plan.policy
     if run.plan.server:
         prefix = run.plan.server.rpartition(" ")[2]

@@ -125,7 +125,7 @@ class RunFolder:
             finally:
                 if not self.is_kept:
                     with home.home_locked():
-                        home.remove(self.plan.id)
+                        home.remove_run_folder(self.plan.id)
 
     def _choose(self, runs: list[home.StoredRun]) -> None:
         """Go on with a run that the same command began, or make sure that a new one may begin."""
@@ -162,14 +162,14 @@ class RunFolder:
 
     def _go_on_with(self, then: Plan) -> None:
         now = self.plan
-        if reasons := same.differences(then, now, self._named):
+        if reasons := same.differences_of_plans(then, now, self._named):
             resume, fresh = self._named("resume"), self._named("fresh")
             raise InvalidValue(
                 f"run {then.id} writes {then.output} and was stopped. This command cannot go on "
                 f"with it: {'; '.join(reasons)}. {resume} {then.id} goes on as it began, "
                 f"{fresh} starts over"
             )
-        self.steered = same.steered(then, now)
+        self.steered = same.fields_to_steer(then, now)
         self.plan = msgspec.structs.replace(
             then,
             processes=now.processes,
@@ -181,12 +181,12 @@ class RunFolder:
 
     def _take(self) -> BinaryIO:
         home.make_own(HOME / self.plan.id)
-        lock = home.take(self.plan.id)
+        lock = home.lock_run_folder(self.plan.id)
         if lock is None:
             pid = home.holder_of(self.plan.id)
             who = f", process {pid}" if pid > 0 else ""
             raise InvalidValue(f"run {self.plan.id} goes on in another process{who}")
-        home.store(self.plan)
+        home.store_plan(self.plan)
         return lock
 
     def conclude(self, failures: list[Failure], status: Status) -> None:
@@ -230,9 +230,9 @@ class RunFolder:
             return
         with home.home_locked():
             for each in (*self.plan.replaces, *self._outdated):
-                if (HOME / each).is_dir() and (lock := home.take(each)):
+                if (HOME / each).is_dir() and (lock := home.lock_run_folder(each)):
                     with lock:
-                        home.remove(each)
+                        home.remove_run_folder(each)
 
     @contextmanager
     def server(self, url: str, prefix: str) -> Generator[Callable[[], str]]:
@@ -276,7 +276,7 @@ def _check_output(plan: Plan, *, force: bool) -> None:
         InvalidValue: it may not.
     """
     if plan.output != STANDARD:
-        outputs.check(Path(plan.output), force=force)
+        outputs.check_new_output(Path(plan.output), force=force)
     if plan.has_manifest:
         check_manifest(Path(plan.output), force=force)
 

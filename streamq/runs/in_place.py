@@ -82,7 +82,9 @@ class InPlace:
         failed = self._failed([part]).get(part, set())
         return [
             Gap(part, record, offset + at)
-            for record, at in _missing(_Part(*codec.decode_result(result)), failed, make(), part)
+            for record, at in _records_that_failed(
+                _Part(*codec.decode_result(result)), failed, make(), part
+            )
         ]
 
     def fill(
@@ -90,7 +92,13 @@ class InPlace:
     ) -> "Filled":
         """Get ready to put results, by their fields, into the gaps of an output of that size."""
         return Filled(
-            self._gaps, _merged(results), self._failed(_parts(results)), make, packing, size, head
+            self._gaps,
+            _merged_outcomes(results),
+            self._failed(_parts_of_results(results)),
+            make,
+            packing,
+            size,
+            head,
         )
 
     def prepare(self, filled: "Filled") -> int:
@@ -117,7 +125,7 @@ class InPlace:
         """Return the failed records of those parts that have any; 0 for the whole part."""
         texts = self._protocol.failures_of(self._id, parts)
         return {
-            part: _records(text)
+            part: _failed_records(text)
             for part, text in zip(parts, texts, strict=True)
             if text is not None
         }
@@ -171,7 +179,7 @@ class Filled:
         lines = writer.lines(codec.encode_result(found.items, found.endings), gap.part)
         if not self.header:
             self.header, self.head = writer.header, writer.head
-        missing = tuple(_missing(found, failed, self._writer(), gap.part))
+        missing = tuple(_records_that_failed(found, failed, self._writer(), gap.part))
         lead = self.head if writer.head else 0
         is_verbatim = len(found.items) == 1 and codec.is_verbatim(found.items[0])
         return Filling(lines, is_verbatim, tuple((n, at + lead) for n, at in missing))
@@ -184,7 +192,7 @@ class Filled:
         return writer
 
 
-def _missing(
+def _records_that_failed(
     found: _Part, failed: set[int], writer: Writer, part: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the records that failed, and how many bytes of lines stand before each."""
@@ -197,7 +205,7 @@ def _missing(
         at += len(found.line(number, writer, part))
 
 
-def _merged(results: Mapping[str, bytes]) -> dict[int, _Part]:
+def _merged_outcomes(results: Mapping[str, bytes]) -> dict[int, _Part]:
     """Return what each part came to. A later run has only the records that failed before."""
     merged: dict[int, _Part] = {}
     for field in sorted(results, key=_run_of):
@@ -213,11 +221,11 @@ def _run_of(field: str) -> int:
     return int(field.partition(".")[2] or 0)
 
 
-def _parts(results: Mapping[str, bytes]) -> list[int]:
+def _parts_of_results(results: Mapping[str, bytes]) -> list[int]:
     return sorted({part_of(field) for field in results})
 
 
-def _records(text: bytes) -> set[int]:
+def _failed_records(text: bytes) -> set[int]:
     try:
         return {each.record for each in msgspec.json.decode(text, type=list[_Record])}
     except UNREADABLE:

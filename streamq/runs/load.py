@@ -37,14 +37,14 @@ from streamq.records.splitting import (
     Chunk,
     Cursor,
     beginning_of,
+    input_as_one_part,
     refuse_strange,
-    split,
     split_by_steps,
-    whole,
+    split_input,
 )
 from streamq.records.tables import table_chunks
 from streamq.runs.fleet_size import sized_by_fleet
-from streamq.runs.same_input import check_loaded, difference
+from streamq.runs.same_input import check_loaded, difference_of_inputs
 from streamq.runs.window import Window
 
 #: How often (s) a load that is ahead of the workers looks whether it may go on.
@@ -238,7 +238,7 @@ class Load:
             then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
         # After a complete load nothing would ever read what was added. A run goes on with its work.
         may_grow = self._may_grow and not (snapshot.is_sealed and self._checks_complete)
-        if changed := difference(then, now, may_grow=may_grow):
+        if changed := difference_of_inputs(then, now, may_grow=may_grow):
             raise self._other(changed)
 
     def _other(self, what: str) -> RequestExists:
@@ -287,7 +287,7 @@ class Load:
                 line=self._cursor.record if is_begun else 0,
             )
             after, self._cursor = self._stands, Cursor(file + 1, blank=self._cursor.blank)
-            self._stands = _encode(self._cursor)
+            self._stands = _encoded_cursor(self._cursor)
             self._loading.refuse(failure, after, self._stands)
             self.refused.append(str(error))
         self._bad.clear()
@@ -326,7 +326,7 @@ class Load:
         if self._sizing or self._canary_left():
             chunks = split_by_steps(source, spec, self._size_of_steps(), start, self._next_step)
         else:
-            chunks = split(source, spec, self._size, start)
+            chunks = split_input(source, spec, self._size, start)
         return map(self._referred, chunks) if spec.by_reference else chunks
 
     def _table_chunks(self, file: int) -> Iterator[Chunk]:
@@ -380,7 +380,7 @@ class Load:
 
     def _whole_file(self, source: Input, file: int) -> Chunk:
         if not self._policy.spec.by_reference:
-            return whole(source, file, self._size.most)
+            return input_as_one_part(source, file, self._size.most)
         size = self._identities[file].size
         if size > self._size.most:
             raise BadInput(f"{source.name} is larger than the {self._size.most} bytes of a part")
@@ -479,7 +479,7 @@ class Load:
             self._cursor = msgspec.structs.replace(
                 chunk.end, digest=digest, is_unpacked=self._is_unpacked
             )
-        self._stands = _encode(self._cursor)
+        self._stands = _encoded_cursor(self._cursor)
         self.keys.note(self._loading.parts + 1, chunk.payloads)
         self._loading.append_ahead(entries, after, self._stands, chunk.records)
         if self._window:
@@ -498,5 +498,5 @@ class Load:
             time.sleep(_WINDOW_S)
 
 
-def _encode(cursor: Cursor) -> str:
+def _encoded_cursor(cursor: Cursor) -> str:
     return "" if cursor == Cursor() else msgspec.json.encode(cursor).decode()

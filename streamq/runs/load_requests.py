@@ -19,7 +19,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue.submission import Submission, is_small, submit_all
 from streamq.records.inputs import STDIN, BadInput, open_input
 from streamq.records.sizes import PartSize
-from streamq.records.splitting import Cursor, split
+from streamq.records.splitting import Cursor, split_input
 
 #: Longest line, in bytes.
 _MOST_LINE = 2**26
@@ -48,16 +48,18 @@ def requests_in(names: list[str]) -> Iterator[list[RequestLine]]:
             size = PartSize(records=1, most=_MOST_LINE)
             number = 0
             source.skip(len(source.mark()))
-            for chunk in split(source, Spec(), size, Cursor()):
+            for chunk in split_input(source, Spec(), size, Cursor()):
                 found = []
                 for line in chunk.payloads:
                     number += 1
                     if line.strip() and not line.startswith(b"#"):
-                        found.append(_parsed(line.rstrip(b"\r\n"), f"{name}: line {number}"))
+                        found.append(
+                            _parsed_request_line(line.rstrip(b"\r\n"), f"{name}: line {number}")
+                        )
                 yield found
 
 
-def _parsed(line: bytes, place: str) -> RequestLine:
+def _parsed_request_line(line: bytes, place: str) -> RequestLine:
     limit, *rest = line.split(b":")
     parts = [part for part in rest if part.strip()]
     if not _LIMIT.fullmatch(limit.strip()):

@@ -16,12 +16,12 @@ from streamq.errors import InvalidValue
 from streamq.flows.flow import Flow
 from streamq.model import LEVEL, LIMIT, MAX_PART, WEIGHT, Policy, Spec
 from streamq.queue.flow_policy import flow_policy, follow_of
-from streamq.queue.options import Named, policy
+from streamq.queue.options import Named, policy_of_options
 from streamq.records import outputs
 from streamq.records.arrow import TABLE_FORMATS, check_installed
 from streamq.records.inputs import STDIN, encoding_named
 from streamq.records.keys import KeyField
-from streamq.records.names import FORMATS, Dialect, absolute, expand, format_of
+from streamq.records.names import FORMATS, Dialect, absolute_file_name, expand_file_names, format_of
 from streamq.records.references import MOST_REFERRED
 from streamq.records.sizes import PartSize
 from streamq.runs.plan import STANDARD, Plan
@@ -110,7 +110,7 @@ def describe_source(
         InvalidValue: an option is not allowed, or a file cannot be read.
     """
     form, key = check_format(options.get("format", "auto"), named), options.get("key", "")
-    names = expand(files)
+    names = expand_file_names(files)
     if not names:
         raise InvalidValue("give a file")
     form = format_of(names[0]) if form == "auto" else form
@@ -122,7 +122,7 @@ def describe_source(
         _check_tables(form, names, options, named)
     is_referred = is_table or options.get("by_reference", False)
     if is_referred:
-        names = [absolute(name, named("by_reference")) for name in names]
+        names = [absolute_file_name(name, named("by_reference")) for name in names]
     encoding = encoding_named(options.get("encoding", ""), named("encoding"))
     if encoding and is_referred:
         first, second = named("encoding"), named("by_reference")
@@ -148,7 +148,7 @@ def describe_source(
     if is_table:
         options["by_reference"] = True  # of the size
     return Source(
-        policy(
+        policy_of_options(
             handler=handler,
             key=key,
             queue=queue,
@@ -163,7 +163,7 @@ def describe_source(
             spec=spec,
             named=named,
         ),
-        _size(options, named),
+        _part_size(options, named),
     )
 
 
@@ -233,7 +233,7 @@ def _check_key(options: RequestOptions, spec: Spec, named: Named) -> None:
         KeyField(key, spec).check()
 
 
-def _size(options: RequestOptions, named: Named) -> PartSize:
+def _part_size(options: RequestOptions, named: Named) -> PartSize:
     is_referred = options.get("by_reference", False)
     most = MOST_REFERRED if is_referred else MAX_PART
     given = options.get("bytes", "")
@@ -260,7 +260,7 @@ class Capacity(NamedTuple):
     at_once: int
 
 
-def capacity(processes: int, concurrency: int) -> Capacity:
+def capacity_options(processes: int, concurrency: int) -> Capacity:
     """Return what ``-p`` and ``-c`` mean; 0 is an option that was not given.
 
     With ``-p``, ``-c`` is for each process. Without it, so many run at once in all, spread over
@@ -270,10 +270,10 @@ def capacity(processes: int, concurrency: int) -> Capacity:
         InvalidValue: a pool cannot look after so many.
     """
     if concurrency and not processes:
-        processes = min(cpus.usable(), concurrency)
+        processes = min(cpus.usable_cpus(), concurrency)
         slots, at_once = -(-concurrency // processes), concurrency
     else:
-        processes, slots = processes or cpus.usable(), concurrency or 1
+        processes, slots = processes or cpus.usable_cpus(), concurrency or 1
         at_once = processes * slots
     check_capacity(processes, slots)
     return Capacity(processes, slots, at_once)
@@ -311,10 +311,10 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     """
     run_id = units.request_id(None, Settings.from_env().team)
     argv = program.words_of(command, named("exec"))
-    room, keep_ms = capacity(processes, concurrency), units.duration_ms(keep, named("keep"))
+    room, keep_ms = capacity_options(processes, concurrency), units.duration_ms(keep, named("keep"))
     form = _output_format(output_format, output, is_program=bool(argv), named=named)
     stages = read_flow_apart(flow, has_handlers=True) if flow else None
-    serves = _serves(stages, run_id) if stages else {}
+    serves = _handlers_of_this_run(stages, run_id) if stages else {}
     common: dict[str, Any] = {
         "queue": queue,
         "limit": limit or room.at_once,
@@ -325,7 +325,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     source = (
         describe_flow(stages, files, served=serves, **common)
         if stages
-        else describe_source(files, handler=_handler(argv, function, run_id), **common)
+        else describe_source(files, handler=_handler_of_this_run(argv, function, run_id), **common)
     )
     plan = Plan(
         id=run_id,
@@ -355,7 +355,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     return plan
 
 
-def _serves(flow: Flow, run_id: str) -> dict[str, str]:
+def _handlers_of_this_run(flow: Flow, run_id: str) -> dict[str, str]:
     """Return for each handler of a flow a name that no other run has."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(stage.handler for stage in flow.stages):
@@ -366,7 +366,7 @@ def _serves(flow: Flow, run_id: str) -> dict[str, str]:
     return found
 
 
-def _handler(argv: Sequence[str], function: str, run_id: str) -> str:
+def _handler_of_this_run(argv: Sequence[str], function: str, run_id: str) -> str:
     """Return a handler's name that no other run has, so that other runs' workers leave it."""
     what = argv[0] if argv else function.rpartition(":")[2].rpartition(".")[2]
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(what).name)

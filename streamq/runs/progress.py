@@ -50,7 +50,7 @@ class ProgressMeter:
         self._seen: deque[tuple[float, float]] = deque(maxlen=_LATELY)
         #: Bytes of each file; empty if a file is compressed or cannot be read.
         spec = plan.policy.spec
-        self._sizes = [] if spec.encoding else _sizes(spec.files)
+        self._sizes = [] if spec.encoding else _sizes_of_inputs(spec.files)
 
     def read(self) -> Progress:
         """Return how far the run has come."""
@@ -59,7 +59,7 @@ class ProgressMeter:
         total = self._total(status, found.optional_text("cursor"))
         finished: float = status.records.done + status.records.failed
         if stages:
-            finished = passed(stages, total or status.records.total)
+            finished = inputs_passed(stages, total or status.records.total)
         self._seen.append((time.monotonic(), finished))
         (then, before), (now, _) = self._seen[0], self._seen[-1]
         rate = (finished - before) / (now - then) if now > then else 0.0
@@ -91,7 +91,7 @@ class ProgressMeter:
         return status.records.total * sum(self._sizes) / loaded
 
 
-def passed(stages: Sequence[StageStatus], total: float) -> float:
+def inputs_passed(stages: Sequence[StageStatus], total: float) -> float:
     """Return how many of a flow's inputs are through it, where each stage is an equal share.
 
     How many parts a later stage will have is not known before they are there. So of what a stage
@@ -110,7 +110,7 @@ def passed(stages: Sequence[StageStatus], total: float) -> float:
     return share / len(stages) * total
 
 
-def _sizes(files: Sequence[str]) -> list[int]:
+def _sizes_of_inputs(files: Sequence[str]) -> list[int]:
     if any(Path(name).suffix.lower() in COMPRESSED for name in files):
         return []
     try:

@@ -274,7 +274,7 @@ class Run:
 
     def _collect(self, protocol: Protocol, opened: threading.Event, *, force: bool) -> None:
         plan = self._plan
-        if not _await(opened, self._is_stopping):
+        if not _await_opened_load(opened, self._is_stopping):
             return
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
@@ -326,7 +326,7 @@ class Run:
         pool: Pool,
         watch: Callable[[Progress], object],
     ) -> None:
-        if not _await(opened, self._is_stopping):
+        if not _await_opened_load(opened, self._is_stopping):
             return
         meter = ProgressMeter(protocol, self._plan, pool)
         has_told = False
@@ -415,7 +415,7 @@ def carry_out(
     return status
 
 
-def _await(opened: threading.Event, stopping: threading.Event) -> bool:
+def _await_opened_load(opened: threading.Event, stopping: threading.Event) -> bool:
     while not opened.wait(0.05):
         if stopping.is_set():
             return False

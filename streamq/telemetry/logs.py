@@ -21,7 +21,7 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def style(format: str) -> str:
+def log_style(format: str) -> str:
     """Return the format; ``auto`` is text if stderr is a terminal, else JSON."""
     if format != "auto":
         return format
@@ -71,7 +71,7 @@ class _Handler(logging.StreamHandler[TextIO]):
         """Do nothing: there is no place to report it."""
 
 
-def configure(level: str, style: str) -> None:
+def send_logs_to_stderr(level: str, style: str) -> None:
     """Send the library's log lines to stderr. The root logger is left to the user."""
     handler = _Handler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())

@@ -12,7 +12,7 @@ class Timeout(Exception):
     """The call of a record took longer than the time limit."""
 
 
-def telling(
+def telling_the_watch(
     call: Callable[[Any], Any], items: list[Item], watch: PartWatch
 ) -> Callable[[Any], Any]:
     """Return the call, which first tells the watch which record it is: its time is limited."""
@@ -25,7 +25,7 @@ def telling(
     return told
 
 
-def tamed(error: BaseException) -> Exception:
+def tamed_error(error: BaseException) -> Exception:
     """Return an error that ends only the part, instead of one that would end the process."""
     if isinstance(error, Exception):
         return error

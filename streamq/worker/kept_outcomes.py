@@ -32,7 +32,7 @@ def of_items(items: Sequence[Item], count: int) -> Outcomes:
     return [*([DONE, item] for item in items), *([NONE] for _ in range(count - len(items)))]
 
 
-def beyond(outcomes: Outcomes, most: int) -> list[int]:
+def outcomes_without_room(outcomes: Outcomes, most: int) -> list[int]:
     """Return the indexes of done records whose results have no room beside those before them.
 
     All results of a part may have ``most`` bytes together.
@@ -49,7 +49,7 @@ def beyond(outcomes: Outcomes, most: int) -> list[int]:
     return found
 
 
-def encode(outcomes: Outcomes) -> bytes:
+def encode_kept_outcomes(outcomes: Outcomes) -> bytes:
     """Return outcomes as they are kept; nothing where no record has one."""
     return _encode(outcomes) if any(each[0] for each in outcomes) else b""
 
@@ -62,7 +62,7 @@ def encode_rest(outcomes: Outcomes) -> bytes:
     return _encode([[NONE] if each[0] in (NONE, FAILED) else [DELIVERED] for each in outcomes])
 
 
-def decode(partial: bytes, count: int) -> Outcomes:
+def decode_kept_outcomes(partial: bytes, count: int) -> Outcomes:
     """Return what records came to in earlier attempts.
 
     Raises:

@@ -29,7 +29,7 @@ def load_flow(target: str) -> Flow:
     """
     if target.endswith(".toml"):
         return read_flow(Path(target))
-    found = _find(target, "flow")[1]
+    found = _find_target(target, "flow")[1]
     if not isinstance(found, Flow):
         raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.Flow")
     return found
@@ -68,13 +68,13 @@ def _apps_with(target: str, flow: Flow) -> list[App]:
                 f'{target} does not say which app has its handlers: write app = "module:app" there'
             )
         return [load_app(flow.app)]
-    module = _find(target, "flow")[0]
+    module = _find_target(target, "flow")[0]
     apps = [value for value in vars(module).values() if isinstance(value, App)]
     owner = flow.owner
     return [owner, *apps] if isinstance(owner, App) else apps
 
 
-def _find(target: str, what: str) -> tuple[ModuleType, Any]:
+def _find_target(target: str, what: str) -> tuple[ModuleType, Any]:
     """Return the module of a target, and what the target names in it."""
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
@@ -98,7 +98,7 @@ def load_app(target: str, handler: str = "") -> App:
     Raises:
         TargetError: there is no such module or name, or it is no app.
     """
-    module, found = _find(target, "app")
+    module, found = _find_target(target, "app")
     name = target.rpartition(":")[2]
     if handler and callable(found):
         return _app_of(module, found, handler)

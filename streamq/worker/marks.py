@@ -32,13 +32,13 @@ class Late(msgspec.Struct, frozen=True):
     attempt: int
 
 
-def write(part: Part, begun: Begun) -> bytes:
+def written_mark(part: Part, begun: Begun) -> bytes:
     """Return the mark of records that are about to be run."""
     values = (part.run, part.crashes, begun.start, begun.stop, begun.deaths)
     return b"begun %d %d %d %d %d" % values
 
 
-def read(part: Part) -> Begun | Late | None:
+def read_mark(part: Part) -> Begun | Late | None:
     """Return what an earlier attempt of this run noted; None if it is nothing that we know."""
     word, *digits = part.mark.split() or [b""]
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import LAST_LEVEL, MAX_RESULT
-from streamq.records.remote import is_remote, locate
+from streamq.records.remote import is_remote, locate_url
 from streamq.settings import Settings
 from streamq.worker.channel import (
     MOST_PROCESSES,
@@ -68,7 +68,7 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
         target=target,
         argv=words_of(command, named("exec")),
         handler=units.name(handler, named("handler")) if handler else "",
-        allow_read=tuple(_allowed(place, named("allow_read")) for place in allow_read),
+        allow_read=tuple(_allowed_input_place(place, named("allow_read")) for place in allow_read),
         allow_post=tuple(check_prefix(each, named("allow_post")) for each in allow_post),
         slots=units.whole(concurrency, named("concurrency"), 1, MOST_SLOTS),
         levels=levels_of(levels, named("levels")),
@@ -113,9 +113,9 @@ def describe_pool(
     )
 
 
-def _allowed(place: str, what: str) -> str:
+def _allowed_input_place(place: str, what: str) -> str:
     if is_remote(place):
-        locate(place)  # raises InvalidValue if the URL is bad
+        locate_url(place)  # raises InvalidValue if the URL is bad
         return place
     if not Path(place).exists():
         raise InvalidValue(f"{what} {place}: there is no such folder")

@@ -55,7 +55,7 @@ class PoolWork:
             return {}
         rows = self.rows()
         return {
-            name: counters.measured(
+            name: counters.measured_records(
                 rows.get(name), is_coroutine=name in ready.coroutines, is_map=ready.is_map(name)
             )
             for name in ready.names
@@ -80,7 +80,7 @@ class PoolWork:
 
     def tallies(self) -> dict[str, Tally]:
         """Return what was done for each handler that did anything."""
-        return {name: counters.tally(row) for name, row in self.rows().items() if any(row)}
+        return {name: counters.tally_of_row(row) for name, row in self.rows().items() if any(row)}
 
     def spans(self, most: int) -> tuple[list[Span], int]:
         """Return leases that have ended since the last call; and how many more there were."""

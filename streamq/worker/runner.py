@@ -25,7 +25,7 @@ from streamq.records.encoding import Item
 from streamq.records.references import Reader
 from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes, yielding
-from streamq.worker.calling import Timeout, tamed, telling
+from streamq.worker.calling import Timeout, tamed_error, telling_the_watch
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
 from streamq.worker.record_by_record import RecordByRecord
@@ -91,7 +91,7 @@ class Runner(Verdicts):
     ) -> PartDone | PartNotDone:
         items: list[Item] = []
         if self.timeout_ms and self.handler.is_map:
-            call = telling(call, items, watch)
+            call = telling_the_watch(call, items, watch)
         if plain := self._plain_values(part):
             values, letter = plain
             count = len(values)
@@ -174,7 +174,7 @@ class Runner(Verdicts):
         if not isinstance(run, RecordByRecord):
             return run
         if error and run.decode():
-            run.failed(tamed(error))
+            run.failed(tamed_error(error))
         if run.is_whole and len(given) > 1:
             watch.offer(lambda: self._so_far(run.outcomes))
         return self._call_each(call, run, watch)
@@ -189,7 +189,7 @@ class Runner(Verdicts):
             try:
                 returned = call(run.value)
             except BaseException as raised:  # noqa: BLE001  whatever it is, it is the part's
-                run.failed(tamed(raised))
+                run.failed(tamed_error(raised))
             else:
                 run.returned(returned)
             if run.is_whole and watch.is_due() and not watch.is_over():
@@ -262,7 +262,7 @@ class Runner(Verdicts):
                     break
                 run.failed(self._cancelled(reason))
             except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
-                run.failed(tamed(error))
+                run.failed(tamed_error(error))
             else:
                 run.returned(returned)
             if run.is_whole and watch.is_due():
@@ -310,7 +310,7 @@ class Runner(Verdicts):
 
     def _callable(self) -> Callable[..., Any]:
         """Return what is called with a record, and returns what it came to."""
-        return yielding.encoded(self.handler, self.encode, self._max_result)
+        return yielding.encoded_yields(self.handler, self.encode, self._max_result)
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         function, name = self._function, self.handler.context_name
@@ -320,7 +320,7 @@ class Runner(Verdicts):
 
     def endings(self, given: list[bytes]) -> bytes:
         """Return how the lines of a part's records end."""
-        return records.endings(given) if self._is_text else b""
+        return records.line_endings(given) if self._is_text else b""
 
     def outcomes_so_far(self, part: Part, given: list[bytes]) -> Outcomes:
         """Return what the records came to in earlier attempts.
@@ -329,7 +329,7 @@ class Runner(Verdicts):
             Damaged: what they left cannot be read.
         """
         if part.partial:
-            outcomes = kept_outcomes.decode(part.partial, len(given))
+            outcomes = kept_outcomes.decode_kept_outcomes(part.partial, len(given))
         else:
             outcomes = kept_outcomes.of_items([], len(given))
         can_skip = self._may_skip(part)
@@ -353,7 +353,9 @@ class Runner(Verdicts):
     def decode_record(self, record: bytes, is_json: bool) -> Any:
         """Return what the handler is called with."""
         try:
-            return self._decode(records.bare(record) if self._is_text else record, is_json)
+            return self._decode(
+                records.without_line_ending(record) if self._is_text else record, is_json
+            )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DecodeError(f"the record does not decode: {error}") from None
 

@@ -106,7 +106,7 @@ class SpreadRunner(StageRunner):
     """Runs parts of a spread: each yields many."""
 
     def _callable(self) -> Callable[..., Any]:
-        return yielding.plain(self.handler, MOST_CHILDREN + 1)
+        return yielding.plain_yields(self.handler, MOST_CHILDREN + 1)
 
     def encode(self, returned: Any) -> Item:
         """Return the children that the handler returned, each as it is kept."""

@@ -71,18 +71,18 @@ def users_traceback(error: BaseException) -> str:
         text = "".join(traceback.format_exception(type(error), error, trace))
     except Exception as worse:  # noqa: BLE001  an error that cannot be shown
         return f"{type(error).__name__} (not to be shown: {type(worse).__name__})\n"
-    return _clean(text)
+    return _without_lone_surrogates(text)
 
 
 def safe_text(error: BaseException) -> str:
     """Return the text of an error, 2,000 characters at most, even if ``str`` of it raises."""
     try:
-        return _clean(str(error))[:_MOST_CHARS]
+        return _without_lone_surrogates(str(error))[:_MOST_CHARS]
     except Exception as worse:  # noqa: BLE001  an error that cannot be shown
         return f"(not to be shown: {type(worse).__name__})"
 
 
-def _clean(text: str) -> str:
+def _without_lone_surrogates(text: str) -> str:
     """Return the text without lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()
 

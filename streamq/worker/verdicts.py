@@ -189,7 +189,7 @@ class Verdicts:
         self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
     ) -> PartNotDone:
         """Give up the records whose results have no room beside those of records before them."""
-        for index in kept_outcomes.beyond(outcomes, self._max_result - len(endings)):
+        for index in kept_outcomes.outcomes_without_room(outcomes, self._max_result - len(endings)):
             failure = Failure(
                 error="ResultTooLarge",
                 message=f"the results of its part have more than the {self._max_result} bytes "
@@ -230,5 +230,5 @@ class Verdicts:
 
     def _so_far(self, outcomes: Outcomes) -> bytes:
         """Return what is kept of the outcomes: nothing if it is larger than a result may be."""
-        kept = kept_outcomes.encode(outcomes)
+        kept = kept_outcomes.encode_kept_outcomes(outcomes)
         return kept if len(kept) <= self._max_result else b""

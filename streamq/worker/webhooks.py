@@ -57,7 +57,7 @@ class Poster:
         by_address = self._permit(url)
         address = _address_of(url, may_be_private=by_address)
         body = msgspec.json.encode(post.message)
-        status, after = _send(url, address, body, headers_of(post.key, body))
+        status, after = _send_webhook(url, address, body, headers_of(post.key, body))
         if 200 <= status < 300:
             return str(status)
         if status in (429, 503) and after:
@@ -77,13 +77,13 @@ class Poster:
         path = url.path or "/"
         is_plain = not {"..", "."} & set(path.split("/")) and "%" not in path and "\\" not in path
         for each in self._allowed:
-            is_place = (each.scheme, each.hostname, _port(each)) == (
+            is_place = (each.scheme, each.hostname, _webhook_port(each)) == (
                 url.scheme,
                 url.hostname,
-                _port(url),
+                _webhook_port(url),
             )
             if is_place and is_plain and _is_below(path, each.path or "/"):
-                return _literal(url.hostname or "") is not None
+                return _literal_ip_address(url.hostname or "") is not None
         raise Abandon(f"this worker may not post to {url.netloc}: --allow-post does not cover it")
 
 
@@ -98,11 +98,11 @@ def headers_of(key: str, body: bytes) -> dict[str, str]:
     }
     secret = os.environ.get(SECRET, "")
     if secret:
-        headers["webhook-signature"] = signature(secret, key, now, body)
+        headers["webhook-signature"] = webhook_signature(secret, key, now, body)
     return headers
 
 
-def signature(secret: str, key: str, timestamp: str, body: bytes) -> str:
+def webhook_signature(secret: str, key: str, timestamp: str, body: bytes) -> str:
     """Return the signature of a post: HMAC-SHA256 over ``key.timestamp.body``, in base64."""
     signed = f"{key}.{timestamp}.".encode() + body
     return "v1," + b64encode(hmac.new(secret.encode(), signed, hashlib.sha256).digest()).decode()
@@ -129,7 +129,7 @@ def _address_of(url: SplitResult, *, may_be_private: bool) -> str:
     """
     host = url.hostname or ""
     try:
-        found = socket.getaddrinfo(host, _port(url), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, _webhook_port(url), type=socket.SOCK_STREAM)
     except OSError as error:
         raise Retry(f"{host} cannot be resolved: {error}") from None
     address = str(found[0][4][0])
@@ -147,14 +147,14 @@ def _is_public(address: str) -> bool:
     return (mapped or found).is_global and not found.is_multicast
 
 
-def _literal(host: str) -> str | None:
+def _literal_ip_address(host: str) -> str | None:
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
         return None
 
 
-def _port(url: SplitResult) -> int:
+def _webhook_port(url: SplitResult) -> int:
     return url.port or (443 if url.scheme == "https" else 80)
 
 
@@ -162,7 +162,7 @@ def _is_below(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
-def _send(
+def _send_webhook(
     url: SplitResult, address: str, body: bytes, headers: dict[str, str]
 ) -> tuple[int, float]:
     """Return the status, and after how many seconds to come again (0: not told).
@@ -171,9 +171,11 @@ def _send(
         Retry: no answer came.
     """
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    connection = http.client.HTTPConnection(url.hostname or "", _port(url), timeout=ANSWER_S)
+    connection = http.client.HTTPConnection(
+        url.hostname or "", _webhook_port(url), timeout=ANSWER_S
+    )
     try:
-        plain = socket.create_connection((address, _port(url)), timeout=ANSWER_S)
+        plain = socket.create_connection((address, _webhook_port(url)), timeout=ANSWER_S)
         connection.sock = plain
         if url.scheme == "https":
             connection.sock = ssl.create_default_context().wrap_socket(

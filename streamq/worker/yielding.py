@@ -49,20 +49,24 @@ class _Plain:
         return len(self.values) >= self._most
 
 
-def encoded(handler: Handler, encode: Callable[[Any], Item], most: int) -> Callable[..., Any]:
+def encoded_yields(
+    handler: Handler, encode: Callable[[Any], Item], most: int
+) -> Callable[..., Any]:
     """Return the function of a handler; of one that yields, a function that returns all values.
 
     ``most``: so many bytes may all values together have.
     """
-    return _gathered(handler, lambda: _Encoded(encode, most))
+    return _gathered_values(handler, lambda: _Encoded(encode, most))
 
 
-def plain(handler: Handler, most: int) -> Callable[..., Any]:
+def plain_yields(handler: Handler, most: int) -> Callable[..., Any]:
     """Return the same for values that are used as they are. After so many it does not go on."""
-    return _gathered(handler, lambda: _Plain(most))
+    return _gathered_values(handler, lambda: _Plain(most))
 
 
-def _gathered(handler: Handler, begin: Callable[[], _Encoded | _Plain]) -> Callable[..., Any]:
+def _gathered_values(
+    handler: Handler, begin: Callable[[], _Encoded | _Plain]
+) -> Callable[..., Any]:
     function = handler.function
     if not handler.is_generator:
         return function

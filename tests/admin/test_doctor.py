@@ -14,7 +14,7 @@ from redis import Redis
 
 from streamq import Client, Connection
 from streamq.admin import acl
-from streamq.driver.server_versions import first_good, troubles
+from streamq.driver.server_versions import first_good, known_faults
 from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
 from streamq.servers.local import LocalServer
@@ -192,7 +192,7 @@ def test_clock_skew(url: str, tmp_path: Path, ahead_s: int, verdict: str) -> Non
 def test_bad_acl(server: LocalServer) -> None:
     redis: Any = Redis.from_url(server.url)
     rights = acl.rights_of("worker", acl.Scope(queues=("shop",)))
-    digest = lua.digest("finish")
+    digest = lua.script_digest("finish")
     key = QueueKeys("shop").open
     wrong = {
         "finish": [right for right in rights if right != f"+evalsha|{digest}"],
@@ -238,7 +238,7 @@ def test_bad_acl(server: LocalServer) -> None:
 def test_bad_versions(
     kind: str, version: tuple[int, ...], wrong: dict[str, tuple[int, ...]]
 ) -> None:
-    said = troubles(kind, version)
+    said = known_faults(kind, version)
 
     assert list(said.values()) == list(wrong.values())
     assert all(word in text for word, text in zip(wrong, said, strict=True))

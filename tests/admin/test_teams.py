@@ -117,11 +117,11 @@ class TestOtherTeams:
             ("ZRANGE", f"sq:{{q:{OTHER}}}:open", "0", "-1"),
             ("SCAN", "0"),
         ]
-        for script in lua.names():
-            names, _, _ = lua.signature(script)
+        for script in lua.script_names():
+            names, _, _ = lua.script_signature(script)
             own = [getattr(keys, name) for name in names if hasattr(keys, name)]
             if own:
-                calls.append(("EVALSHA", lua.digest(script), len(own), *own))
+                calls.append(("EVALSHA", lua.script_digest(script), len(own), *own))
 
         for words in calls:
             with pytest.raises(exceptions.NoPermissionError):

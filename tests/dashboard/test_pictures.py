@@ -6,7 +6,7 @@ from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
 from streamq.dashboard.census import Census
 from streamq.dashboard.input_map import MOST_CELLS, read_map
-from streamq.dashboard.samplers import Censuses, Health, sampler
+from streamq.dashboard.samplers import Censuses, Health, sampler_of_topic
 from streamq.dashboard.timeline import Timeline
 from streamq.flows.flow import Flow, Stage
 from streamq.model import Part
@@ -73,7 +73,7 @@ class TestReasons:
     def reason(self, protocol: Protocol, queue: str, request: Request) -> str:
         census = Census(protocol, queue)
         census.look()
-        found = why.reason(request.status(), census)
+        found = why.reason_held_back(request.status(), census)
         return found.code if found else ""
 
     def test_paused_held_nobody_and_ended(
@@ -125,7 +125,9 @@ class TestTables:
     def page(self, protocol: Protocol, queue: str, filters: str) -> list[str]:
         census = Census(protocol, queue)
         census.look()
-        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters))
+        found = rows.table_page(
+            protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters)
+        )
         return [row["id"] for row in found["rows"]]
 
     def test_filters_and_order(self, client: Client, protocol: Protocol, queue: str) -> None:
@@ -153,7 +155,7 @@ class TestTables:
         held(protocol, request, 1)
         census = Census(protocol, queue)
         census.look()
-        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
+        found = rows.table_page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
         assert (found["count"], census.open) == (2, 2)
         row = next(each for each in found["rows"] if each["id"] == request.id)
         assert (row["parts"].total, row["parts"].running) == (4, 1)
@@ -177,7 +179,7 @@ class TestManyRequests:
             submit(client, queue, 1)
         client.submit([1], handler="h", queue=queue, id=(spoilt := f"{queue}-spoilt"))
         protocol.connection.redis.hset(RequestKeys(spoilt).meta, "total", "many")
-        health = sampler(protocol, Censuses(protocol), f"h:{queue}")
+        health = sampler_of_topic(protocol, Censuses(protocol), f"h:{queue}")
         told = [(each.check, each.verdict, each.says) for each in health.read()["findings"]]
         handlers = [says for check, _, says in told if check == "handler"]
         assert len(handlers) == Health.ALIKE + 1
@@ -190,7 +192,7 @@ class TestManyRequests:
     ) -> None:
         for number in range(240):
             submit(client, queue, 1, level=number % 30)
-        found = sampler(protocol, Censuses(protocol), f"v:{queue}").read()
+        found = sampler_of_topic(protocol, Censuses(protocol), f"v:{queue}").read()
         assert {len(each["cards"]) for each in found["levels"]} == {6}
         assert {each["requests"] for each in found["levels"]} == {8}
 

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from streamq import Client
 from streamq.errors import StreamqError
 from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
-from streamq.queue.loading import forget
+from streamq.queue.loading import forget_request
 from tests.faults import baseline
 from tests.faults.sites import Cluster, Site
 from tests.support.fleet import Fleet, Note, read_notes
@@ -339,7 +339,7 @@ class Streamq(Subject):
             if found[name] != "0":
                 self.broken.append(f"A3 {name} is {found[name]}")
         with suppress(StreamqError):
-            forget(protocol, self.queue, self.id)
+            forget_request(protocol, self.queue, self.id)
         with self.site.admin(RequestKeys(self.id).meta) as redis:
             if left := list(redis.scan_iter(f"*{{r:{self.id}}}*", count=1000)):
                 self.broken.append(f"A3 keys are left: {left}")

@@ -23,7 +23,7 @@ from streamq.records import encoding as codec
 from streamq.records.boundaries import ended_by_newlines, fields_of, mask_of
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.sizes import PartSize
-from streamq.records.splitting import Chunk, Cursor, split, whole
+from streamq.records.splitting import Chunk, Cursor, input_as_one_part, split_input
 from streamq.records.writer import Writer
 from streamq.worker.channel import Channel, Command, IdleFor, Ready, VisitAt
 from streamq.worker.runner import Runner
@@ -107,7 +107,7 @@ class TestRecords:
         found = records.records_in(Part(1, payload, b"1"), Spec(format=form))
 
         assert b"".join(found) == payload
-        assert [records.bare(record) for record in found[:-1]] == [
+        assert [records.without_line_ending(record) for record in found[:-1]] == [
             record[: len(record) - (2 if record.endswith(b"\r\n") else 1)] for record in found[:-1]
         ]
 
@@ -142,7 +142,7 @@ def parts_of(path: Path, form: str, size: PartSize, start: Cursor) -> list[Chunk
     """What a load makes of a file, from a cursor on."""
     with closing(open_input(str(path))) as source:
         source.seek(start.offset)
-        return list(split(source, Spec(format=form), size, start))
+        return list(split_input(source, Spec(format=form), size, start))
 
 
 def as_loaded(content: bytes, form: str) -> bytes:
@@ -191,7 +191,7 @@ class TestFiles:
         with suppress(BadInput):
             parts_of(shelf, form, PartSize(), Cursor())
         with suppress(BadInput), closing(open_input(str(shelf))) as source:
-            whole(source, 0, 1_000)
+            input_as_one_part(source, 0, 1_000)
 
     @fuzz(60)
     @given(

@@ -73,7 +73,7 @@ def test_who_may_not_is_told_why(
 @ONE_KIND
 def test_key_is_needed_where_there_are_keys(serve: Callable[..., Gate], tmp_path: Path) -> None:
     file = tmp_path / "streamq.keys"
-    text = keys.add(file, "al", Role.READER)
+    text = keys.add_key(file, "al", Role.READER)
     gate = serve("--keys", str(file))
     address = f"ws://127.0.0.1:{gate.port}/v1/live?topic=q:{gate.queue}"
     with client.connect(address) as socket, pytest.raises(Exception, match="KEY"):

@@ -20,7 +20,7 @@ from streamq.records.encoding import (
     encode_result,
 )
 from streamq.records.outputs import check_keys, check_name, form_of
-from streamq.records.parquet import convert, types_of
+from streamq.records.parquet import convert_to_parquet, types_of
 from streamq.records.writer import Writer
 
 
@@ -38,7 +38,7 @@ def made(path: Path, *written: bytes, sealed: int = 0, types: Any = None) -> pa.
     with path.open("ab") as file:
         file.write(b"".join(written))
     with path.open("rb") as file:
-        data = b"".join(convert(file, sealed, path.stat().st_size, types or {}))
+        data = b"".join(convert_to_parquet(file, sealed, path.stat().st_size, types or {}))
     path.write_bytes(data)
     return pq.read_table(path)
 

@@ -12,7 +12,7 @@ from streamq.app import Abandon
 from streamq.errors import InvalidValue
 from streamq.records import remote
 from streamq.records.references import Reader, Reference
-from streamq.records.remote import RemoteChanged, RemoteFile, locate, read_range
+from streamq.records.remote import RemoteChanged, RemoteFile, locate_url, read_range
 from tests.support.web import serve
 
 SECRET = b"a secret"
@@ -134,7 +134,7 @@ def test_no_spelling_of_a_url_leads_out_of_what_is_allowed(*, is_whole: bool) ->
     pytest.importorskip("obstore")
     files = {"secret/s.txt": SECRET, "allowedness/s.txt": SECRET, "allowed/a.txt": b"harmless"}
     with serve(files) as web:
-        then = remote.head(f"{web}/secret/s.txt")
+        then = remote.head_of_object(f"{web}/secret/s.txt")
         payload = msgspec.json.encode(Reference(0, len(SECRET), *then))
         reader = Reader([f"{web}/allowed"])
         read = {}
@@ -148,7 +148,7 @@ def test_no_spelling_of_a_url_leads_out_of_what_is_allowed(*, is_whole: bool) ->
 
 
 def test_url_on_another_host_is_not_covered() -> None:
-    allowed = locate("http://host.example:8080/allowed")
+    allowed = locate_url("http://host.example:8080/allowed")
     for url in (
         "http://host.example/allowed/a",
         "http://host.example:80/allowed/a",
@@ -162,7 +162,7 @@ def test_url_on_another_host_is_not_covered() -> None:
         "s3://host.example:8080/allowed/a",
     ):
         try:
-            assert not allowed.covers(locate(url)), url
+            assert not allowed.covers(locate_url(url)), url
         except InvalidValue:
             continue
 
@@ -184,7 +184,7 @@ def test_url_on_another_host_is_not_covered() -> None:
     ],
 )
 def test_spellings_of_the_same_place_are_covered(allowed: str, url: str) -> None:
-    assert locate(allowed).covers(locate(url))
+    assert locate_url(allowed).covers(locate_url(url))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_spellings_of_the_same_place_are_covered(allowed: str, url: str) -> None
 )
 def test_places_in_a_cloud_are_compared_as_they_are_written(allowed: str, url: str) -> None:
     with pytest.raises((InvalidValue, AssertionError)):
-        assert locate(allowed).covers(locate(url))
+        assert locate_url(allowed).covers(locate_url(url))
 
 
 def test_names_that_are_encoded_are_read_under_their_own_name() -> None:
@@ -213,7 +213,7 @@ def test_names_that_are_encoded_are_read_under_their_own_name() -> None:
     files = {"my%20data/100%25%20sure.txt": b"content"}
     with serve(files) as web:
         for name in ("my%20data/100%25%20sure.txt", "my data/100% sure.txt"):
-            then = remote.head(f"{web}/{name}")
+            then = remote.head_of_object(f"{web}/{name}")
             payload = msgspec.json.encode(Reference(0, 7, *then))
             reader = Reader([f"{web}/my%20data"])
             for is_whole in (True, False):
@@ -228,15 +228,15 @@ def test_object_replaced_between_the_look_and_the_read_is_told_as_changed(
     files = {"a.txt": b"first content"}
     with serve(files) as web:
         url = f"{web}/a.txt"
-        then = remote.head(url)
-        looked = remote.head
+        then = remote.head_of_object(url)
+        looked = remote.head_of_object
 
         def swapping(name: str) -> remote.Object:
             found = looked(name)
             files["a.txt"] = after
             return found
 
-        monkeypatch.setattr(remote, "head", swapping)
+        monkeypatch.setattr(remote, "head_of_object", swapping)
         with suppress(RemoteChanged):
             assert read_range(url, 6, 7, then) == b"content"
         files["a.txt"] = after
@@ -251,7 +251,7 @@ def test_empty_range_is_of_the_same_object_too() -> None:
     pytest.importorskip("obstore")
     files = {"a.txt": b"content"}
     with serve(files) as web:
-        then = remote.head(f"{web}/a.txt")
+        then = remote.head_of_object(f"{web}/a.txt")
         assert read_range(f"{web}/a.txt", 3, 0, then) == b""
         files["a.txt"] = b"another"
         with pytest.raises(RemoteChanged):

@@ -17,7 +17,7 @@ from streamq.records.boundaries import blank_lines, fields_of, records_of
 from streamq.records.decoding import is_skipped
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.sizes import PartSize
-from streamq.records.splitting import split
+from streamq.records.splitting import split_input
 from tests.records.pieces import START, after, pieces
 
 ANY = settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
@@ -140,7 +140,7 @@ def test_lines_are_counted_beside_records_where_some_are_blank(file: Path) -> No
     file.write_bytes(b"1\n\n2\n3\n4\n")
     spec = Spec(format="jsonl")
     with closing(open_input(str(file))) as source:
-        chunks = list(split(source, spec, PartSize(records=3), START))
+        chunks = list(split_input(source, spec, PartSize(records=3), START))
 
     abouts = [about for chunk in chunks for about in chunk.abouts]
     assert (abouts, sum(chunk.records for chunk in chunks)) == ([b"2 0 1 3", b"2 0 4"], 4)

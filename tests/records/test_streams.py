@@ -16,8 +16,8 @@ from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    check,
     check_name,
+    check_new_output,
     error_lines,
     errors_beside,
     form_of,
@@ -253,7 +253,7 @@ class TestPlace:
         monkeypatch.setattr(os, "access", access)
         for name in ("new", "old"):
             with pytest.raises(InvalidValue, match="Permission denied"):
-                check(tmp_path / name, force=False)
+                check_new_output(tmp_path / name, force=False)
             (tmp_path / "old").touch()
 
         assert asked == [tmp_path, tmp_path / "old"]
@@ -303,6 +303,6 @@ class TestPlace:
         path = tmp_path / "out"
         path.write_bytes(b"x")
         with pytest.raises(OutputExists):
-            check(path, force=False)
+            check_new_output(path, force=False)
 
-        check(path, force=True)
+        check_new_output(path, force=True)

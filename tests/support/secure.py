@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from redis import Redis
 
-from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
+from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, on_free_port
 from streamq.servers.local import command_line
 from tests.support import warm
 from tests.support.waiting import wait_until
@@ -90,7 +90,7 @@ class Secured:
         """Let in the users that ``streamq acl`` wrote, and nobody else."""
         for home in self.folder.glob("node*"):
             (home / "users.acl").write_text(self._users.read_text())
-            ask(str(home / "s"), "ACL", "LOAD")
+            ask_server(str(home / "s"), "ACL", "LOAD")
 
     def kill(self, port: int) -> None:
         """End a node at once with signal 9."""

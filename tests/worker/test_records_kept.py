@@ -12,7 +12,7 @@ from streamq.app import describe
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import FORGET, PartDone, PartNotDone
 from streamq.worker import kept_outcomes
-from streamq.worker.kept_outcomes import decode
+from streamq.worker.kept_outcomes import decode_kept_outcomes
 from streamq.worker.part_watch import LONG_STRETCH_S, PartWatch, Stretch
 from streamq.worker.runner import Runner
 from tests.worker.test_runner import values
@@ -37,7 +37,7 @@ class Watch(PartWatch):
         return self.count > 0
 
     def keep(self, partial: bytes, mark: bytes, *, must: bool = False) -> None:
-        self.kept.append(decode(partial, self.count))
+        self.kept.append(decode_kept_outcomes(partial, self.count))
 
     async def keep_later(self, partial: bytes, mark: bytes, *, must: bool = False) -> None:
         self.keep(partial, mark, must=must)
@@ -155,9 +155,12 @@ def test_blank_lines_are_no_records_after_a_stop_either() -> None:
     first = runner.run(part_of(payload), None, Watch(lambda: len(calls) == 2))
     assert isinstance(first, PartNotDone)
     # A version that knew nothing of blank lines might have kept them as records without outcome.
-    kept = [[0] if each == [3] else each for each in kept_outcomes.decode(first.partial, 7)]
+    kept = [
+        [0] if each == [3] else each
+        for each in kept_outcomes.decode_kept_outcomes(first.partial, 7)
+    ]
 
-    for left in (first.partial, kept_outcomes.encode(kept)):
+    for left in (first.partial, kept_outcomes.encode_kept_outcomes(kept)):
         calls.clear()
         last = runner.run(Part(1, payload, b"3 0 1 7", partial=left), None)
         assert isinstance(last, PartDone)
