@@ -13,12 +13,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from streamq.driver.connection import Connection
+from streamq.gateway import listener as listening
 from streamq.gateway.access import Access, Visit, no_key
 from streamq.gateway.control import Control
 from streamq.gateway.dashboard import Board
 from streamq.gateway.desk import Desk
 from streamq.gateway.http import framework_application
-from streamq.gateway.listener import Connection, listening_socket
+from streamq.gateway.listener import listening_socket
 from streamq.gateway.loads import Loads
 from streamq.gateway.problems import Problem
 from streamq.gateway.requests import Requests
@@ -90,7 +91,7 @@ def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
         app.router.routes.insert(0, Route("/enter/{key}", access.enter))
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http=listening.Connection,
             loop="uvloop",
             ws="none",
             lifespan="off",
