@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from streamq import Client
 from streamq.errors import InvalidValue
 from streamq.gateway.courier import FIRST_LEASE_MS, FUSE_MS
 from streamq.gateway.desk import Desk
+from streamq.gateway.dispatch import MOST_LINES, MOST_LINES_OF_KEY
 from streamq.gateway.messages import (
     Ask,
     Beat,
@@ -23,6 +25,7 @@ from streamq.gateway.messages import (
     Report,
     Value,
 )
+from streamq.gateway.problems import Problem
 from streamq.gateway.roles import LOCAL, Caller, Role
 from streamq.gateway.ticket import BadTicket
 from streamq.queue.request import Request
@@ -468,6 +471,55 @@ class TestReporting:
         run(work())
 
 
+@ONE_KIND
+class TestDifferentWishes:
+    """Workers who ask for different handlers: for each such set the gateway has a line."""
+
+    def test_key_waits_in_so_many_lines_and_leaves_room_for_others(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        greedy = Caller("greedy", Role.WORKER)
+
+        def wishing(number: int) -> Ask:
+            return msgspec.structs.replace(ask, handlers=[f"other{number}"])
+
+        async def work() -> None:
+            desk = desks()
+            waiting = [
+                asyncio.ensure_future(desk.take(greedy, wishing(number)))
+                for number in range(MOST_LINES_OF_KEY)
+            ]
+            while desk.waiting < MOST_LINES_OF_KEY:
+                await asyncio.sleep(0)
+            with pytest.raises(Problem, match="429 MANY"):
+                await desk.take(greedy, wishing(99))
+            again = asyncio.ensure_future(desk.take(greedy, wishing(0)))
+            granted = (await desk.take(Caller("modest", Role.WORKER), ask)).granted
+            assert granted
+            assert granted.parts[0].number == 1
+            desk.stop_waiting()
+            await asyncio.gather(again, *waiting)
+
+        run(work())
+
+    def test_lines_that_nobody_waits_in_make_room(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            for number in range(MOST_LINES):
+                wish = msgspec.structs.replace(ask, handlers=[f"other{number}"], wait_s=0)
+                assert (await desk.take(LOCAL, wish)).granted is None
+            granted = None
+            while granted is None:
+                with suppress(Problem):  # until the threads of the others have ended
+                    granted = await take(desk, ask)
+                await asyncio.sleep(0.05)
+            assert granted.parts[0].number == 1
+
+        run(work())
+
+
 class TestLiving:
     def test_beat_renews_and_tells_what_nobody_wants(
         self, desks: Desks, request_: Request, ask: Ask
@@ -488,6 +540,24 @@ class TestLiving:
             assert (verdict.unwanted, verdict.paused) == ([granted.ticket], [])
 
         run(work())
+
+    def test_ticket_that_is_not_valid_harms_no_other(
+        self, desks: Desks, request_: Request, driver: RequestByHand, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            granted = await take(desk, ask)
+            (holder,) = driver.leases()
+            assert _left_ms(driver, holder) <= FIRST_LEASE_MS
+            verdict = await desk.beat(LOCAL, Beat([Held("t1.x.y"), Held(granted.ticket, 1)]))
+            assert verdict.unwanted == ["t1.x.y"]
+            assert _left_ms(driver, holder) > FIRST_LEASE_MS
+            assert (await desk.leave(LOCAL, Leave(["t1.x.y", granted.ticket]))).released == 1
+            with pytest.raises(BadTicket):
+                await desk.beat(LOCAL, Beat([Held("t1.x.y")]))
+
+        run(work())
+        assert request_.status().parts.running == 0
 
     def test_leave_gives_everything_back_at_once(
         self, desks: Desks, request_: Request, ask: Ask
