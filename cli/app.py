@@ -59,15 +59,15 @@ _OF_A_RUN = ("--resume", "--retry-failed")
 
 def main() -> None:
     """Run the command that was typed."""
-    _keep_standard_numbers()
-    words = with_last(sys.argv[1:])
+    _keep_standard_descriptors()
+    words = command_with_last(sys.argv[1:])
     # If the first word is a command, only that one is put together. Else all are listed, and a word
     # that happens to be a command's name only costs its import.
     shown = words[:1] if COMMANDS.keys() & words[:1] else COMMANDS
     application(words, shown)(words, prog_name="streamq")
 
 
-def with_last(words: Sequence[str]) -> list[str]:
+def command_with_last(words: Sequence[str]) -> list[str]:
     """Return the words of a command, with the last run where an option of ``run`` names none."""
     found = list(words)
     if found[:1] == ["run"]:
@@ -77,7 +77,7 @@ def with_last(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _keep_standard_numbers() -> None:
+def _keep_standard_descriptors() -> None:
     """Open /dev/null for each closed standard stream, so that no other file gets its number."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)

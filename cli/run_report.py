@@ -78,14 +78,14 @@ class RunReport:
         if is_json:
             self._print(status, seconds)
         if not run.is_complete:
-            own = _own_records(status)
+            own = _records_of_this_run(status)
             done = own.done + own.failed
             hint = resume_hint(plan, is_kept=self._folder.is_kept, is_retry=self._folder.is_retry)
             render.note(f"stopped after {render.count(done, 'record')}{hint}")
             return 128 + (run.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
-        own = _own_records(status)
+        own = _records_of_this_run(status)
         finished = own.done + own.failed
         # The rate of a moment says nothing: most of it is the start.
         is_long = seconds >= _RATE_FROM_S or finished >= _RATE_FROM
@@ -116,7 +116,7 @@ class RunReport:
         )
 
 
-def _own_records(status: Status) -> RecordCounts:
+def _records_of_this_run(status: Status) -> RecordCounts:
     """Return how many records of the input have ended; of a flow, in its first stage."""
     return status.stages[0].records if status.stages else status.records
 

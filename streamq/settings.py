@@ -114,7 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def full_url(self) -> str:
         """The URL, with the user, password and certificates that were set beside it."""
-        return with_login(self.url, self)
+        return url_with_login(self.url, self)
 
 
 class Gathered(msgspec.Struct, frozen=True):
@@ -143,8 +143,8 @@ def gather_settings(env: Mapping[str, str] = os.environ, cwd: Path | None = None
     """
     sources = [
         _from_variables(env),
-        *(_from_file(*file) for file in settings_files(env, cwd)),
-        _from_others(env),
+        *(_settings_from_file(*file) for file in settings_files(env, cwd)),
+        _url_from_other_programs(env),
         {name: (field.default, "default") for name, field in FIELDS.items()},
     ]
     merged: dict[str, tuple[Any, str]] = {}
@@ -176,7 +176,7 @@ def settings_files(
     return found
 
 
-def with_login(url: str, settings: Settings) -> str:
+def url_with_login(url: str, settings: Settings) -> str:
     """Return the URL with user, password and certificates added where it has none itself."""
     if not url or "://" not in url:
         return url
@@ -213,13 +213,13 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def _from_others(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+def _url_from_other_programs(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     """Return the URL from the variables that other programs use too."""
     named = next((name for name in ("REDIS_URL", "VALKEY_URL") if env.get(name)), None)
     return {"url": (env[named], named)} if named else {}
 
 
-def _from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+def _settings_from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {}
     for key, value in table.items():
         name = key.removesuffix("_file") if key.removesuffix("_file") in SECRETS else key

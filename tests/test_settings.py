@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamq import Settings, SettingsError
-from streamq.settings import FIELDS, gather_settings, variable_of, with_login
+from streamq.settings import FIELDS, gather_settings, url_with_login, variable_of
 from tests.support.command import run
 
 
@@ -178,7 +178,7 @@ def test_url_and_password_from_a_file_unless_they_are_given(tmp_path: Path) -> N
     ],
 )
 def test_url_is_completed_by_what_it_does_not_say(url: str, full: str) -> None:
-    assert with_login(url, Settings(username="me", password="p/w", tls_ca_file="/ca")) == full
+    assert url_with_login(url, Settings(username="me", password="p/w", tls_ca_file="/ca")) == full
 
 
 def test_url_from_the_names_others_use(nowhere: Path) -> None:

@@ -93,7 +93,9 @@ def acl(
         _check_team(scope.team, before, file)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     passwords = {user: _password_of_file(folder / f"{user}.password") for user in scope.users}
-    _replace_private_file(file, rights.file_text(passwords, scope, before, is_keeping=is_keeping))
+    _replace_private_file(
+        file, rights.acl_file_text(passwords, scope, before, is_keeping=is_keeping)
+    )
     users = {user: _about_role(user) for user in scope.users}
     if as_json:
         render.as_json({"file": str(file), "users": users})

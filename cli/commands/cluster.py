@@ -10,10 +10,10 @@ from streamq.admin import cluster as clusters
 from streamq.admin.cluster import ClusterStatus, NodeStatus
 from streamq.driver.url import ServerURL
 from streamq.servers.topology import SLOTS
-from streamq.settings import Settings, with_login
+from streamq.settings import Settings, url_with_login
 
 from .. import render
-from ..connecting import url_of
+from ..connecting import url_of_options
 from ..shared_options import JsonOption, UrlOption
 
 
@@ -102,7 +102,9 @@ def _target_nodes(url: str | None, nodes: Sequence[str]) -> ServerURL:
     places = [clusters.host_and_port_of(node) for node in nodes]
     is_named = bool(url or settings.url)
     hosts = f"redis+cluster://{','.join(nodes)}"
-    target = ServerURL(url_of(url) if is_named or not nodes else with_login(hosts, settings))
+    target = ServerURL(
+        url_of_options(url) if is_named or not nodes else url_with_login(hosts, settings)
+    )
     target.hosts = places or target.hosts
     return target
 

@@ -12,7 +12,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.settings import Settings
 
 from .. import render
-from ..connecting import url_of
+from ..connecting import url_of_options
 from ..shared_options import JsonOption, PrefixOption, UrlOption
 
 
@@ -39,7 +39,7 @@ def doctor(
     settings = Settings.from_env()
     name = units.name(prefix or settings.prefix, "prefix")
     chosen = [units.name(queue, "queue") for queue in queues or ()]
-    connection = Connection(url_of(url))
+    connection = Connection(url_of_options(url))
     try:
         connection.enter(is_insecure=settings.insecure)
         findings: list[Finding] = []

@@ -7,10 +7,10 @@ import msgspec
 import typer
 
 from streamq.model import Failure
-from streamq.runs.finding import kept_failures
+from streamq.runs.finding import failures_of_kept_run
 
 from .. import render
-from ..finding import found_request, is_named
+from ..finding import found_request, is_server_named
 from ..shared_options import JsonOption, PrefixOption, RunIdArgument, UrlOption
 
 HEADERS = (">PART", ">RECORD", "WHERE", ">ATTEMPTS", "ERROR")
@@ -53,7 +53,7 @@ def errors(
 
     streamq errors nightly --group
     """
-    failures = None if is_named(url) else kept_failures(request_id or "")
+    failures = None if is_server_named(url) else failures_of_kept_run(request_id or "")
     if failures is None:
         with found_request(request_id, url, prefix) as request:
             request.status()

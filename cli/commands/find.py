@@ -9,12 +9,12 @@ import typer
 
 from streamq.errors import InvalidValue
 from streamq.protocol.protocol import Protocol
-from streamq.queue.find import Item, ItemPart, ItemStage, find_item, requests_with
+from streamq.queue.find import Item, ItemPart, ItemStage, find_item, requests_with_item
 from streamq.records.keys import key_name
 
 from .. import render
 from ..connecting import connected, naming_request
-from ..finding import Place, place_of, queue_place
+from ..finding import Place, place_of_queue, place_of_request
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: Items in so many requests, or of one request, are shown at most.
@@ -62,9 +62,9 @@ def find(
     request_id, name, value = _read_find_arguments(words or [])
     if bool(item) == bool(name):
         raise InvalidValue("find what? Give FIELD=VALUE, such as sku=B-62, or ID --item N")
-    place = queue_place(url, prefix, queue)
+    place = place_of_queue(url, prefix, queue)
     if item or request_id:
-        place = place_of(request_id or None, url, prefix, queue=queue)
+        place = place_of_request(request_id or None, url, prefix, queue=queue)
     with connected(place.url, place.prefix) as protocol:
         if item:
             with naming_request(place.ids[0]):
@@ -113,7 +113,7 @@ def _requests_to_search(
     if not place.ids:
         pages = (protocol.newest(place.queue, closed=closed, page=500) for closed in (False, True))
         ids = dict.fromkeys(each for each in chain.from_iterable(pages) if "/" not in each)
-    return requests_with(protocol, list(ids), name, value, flow)
+    return requests_with_item(protocol, list(ids), name, value, flow)
 
 
 def _find_in_request(protocol: Protocol, request_id: str, name: str, value: str) -> Item | None:

@@ -11,7 +11,7 @@ from streamq import units
 from streamq.errors import InvalidValue, ServerError
 from streamq.model import LIMIT, Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import callbacks_of, refuse_taken_names, with_deadline
+from streamq.queue.callbacks import callbacks_of, refuse_taken_callback_ids, with_deadline
 from streamq.queue.fleet import check_fleet, live_workers
 from streamq.records.names import expand_file_names
 from streamq.records.remote import RemoteUnreachable
@@ -201,7 +201,7 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix, advice="") as protocol:
         _check_workers(protocol, policy)
-        refuse_taken_names(protocol, name, policy)
+        refuse_taken_callback_ids(protocol, name, policy)
         load_ = Load(protocol, name, policy, size, window_bytes=room)
         try:
             parts = load_.run(lambda: None if as_json else typer.echo(name))

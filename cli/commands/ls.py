@@ -16,7 +16,7 @@ from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected
-from ..finding import queue_place
+from ..finding import place_of_queue
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 HEADERS = (
@@ -103,7 +103,7 @@ def ls(
         )
 
     most = MOST_LOOKS if rows else None
-    place = queue_place(url, prefix, queue)
+    place = place_of_queue(url, prefix, queue)
     with connected(place.url, place.prefix) as protocol:
         found = find_requests(protocol, place.queue, fits, ended=has_ended, most=most)
         shown = list(islice(_statuses_of_glimpses(protocol, found.requests), rows or None))

@@ -12,13 +12,20 @@ from streamq.model import State, Status
 from streamq.queue.request import Request
 from streamq.records.gaps import gaps_beside
 from streamq.records.manifest import check_manifest, write_manifest
-from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
+from streamq.records.outputs import (
+    FORMS,
+    FileOutput,
+    check_keys,
+    check_output_name,
+    form_by_output_name,
+    is_stream_output,
+)
 from streamq.runs.collect import Collector, show_results, write_errors
-from streamq.runs.committed import file_of
+from streamq.runs.committed import file_of_committed
 
 from .. import render
 from ..connecting import connected, naming_request
-from ..finding import Place, place_of
+from ..finding import Place, place_of_request
 from ..shared_options import PrefixOption, RunIdArgument, UrlOption
 
 
@@ -90,10 +97,10 @@ def results(
 
         streamq results ID -o out.jsonl --follow
     """
-    check_name(output, form)
-    form = form or form_of(output)
+    check_output_name(output, form)
+    form = form or form_by_output_name(output)
     _check_result_options(form, output, is_ordered=is_ordered, has_keys=has_keys)
-    place = place_of(request_id, url, prefix)
+    place = place_of_request(request_id, url, prefix)
     request_id = place.ids[0]
     _refuse_run(place, output)
     with connected(place.url, place.prefix) as protocol, naming_request(request_id):
@@ -102,7 +109,7 @@ def results(
             for data in show_results(protocol, request_id, form, follow=follow, has_keys=has_keys):
                 sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-            _account_for_unshown_results(request, file_of(protocol, request_id))
+            _account_for_unshown_results(request, file_of_committed(protocol, request_id))
             return
         path = Path(output)
         if has_manifest:
@@ -144,7 +151,7 @@ def _check_result_options(form: str, output: str, *, is_ordered: bool, has_keys:
     if not output and not is_ordered:
         raise InvalidValue("--unordered goes with -o FILE")
     units.file_name(str(Path(output).absolute()))
-    if output and is_stream(Path(output)):
+    if output and is_stream_output(Path(output)):
         raise InvalidValue(f"{output} is no regular file: leave -o out, and use the shell's >")
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from streamq.queue.changes import Change, note_change, this_user
+from streamq.queue.changes import Change, note_change, user_who_changes
 from streamq.queue.request import Request
 
 from .. import render
@@ -34,7 +34,9 @@ def retry(
         request = Request(protocol, request_id)
         queue = request.status().queue
         parts = request.retry(stage=stage)
-        note_change(protocol, queue, Change(who=this_user(), what="retry", request=request_id))
+        note_change(
+            protocol, queue, Change(who=user_who_changes(), what="retry", request=request_id)
+        )
     if as_json:
         render.as_json({"id": request_id, "parts": parts})
         return

@@ -14,11 +14,11 @@ from streamq import units
 from streamq.errors import InvalidValue
 from streamq.records import outputs
 from streamq.records.remote import is_remote
-from streamq.runs.folder import Beginning, RunFolder, beginning_of
+from streamq.runs.folder import Beginning, RunFolder, beginning_of_run
 from streamq.runs.home import load_plan
 from streamq.runs.options import KEEP, Capacity, capacity_options, describe_run
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.same import on_server, server_name
+from streamq.runs.same import plan_on_server, server_name
 from streamq.runs.spooling import spooled_plan
 from streamq.settings import Settings
 from streamq.worker import program
@@ -198,11 +198,11 @@ class RunOptions(msgspec.Struct, kw_only=True):
         bool,
         typer.Option(
             "--spool/--no-spool",
-            help="Let processes read local files and keep results in files of the run, instead of "
-            "sending all bytes through its server. The files must not change meanwhile.",
+            help="Let processes read local files themselves and keep results in files of the run. "
+            "With --no-spool all bytes go through its server, and inputs may change meanwhile.",
             rich_help_panel=panels.SPEED,
         ),
-    ] = False
+    ] = True
     is_json: Annotated[
         bool, typer.Option("--json", help="Print the summary at the end as JSON, for programs.")
     ] = False
@@ -225,7 +225,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
     @property
     def beginning(self) -> Beginning:
         """How the run begins."""
-        return beginning_of(resume=self.resume, retry=self.retry, is_fresh=self.is_fresh)
+        return beginning_of_run(resume=self.resume, retry=self.retry, is_fresh=self.is_fresh)
 
     @property
     def room(self) -> Capacity:
@@ -235,7 +235,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
     @property
     def argv(self) -> tuple[str, ...]:
         """The words of the program to run; empty without ``--exec``."""
-        return program.words_of(self.command)
+        return program.words_of_program(self.command)
 
     def stored_plan(self) -> Plan:
         """Return the run that is gone on with or retried.
@@ -301,19 +301,19 @@ def run(
         plan = options.plan(request) if not options.stored else options.stored_plan()
         given_url = named_server(url, prefix)  # checked before anything is stored
         prefix = prefix or Settings.from_env().prefix
-        plan = on_server(plan, server_name(given_url, prefix))
+        plan = plan_on_server(plan, server_name(given_url, prefix))
         if not options.stored:
             plan = spooled_plan(plan, is_wanted=options.is_spooled)
         begun = time.monotonic()
         folder = RunFolder(plan, options.beginning, named=option_name)
         with folder.held(), _resume_hinted(folder), folder.server(given_url, prefix) as address:
             # Importing redis-py takes about as long as server and processes take to start.
-            from streamq.runs.retry import new_run
+            from streamq.runs.retry import new_retry_run
 
             from ..run_report import RunReport
 
             report = RunReport(folder, begun=begun)
-            this_run = new_run(
+            this_run = new_retry_run(
                 folder,
                 address(),
                 prefix,
@@ -353,5 +353,5 @@ def _place_of(output: str) -> str:
     if not output:
         raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
     if is_remote(output):
-        outputs.check_name(output)
+        outputs.check_output_name(output)
     return units.file_name(str(Path(output).absolute()))

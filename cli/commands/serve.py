@@ -138,7 +138,7 @@ def serve(
     try:
         from streamq.gateway import supervisor
         from streamq.gateway.listener import Tls
-        from streamq.gateway.service import Options, serve
+        from streamq.gateway.service import Options, serve_gateway
 
         if doors.grpc:
             import_module("streamq.gateway.grpc_service")
@@ -165,11 +165,13 @@ def serve(
     if processes > 1 and supervisor.secret_of_processes() is None:
         if options.grpc and not options.grpc[1]:
             raise InvalidValue("several processes share a port: give --grpc one that is not 0")
-        several = supervisor.Supervisor(sys.argv[1:], processes, host, port, doors.health_port)
+        several = supervisor.GatewaySupervisor(
+            sys.argv[1:], processes, host, port, doors.health_port
+        )
         several.run(options.grace_s)
         return
     with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
-        serve(protocol, options, lambda address: render.note(f"serving at {address}"))
+        serve_gateway(protocol, options, lambda address: render.note(f"serving at {address}"))
 
 
 def key(

@@ -14,7 +14,7 @@ from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected, naming_request
-from ..finding import Place, is_named, place_of
+from ..finding import Place, is_server_named, place_of_request
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: The progress line is updated after every 500 requests read.
@@ -69,10 +69,10 @@ def status(
 
         streamq status nightly --json
     """
-    if request_id is None and is_named(url):
+    if request_id is None and is_server_named(url):
         place = Place(url, prefix, queue=queue)
     else:
-        place = place_of(request_id, url, prefix, queue=queue)
+        place = place_of_request(request_id, url, prefix, queue=queue)
         request_id = place.ids[0]
     with connected(place.url, place.prefix) as protocol:
         if request_id is None:

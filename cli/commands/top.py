@@ -20,7 +20,7 @@ from streamq.queue.watching import View, Watch, Watched
 
 from .. import render
 from ..connecting import connected
-from ..finding import queue_place
+from ..finding import place_of_queue
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 EVERY_S = 1.0
@@ -84,7 +84,7 @@ def top(
     """
     if sort not in SORTS:
         raise InvalidValue(f"--sort {sort!r} is none of {', '.join(SORTS)}")
-    place = queue_place(url, prefix, queue)
+    place = place_of_queue(url, prefix, queue)
     queue = place.queue
     with connected(place.url, place.prefix, is_patient=is_once or as_json) as protocol:
         if is_once or as_json:

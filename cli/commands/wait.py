@@ -11,7 +11,7 @@ from streamq.errors import ServerBusy, ServerUnreachable, StreamqError, WaitTime
 from streamq.model import State, Status
 from streamq.queue.outages import Outage
 from streamq.queue.request import Request
-from streamq.runs.finding import FoundRun, is_kept, live_runs
+from streamq.runs.finding import FoundRun, is_run_kept, live_runs
 
 from .. import render
 from ..connecting import naming_request
@@ -92,7 +92,7 @@ class Waited(NamedTuple):
         """
         if self.run is None:
             return
-        if not is_kept(self.run.id):
+        if not is_run_kept(self.run.id):
             raise StreamqError(
                 f"run {self.run.id} has ended before it was seen how; it wrote {self.run.output}"
             )

@@ -4,7 +4,7 @@ from streamq.queue.fleet import WorkerDetails, live_workers
 
 from .. import render
 from ..connecting import connected
-from ..finding import queue_place
+from ..finding import place_of_queue
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 #: The table shows at most so many running parts of a worker.
@@ -37,7 +37,7 @@ def workers(
 
         streamq workers --queue default
     """
-    place = queue_place(url, prefix, queue)
+    place = place_of_queue(url, prefix, queue)
     with connected(place.url, place.prefix) as protocol:
         found = live_workers(protocol, place.queue)
     if as_json:

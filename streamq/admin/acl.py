@@ -272,7 +272,9 @@ class Scope(msgspec.Struct, frozen=True):
         return [f"{self.team}-{role}" for role in ROLES] if self.team else [*ROLES, *OTHERS]
 
 
-def file_text(passwords: Mapping[str, str], scope: Scope, before: str, *, is_keeping: bool) -> str:
+def acl_file_text(
+    passwords: Mapping[str, str], scope: Scope, before: str, *, is_keeping: bool
+) -> str:
     """Return an ACL file with the users that have a password, and those of other scopes.
 
     ``before`` is the earlier file. Its users that have no password here stay as they are. With
@@ -285,7 +287,7 @@ def file_text(passwords: Mapping[str, str], scope: Scope, before: str, *, is_kee
         if user in OTHERS:
             _, rights = OTHERS[user]
         else:
-            digests = _kept_digests(before, user) if is_keeping else []
+            digests = _digests_in_acl_file(before, user) if is_keeping else []
             rights = " ".join(rights_of(role_of(user)[0], scope, digests))
         lines.append(f"{login} {rights}")
     mine = {"default", *passwords}
@@ -324,12 +326,12 @@ def rights_of(name: str, scope: Scope, digests: Iterable[str] = ()) -> list[str]
         "-@all",
         *(f"~{pattern}" for pattern in patterns),
         *(f"&{channel}" for channel in channels),
-        *(f"+{command}" for command in commands_of(role) if command not in not_allowed),
+        *(f"+{command}" for command in commands_of_role(role) if command not in not_allowed),
         *(f"+evalsha|{digest}" for digest in allowed),
     ]
 
 
-def commands_of(role: Role) -> list[str]:
+def commands_of_role(role: Role) -> list[str]:
     """Return the commands a role uses, in scripts and outside of them."""
     used = {*_EVERYBODY, _LOAD, *role.commands}
     for script in role.scripts:
@@ -347,7 +349,7 @@ class Trial(msgspec.Struct, frozen=True):
     filling: str = ""
 
 
-def trials_of(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Trial]:
+def trials_of_role(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Trial]:
     """Yield a call for each script, key and command that a role, or that of a team, needs.
 
     A role can do without the right to load scripts, as long as a user who has it loads them.
@@ -367,7 +369,7 @@ def trials_of(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Tr
     for key in role.keys:
         spelt = _key_of_request_or_queue(key, request, keys)
         yield Trial(f"read {spelt}", ("HGET", spelt, "field"))
-    for command in commands_of(role):
+    for command in commands_of_role(role):
         if command in optional:
             continue
         filling = request.events if "subscribe" in command or command == "spublish" else spelt
@@ -384,7 +386,9 @@ def _patterns_of_role(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
     names = {key for script in role.scripts for key in lua.script_signature(script)[0]} | {
         *role.keys
     }
-    names |= {key for script in role.scripts for key in MORE.get(lua.more_keys(script), ())}
+    names |= {
+        key for script in role.scripts for key in MORE.get(lua.further_script_keys(script), ())
+    }
     names.discard("spoilt")  # it is one of the other keys
     prefix, queues = scope.prefix, scope.queues
     request, stage = RequestKeys("ID", prefix), RequestKeys("ID/2", prefix)
@@ -407,6 +411,6 @@ def _patterns_of_role(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
     return sorted(found), sorted(channels)
 
 
-def _kept_digests(text: str, user: str) -> list[str]:
+def _digests_in_acl_file(text: str, user: str) -> list[str]:
     lines = (line for line in text.splitlines() if user_of(line) == user)
     return [digest for line in lines for digest in _DIGEST.findall(line)]

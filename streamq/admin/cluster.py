@@ -84,13 +84,13 @@ def create_cluster(
         _wait_until_nodes_answer(target, timeout_s)
     with _connected_nodes(places, target) as peers:
         views = {peer.name: topology.view_of_nodes(peer) for peer in peers}
-        _refuse_twins(peers, views)
+        _refuse_same_node_twice(peers, views)
         if _is_wanted_cluster(list(views.values()), primaries, replicas):
             topology.settle_cluster(peers, timeout_s)
             return False
         groups = arranged_groups(peers, replicas)
         for peer in peers:
-            _refuse_used(peer, peers, views)
+            _refuse_used_node(peer, peers, views)
         _refuse_other_layout(groups, views)
         if replicas and "password" in target.options:
             _refuse_without_masterauth(peers)
@@ -139,7 +139,7 @@ def status_of_cluster(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
         refuse_open(target, ", ".join(_host_and_port(*place) for place in places))
     with ExitStack() as stack:
         first = stack.enter_context(_first_node_that_answers(places, target))
-        _refuse_single(first)
+        _refuse_node_without_cluster(first)
         known = topology.view_of_nodes(first)
         peers: dict[str, Peer] = {}
         for member in known.values():
@@ -188,7 +188,7 @@ def _connected_nodes(places: Iterable[tuple[str, int]], target: ServerURL) -> Ge
     with ExitStack() as stack:
         peers = [stack.enter_context(_connected_node(place, target)) for place in places]
         for peer in peers:
-            _refuse_single(peer)
+            _refuse_node_without_cluster(peer)
         yield peers
 
 
@@ -208,12 +208,12 @@ def _first_node_that_answers(
         yield peer
 
 
-def _refuse_single(peer: Peer) -> None:
+def _refuse_node_without_cluster(peer: Peer) -> None:
     if "cluster_enabled:1" not in peer.ask("INFO", "cluster"):
         raise ServerRefused(f"{peer.name} is a server by itself: start it with cluster-enabled yes")
 
 
-def _refuse_twins(peers: Sequence[Peer], views: dict[str, View]) -> None:
+def _refuse_same_node_twice(peers: Sequence[Peer], views: dict[str, View]) -> None:
     seen: dict[str, str] = {}
     for peer in peers:
         twin = seen.setdefault(topology.own_member(views[peer.name]).id, peer.name)
@@ -221,7 +221,7 @@ def _refuse_twins(peers: Sequence[Peer], views: dict[str, View]) -> None:
             raise InvalidValue(f"{twin} and {peer.name} are one and the same server")
 
 
-def _refuse_used(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> None:
+def _refuse_used_node(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> None:
     """Raise unless the server knows only the given servers and has no keys.
 
     A node that the server has just been introduced to has a made-up id until it answers: such a

@@ -10,7 +10,7 @@ from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors
 from streamq.errors import ServerError, ServerRefused, damaged_if_unreadable
 from streamq.model import PREFIX
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.script_cache import ScriptCache
 from streamq.protocol.snapshot import Snapshot
@@ -169,7 +169,7 @@ class Probe:
         found = self._protocol.inspect(request_id)
         now_ms = found.count("now_ms")
         own = self._protocol.keys(request_id)
-        tokens_of = list_of(found.text("handler"), found.known_count("level"))
+        tokens_of = token_list_of(found.text("handler"), found.known_count("level"))
         queue = QueueKeys(found.text("queue"), self.prefix, tokens_of)
         with translating_driver_errors(self._connection.where):
             redis = self._connection.redis

@@ -221,7 +221,7 @@ class ServerChecks(Examiner):
             (
                 [
                     trial.what
-                    for trial in acl.trials_of(role, self._probe.prefix, queue, team)
+                    for trial in acl.trials_of_role(role, self._probe.prefix, queue, team)
                     if not self._may(node, user, trial)
                 ]
                 for queue in self._queues

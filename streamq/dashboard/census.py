@@ -18,7 +18,7 @@ from streamq.errors import Damaged
 from streamq.model import PartCounts, RecordCounts, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.fleet import WorkerDetails, read_details
+from streamq.queue.fleet import WorkerDetails, read_worker_details
 
 #: What a look may take: at first, until every request was read once, and then.
 FIRST_LOOK_S, LOOK_S = 0.2, 0.05
@@ -36,7 +36,7 @@ PROBE_EVERY_S, FULL_SHARE = 15.0, 0.85
 EVERY_S = 0.9
 
 
-class Known(msgspec.Struct):
+class KnownRequest(msgspec.Struct):
     """A request as it was read last, and how fast it went lately."""
 
     status: Status
@@ -74,9 +74,9 @@ class Census:
         self._lock = threading.Lock()
         self._looked_at = 0.0
         #: All requests of the index: some have ended, and a janitor has not closed them yet.
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownRequest] = {}
         #: Requests that are not finished, by id, the newest first.
-        self.requests: dict[str, Known] = {}
+        self.requests: dict[str, KnownRequest] = {}
         #: Requests that cannot be read.
         self.damaged: list[str] = []
         #: Requests of the index of which nothing is known: damaged, not opened yet, or just purged.
@@ -183,7 +183,7 @@ class Census:
         records = status.records
         before = self._known.get(request_id)
         if before is None:
-            before = self._known[request_id] = Known(status, now)
+            before = self._known[request_id] = KnownRequest(status, now)
         else:
             was = before.status.records
             self.finished += max(0, records.done + records.failed - was.done - was.failed)
@@ -209,7 +209,7 @@ class Census:
             if text is None:
                 workers.pop(name, None)
             else:
-                workers[name] = read_details(name, text, self.queue)
+                workers[name] = read_worker_details(name, text, self.queue)
         self.workers = dict(sorted(workers.items()))
 
     def _look_at_server(self) -> None:
@@ -241,7 +241,7 @@ class Census:
 
     def wholes(self) -> list[Whole]:
         """Return the requests that are not finished, the newest first, each flow as one."""
-        stages: dict[str, list[Known]] = {}
+        stages: dict[str, list[KnownRequest]] = {}
         for request_id, known in self._known.items():
             if "/" in request_id:
                 stages.setdefault(request_id.partition("/")[0], []).append(known)
@@ -290,7 +290,7 @@ class Census:
         ]
 
 
-def _whole_of_stages(stages: list[Known]) -> Whole:
+def _whole_of_stages(stages: list[KnownRequest]) -> Whole:
     status = stages[0].status
     if len(stages) > 1:
         parts = [msgspec.structs.astuple(each.status.parts) for each in stages]

@@ -13,7 +13,7 @@ from streamq.errors import UNREADABLE
 from streamq.model import Failure
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.flow_status import places_of
+from streamq.queue.flow_status import places_of_stages
 
 #: So many failed parts are read.
 SAMPLE = 500
@@ -84,7 +84,7 @@ def read_groups(protocol: Protocol, request_id: str, *, traces: bool) -> Groups:
 
     Of a flow, each stage has its own groups.
     """
-    places = places_of(protocol.inspect(request_id))
+    places = places_of_stages(protocol.inspect(request_id))
     found = [_groups_of(protocol, place, SAMPLE // len(places), traces=traces) for place in places]
     if len(places) == 1:
         return found[0]

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streamq.dashboard.ends import Ends
-from streamq.dashboard.samplers import Censuses, Sampler, encoded_event, sampler_of_topic
+from streamq.dashboard.samplers import Censuses, Sampler, event_of_sample, sampler_of_topic
 from streamq.errors import Damaged, RequestUnknown, ServerError, StreamqError
 from streamq.protocol.protocol import Protocol
 
@@ -33,7 +33,7 @@ COMMENT_S = 15.0
 MOST_TOPICS, MOST_TOPICS_IN_ALL = 12, 2_000
 
 
-class Watcher:
+class FeedWatcher:
     """One who watches topics: the latest frame of each that was not sent yet."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Topic:
     def __init__(self, name: str, sampler: Sampler) -> None:
         self.name = name
         self.sampler = sampler
-        self.watchers: set[Watcher] = set()
+        self.watchers: set[FeedWatcher] = set()
         self.frame = b""
         self.hurry = asyncio.Event()
         #: What is wrong with it for good: then it is not read again.
@@ -114,7 +114,7 @@ class Feed:
 
     async def frame(self, topic: str) -> bytes:
         """Return the frame of a topic once, for those who cannot keep a stream open."""
-        watcher = Watcher()
+        watcher = FeedWatcher()
         self.join(watcher, [topic])
         try:
             while not (found := self._topics[topic].frame):
@@ -124,7 +124,7 @@ class Feed:
         finally:
             self.leave(watcher)
 
-    def join(self, watcher: Watcher, topics: Iterable[str]) -> None:
+    def join(self, watcher: FeedWatcher, topics: Iterable[str]) -> None:
         """Let somebody watch these topics."""
         for name in topics:
             topic = self._topics.get(name)
@@ -136,11 +136,11 @@ class Feed:
             topic.watchers.add(watcher)
             past = topic.sampler.past()
             if past is not None:
-                watcher.tell(f"past {name}", encoded_event(name, "past", past))
+                watcher.tell(f"past {name}", event_of_sample(name, "past", past))
             if topic.frame:
                 watcher.tell(name, topic.frame)
 
-    def leave(self, watcher: Watcher) -> None:
+    def leave(self, watcher: FeedWatcher) -> None:
         """Let somebody watch no more."""
         for topic in self._topics.values():
             topic.watchers.discard(watcher)
@@ -189,7 +189,9 @@ class Feed:
                 if is_first and (past := topic.sampler.past()) is not None:
                     # The reading may have found what is stored of the time before.
                     for watcher in topic.watchers:
-                        watcher.tell(f"past {topic.name}", encoded_event(topic.name, "past", past))
+                        watcher.tell(
+                            f"past {topic.name}", event_of_sample(topic.name, "past", past)
+                        )
                 is_first = False
                 pause_s = max(topic.sampler.every_s, _TIMES * took_s)
                 topic.hurry.clear()
@@ -213,21 +215,21 @@ class Feed:
         kind = topic.name.partition(":")[0]
 
         def read() -> bytes:
-            return encoded_event(topic.name, kind, topic.sampler.read())
+            return event_of_sample(topic.name, kind, topic.sampler.read())
 
         try:
             frame = await loop.run_in_executor(self._readers, read)
         except RequestUnknown:
-            frame = encoded_event(
+            frame = event_of_sample(
                 topic.name, "gone", {"says": "there is no such request, or no more"}
             )
         except Damaged as error:
-            frame = encoded_event(topic.name, "wrong", {"says": str(error)})
+            frame = event_of_sample(topic.name, "wrong", {"says": str(error)})
         except ServerError:
-            frame = encoded_event(topic.name, "away", {"says": "the server does not answer"})
+            frame = event_of_sample(topic.name, "away", {"says": "the server does not answer"})
         except Exception:
             log.exception("the topic %s could not be read", topic.name)
-            frame = encoded_event(topic.name, "wrong", {"says": "the gateway stumbled over it"})
+            frame = event_of_sample(topic.name, "wrong", {"says": "the gateway stumbled over it"})
         topic.frame = frame
         for watcher in topic.watchers:
             watcher.tell(topic.name, frame)

@@ -117,8 +117,8 @@ class Overview(_OfQueue):
             "rate": census.curve.speed(),
             "point": census.curve.points[-1:],
             "levels": census.levels(),
-            "notices": why.notices(census),
-            "handlers_ran": times.of_handlers(workers),
+            "notices": why.notices_that_need_attention(census),
+            "handlers_ran": times.times_of_handlers(workers),
             "top": [rows.table_row(each.status, each.speed, census, each.peak) for each in top],
         }
 
@@ -407,7 +407,7 @@ def sampler_of_topic(protocol: Protocol, censuses: Censuses, topic: str) -> Samp
     return _KINDS[kind](protocol, censuses, about)
 
 
-def encoded_event(topic: str, event: str, told: Any) -> bytes:
+def event_of_sample(topic: str, event: str, told: Any) -> bytes:
     """Return an event as a browser gets it; the bytes are the same for all."""
     data = msgspec.json.encode({"topic": topic, "told": told})
     return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"

@@ -17,7 +17,7 @@ from streamq.dashboard.census import Census
 from streamq.errors import UNREADABLE, ServerRefused
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.told import Span, SpansTold, slot_of
+from streamq.queue.told import Span, SpansTold, slot_of_span
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Timeline:
         """Read what workers have told since the last look."""
         after = self._after or f"{round(time.time() * 1e3) - 60_000}-0"
         try:
-            found = glances.spans_of(self._protocol, queue, after, _MOST_READ)
+            found = glances.spans_of_workers(self._protocol, queue, after, _MOST_READ)
         except ServerRefused as error:  # its ACL is of an earlier version
             log.debug("spans cannot be read: %s", error)
             return
@@ -114,16 +114,16 @@ class Timeline:
         pools = {each.pool: name for name, each in census.workers.items() if each.pool}
         slots: list[tuple[str, str, str]] = []
         for request_id, holders in zip(
-            ids, glances.holders_of(self._protocol, ids, MOST_LEASES), strict=True
+            ids, glances.holders_of_parts(self._protocol, ids, MOST_LEASES), strict=True
         ):
             for holder in holders:
-                slots.append((*_slot_of(holder, pools), request_id))
+                slots.append((*_slot_of_span(holder, pools), request_id))
         return sorted(slots)
 
 
-def _slot_of(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
+def _slot_of_span(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
     """Return the worker and the slot of a holder."""
-    pool, slot = slot_of(holder)
+    pool, slot = slot_of_span(holder)
     return pools.get(pool, pool[:12]), slot
 
 

@@ -31,7 +31,7 @@ class HandlerRan(msgspec.Struct, kw_only=True):
     p95_s: float = 0.0
 
 
-def of_handlers(workers: Iterable[WorkerDetails]) -> list[HandlerRan]:
+def times_of_handlers(workers: Iterable[WorkerDetails]) -> list[HandlerRan]:
     """Return what was done for each handler, those with the most parts first."""
     found: dict[str, HandlerRan] = {}
     for worker in workers:

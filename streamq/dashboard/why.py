@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from streamq.dashboard.census import Census, Known
+from streamq.dashboard.census import Census, KnownRequest
 from streamq.model import State, Status
 
 #: A request whose records fail more often than this needs attention, once so many failed.
@@ -46,15 +46,15 @@ def reason_held_back(status: Status, census: Census, peak: int = 0) -> Reason | 
     if not status.state.is_live:
         return None
     return (
-        _kept_back(status)
+        _parts_kept_back(status)
         or _reason_it_is_stopped(status, census)
-        or _by_its_own_limits(status, max(peak, status.parts.running))
-        or _by_others(status, census)
+        or _held_by_its_own_limits(status, max(peak, status.parts.running))
+        or _held_by_other_requests(status, census)
         or Reason("running", "nothing holds it back: it is as fast as its parts are")
     )
 
 
-def _kept_back(status: Status) -> Reason | None:
+def _parts_kept_back(status: Status) -> Reason | None:
     if status.waits_for_release:
         return Reason("canary", "its canary has ended, and the others wait for the release")
     return None
@@ -75,17 +75,17 @@ def _reason_it_is_stopped(status: Status, census: Census) -> Reason | None:
         if census.has_slots:
             return Reason("handler", f"no live worker has the handler {status.handler}")
         return Reason("nobody", "no worker of this queue is alive")
-    return _between_attempts(status)
+    return _waits_between_attempts(status)
 
 
-def _between_attempts(status: Status) -> Reason | None:
+def _waits_between_attempts(status: Status) -> Reason | None:
     parts = status.parts
     if parts.retry and not parts.waiting and not parts.running:
-        return Reason("retry", f"{_count(parts.retry, 'part')} wait for another attempt")
+        return Reason("retry", f"{_counted(parts.retry, 'part')} wait for another attempt")
     return None
 
 
-def _by_its_own_limits(status: Status, running: int) -> Reason | None:
+def _held_by_its_own_limits(status: Status, running: int) -> Reason | None:
     if status.rate_limit is not None and running < status.limit:
         rate = status.rate_limit
         says = f"{rate:g} a second" if rate >= 1 else f"one in {_time_words(1 / rate)}"
@@ -95,16 +95,16 @@ def _by_its_own_limits(status: Status, running: int) -> Reason | None:
     return None
 
 
-def _by_others(status: Status, census: Census) -> Reason | None:
+def _held_by_other_requests(status: Status, census: Census) -> Reason | None:
     parts = status.parts
     if not parts.waiting:
         return Reason("tail", "its last parts run") if parts.running else None
     slots, busy = census.slots_of(status.handler)
     if slots and max(busy, census.curve.peak()) >= slots:
         before = census.waiting_before(status.level)
-        says = f"all {_count(slots, 'slot')} that can run {status.handler} are busy"
+        says = f"all {_counted(slots, 'slot')} that can run {status.handler} are busy"
         if before:
-            return Reason("level", f"{says}, and {_count(before, 'part')} wait at better levels")
+            return Reason("level", f"{says}, and {_counted(before, 'part')} wait at better levels")
         return Reason("slots", says)
     return None
 
@@ -120,21 +120,21 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-def notices(census: Census) -> list[Notice]:
+def notices_that_need_attention(census: Census) -> list[Notice]:
     """Return what needs attention, so many lines at most, the worst first."""
-    found = list(_of_queue(census))
+    found = list(_notices_of_queue(census))
     for known in census.requests.values():
         if len(found) >= _MOST_FOUND:
             break
-        found.extend(_of_request(known, census))
+        found.extend(_notices_of_request(known, census))
     return sorted(found, key=lambda each: _ORDER.index(each.code))[:MOST_LINES]
 
 
-def _of_queue(census: Census) -> Iterator[Notice]:
+def _notices_of_queue(census: Census) -> Iterator[Notice]:
     if census.requests and not census.has_slots:
         yield Notice(
             code="nobody",
-            says=f"{_count(census.open, 'request')} and no live worker",
+            says=f"{_counted(census.open, 'request')} and no live worker",
             remedy="start workers: streamq worker MODULE:APP",
         )
     for node, share in census.nearly_full:
@@ -152,22 +152,22 @@ def _of_queue(census: Census) -> Iterator[Notice]:
     if census.damaged:
         yield Notice(
             code="damaged",
-            says=f"{_count(len(census.damaged), 'request')} cannot be read: "
+            says=f"{_counted(len(census.damaged), 'request')} cannot be read: "
             + ", ".join(census.damaged[:3]),
             remedy="see Health; cancel or purge them",
         )
-    slow = [name for name, each in census.workers.items() if _is_late(each.beat_ms)]
+    slow = [name for name, each in census.workers.items() if _is_past_deadline(each.beat_ms)]
     if slow:
         yield Notice(
             code="late",
-            says=f"{_count(len(slow), 'worker')} not heard for over 20 s: {', '.join(slow[:3])}",
+            says=f"{_counted(len(slow), 'worker')} not heard for over 20 s: {', '.join(slow[:3])}",
             remedy="see Workers",
         )
 
 
-def _of_request(known: Known, census: Census) -> Iterator[Notice]:
+def _notices_of_request(known: KnownRequest, census: Census) -> Iterator[Notice]:
     status = known.status
-    yield from _of_handler(status, census)
+    yield from _notices_of_handler(status, census)
     records = status.records
     finished = records.done + records.failed
     if records.failed >= FAILING_LEAST and records.failed > FAILING_SHARE * finished:
@@ -182,13 +182,13 @@ def _of_request(known: Known, census: Census) -> Iterator[Notice]:
         yield Notice(
             code="canary",
             request=status.id,
-            says=f"its canary of {_count(status.canary or 0, 'part')} has ended, and it waits",
+            says=f"its canary of {_counted(status.canary or 0, 'part')} has ended, and it waits",
             remedy="look at its failures; then release or cancel it",
         )
-    yield from _of_time(known, census)
+    yield from _notices_of_deadline(known, census)
 
 
-def _of_handler(status: Status, census: Census) -> Iterator[Notice]:
+def _notices_of_handler(status: Status, census: Census) -> Iterator[Notice]:
     if census.has_slots and not census.has_handler(status.handler):
         yield Notice(
             code="handler",
@@ -198,7 +198,7 @@ def _of_handler(status: Status, census: Census) -> Iterator[Notice]:
         )
 
 
-def _of_time(known: Known, census: Census) -> Iterator[Notice]:
+def _notices_of_deadline(known: KnownRequest, census: Census) -> Iterator[Notice]:
     """Tell of a request that will be late, or that stands still though it could go on."""
     status, parts = known.status, known.status.parts
     if status.deadline_ms and status.state is State.OPEN and known.speed > 0:
@@ -223,11 +223,11 @@ def _of_time(known: Known, census: Census) -> Iterator[Notice]:
         )
 
 
-def _is_late(beat_ms: int) -> bool:
+def _is_past_deadline(beat_ms: int) -> bool:
     return bool(beat_ms) and time.time() * 1e3 - beat_ms > 20_000
 
 
-def _count(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

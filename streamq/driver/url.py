@@ -89,7 +89,7 @@ class ServerURL:
             raise ValueError(f"it has no scheme; known are {SCHEMES}")
         if "@" in split.path + split.fragment and split.scheme not in ("unix", "local"):
             raise ValueError("percent-encode the special characters in its password")
-        self.kind, is_tls = _kind_of(split)
+        self.kind, is_tls = _kind_of_url(split)
         self.path = unquote(split.path)
         self.service = ""
         self.hosts: list[tuple[str, int]] = []
@@ -109,7 +109,7 @@ class ServerURL:
     def is_open(self) -> bool:
         """Whether the server is on another machine, and the URL has no password or certificate."""
         is_known = "password" in self.options or "ssl_certfile" in self.options
-        return not is_known and not all(_is_here(host) for host, _ in self.hosts)
+        return not is_known and not all(_is_this_machine(host) for host, _ in self.hosts)
 
     def _read_path(self) -> None:
         """Read the service of a sentinel and the number of the database from the path."""
@@ -128,7 +128,7 @@ class ServerURL:
             raise ValueError("a cluster has no other database than 0")
 
 
-def _is_here(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     """Return whether the host can only be this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -145,7 +145,7 @@ def _split_url(url: str) -> SplitResult:
         raise ValueError("it cannot be read") from None
 
 
-def _kind_of(split: SplitResult) -> tuple[str, bool]:
+def _kind_of_url(split: SplitResult) -> tuple[str, bool]:
     """Return how to connect, and whether with TLS."""
     scheme, plus, way = split.scheme.partition("+")
     if split.scheme in ("unix", "local"):

@@ -65,7 +65,7 @@ class Access:
         self._look_at = 0.0
         self._hosts = hosts | {urlsplit(origin).hostname or "localhost", "localhost"}
         self._origin = origin.rstrip("/")
-        self._failures = Failures()
+        self._failures = FailedLogins()
         #: Called with the new secret when the file has another.
         self.on_secret: Callable[[bytes], None] = lambda _: None
 
@@ -93,14 +93,14 @@ class Access:
         self._check_page(visit)
         if keys is None:
             return LOCAL
-        key = _by_certificate(keys, visit) or _by_cookie(keys, visit)
+        key = _caller_by_certificate(keys, visit) or _caller_by_cookie(keys, visit)
         if key is None:
             share = cookies.request_of_share_link(
                 keys.secret, _cookie_of_visit(visit, cookies.SHARE_COOKIE)
             )
             if share:
                 return Caller(f"a link of {share.by}", Role.READER, only=share.request)
-            raise no_key("the call has no key: send Authorization: Bearer sqk_...")
+            raise refused_without_key("the call has no key: send Authorization: Bearer sqk_...")
         return key.caller
 
     def log_in(self, visit: Visit, text: str) -> tuple[Key, str]:
@@ -125,7 +125,7 @@ class Access:
         if keys is None:
             title = "this gateway has no keys"
             raise Problem(409, "OPEN", title, "whoever reaches it sees the page by its address")
-        return cookies.share_of(keys.secret, request_id, caller.name, days)
+        return cookies.share_of_request(keys.secret, request_id, caller.name, days)
 
     def shared(self, text: str) -> str:
         """Return which request a link is for; "" if it is over, or was forged."""
@@ -197,7 +197,7 @@ class Access:
             )
 
 
-class Failures:
+class FailedLogins:
     """Counts how often an address failed to say who it is."""
 
     def __init__(self) -> None:
@@ -220,21 +220,21 @@ class Failures:
             )
         times.append(now)
         log.warning("a wrong or expired key came from %s", address or "an unknown address")
-        return no_key("the key is unknown or has expired")
+        return refused_without_key("the key is unknown or has expired")
 
 
-def no_key(detail: str) -> Problem:
+def refused_without_key(detail: str) -> Problem:
     """Return what a caller is told that did not say who it is."""
     return Problem(401, "KEY", "a key is needed", detail)
 
 
-def _by_certificate(keys: Keys, visit: Visit) -> Key | None:
+def _caller_by_certificate(keys: Keys, visit: Visit) -> Key | None:
     return keys.named(visit.certificate) if visit.certificate else None
 
 
-def _by_cookie(keys: Keys, visit: Visit) -> Key | None:
+def _caller_by_cookie(keys: Keys, visit: Visit) -> Key | None:
     found = _cookie_of_visit(visit, cookies.COOKIE)
-    return cookies.key_of(keys, found) if found else None
+    return cookies.key_of_cookie(keys, found) if found else None
 
 
 def _cookie_of_visit(visit: Visit, name: str) -> str:

@@ -35,7 +35,7 @@ def cookie_of(keys: Keys, key: Key) -> str:
     return f"{body}.{_cookie_signature(keys.secret, body)}"
 
 
-def key_of(keys: Keys, cookie: str) -> Key | None:
+def key_of_cookie(keys: Keys, cookie: str) -> Key | None:
     """Return the key that a session stands for; None if it is over, or was forged."""
     body, _, signature = cookie.partition(".")
     if not hmac.compare_digest(_cookie_signature(keys.secret, body).encode(), signature.encode()):
@@ -55,7 +55,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     until_s: int
 
 
-def share_of(secret: bytes, request_id: str, by: str, days: int) -> str:
+def share_of_request(secret: bytes, request_id: str, by: str, days: int) -> str:
     """Return what a link to a request ends with. It needs no key, and shows nothing else."""
     share = Share(request_id, by, round(time.time()) + days * 86_400)
     body = _base64_of_cookie(msgspec.json.encode(share))
@@ -73,7 +73,9 @@ def request_of_share_link(secret: bytes, text: str) -> Share | None:
     return share if share.until_s > time.time() else None
 
 
-def header_of(cookie: str, *, is_secure: bool, lasts_s: int = SESSION_S, name: str = COOKIE) -> str:
+def set_cookie_header(
+    cookie: str, *, is_secure: bool, lasts_s: int = SESSION_S, name: str = COOKIE
+) -> str:
     """Return the header that sets the cookie; with ``lasts_s`` 0 it is taken away."""
     secure = "; Secure" if is_secure else ""
     return f"{name}={cookie}; Path=/; Max-Age={lasts_s}; HttpOnly; SameSite=Strict{secure}"

@@ -74,7 +74,7 @@ class Courier:
         await asyncio.sleep(GATHER_S)
         delivered, self._delivered = self._delivered, []
         tickets = [ticket for ticket, was_lost in delivered if not was_lost()]
-        running = {ticket.holder: _only_part(ticket) for ticket in tickets}
+        running = {ticket.holder: _only_part_of_report(ticket) for ticket in tickets}
         if tickets:
             await self._insist(lambda: self._renew(tickets, running, 0))
 
@@ -118,7 +118,7 @@ class Courier:
         keeper.expect(look_ms)
 
 
-def _only_part(ticket: Ticket) -> int | None:
+def _only_part_of_report(ticket: Ticket) -> int | None:
     """Return the part that runs under a new lease, if it is sure which."""
     numbers = ticket.parts.numbers()
     return numbers[0] if len(numbers) == 1 else None

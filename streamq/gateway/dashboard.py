@@ -19,7 +19,7 @@ from streamq.model import Failure, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.changes import Change, note_change, read_changes
-from streamq.queue.flow_status import place_of
+from streamq.queue.flow_status import place_of_stage
 from streamq.queue.request import Request
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     line: int = 0
 
 
-class Board:
+class DashboardBoard:
     """Serves the pages. Calls of the server run in threads."""
 
     def __init__(
@@ -147,7 +147,7 @@ class Board:
 
         def retry() -> Controlled:
             request = Request(self._protocol, request_id)
-            chosen = self._chosen(place_of(request_id, which.stage), which)
+            chosen = self._chosen(place_of_stage(request_id, which.stage), which)
             parts = request.retry(chosen, stage=which.stage or None)
             return Controlled(request.status().state, parts)
 
@@ -204,7 +204,7 @@ class Board:
         def read() -> Payload:
             from streamq.records.about import Place
 
-            about, payload, size = glances.payload_of(
+            about, payload, size = glances.payload_of_part(
                 self._protocol, request_id, number, SHOWN_BYTES
             )
             place = Place.of(about, self._protocol.inspect(request_id).spec)

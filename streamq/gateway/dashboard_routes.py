@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from streamq.gateway.cookies import MOST_SHARE_DAYS, SHARE_DAYS
-from streamq.gateway.dashboard import Board, Payload, Retry
+from streamq.gateway.dashboard import DashboardBoard, Payload, Retry
 from streamq.gateway.messages import Controlled
 from streamq.gateway.roles import Role
 from streamq.gateway.route import Answer, Call, Gateway, Param, Route
@@ -31,7 +31,7 @@ class Me(msgspec.Struct, frozen=True, kw_only=True):
     only: str = ""
 
 
-def _board_of_gateway(gateway: Gateway) -> Board:
+def _board_of_gateway(gateway: Gateway) -> DashboardBoard:
     assert gateway.board is not None
     return gateway.board
 

@@ -20,7 +20,7 @@ from streamq import units
 from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
 from streamq.gateway import payloads
 from streamq.gateway.courier import FIRST_LEASE_MS, Courier, WasLost
-from streamq.gateway.dispatch import MOST_LINES_OF_KEY, Dispatch, Line, Waiter, Wanted
+from streamq.gateway.dispatch import MOST_LINES_OF_KEY, Dispatch, LineOfTakes, WaitingTake, Wanted
 from streamq.gateway.messages import (
     Ask,
     Beat,
@@ -33,16 +33,16 @@ from streamq.gateway.messages import (
 )
 from streamq.gateway.outcomes import Outcomes
 from streamq.gateway.paces import Paces
-from streamq.gateway.problems import too_many
+from streamq.gateway.problems import too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.gateway.ticket import (
     FINISH,
     HANDBACK,
     BadTicket,
-    Runs,
-    Signer,
+    PackedNumbers,
     Ticket,
     TicketBook,
+    TicketSigner,
 )
 from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
@@ -52,16 +52,16 @@ from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.pace import Pace
 from streamq.queue.renewals import Holding, unwanted_of
 from streamq.queue.taker import KNOWN_REQUESTS, Claimed
-from streamq.worker.options import levels_of
+from streamq.worker.options import levels_of_options
 
 T = TypeVar("T")
 
 
-def _nothing() -> None:
+def _do_nothing_for_lease() -> None:
     """Do nothing: there is no lease to speak for."""
 
 
-def _forget(_: WasLost) -> None:
+def _keep_confirmed_lease(_: WasLost) -> None:
     """Do nothing: the lease was confirmed before."""
 
 
@@ -78,15 +78,15 @@ class Handed(msgspec.Struct, frozen=True):
     granted: Granted | None
     #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
-    delivered: Callable[[WasLost], None] = _forget
-    undo: Callable[[], None] = _nothing
+    delivered: Callable[[WasLost], None] = _keep_confirmed_lease
+    undo: Callable[[], None] = _do_nothing_for_lease
 
 
 class Desk:
     """Serves workers. Its methods belong to the event loop; calls of the server run in threads."""
 
     def __init__(
-        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: Signer, word: str
+        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: TicketSigner, word: str
     ) -> None:
         self._protocol = protocol
         self._keepers = keepers
@@ -95,13 +95,13 @@ class Desk:
         self._callers = ThreadPoolExecutor(CALLERS, "desk")
         self.courier = Courier(protocol, keepers, self.in_thread)
         self._paces = Paces()
-        self._waiting: set[Waiter] = set()
+        self._waiting: set[WaitingTake] = set()
         #: How many parts were handed out, and came back, by what became of them.
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
         #: In which lines they do.
-        self._lines_of: defaultdict[str, Counter[Line]] = defaultdict(Counter)
+        self._lines_of: defaultdict[str, Counter[LineOfTakes]] = defaultdict(Counter)
         #: Whether the gateway stops: then nothing is waited for.
         self.is_stopping = False
         #: When requests were created, and their specs.
@@ -147,8 +147,8 @@ class Desk:
             number=1,
             created_ms=grant.created_ms,
             lease_ms=_lease_ms(ask),
-            parts=Runs(),
-            records=Runs(),
+            parts=PackedNumbers(),
+            records=PackedNumbers(),
             attempts={},
             backoff_ms=known.work.backoff_ms,
             backoff_max_ms=known.work.backoff_max_ms,
@@ -249,7 +249,7 @@ class Desk:
 
     # Leases
 
-    async def _wait_for(self, caller: Caller, line: Line, ask: Ask) -> Claimed[Spec] | None:
+    async def _wait_for(self, caller: Caller, line: LineOfTakes, ask: Ask) -> Claimed[Spec] | None:
         if self.is_stopping:
             return None
         loop = asyncio.get_running_loop()
@@ -261,11 +261,11 @@ class Desk:
             most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
             return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
 
-        waiter = Waiter(loop, terms)
+        waiter = WaitingTake(loop, terms)
         self.check_waits(caller)
         lines = self._lines_of[caller.name]
         if len(lines) >= MOST_LINES_OF_KEY and line not in lines and caller is not LOCAL:
-            raise too_many(
+            raise too_many_takes(
                 f"calls of the key {caller.name} wait for {len(lines)} different sets of handlers "
                 "and levels already"
             )
@@ -291,7 +291,7 @@ class Desk:
     def check_waits(self, caller: Caller) -> None:
         """Raise a problem if so many calls of this caller wait that no other may."""
         if self._waits[caller.name] >= caller.waits:
-            raise too_many(f"{caller.waits} calls of the key {caller.name} wait already")
+            raise too_many_takes(f"{caller.waits} calls of the key {caller.name} wait already")
 
     @contextmanager
     def counted(self, caller: Caller) -> Iterator[None]:
@@ -438,7 +438,7 @@ class _TicketHost:
 
 @lru_cache(1_000)
 def _levels_in(text: str) -> tuple[int, ...]:
-    return levels_of(text, "levels")
+    return levels_of_options(text, "levels")
 
 
 def _lease_ms(ask: Ask) -> int:

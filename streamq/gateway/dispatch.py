@@ -18,10 +18,10 @@ import msgspec
 
 from streamq.errors import Damaged, ServerError, StreamqError
 from streamq.gateway import stages
-from streamq.gateway.problems import too_many
+from streamq.gateway.problems import too_many_takes
 from streamq.gateway.ticket import TicketBook
 from streamq.model import Spec
-from streamq.protocol.keys import list_of
+from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Terms, Tokens
 from streamq.queue.lease_keeper import LeaseKeeper
@@ -59,7 +59,7 @@ def _give_nothing_back() -> None:
     """Do nothing: no lease was given yet."""
 
 
-class Waiter:
+class WaitingTake:
     """One call that waits for a lease. Its future belongs to the event loop."""
 
     # There may be thousands.
@@ -111,7 +111,7 @@ class Waiter:
             self._loop.call_soon_threadsafe(refuse)
 
 
-class Line:
+class LineOfTakes:
     """The workers that ask for the same, and the thread that takes tokens for them."""
 
     def __init__(
@@ -129,8 +129,8 @@ class Line:
             quantum_s=0.05,
             is_insisting=False,
         )
-        self._taker: Taker[Spec] = Taker(protocol, host, _spec_of, keeper.expect)
-        self._waiting: deque[Waiter] = deque()
+        self._taker: Taker[Spec] = Taker(protocol, host, _spec_of_request, keeper.expect)
+        self._waiting: deque[WaitingTake] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -150,7 +150,7 @@ class Line:
             self._changed.notify()
             return True
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: WaitingTake) -> None:
         """Wait behind those who wait already."""
         with self._changed:
             self._waiting.append(waiter)
@@ -202,7 +202,7 @@ class Line:
             waiter = self._waiting.popleft() if self._drop_over() else None
         if waiter is None or self._is_stopping:
             token = invitation.token
-            self._taker.push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
+            self._taker.push(token.request_id, Tokens(1, token_list_of(token.handler, token.level)))
             if waiter:
                 self._put_first(waiter)
             return
@@ -214,7 +214,7 @@ class Line:
         if not is_served:
             self._put_first(waiter)
 
-    def _claim_for(self, waiter: Waiter, invitation: Invitation) -> bool:
+    def _claim_for(self, waiter: WaitingTake, invitation: Invitation) -> bool:
         book = TicketBook(number=1)
         try:
             claimed = self._taker.claim(
@@ -229,7 +229,7 @@ class Line:
         if claimed is None:
             return False
         lease, grant, known = claimed
-        if known.work.by_reference or stages.is_left_to_others(known.work):
+        if known.work.by_reference or stages.is_stage_left_to_native_workers(known.work):
             self._release(claimed)
             self._taker.leave_to_others(lease.request_id, LEAVE_S)
             why = "refers to files" if known.work.by_reference else "is a join or a reduce"
@@ -253,7 +253,7 @@ class Line:
             self._waiting.popleft()
         return bool(self._waiting)
 
-    def _put_first(self, waiter: Waiter) -> None:
+    def _put_first(self, waiter: WaitingTake) -> None:
         with self._changed:
             self._waiting.appendleft(waiter)
 
@@ -277,12 +277,12 @@ class Dispatch:
         self._protocol = protocol
         self._keepers = keepers
         self._word = word
-        self._lines: dict[Wanted, Line] = {}
+        self._lines: dict[Wanted, LineOfTakes] = {}
         #: Lines that nobody waits in and that were ended for others. Their threads may still run.
-        self._ending: list[Line] = []
+        self._ending: list[LineOfTakes] = []
         self._made = 0
 
-    def line(self, wanted: Wanted) -> Line:
+    def line(self, wanted: Wanted) -> LineOfTakes:
         """Return the line of those who ask for this, for a call that joins it at once.
 
         Called on the event loop only.
@@ -296,12 +296,12 @@ class Dispatch:
                 for key in [key for key, each in self._lines.items() if each.end_if_unused()]:
                     self._ending.append(self._lines.pop(key))
             if self._is_full():
-                raise too_many(
+                raise too_many_takes(
                     f"workers wait for {MOST_LINES} different sets of handlers and levels already"
                 )
             self._made += 1
             name = f"{self._word}{self._made}"
-            line = Line(self._protocol, self._keepers[wanted.queue], name, wanted, 20_000)
+            line = LineOfTakes(self._protocol, self._keepers[wanted.queue], name, wanted, 20_000)
             self._lines[wanted] = line
         return line
 
@@ -323,5 +323,5 @@ class Dispatch:
                 return
 
 
-def _spec_of(request_id: str, grant: Grant) -> Spec:
+def _spec_of_request(request_id: str, grant: Grant) -> Spec:
     return msgspec.json.decode(grant.spec, type=Spec)

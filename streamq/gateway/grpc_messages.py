@@ -71,7 +71,7 @@ def value_from_proto(found: pb.Value) -> dict[str, Any] | None:
     return {form: msgspec.Raw(text.encode()) if form == "json" else text}
 
 
-def from_worker(found: pb.FromWorker) -> FromWorker:
+def worker_message_from_proto(found: pb.FromWorker) -> FromWorker:
     """Return a message of a worker's stream."""
     made = FromWorker(seq=found.seq)
     word = found.WhichOneof("says")
@@ -88,7 +88,7 @@ def from_worker(found: pb.FromWorker) -> FromWorker:
     return made
 
 
-def to_worker(message: ToWorker) -> pb.ToWorker:
+def worker_message_to_proto(message: ToWorker) -> pb.ToWorker:
     """Return a message to a worker's stream."""
     made = pb.ToWorker(re=message.re)
     if isinstance(message.grant, messages.Granted):
@@ -149,7 +149,7 @@ def status_to_proto(found: Status) -> pb.Status:
     )
 
 
-def new_request(found: pb.NewRequest) -> messages.NewRequest:
+def new_request_from_proto(found: pb.NewRequest) -> messages.NewRequest:
     """Return a request to make."""
     options = _json_object(found.options, "options")
     parts = [msgspec.Raw(_json_payload(value_from_proto(each))) for each in found.parts]
@@ -189,7 +189,7 @@ def requests_to_proto(found: messages.Listed) -> pb.Listed:
     return pb.Listed(**said | {"requests": [pb.ListedRequest(**each) for each in said["requests"]]})
 
 
-def given_up(found: messages.FailureTold) -> pb.GivenUp:
+def failures_to_proto(found: messages.FailureTold) -> pb.GivenUp:
     """Return what was given up."""
     return pb.GivenUp(**msgspec.to_builtins(found))
 

@@ -174,10 +174,10 @@ class GrpcServer:
     async def _session(self, _: Any, context: Context) -> None:
         async def receive() -> FromWorker | None:
             message = await context.read()
-            return None if message is grpc.aio.EOF else convert.from_worker(message)
+            return None if message is grpc.aio.EOF else convert.worker_message_from_proto(message)
 
         async def send(message: ToWorker) -> None:
-            await context.write(convert.to_worker(message))
+            await context.write(convert.worker_message_to_proto(message))
 
         try:
             caller = self._caller(context, Role.WORKER, "Session")
@@ -204,7 +204,7 @@ class GrpcServer:
     # Requests
 
     async def _submit(self, caller: Caller, message: pb.NewRequest) -> pb.Status:
-        new = convert.new_request(message)
+        new = convert.new_request_from_proto(message)
         status, _ = await self._gateway.requests.submit(caller, new)
         log.info("submit %s by %s (%s) over gRPC", status.id, caller.name, caller.role)
         return convert.status_to_proto(status)
@@ -286,14 +286,14 @@ class GrpcServer:
         )
         async for some in lines:
             for line in some.splitlines():
-                yield _result_part(line)
+                yield _result_part_to_proto(line)
 
     async def _errors(self, caller: Caller, message: pb.ErrorsAsk) -> AsyncIterator[pb.GivenUp]:
         page = await self._gateway.control.errors(
             caller, message.id, message.after, message.most or MOST_RESULTS
         )
         for each in page.errors:
-            yield convert.given_up(each)
+            yield convert.failures_to_proto(each)
 
 
 async def _upload_data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:
@@ -314,7 +314,7 @@ async def _upload_data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[b
             raise ClientDisconnect
 
 
-def _result_part(line: bytes) -> pb.ResultPart:
+def _result_part_to_proto(line: bytes) -> pb.ResultPart:
     found = msgspec.json.decode(line, type=_Line)
     if found.part is None:
         return pb.ResultPart(next=found.next, is_over=found.is_over)

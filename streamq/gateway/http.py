@@ -19,7 +19,7 @@ from streamq.errors import StreamqError
 from streamq.gateway import live, pages, websocket
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.courier import WasLost
-from streamq.gateway.listener import Connection
+from streamq.gateway.listener import ListenerConnection
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import LOCAL, Caller, Role
 from streamq.gateway.route import MOST_BODY, Answer, Call, Gateway, Route
@@ -116,7 +116,7 @@ def framework_application(gateway: Gateway, *, is_read_only: bool = False) -> St
             *(pages.page_routes(gateway.board, gateway.access, called) if gateway.board else ()),
             *(live.live_routes(gateway.board, gateway.access, called) if gateway.board else ()),
         ],
-        exception_handlers={HTTPException: _no_route, Exception: _internal_error_response},
+        exception_handlers={HTTPException: _no_such_route, Exception: _internal_error_response},
     )
 
 
@@ -131,7 +131,7 @@ async def _serve_route(
             call.stream = request.stream()
             answer = await route.operation(gateway, call)
         else:
-            answer = await _while_there(request, route.operation(gateway, call))
+            answer = await _while_caller_is_there(request, route.operation(gateway, call))
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
     except Problem as problem:
@@ -145,7 +145,7 @@ async def _serve_route(
     if route.is_change and gateway.board:
         changed = request.path_params.get("id", "")
         gateway.board.changed(call.caller.name, call.visit.address, changed, answer.noted)
-    connection: Connection = request.state.connection
+    connection: ListenerConnection = request.state.connection
     return _http_response(answer, connection.was_reset)
 
 
@@ -186,14 +186,14 @@ def _note_change(call: Call, route: Route, request: Request, status: int) -> Non
 async def _read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BODY:
-        raise _too_large()
+        raise _body_too_large()
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MOST_BODY:
-                    raise _too_large()
+                    raise _body_too_large()
     except TimeoutError:
         raise Problem(
             408, "SLOW", "the body did not come in time", f"it took longer than {BODY_S:g} s"
@@ -201,7 +201,7 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _too_large() -> Problem:
+def _body_too_large() -> Problem:
     return Problem(413, "LARGE", "the body is too large", f"{MOST_BODY} bytes are allowed")
 
 
@@ -212,7 +212,7 @@ def _decoded_body(body: bytes, kind: Any) -> Any:
         raise Problem(400, "INVALID", "the body is not what the call takes", str(error)) from None
 
 
-async def _while_there(request: Request, operation: Awaitable[Answer]) -> Answer:
+async def _while_caller_is_there(request: Request, operation: Awaitable[Answer]) -> Answer:
     """Return the operation's answer, or end the operation when the caller has left."""
     task, has_left = asyncio.current_task(), False
     assert task
@@ -222,7 +222,7 @@ async def _while_there(request: Request, operation: Awaitable[Answer]) -> Answer
         has_left = True
         task.cancel()
 
-    connection: Connection = request.state.connection
+    connection: ListenerConnection = request.state.connection
     connection.tell_lost(leave)
     try:
         return await operation
@@ -269,7 +269,7 @@ def _problem_response(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, headers=SAFETY | problem.headers())
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, title = _TITLES.get(error.status_code, ("ERROR", str(error.detail)))
     told = _problem_response(Problem(error.status_code, code, title))

@@ -98,10 +98,10 @@ def allow_connections(connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    Connection.most = connections
+    ListenerConnection.most = connections
     if soft != resource.RLIM_INFINITY and soft < files:
-        Connection.most = max(soft - _OTHER_FILES, soft // 2)
-        log.warning("the system allows %d connections only: see ulimit -n", Connection.most)
+        ListenerConnection.most = max(soft - _OTHER_FILES, soft // 2)
+        log.warning("the system allows %d connections only: see ulimit -n", ListenerConnection.most)
 
 
 class Impatient(asyncio.Protocol):
@@ -190,7 +190,7 @@ class Joining:
         return getattr(self.under, name)
 
 
-class Connection(Impatient, HttpToolsProtocol):
+class ListenerConnection(Impatient, HttpToolsProtocol):
     """One connection of a caller: its head must come in time, and be short."""
 
     #: How many connections there may be.

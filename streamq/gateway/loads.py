@@ -9,7 +9,7 @@ from streamq.gateway import payloads
 from streamq.gateway.desk import Desk
 from streamq.gateway.messages import Commit, Committed, Loaded, MoreParts, NewRequest, Seal
 from streamq.gateway.problems import Problem
-from streamq.gateway.requests import policy_of
+from streamq.gateway.requests import policy_of_new_request
 from streamq.gateway.roles import Caller
 from streamq.model import MAX_PART, Policy, Status
 from streamq.protocol.protocol import Protocol
@@ -39,7 +39,7 @@ class Loads:
             raise InvalidValue("a request that is loading gets its parts with POST .../parts")
         if new.id is None:
             raise InvalidValue("a request that is loading needs an id")
-        name, meant = units.request_id(new.id, self._team), policy_of(new)
+        name, meant = units.request_id(new.id, self._team), policy_of_new_request(new)
 
         def open_() -> tuple[Status, bool]:
             opened = Loading(self._protocol, name, meant).open(meant.digest)

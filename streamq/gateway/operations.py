@@ -216,7 +216,7 @@ async def log_in(gateway: Gateway, call: Call) -> Answer:
     """Begin the session of a browser."""
     key, cookie = gateway.access.log_in(call.visit, call.body.key)
     is_secure = gateway.access.is_secure(call.scheme)
-    headers = {"Set-Cookie": cookies.header_of(cookie, is_secure=is_secure)}
+    headers = {"Set-Cookie": cookies.set_cookie_header(cookie, is_secure=is_secure)}
     return Answer(200, _who_calls(key.caller), headers=headers)
 
 
@@ -224,7 +224,7 @@ async def log_out(gateway: Gateway, call: Call) -> Answer:
     """End the session of a browser."""
     is_secure = gateway.access.is_secure(call.scheme)
     return Answer(
-        204, headers={"Set-Cookie": cookies.header_of("", is_secure=is_secure, lasts_s=0)}
+        204, headers={"Set-Cookie": cookies.set_cookie_header("", is_secure=is_secure, lasts_s=0)}
     )
 
 

@@ -35,7 +35,7 @@ class Outcomes:
         self.crashed = report.crashed
         self.done: list[tuple[Part, PartDone]] = []
         self.not_done: list[tuple[Part, PartNotDone]] = [
-            (_bare_part(each.part), _not_done(ticket, each)) for each in report.failed
+            (_bare_part(each.part), _part_not_done(ticket, each)) for each in report.failed
         ]
         for each in report.done:
             self._add(ticket, each, records[each.part])
@@ -68,7 +68,7 @@ class Outcomes:
         except stages.BAD as error:
             word, why = type(error).__name__, str(error)
             failed = Failed(part=done.part, kind="abandon", error=word, message=why)
-            self.not_done.append((part, _not_done(ticket, failed)))
+            self.not_done.append((part, _part_not_done(ticket, failed)))
 
 
 def _check_parts(named: Sequence[int], known: dict[int, int]) -> None:
@@ -78,7 +78,7 @@ def _check_parts(named: Sequence[int], known: dict[int, int]) -> None:
         raise InvalidValue(f"part {strange[0]} is not in the ticket")
 
 
-def _not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
+def _part_not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
     attempt = ticket.attempts.get(failed.part, 1)
     delay_ms = failed.after_ms
     if delay_ms is UNSET:

@@ -11,7 +11,7 @@ from streamq.dashboard.files import POLICY, dashboard_pages
 from streamq.errors import StreamqError
 from streamq.gateway import cookies
 from streamq.gateway.access import Access
-from streamq.gateway.dashboard import Board
+from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
 
@@ -27,7 +27,7 @@ SECURITY = {
 Called = Callable[[Asked, Role], Caller]
 
 
-def page_routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
+def page_routes(board: DashboardBoard, access: Access, called: Called) -> list[BaseRoute]:
     """Return the routes."""
 
     async def report(asked: Asked) -> Response:
@@ -45,7 +45,7 @@ def page_routes(board: Board, access: Access, called: Called) -> list[BaseRoute]
         request_id = access.shared(link)
         if not request_id:
             raise Problem(410, "OVER", "this link is over", "ask for another one")
-        cookie = cookies.header_of(
+        cookie = cookies.set_cookie_header(
             link,
             is_secure=access.is_secure(asked.url.scheme),
             lasts_s=cookies.MOST_SHARE_DAYS * 86_400,

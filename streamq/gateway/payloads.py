@@ -31,7 +31,7 @@ def told_parts(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
             mine = known[part.about] = _About.of(part, spec)
         data, is_json = part.payload, mine.is_json
         if spec.format == ITEMS:
-            data, is_json = stages.payload_of(part, spec)
+            data, is_json = stages.payload_of_stage(part, spec)
         value = None
         if is_json or form not in ("auto", "text") or not data.isascii():
             value = _form_of(data, form, is_json=is_json)
@@ -65,7 +65,7 @@ class _About(msgspec.Struct, frozen=True):
         place = about.Place.of(part.about, spec)
         records = UNSET if part.records is None else part.records
         source, line = (place.source, place.line) if place else ("", 0)
-        return cls(records, about.is_json(part), source, line)
+        return cls(records, about.is_json_payload(part), source, line)
 
 
 def _form_of(data: bytes, form: As, *, is_json: bool) -> Value:
@@ -102,7 +102,7 @@ def _item_of_value(value: Value) -> codec.Item:
     if form == "lines":
         return codec.encode_item(codec.Verbatim(str(value.lines).encode()))
     if form == "json":
-        found = _from_json(value.json)
+        found = _item_from_json(value.json)
         try:
             return codec.encode_item(found)
         except msgspec.MsgspecError as error:
@@ -116,7 +116,7 @@ def submitted_payload(raw: msgspec.Raw, number: int) -> Any:
     Raises:
         InvalidValue: it is neither.
     """
-    value = _from_json(raw)
+    value = _item_from_json(raw)
     is_plain = isinstance(value, dict) and len(value) == 1 and {"text", "base64"} & value.keys()
     if not is_plain:
         return value
@@ -159,7 +159,7 @@ def _bytes_of_value(value: Value) -> bytes:
         raise InvalidValue(f"that is no base64: {error}") from None
 
 
-def _from_json(raw: Any) -> Any:
+def _item_from_json(raw: Any) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:

@@ -16,7 +16,7 @@ from streamq.gateway.messages import NewRequest, ResultLine, ResultsEnd
 from streamq.gateway.roles import Caller
 from streamq.model import MAX_PART, Policy, State, Status
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import part_of
+from streamq.protocol.replies import part_of_field
 from streamq.queue.loading import keep_registered
 from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
@@ -45,7 +45,7 @@ class Requests:
     async def submit(self, caller: Caller, new: NewRequest) -> tuple[Status, bool]:
         """Make a request, or find the one of the same submission. Tells whether it is new."""
         self._desk.check_queue(caller, new.queue)
-        raw, request_id, meant = new.parts, new.id, policy_of(new)
+        raw, request_id, meant = new.parts, new.id, policy_of_new_request(new)
         name = units.request_id(request_id, self._team)
 
         def submit() -> tuple[Status, bool]:
@@ -132,9 +132,11 @@ class Requests:
                 return
             if found:
                 if len(found) > left and "." not in found[-1][0]:
-                    next_number = part_of(found[left][0])
+                    next_number = part_of_field(found[left][0])
                     del found[left:]
-                yield b"".join(_result_line(part_of(field), result) for field, result in found)
+                yield b"".join(
+                    _result_line(part_of_field(field), result) for field, result in found
+                )
                 left -= len(found)
             if found is not None:
                 pause_s = LOOK_S[0]
@@ -154,7 +156,7 @@ class Requests:
         yield msgspec.json.encode(end) + b"\n"
 
 
-def policy_of(new: NewRequest) -> Policy:
+def policy_of_new_request(new: NewRequest) -> Policy:
     """Return the policy that a new request asks for."""
     options = msgspec.structs.asdict(new)
     for name in ("parts", "id", "state"):

@@ -18,7 +18,7 @@ from streamq.gateway.tallies import Tallies
 from streamq.gateway.uploads import Uploads
 
 if TYPE_CHECKING:
-    from streamq.gateway.dashboard import Board
+    from streamq.gateway.dashboard import DashboardBoard
 
 #: A body has at most so many bytes, unless a route says otherwise.
 MOST_BODY = 2**24
@@ -37,7 +37,7 @@ class Gateway(msgspec.Struct):
     #: Why the gateway is not ready; "" when it is.
     unready: Callable[[], str]
     #: The dashboard; None where there is none.
-    board: "Board | None" = None
+    board: "DashboardBoard | None" = None
     tallies: Tallies = msgspec.field(default_factory=Tallies)
 
 

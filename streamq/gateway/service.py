@@ -21,13 +21,13 @@ from streamq.errors import InvalidValue
 from streamq.gateway import supervisor
 from streamq.gateway.access import Access
 from streamq.gateway.control import Control
-from streamq.gateway.dashboard import Board
+from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.desk import Desk
 from streamq.gateway.health import serve_gateway_health
 from streamq.gateway.http import gateway_application
 from streamq.gateway.listener import (
     BACKLOG,
-    Connection,
+    ListenerConnection,
     Tls,
     allow_connections,
     is_loopback,
@@ -37,7 +37,7 @@ from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
 from streamq.gateway.route import MOST_BODY, Gateway
 from streamq.gateway.session import GO_WITHIN_MS, Sessions
-from streamq.gateway.ticket import Signer
+from streamq.gateway.ticket import TicketSigner
 from streamq.gateway.uploads import Uploads
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
@@ -74,12 +74,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: Where to tell health and metrics without a key; nowhere if it is "".
     health_port: str = ""
     #: How many connections of callers there may be.
-    connections: int = Connection.most
+    connections: int = ListenerConnection.most
     #: Answer what readers may ask, and nothing else. Such a gateway is no janitor.
     is_read_only: bool = False
 
 
-def serve(
+def serve_gateway(
     protocol: Protocol, options: Options, started: Callable[[str], object] = lambda _: None
 ) -> None:
     """Serve until INT or TERM comes. ``started`` is told the URL when it listens.
@@ -92,11 +92,11 @@ def serve(
     tls = options.tls.context()
     for host, port in filter(None, (options.grpc,)):
         with listening_socket(host, port, is_shared=True) as door:
-            _check_doors(door, options, access, has_tls=tls is not None)
+            _check_who_may_come_in(door, options, access, has_tls=tls is not None)
     own_secret = supervisor.secret_of_processes()
-    supervisor.end_with_supervisor()
+    supervisor.end_process_with_supervisor()
     listener = _gateway_listener(options, is_shared=own_secret is not None)
-    _check_doors(listener, options, access, has_tls=tls is not None)
+    _check_who_may_come_in(listener, options, access, has_tls=tls is not None)
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     url = f"{'https' if tls else 'http'}://{shown}:{address[1]}"
@@ -116,14 +116,14 @@ def serve(
         )
         for queue in ([] if options.is_read_only else options.queues)
     }
-    signer = Signer(access.secret or own_secret or secrets.token_bytes(32))
+    signer = TicketSigner(access.secret or own_secret or secrets.token_bytes(32))
     access.on_secret = signer.use
     desk = Desk(protocol, keepers, signer, f"g{secrets.token_hex(8)}")
     requests = Requests(protocol, desk, settings.team, is_read_only=options.is_read_only)
     uploads = Uploads(protocol, desk, settings.team)
     sessions = Sessions(desk)
     control = Control(protocol, desk, options.queues)
-    board = Board(
+    board = DashboardBoard(
         protocol,
         desk.in_thread,
         list(options.queues),
@@ -144,7 +144,7 @@ def serve(
     config = uvicorn.Config(
         gateway_application(gateway, is_read_only=options.is_read_only),
         interface="asgi3",
-        http=Connection,
+        http=ListenerConnection,
         loop="uvloop",
         ws=_websocket_server(),
         ws_max_size=MOST_BODY,
@@ -170,7 +170,7 @@ def serve(
     def beside() -> "GrpcServer | None":
         return _listen_for_grpc(gateway, options, started)
 
-    server = _Server(
+    server = _GatewayServer(
         config, stopping, beside, options.grace_s, lambda: started(url), access.look_again
     )
     over = threading.Event()
@@ -202,7 +202,7 @@ def serve(
         log.info("stopped")
 
 
-class _Server(uvicorn.Server):
+class _GatewayServer(uvicorn.Server):
     """Answers calls that wait when it is told to stop, so that they do not hold it up."""
 
     def __init__(
@@ -282,7 +282,7 @@ def _gateway_listener(options: Options, *, is_shared: bool) -> socket.socket:
     return listening_socket(options.host, options.port, is_shared=is_shared)
 
 
-def _check_doors(
+def _check_who_may_come_in(
     listener: socket.socket, options: Options, access: Access, *, has_tls: bool
 ) -> None:
     """Refuse to listen to other machines without keys, or without TLS."""

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from streamq.errors import InvalidValue, ServerError, StreamqError
 from streamq.gateway.desk import MOST_BEAT_MS, Desk, Handed
 from streamq.gateway.messages import Beat, Leave, Report, Verdict
-from streamq.gateway.problems import Problem, problem_of, too_many
+from streamq.gateway.problems import Problem, problem_of, too_many_takes
 from streamq.gateway.roles import Caller, Role
 from streamq.gateway.session_messages import (
     Bye,
@@ -68,7 +68,7 @@ class Sessions:
         """Serve one stream until it ends. ``receive`` returns None when it has ended."""
         caller.check_role(Role.WORKER, "a session")
         if self._counts[caller.name] >= caller.streams:
-            raise too_many(f"the key {caller.name} has {caller.streams} streams open already")
+            raise too_many_takes(f"the key {caller.name} has {caller.streams} streams open already")
         session = Session(self._desk, caller, receive, send)
         self._open.add(session)
         self._counts[caller.name] += 1

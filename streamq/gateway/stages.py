@@ -17,7 +17,7 @@ from streamq.protocol.replies import PassedPart
 from streamq.queue.outcomes import PartDone
 from streamq.records import about
 from streamq.records import encoding as codec
-from streamq.records.decoding import ITEMS, items_of
+from streamq.records.decoding import ITEMS, items_of_part
 
 
 class NoSpread(Abandon):
@@ -28,16 +28,16 @@ class NoSpread(Abandon):
 BAD = (ResultTooLarge, NoSpread)
 
 
-def is_left_to_others(spec: Spec) -> bool:
+def is_stage_left_to_native_workers(spec: Spec) -> bool:
     """Return whether a part of the stage cannot be run by a worker of a gateway."""
     return bool(spec.stage) and Shape.read(spec.shape).kinds[spec.stage - 1] in ("join", "reduce")
 
 
-def payload_of(part: Part, spec: Spec) -> tuple[bytes, bool]:
+def payload_of_stage(part: Part, spec: Spec) -> tuple[bytes, bool]:
     """Return what a worker is given of a part, and whether it is JSON."""
     if spec.format != ITEMS:
-        return part.payload, about.is_json(part)
-    values = items_of(part.payload)
+        return part.payload, about.is_json_payload(part)
+    values = items_of_part(part.payload)
     if len(values) == 1 and isinstance(values[0], str | bytes):
         value = values[0]
         return (value.encode(), False) if isinstance(value, str) else (value, False)
@@ -71,7 +71,7 @@ def outcome_of_stage(part: Part, records: int, result: bytes, facts: str) -> Par
     else:
         is_dropped = items == [None] and feeds != "end"
         payloads, origins = ([], []) if is_dropped else ([result], [origin])
-    labels = [about.of_child(part, 1, each) if feeds == "parts" else each for each in origins]
+    labels = [about.about_of_child(part, 1, each) if feeds == "parts" else each for each in origins]
     size = sum(map(len, payloads))
     passed = PassedPart(part.number, origin, labels, payloads, len(payloads))
     return PartDone(b"" if kind == "spread" else result, records, passed, size)

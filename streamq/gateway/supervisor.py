@@ -34,7 +34,7 @@ def secret_of_processes(env: Mapping[str, str] = os.environ) -> bytes | None:
     return bytes.fromhex(env[SECRET]) if SECRET in env else None
 
 
-def end_with_supervisor() -> None:
+def end_process_with_supervisor() -> None:
     """Send this process TERM as soon as its supervisor is gone, if it has one.
 
     The supervisor alone holds the other end of the pipe that its processes have as their standard
@@ -50,7 +50,7 @@ def end_with_supervisor() -> None:
         threading.Thread(target=watch, name="watch-supervisor", daemon=True).start()
 
 
-class Supervisor:
+class GatewaySupervisor:
     """Starts processes, and replaces the dead, until it is told to stop."""
 
     def __init__(

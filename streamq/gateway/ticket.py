@@ -33,13 +33,13 @@ class BadTicket(StreamqError):
     """The text is no ticket, or it was signed with another secret or given to another key."""
 
 
-class Runs(msgspec.Struct, frozen=True, array_like=True):
+class PackedNumbers(msgspec.Struct, frozen=True, array_like=True):
     """Whole numbers in a few bytes: each run is a first number, a step of 0 or 1, and a length."""
 
     runs: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
-    def of(cls, numbers: Iterable[int]) -> "Runs":
+    def of(cls, numbers: Iterable[int]) -> "PackedNumbers":
         """Return the numbers, in their order."""
         numbers = list(numbers)
         if len(numbers) > 1 and (step := numbers[1] - numbers[0]) in (0, 1):
@@ -77,8 +77,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int
     lease_ms: int
     #: Numbers of the parts, and how many records each has.
-    parts: Runs
-    records: Runs
+    parts: PackedNumbers
+    records: PackedNumbers
     #: Which attempt this is, of the parts that failed before.
     attempts: dict[int, int]
     #: How long parts wait for their next attempt: at first, and at most.
@@ -107,8 +107,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         records = {about: part.records or 1 for about, part in one_of.items()}
         return msgspec.structs.replace(
             self,
-            parts=Runs.of([part.number for part in parts]),
-            records=Runs.of([records[part.about] for part in parts]),
+            parts=PackedNumbers.of([part.number for part in parts]),
+            records=PackedNumbers.of([records[part.about] for part in parts]),
             attempts={part.number: part.attempt for part in parts if part.attempt > 1},
             abouts=tuple(part.about for part in parts) if self.facts else (),
         )
@@ -118,7 +118,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         return dict(zip(self.parts.numbers(), self.records.numbers(), strict=True))
 
 
-class Signer:
+class TicketSigner:
     """Makes tickets that nobody else can make, and reads them."""
 
     def __init__(self, secret: bytes) -> None:

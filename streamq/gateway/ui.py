@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from streamq.driver.connection import Connection
 from streamq.gateway import listener as listening
-from streamq.gateway.access import Access, Visit, no_key
+from streamq.gateway.access import Access, Visit, refused_without_key
 from streamq.gateway.control import Control
-from streamq.gateway.dashboard import Board
+from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.desk import Desk
 from streamq.gateway.http import framework_application
 from streamq.gateway.listener import listening_socket
@@ -26,7 +26,7 @@ from streamq.gateway.requests import Requests
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.gateway.route import Gateway
 from streamq.gateway.session import Sessions
-from streamq.gateway.ticket import Signer
+from streamq.gateway.ticket import TicketSigner
 from streamq.gateway.uploads import Uploads
 from streamq.protocol.protocol import Protocol
 
@@ -51,7 +51,7 @@ class OneKey(Access):
         names = (part.strip().partition("=") for part in given.split(";"))
         found = next((value for name, _, value in names if name == _COOKIE), "")
         if not hmac.compare_digest(found.encode(), self._cookie.encode()):
-            raise no_key("open the URL that the command printed; it works once")
+            raise refused_without_key("open the URL that the command printed; it works once")
         return LOCAL
 
     async def enter(self, request: Request) -> Response:
@@ -73,9 +73,9 @@ def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
     access = OneKey()
     with closing(Connection(url)) as connection:
         protocol = Protocol(connection, prefix)
-        desk = Desk(protocol, {}, Signer(secrets.token_bytes(32)), f"g{secrets.token_hex(8)}")
+        desk = Desk(protocol, {}, TicketSigner(secrets.token_bytes(32)), f"g{secrets.token_hex(8)}")
         control = Control(protocol, desk, (queue,))
-        board = Board(protocol, desk.in_thread, [queue], queue_of=control.queue_of)
+        board = DashboardBoard(protocol, desk.in_thread, [queue], queue_of=control.queue_of)
         gateway = Gateway(
             desk,
             Requests(protocol, desk, ""),
@@ -91,7 +91,7 @@ def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
         app.router.routes.insert(0, Route("/enter/{key}", access.enter))
         config = uvicorn.Config(
             app,
-            http=listening.Connection,
+            http=listening.ListenerConnection,
             loop="uvloop",
             ws="none",
             lifespan="off",

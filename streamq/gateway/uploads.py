@@ -19,12 +19,12 @@ from streamq import units
 from streamq.errors import InvalidValue, LoadGap, RequestUnknown, damaged_if_unreadable
 from streamq.gateway.desk import Desk
 from streamq.gateway.messages import Uploaded, UploadOptions
-from streamq.gateway.problems import Problem, too_many
+from streamq.gateway.problems import Problem, too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.flow_status import status_of
-from streamq.records.inputs import STDIN, Arriving, as_stdin
+from streamq.records.inputs import STDIN, ArrivingInput, input_as_stdin
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.splitting import Cursor
 from streamq.runs.load import Load
@@ -76,11 +76,11 @@ class Uploads:
         self._desk.check_queue(caller, options.queue)
         name = units.request_id(request_id, self._team)
         if self.open >= MOST_UPLOADS:
-            raise too_many(f"{MOST_UPLOADS} uploads are open already")
+            raise too_many_takes(f"{MOST_UPLOADS} uploads are open already")
         if caller is not LOCAL and self._of_key[caller.name] >= MOST_OF_KEY:
-            raise too_many(f"{MOST_OF_KEY} uploads of the key {caller.name} are open already")
+            raise too_many_takes(f"{MOST_OF_KEY} uploads of the key {caller.name} are open already")
         loop = asyncio.get_running_loop()
-        stream = _Body(body, loop)
+        stream = _UploadBody(body, loop)
         self.open += 1
         self._of_key[caller.name] += 1
         try:
@@ -104,13 +104,13 @@ class Uploads:
         caller: Caller,
         name: str,
         options: UploadOptions,
-        stream: "_Body",
+        stream: "_UploadBody",
         begins_at: int | None,
     ) -> tuple[Uploaded, bool]:
         before = self._found_or_none(caller, name)
         if begins_at is not None:
             self._check_begin(name, before, begins_at)
-        with as_stdin(stream):
+        with input_as_stdin(stream):
             policy, size = _request_of_upload(options)
             if begins_at and before:
                 # The header of a CSV is not in the rest.
@@ -184,7 +184,7 @@ def _bytes_loaded(found: Snapshot) -> int:
     return 0 if cursor.is_unpacked else cursor.offset
 
 
-class _Body(Arriving):
+class _UploadBody(ArrivingInput):
     """The body of a call, read in a thread while the event loop receives it.
 
     The thread asks for one piece at a time, so a body comes no faster than it is loaded.
@@ -203,7 +203,9 @@ class _Body(Arriving):
         if self._here or self._is_over:
             return True
         if self._asked is None:
-            self._asked = asyncio.run_coroutine_threadsafe(_next_of(self._body), self._loop)
+            self._asked = asyncio.run_coroutine_threadsafe(
+                _next_chunk_of_upload(self._body), self._loop
+            )
         try:
             found = self._asked.result(within_s)
         except concurrent.futures.TimeoutError:
@@ -220,7 +222,7 @@ class _Body(Arriving):
         return count
 
 
-async def _next_of(body: AsyncIterator[bytes]) -> bytes:
+async def _next_chunk_of_upload(body: AsyncIterator[bytes]) -> bytes:
     """Return the next bytes of a body; none at its end.
 
     Raises:

@@ -11,7 +11,7 @@ import msgspec
 
 from streamq.errors import UNREADABLE, Damaged
 from streamq.protocol.keys import QueueKeys, RequestKeys
-from streamq.protocol.lua import more_keys, script_digest, script_signature
+from streamq.protocol.lua import further_script_keys, script_digest, script_signature
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Call(msgspec.Struct, Generic[T], frozen=True):
             argv.extend(argv.pop())
         keys = self.keys.of(key_names)
         if self.keys.shape:
-            keys += self.keys.more(more_keys(self.script))
+            keys += self.keys.more(further_script_keys(self.script))
         return ("EVALSHA", script_digest(self.script), len(keys), *keys, *argv)
 
     def read(self, reply: Any) -> T:

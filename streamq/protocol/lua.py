@@ -82,7 +82,7 @@ def script_signature(name: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]
 
 
 @cache
-def more_keys(name: str) -> str:
+def further_script_keys(name: str) -> str:
     """Return what the header calls the keys that a stage of a flow has besides; "" for none."""
     found = _PARAMETER.findall(script_text(name))
     return next((key for table, many, key in found if table == "KEYS" and many), "")

@@ -23,9 +23,9 @@ from streamq.protocol.replies import (
     Renewed,
     Terms,
     Tokens,
-    pairs,
-    read_others,
+    read_other_stages,
     read_tokens,
+    two_by_two,
 )
 
 _POISON = msgspec.json.encode(
@@ -233,7 +233,7 @@ def _read_passed(reply: Sequence[Any]) -> Grant:
     word, count, to, look, counted, troubles, others, *told = reply
     return Grant(
         word.decode(),
-        Tokens(count, to.decode(), look, read_others(others)),
+        Tokens(count, to.decode(), look, read_other_stages(others)),
         _unpacked_parts(told, troubles),
         retried=len(troubles) // 4,
         counted=counted,
@@ -259,7 +259,7 @@ def _read_reaped(reply: Sequence[Any]) -> Reaped:
 def _read_audited(reply: Sequence[Any]) -> Audit:
     state, queue, want, to, look, *rest = reply
     tokens = Tokens(want, to.decode(), look)
-    more = {name.decode(): value for name, value in pairs(rest[5:])}
+    more = {name.decode(): value for name, value in two_by_two(rest[5:])}
     return Audit(State(state.decode()), queue.decode(), tokens, *rest[:5], **more)
 
 

@@ -5,7 +5,15 @@ from typing import Any
 
 from streamq.protocol.call import Call
 from streamq.protocol.keys import QueueKeys
-from streamq.protocol.replies import Beaten, MintMode, Register, Tick, Tokens, pairs, read_places
+from streamq.protocol.replies import (
+    Beaten,
+    MintMode,
+    Register,
+    Tick,
+    Tokens,
+    read_places,
+    two_by_two,
+)
 
 
 def mint(
@@ -106,7 +114,7 @@ def _read_beaten(reply: Sequence[int]) -> Beaten:
 
 def _read_ticked(reply: Sequence[Any]) -> Tick:
     now, wait_ms, due, *flat = reply
-    found = [(name, float(score)) for name, score in pairs(flat)]
+    found = [(name, float(score)) for name, score in two_by_two(flat)]
     strays = [(name, score) for name, score in found if not read_places([name])]
     known = [(name.decode(), score) for name, score in found[:due] if read_places([name])]
     return Tick(now, wait_ms, known, read_places([name for name, _ in found[due:]]), strays)

@@ -6,15 +6,15 @@ from typing import Any
 
 from streamq.model import FlowPlan, Policy, State
 from streamq.protocol.call import Call
-from streamq.protocol.keys import RequestKeys, list_of
+from streamq.protocol.keys import RequestKeys, token_list_of
 from streamq.protocol.replies import (
     Appended,
     Collected,
     Opened,
     Tokens,
-    pairs,
-    part_of,
+    part_of_field,
     read_tokens,
+    two_by_two,
 )
 from streamq.protocol.snapshot import Snapshot
 
@@ -98,7 +98,7 @@ def submit(keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[byt
 
 def first_tokens(policy: Policy) -> Tokens:
     """Return the tokens that ``submit`` asks for: a caller need not wait for its reply."""
-    return Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
+    return Tokens(0 if policy.delay_ms else 1, token_list_of(policy.handler, policy.level))
 
 
 def seal(keys: RequestKeys, total: int, cursor: str) -> Call[tuple[State, Tokens]]:
@@ -247,18 +247,20 @@ def _read_collected(reply: Sequence[Any]) -> Collected:
     state, next_, left, *flat = reply
     if isinstance(next_, bytes):
         return _collected_of_flow(State(state.decode()), next_.decode(), left, flat)
-    results = [(int(number), result) for number, result in pairs(flat)]
+    results = [(int(number), result) for number, result in two_by_two(flat)]
     return Collected(State(state.decode()), next_, left, results)
 
 
 def _collected_of_flow(state: State, next_: str, left: int, flat: Sequence[Any]) -> Collected:
     fields = [field.decode() for field in flat[::2]]
-    results = [(part_of(field), result) for field, result in zip(fields, flat[1::2], strict=True)]
+    results = [
+        (part_of_field(field), result) for field, result in zip(fields, flat[1::2], strict=True)
+    ]
     within = next_ if "/" in next_ else ""
-    return Collected(state, part_of(next_), left, results, fields, within)
+    return Collected(state, part_of_field(next_), left, results, fields, within)
 
 
 def _read_snapshot(request_id: str, reply: Sequence[Any]) -> Snapshot:
     counts = zip(_COUNTS, map(str, reply[: len(_COUNTS)]), strict=True)
-    fields = {name.decode(): value.decode() for name, value in pairs(reply[len(_COUNTS) :])}
+    fields = {name.decode(): value.decode() for name, value in two_by_two(reply[len(_COUNTS) :])}
     return Snapshot(request_id, fields | dict(counts))

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from streamq import units
 from streamq.errors import InvalidValue, ServerBusy, ServerUnreachable, WaitTimeout
 from streamq.model import MAX_PART, PREFIX, Failure, Status
-from streamq.protocol.replies import part_of
+from streamq.protocol.replies import part_of_field
 from streamq.queue.client import Client
 from streamq.queue.loading import keep_registered
 from streamq.queue.request import REGISTER_EVERY_S, Request, decoded_result
@@ -265,6 +265,6 @@ def _read_decoded_results(reader: ResultReader, request_id: str) -> list[tuple[i
         return None
     return [
         (number, decoded_result(result, number, request_id))
-        for number, result in ((part_of(field), result) for field, result in found)
+        for number, result in ((part_of_field(field), result) for field, result in found)
         if result not in (codec.NOTHING, codec.FAILED)
     ]

@@ -112,7 +112,7 @@ def with_deadline(wanted: Policy, given: str | float, what: str) -> Policy:
     return msgspec.structs.replace(wanted, deadline_ms=round(moment * 1e3))
 
 
-def refuse_taken_names(protocol: Protocol, request_id: str, wanted: Policy) -> None:
+def refuse_taken_callback_ids(protocol: Protocol, request_id: str, wanted: Policy) -> None:
     """Refuse a new request if a callback of it could not be started: its id is taken, or too long.
 
     Raises:
@@ -153,12 +153,12 @@ def _callback_of_target(
         raise InvalidValue(f"{name} is a {type(target).__name__}: give a handler, a Start or a URL")
     return Callback(
         event=event,
-        policy=_policy_of(target, queue, keep),
+        policy=_policy_of_start(target, queue, keep),
         payloads=_callback_payloads(target, name),
     )
 
 
-def _policy_of(target: Start, queue: str, keep: str | float) -> Policy:
+def _policy_of_start(target: Start, queue: str, keep: str | float) -> Policy:
     return policy_of_options(
         handler=target.handler,
         queue=target.queue or queue,

@@ -51,7 +51,7 @@ def read_changes(protocol: Protocol, queue: str, most: int = 1_000) -> list[Chan
     entries: list[tuple[int, bytes]] = []
     # A user file of before knows no log.
     with suppress(ServerRefused):
-        entries = glances.changes_of(protocol, queue, most)
+        entries = glances.changes_of_queue(protocol, queue, most)
     for at_ms, text in entries:
         with suppress(*UNREADABLE):
             change = msgspec.json.decode(text, type=Change)
@@ -69,7 +69,7 @@ def describe_change(before: Status, changes: Mapping[str, object]) -> str:
     )
 
 
-def this_user() -> str:
+def user_who_changes() -> str:
     """Return who runs this process: the user and the machine."""
     try:
         user = getpass.getuser()

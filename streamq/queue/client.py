@@ -13,9 +13,9 @@ from streamq.flows.flow import Flow
 from streamq.flows.shape import Follow
 from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, WEIGHT, Policy, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_names, with_deadline
+from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_callback_ids, with_deadline
 from streamq.queue.fleet import check_fleet
-from streamq.queue.flow_policy import flow_policy, follow_of
+from streamq.queue.flow_policy import flow_policy, follow_of_stage
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
 from streamq.queue.gateway_client import GatewayQueue
 from streamq.queue.loading import keep_registered
@@ -23,7 +23,7 @@ from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
 from streamq.records.keys import MADE
-from streamq.settings import Settings, with_login
+from streamq.settings import Settings, url_with_login
 
 
 class Client:
@@ -70,7 +70,7 @@ class Client:
         if is_gateway(url):
             self._gateway = GatewayQueue(GatewayCalls(url, settings), self._max_part)
             return
-        url = with_login(url, settings)
+        url = url_with_login(url, settings)
         self._protocol = Protocol(Connection(url), prefix)
         try:
             self._protocol.connection.check(
@@ -190,7 +190,9 @@ class Client:
             # As a tuple they can be a part of the cache's key.
             "labels": units.labels(labels) if labels is not None else (),
         }
-        meant = self._meant(handler, flow, options, follow_of(key=key, track=track, trace=trace))
+        meant = self._meant(
+            handler, flow, options, follow_of_stage(key=key, track=track, trace=trace)
+        )
         if deadline is not None:
             meant = with_deadline(meant, deadline, "deadline")
         if durable != 0:
@@ -203,7 +205,7 @@ class Client:
             return self._gateway.submit(
                 payloads, request_id, {"handler": handler, "deadline": deadline, **options}, durable
             )
-        refuse_taken_names(self._protocol, request_id, meant)
+        refuse_taken_callback_ids(self._protocol, request_id, meant)
         key_of = key if callable(key) else None
         submission = Submission(self._protocol, request_id, meant, self._max_part, key_of)
         submission.run(payloads, can_go_on=id is not None)
@@ -221,7 +223,7 @@ class Client:
         if flow is None and follow and not options["key"]:
             raise InvalidValue("track and trace are for flows")
         if flow is None:
-            return _policy_of({"handler": handler, **options})
+            return _policy_of_submission({"handler": handler, **options})
         if self._gateway:
             raise InvalidValue("a gateway does not take flows; use the URL of the server")
         meant = flow_policy(flow, options, follow=follow)
@@ -303,7 +305,7 @@ def _check_iterable(payloads: object) -> None:
         raise InvalidValue(f"payloads are one {kind}; give a list of them")
 
 
-def _policy_of(options: dict[str, Any]) -> Policy:
+def _policy_of_submission(options: dict[str, Any]) -> Policy:
     try:
         return _cached_policy(**options)
     except TypeError:

@@ -77,10 +77,10 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
 def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
     """Return the live workers of a queue, by name."""
     found = protocol.workers(units.name(queue, "queue"))
-    return [read_details(name, details, queue) for name, details in sorted(found.items())]
+    return [read_worker_details(name, details, queue) for name, details in sorted(found.items())]
 
 
-def pace_of(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
+def pace_of_handler(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
     """Return what the live workers of a queue know of a handler; None if none of them says."""
     found = [each.paces.get(handler) for each in live_workers(protocol, queue)]
     paces = [pace for pace in found if pace]
@@ -101,11 +101,14 @@ def pace_of(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
 def pools_heard(protocol: Protocol, queue: str) -> dict[str, float]:
     """Return when each live pool of a queue was last heard, by the server's clock (ms)."""
     found = protocol.beats(queue)
-    pools = ((read_details(name, details, queue).pool, at) for name, (at, details) in found.items())
+    pools = (
+        (read_worker_details(name, details, queue).pool, at)
+        for name, (at, details) in found.items()
+    )
     return {pool: at_ms for pool, at_ms in pools if pool}
 
 
-def read_details(name: str, details: bytes, queue: str) -> WorkerDetails:
+def read_worker_details(name: str, details: bytes, queue: str) -> WorkerDetails:
     """Return what a worker says of itself, or only its name where that cannot be read."""
     try:
         return msgspec.json.decode(details, type=WorkerDetails)

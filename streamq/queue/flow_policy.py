@@ -42,7 +42,7 @@ def flow_policy(
     return msgspec.structs.replace(stages[0].policy, flow=FlowPlan(flow.name, stages))
 
 
-def follow_of(*, key: object, track: bool, trace: bool) -> Follow:
+def follow_of_stage(*, key: object, track: bool, trace: bool) -> Follow:
     """Return what is kept of each item on its way, by the options that ask for it."""
     return "trace" if trace else "track" if track or key else ""
 

@@ -20,11 +20,11 @@ from streamq.errors import (
 )
 from streamq.model import CHUNK_PARTS, LAST_LEVEL, MOST_WEIGHT, Failure, Spec, Status
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Tokens, part_of
+from streamq.protocol.replies import Tokens, part_of_field
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.failures import flow_failures, read_failures
 from streamq.queue.find import Item, find_item
-from streamq.queue.flow_status import places_of, stage_name, status_of
+from streamq.queue.flow_status import places_of_stages, stage_name, status_of
 from streamq.queue.loading import forget_request, keep_registered
 from streamq.queue.results import ResultReader
 from streamq.records import encoding as codec
@@ -165,7 +165,7 @@ class Request:
             with suppress(ServerBusy, ServerUnreachable):
                 found = reader.read()
             if found is not None:
-                yield from ((part_of(field), result) for field, result in found)
+                yield from ((part_of_field(field), result) for field, result in found)
                 fallow = 0.0
                 continue
             if reader.is_over:
@@ -344,7 +344,7 @@ class Request:
     def _places(self, stage: str | int | None = None) -> list[str]:
         """Return the places of the request, or of one stage of its flow."""
         found = self._protocol.inspect(self.id)
-        places = places_of(found)
+        places = places_of_stages(found)
         if stage is None:
             return places
         handlers = [stage_name(self._protocol.inspect(place)) for place in places]

@@ -59,7 +59,7 @@ def parent_owes(protocol: Protocol, request_id: str) -> bool:
     return found.is_owed and found.count("redrives") == int(run)
 
 
-def message_of(found: Snapshot, call: Callback, run: int) -> dict[str, Any]:
+def message_of_callback(found: Snapshot, call: Callback, run: int) -> dict[str, Any]:
     """Return what a callback is told of the end."""
     status = found.status()
     return {
@@ -84,7 +84,7 @@ def message_of(found: Snapshot, call: Callback, run: int) -> dict[str, Any]:
 
 def _start_callback(protocol: Protocol, found: Snapshot, call: Callback, run: int) -> None:
     child, parent = call.id_of(found.id, run), f"{found.id} {found.count('created_ms')} {run}"
-    message = message_of(found, call, run)
+    message = message_of_callback(found, call, run)
     if call.url:
         key = f"{found.id}:{call.event}:{run}"
         payloads: list[Any] = [{"url": call.url, "key": key, "message": message}]

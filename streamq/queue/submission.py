@@ -71,7 +71,7 @@ class Submission:
         self._has_bad_payloads = False
         self._loading = Loading(protocol, request_id, policy)
         #: Of all payloads so far.
-        self._content = _Content()
+        self._content = _SubmittedContent()
 
     def run(self, payloads: Iterable[Any], *, can_go_on: bool) -> None:
         """Submit, as far as it is not done yet. ``can_go_on``: the caller knows the id."""
@@ -105,7 +105,7 @@ class Submission:
                 for chunk in _payload_chunks(encoded):
                     self._append(chunk)
             else:
-                with _Sender(self._append) as sender:
+                with _ChunkSender(self._append) as sender:
                     for payload in encoded:
                         sender.put(payload)
             self._seal()
@@ -286,7 +286,7 @@ class Submission:
             raise RequestExists(f"request {self._id} was submitted with more parts") from None
 
 
-class _Content:
+class _SubmittedContent:
     """Digests of payloads and of their sizes, whatever the chunks were.
 
     They tell one submission from another.
@@ -304,9 +304,9 @@ class _Content:
         frames = [2 * len(payload) + (type(payload) is _Json) for payload in payloads]
         self._frames.update(struct.pack(f"<{len(frames)}Q", *frames))
 
-    def copy(self) -> "_Content":
+    def copy(self) -> "_SubmittedContent":
         """Return another that goes on from here."""
-        other = _Content()
+        other = _SubmittedContent()
         other.parts = self.parts
         other._payloads, other._frames = self._payloads.copy(), self._frames.copy()
         return other
@@ -341,7 +341,7 @@ def submit_all(
 
 def encoded_parts(payloads: Iterable[Any]) -> tuple[str, list[bytes]]:
     """Return the cursor behind payloads that are JSON, and the parts as the server keeps them."""
-    content, parts = _Content(), [_Json(msgspec.json.encode(each)) for each in payloads]
+    content, parts = _SubmittedContent(), [_Json(msgspec.json.encode(each)) for each in payloads]
     content.add(list(parts))
     return content.cursor, _submitted_entries(list(parts))
 
@@ -367,7 +367,7 @@ def _about_payload(payload: bytes) -> bytes:
     return about.ONE_JSON if type(payload) is _Json else about.ONE_PAYLOAD
 
 
-class _Sender:
+class _ChunkSender:
     """Sends payloads in chunks.
 
     A thread of its own sends a chunk that does not fill, so that no payload waits until the next

@@ -33,7 +33,7 @@ from streamq.errors import (
 )
 from streamq.flows.shape import Shape
 from streamq.model import Failure, Spec, State
-from streamq.protocol.keys import list_of
+from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Terms, Token, Tokens
 from streamq.queue.held_lease import HeldLease, LeaseGone, report_outage
@@ -372,7 +372,7 @@ class Taker(Generic[Work]):
             alone = (each for each in self._kept if self._ended.get(each, 0.0) > now)
             self._kept = {each: [] for each in alone}
         for token in tokens:
-            self.push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
+            self.push(token.request_id, Tokens(1, token_list_of(token.handler, token.level)))
 
     def _leave_alone(self, request_id: str, seconds: float) -> None:
         if len(self._ended) >= KNOWN_REQUESTS:

@@ -31,7 +31,7 @@ class _Unreadable:
         self.why = why
 
 
-def check_installed(name: str) -> None:
+def check_pyarrow_installed(name: str) -> None:
     """Raise InvalidValue if pyarrow is not there to read or write a file."""
     if importlib.util.find_spec("pyarrow") is None:
         raise InvalidValue(f"{name}: tables take pip install 'streamq[arrow]'")
@@ -49,7 +49,7 @@ def pyarrow(part: str = "") -> Any:
         raise InvalidValue("tables take pip install 'streamq[arrow]'") from None
 
 
-def rows_of(table: Any) -> list[Any]:
+def rows_of_table(table: Any) -> list[Any]:
     """Return the rows of a table as dicts. A row without values in Python says so when it is used.
 
     So does every row where two columns have the same name.
@@ -63,13 +63,13 @@ def rows_of(table: Any) -> list[Any]:
     try:
         columns = [column.to_pylist() for column in table.columns]
     except Exception:  # noqa: BLE001  whatever one value leads to, its row says
-        return [_row_of(table, index) for index in range(table.num_rows)]
+        return [_row_of_columns(table, index) for index in range(table.num_rows)]
     if not columns:
         return [{} for _ in range(table.num_rows)]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _row_of(table: Any, index: int) -> Any:
+def _row_of_columns(table: Any, index: int) -> Any:
     try:
         return table.slice(index, 1).to_pylist()[0]
     except Exception as error:  # noqa: BLE001  whatever the value leads to
@@ -126,7 +126,7 @@ def _is_plain(annotation: Any) -> bool:
 
 def plain_rows(table: Any, annotation: Any) -> list[Any] | None:
     """Return all rows as what a handler is called with; None where each is to be decoded alone."""
-    rows = rows_of(table)
+    rows = rows_of_table(table)
     if any(type(row) is _Unreadable for row in rows):
         return None
     if _is_plain(annotation):
@@ -147,15 +147,15 @@ def _row_as_json(row: Any) -> bytes:
 
 def json_lines(table: Any) -> bytes:
     """Return the rows of a table as JSON lines."""
-    return b"".join(_row_as_json(row) + b"\n" for row in rows_of(table))
+    return b"".join(_row_as_json(row) + b"\n" for row in rows_of_table(table))
 
 
-def json_of(row: Any) -> bytes:
+def json_of_rows(row: Any) -> bytes:
     """Return a row as JSON; nothing for one that Python has no values for."""
     return b"" if isinstance(row, _Unreadable) else msgspec.json.encode(row)
 
 
-def columns_of(annotation: Any) -> list[str] | None:
+def columns_of_rows(annotation: Any) -> list[str] | None:
     """Return the only columns that a handler of such rows can see; None: all of them."""
     if typing.get_origin(annotation) is list:
         (annotation,) = typing.get_args(annotation)
@@ -170,7 +170,7 @@ def columns_of(annotation: Any) -> list[str] | None:
 # Tables for handlers
 
 
-def as_kind(table: Any, kind: str) -> Any:
+def table_as_kind(table: Any, kind: str) -> Any:
     """Return a table as the type of table that a handler takes; "" is a ``pyarrow.Table``."""
     if kind == "pyarrow.RecordBatch":
         batches = table.combine_chunks().to_batches()
@@ -192,7 +192,7 @@ def _table_library(name: str) -> Any:
         raise InvalidValue(f"the handler takes a table of {name}: pip install {name}") from None
 
 
-def from_csv(payload: bytes, names: Sequence[str], spec: Spec) -> Any:
+def table_from_csv(payload: bytes, names: Sequence[str], spec: Spec) -> Any:
     """Return rows of a CSV as a table. All columns are text, as for handlers of rows.
 
     Raises:
@@ -223,7 +223,7 @@ def from_csv(payload: bytes, names: Sequence[str], spec: Spec) -> Any:
     return table.cast(pa.schema([pa.field(name, pa.string()) for name in table.column_names]))
 
 
-def from_rows(rows: Sequence[Any]) -> Any:
+def table_from_rows(rows: Sequence[Any]) -> Any:
     """Return a table of rows. A value that is no dict is in the column ``result``.
 
     A column whose values have no common type is text: JSON of what is no text.
@@ -239,10 +239,10 @@ def _arrow_column(pa: Any, values: list[Any]) -> Any:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
-        return pa.array(list(map(as_text, values)), pa.string())
+        return pa.array(list(map(cell_as_text, values)), pa.string())
 
 
-def as_text(value: Any) -> str | None:
+def cell_as_text(value: Any) -> str | None:
     """Return text as it is, and any other value as JSON."""
     if value is None or isinstance(value, str):
         return value

@@ -39,7 +39,7 @@ def _digest_of_tail(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest() if data else ""
 
 
-def set_aside(path: Path, request_id: str, offset: int) -> None:
+def set_output_aside(path: Path, request_id: str, offset: int) -> None:
     """Copy what a file has from an offset on into a new file beside it.
 
     Raises:
@@ -63,12 +63,12 @@ def set_aside(path: Path, request_id: str, offset: int) -> None:
             number += 1
 
 
-def settle_aside(path: Path, request_id: str) -> None:
+def settle_output_set_aside(path: Path, request_id: str) -> None:
     """Delete what was set aside and then written again; log where the rest is kept."""
     for place in sorted(path.parent.glob(f"{glob.escape(path.name)}.aside-{request_id}-*-*")):
         offset = place.name.rsplit("-", 2)[1]
         try:
-            is_back = offset.isdigit() and _has_at(path, place, int(offset))
+            is_back = offset.isdigit() and _file_has_bytes_at(path, place, int(offset))
             if is_back:
                 place.unlink()
         except OSError:
@@ -83,7 +83,7 @@ def settle_aside(path: Path, request_id: str) -> None:
             )
 
 
-def _has_at(path: Path, piece: Path, offset: int) -> bool:
+def _file_has_bytes_at(path: Path, piece: Path, offset: int) -> bool:
     """Return whether a file has the bytes of another one at an offset."""
     with path.open("rb") as whole, piece.open("rb") as part:
         whole.seek(offset)

@@ -24,16 +24,16 @@ def write_draft(path: Path, packing: str, data: Iterable[bytes]) -> tuple[int, s
         for block in data:
             held += block
             if len(held) >= _MEMBER:
-                write_all(file, packed_output(packing, bytes(held)))
+                write_all_bytes(file, packed_output(packing, bytes(held)))
                 held.clear()
         if held or not file.tell():
-            write_all(file, packed_output(packing, bytes(held)))
+            write_all_bytes(file, packed_output(packing, bytes(held)))
         sync_to_disk(file.fileno())
         size = file.tell()
         return size, belonging.tail_digest(file.fileno(), size), belonging.inode_of(file.fileno())
 
 
-def is_committed(path: Path, written: tuple[int, str, str]) -> bool:
+def is_draft_committed(path: Path, written: tuple[int, str, str]) -> bool:
     """Return whether the file is there, and is exactly what was committed."""
     try:
         with path.open("rb") as file:
@@ -43,7 +43,7 @@ def is_committed(path: Path, written: tuple[int, str, str]) -> bool:
         return False
 
 
-def write_all(file: BinaryIO, data: bytes) -> None:
+def write_all_bytes(file: BinaryIO, data: bytes) -> None:
     """Write all bytes to a file without a buffer.
 
     Raises:

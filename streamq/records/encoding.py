@@ -112,8 +112,8 @@ def spread_item(item: Item) -> list[Item]:
         if item.code == _MANY:
             kept: list[Any] = _decode_items(item.data)
             return [each for inner in kept if inner is not None for each in spread_item(inner)]
-        rows = arrow.rows_of(arrow.unpack_table(bytes(item.data)))
-        return [msgspec.msgpack.Ext(_JSON, arrow.json_of(row) or b"null") for row in rows]
+        rows = arrow.rows_of_table(arrow.unpack_table(bytes(item.data)))
+        return [msgspec.msgpack.Ext(_JSON, arrow.json_of_rows(row) or b"null") for row in rows]
 
 
 def decode_item(item: Item) -> Any:
@@ -144,7 +144,7 @@ def _items_of_joined(item: msgspec.msgpack.Ext) -> list[Any]:
     return [item]
 
 
-def size_of(item: Item) -> int:
+def size_of_results(item: Item) -> int:
     """Return about how many bytes an item has."""
     if isinstance(item, msgspec.msgpack.Ext):
         return memoryview(item.data).nbytes
@@ -153,21 +153,37 @@ def size_of(item: Item) -> int:
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
     """Return the encoded result of a part; ``endings`` has a letter for each line ending."""
-    kept = _joined_items(items) if len(items) > 1 else items
-    return _encode_items([*kept, *_line_endings_item(endings)])
+    if len(items) > 1 and (found := joined(items)):
+        lines, is_text = found
+        items = [_lines_item(memoryview(lines)[:-1], is_text=is_text)]
+    return _encode_items([*items, *_line_endings_item(endings)])
 
 
-def _joined_items(items: Sequence[Any]) -> Sequence[Item]:
-    """Return items that are all bytes or all text, without newlines, as one; others as they are."""
-    kinds = set(map(type, items))
-    if kinds == {bytes}:
-        code, lines = _BYTES_LINES, b"\n".join(items)
-    elif kinds == {str}:
-        code, lines = _TEXT_LINES, "\n".join(items).encode()
-    else:
-        return items
-    is_clear = lines.count(b"\n") == len(items) - 1
-    return [msgspec.msgpack.Ext(code, lines)] if is_clear else items
+def encode_lines(blocks: Sequence[bytes], *, is_text: bool) -> bytes:
+    """Return the encoded result of a part of several records, which ``joined`` put together."""
+    return _encode_items([_lines_item(memoryview(b"".join(blocks))[:-1], is_text=is_text)])
+
+
+def joined(items: Sequence[Any]) -> tuple[bytes, bool] | None:
+    """Return items as lines, each with a newline, and whether they are text.
+
+    Return None unless all are bytes, or all are text, and none has a newline.
+    """
+    kind = type(items[0])
+    try:
+        if kind is bytes:
+            lines = b"\n".join((*items, b""))
+        elif kind is str:
+            lines = "\n".join((*items, "")).encode()
+        else:
+            return None
+    except TypeError:  # they are not all of one kind
+        return None
+    return (lines, kind is str) if lines.count(b"\n") == len(items) else None
+
+
+def _lines_item(lines: bytes | memoryview, *, is_text: bool) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_TEXT_LINES if is_text else _BYTES_LINES, lines)
 
 
 def _line_endings_item(endings: bytes) -> list[msgspec.msgpack.Ext]:

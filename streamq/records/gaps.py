@@ -114,17 +114,17 @@ def _gap_of_line(line: bytes) -> Gap | None:
     return Gap(*map(int, words)) if is_whole and all(map(bytes.isdigit, words)) else None
 
 
-class Source(Protocol):
+class GapSource(Protocol):
     """The output as it is, decompressed."""
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes, perhaps fewer than that many; none at the end."""
 
 
-class Filler:
+class GapFiller:
     """Copies an output with new lines in its gaps. ``gaps`` and ``last`` are for the copy."""
 
-    def __init__(self, source: Source, size: int, head: int) -> None:
+    def __init__(self, source: GapSource, size: int, head: int) -> None:
         """``size``: of the whole source. ``head``: a header of so many bytes comes before all."""
         self._source = source
         self._size = size

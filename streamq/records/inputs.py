@@ -1,6 +1,6 @@
 """Inputs as bytes: files and standard input, decompressed where they are compressed.
 
-An ``Identity`` shows whether a file has changed. Standard input can be read only once, so a load
+An ``InputIdentity`` shows whether a file has changed. Standard input can be read only once: a load
 keeps a digest of the bytes it has taken. When the load is run again with the same bytes, it can go
 on.
 """
@@ -74,7 +74,7 @@ class Stream(Protocol):
         """Close the stream."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class InputIdentity(msgspec.Struct, frozen=True):
     """Name, size, time and a digest of a file, to find out later whether it has changed."""
 
     name: str
@@ -83,7 +83,7 @@ class Identity(msgspec.Struct, frozen=True):
     digest: str = ""
 
     @classmethod
-    def of(cls, path: str) -> "Identity":
+    def of(cls, path: str) -> "InputIdentity":
         """Return the identity of a file as it is now; of standard input only the name is known.
 
         Raises:
@@ -115,10 +115,10 @@ class Identity(msgspec.Struct, frozen=True):
             is_larger = os.fstat(file.fileno()).st_size > self.size
             if is_larger and _digest_of_beginning(file, self.size) == self.digest:
                 file.seek(0)
-                return not _kind_of(file.read(_HEAD))
+                return not _kind_of_compression(file.read(_HEAD))
         return False
 
-    def difference(self, then: "Identity") -> str:
+    def difference(self, then: "InputIdentity") -> str:
         """Return in words what has changed since ``then``; "" if nothing has."""
         if self.name != then.name:
             return f"it was {then.name}, and is {self.name}"
@@ -156,7 +156,7 @@ class Input:
         self._last = b""
         self._back = b""
         self._kind, head = _recognised_compression(raw, name)
-        self._stream: Any = _Rest(head, raw)
+        self._stream: Any = _RestOfInput(head, raw)
         self._damage: tuple[type[Exception], ...] = _DAMAGE
         self._encoding = ""
         self._decoder: codecs.IncrementalDecoder | None = None
@@ -219,7 +219,7 @@ class Input:
 
     def _has_more(self) -> bool:
         """Return whether a read need not wait; of compressed standard input that is not known."""
-        if not isinstance(self._raw, Arriving):
+        if not isinstance(self._raw, ArrivingInput):
             return True
         return bool(self._back) or (not self._kind and self._raw.is_ready())
 
@@ -294,7 +294,7 @@ class Input:
             self._raw.close()
 
 
-class Arriving(io.RawIOBase):
+class ArrivingInput(io.RawIOBase):
     """A stream whose bytes come when they come. Calls a function while there are none."""
 
     def __init__(self) -> None:
@@ -326,7 +326,7 @@ class Arriving(io.RawIOBase):
         return self._position
 
 
-class _Stdin(Arriving):
+class _Stdin(ArrivingInput):
     """Standard input."""
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ class _Stdin(Arriving):
         return os.readv(0, [buffer])
 
 
-class _Rest(io.RawIOBase):
+class _RestOfInput(io.RawIOBase):
     """The bytes that were read to recognise the format, and then the rest of the stream."""
 
     def __init__(self, head: bytes, raw: Stream) -> None:
@@ -403,17 +403,17 @@ def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
     bytes come, ``while_waiting`` is called every 50 ms; an error that it raises ends the read.
     """
     found = _instead.get()
-    raw: Arriving = found[0] if found else _raw_stdin()
+    raw: ArrivingInput = found[0] if found else _raw_stdin()
     raw.while_waiting = while_waiting
     return found[1] if found else _whole_stdin()
 
 
 #: What this thread reads as standard input, if it is something else.
-_instead: ContextVar[tuple[Arriving, Input] | None] = ContextVar("instead", default=None)
+_instead: ContextVar[tuple[ArrivingInput, Input] | None] = ContextVar("instead", default=None)
 
 
 @contextmanager
-def as_stdin(stream: Arriving) -> Iterator[Input]:
+def input_as_stdin(stream: ArrivingInput) -> Iterator[Input]:
     """Read another stream as standard input, in this thread."""
     source = Input(STDIN, stream)
     token = _instead.set((stream, source))
@@ -455,10 +455,10 @@ def _recognised_compression(raw: Stream, name: str) -> tuple[str, bytes]:
             if not more:
                 break
             head += more
-    return _kind_of(head), head
+    return _kind_of_compression(head), head
 
 
-def _kind_of(head: bytes) -> str:
+def _kind_of_compression(head: bytes) -> str:
     return next((kind for kind, magic in _MAGIC.items() if magic.match(head)), "")
 
 

@@ -7,8 +7,8 @@ import msgspec
 
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
-from streamq.records.boundaries import fields_of, names_of
-from streamq.records.decoding import TEXT_FORMATS, is_skipped, records_in, without_line_ending
+from streamq.records.boundaries import fields_of_csv_row, names_of_csv_header
+from streamq.records.decoding import TEXT_FORMATS, is_blank_record, records_in, without_line_ending
 from streamq.records.inputs import MARK
 
 #: Stands for the record itself.
@@ -53,7 +53,7 @@ class KeyField:
     def __init__(self, name: str, spec: Spec) -> None:
         self.name = name
         self._spec = spec
-        self._columns = names_of(spec) if spec.format == "csv" else ()
+        self._columns = names_of_csv_header(spec) if spec.format == "csv" else ()
 
     def check(self) -> None:
         """Raise InvalidValue if the files are known to have no such field."""
@@ -71,7 +71,7 @@ class KeyField:
         return [
             self._of_record(without_line_ending(record) if spec.format in TEXT_FORMATS else record)
             for record in records_in(part, spec)
-            if not is_skipped(record, spec)
+            if not is_blank_record(record, spec)
         ]
 
     def _of_record(self, record: bytes) -> str | None:
@@ -91,7 +91,7 @@ class KeyField:
         if self.name == WHOLE:
             return stored_key(row.decode("utf-8", "replace"))
         try:
-            fields = fields_of(row, self._spec)
+            fields = fields_of_csv_row(row, self._spec)
         except (DecodeError, UnicodeDecodeError):
             return None
         at = list(self._columns).index(self.name)

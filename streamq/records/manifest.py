@@ -15,7 +15,7 @@ from streamq.errors import InvalidValue
 from streamq.model import Status
 from streamq.records.inputs import STDIN, open_input
 from streamq.records.outputs import OutputError, OutputExists, errors_beside
-from streamq.records.packing import bare_name
+from streamq.records.packing import name_without_compression
 from streamq.records.remote import is_remote
 
 _VERSION = 1
@@ -64,7 +64,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def manifest_beside(output: Path) -> Path:
     """Return the file that the manifest of an output is written to."""
-    return output.with_name(f"{bare_name(output).stem}.manifest.json")
+    return output.with_name(f"{name_without_compression(output).stem}.manifest.json")
 
 
 def check_manifest(output: Path, *, force: bool) -> None:

@@ -9,10 +9,14 @@ import msgspec
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import Spec
-from streamq.records.boundaries import bare_header, fields_of, mask_of
+from streamq.records.boundaries import (
+    csv_header_without_mark,
+    fields_of_csv_row,
+    mask_of_boundaries,
+)
 from streamq.records.inputs import COMPRESSED, STDIN
 from streamq.records.remote import is_remote
-from streamq.records.splitting import header_of
+from streamq.records.splitting import header_of_csv
 
 #: How files may be split into records. ``auto`` goes by the name of the first file.
 FORMATS = ("auto", "lines", "csv", "jsonl", "parquet", "arrow", "requests", "file")
@@ -127,11 +131,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             return spec
         name, header = _first_header(spec, is_strict)
         spec = msgspec.structs.replace(spec, header=header)
-        _refuse_doubles(name, spec, named)
+        _refuse_file_given_twice(name, spec, named)
         return spec
 
     def _names(self, spec: Spec, what: str) -> tuple[str, ...]:
-        names = fields_of(self.header.encode(), spec)
+        names = fields_of_csv_row(self.header.encode(), spec)
         if not all(names) or len(set(names)) < len(names):
             raise InvalidValue(f"{what} {self.header!r}: a column name is empty or comes twice")
         return tuple(names)
@@ -142,15 +146,15 @@ def _first_header(spec: Spec, is_strict: bool) -> tuple[str, str]:
     errors = []
     for name in spec.files[:1] if is_strict else spec.files:
         try:
-            return name, _header_of(name, spec)
+            return name, _header_of_file(name, spec)
         except InvalidValue as error:
             errors.append(error)
     raise errors[0]
 
 
-def _header_of(name: str, spec: Spec) -> str:
-    header = header_of(name, spec)
-    if spec.by_reference and b"\r" in mask_of(spec)(header.rstrip(b"\r\n")):
+def _header_of_file(name: str, spec: Spec) -> str:
+    header = header_of_csv(name, spec)
+    if spec.by_reference and b"\r" in mask_of_boundaries(spec)(header.rstrip(b"\r\n")):
         raise InvalidValue(
             f"{name}: line 1: rows end in a carriage return alone, and workers cannot read such a "
             "file by reference"
@@ -164,8 +168,8 @@ def _header_of(name: str, spec: Spec) -> str:
         ) from None
 
 
-def _refuse_doubles(name: str, spec: Spec, named: Callable[[str], str]) -> None:
-    found = fields_of(bare_header(spec), spec)
+def _refuse_file_given_twice(name: str, spec: Spec, named: Callable[[str], str]) -> None:
+    found = fields_of_csv_row(csv_header_without_mark(spec), spec)
     for first, column in enumerate(found, 1):
         others = [number for number, each in enumerate(found, 1) if each == column]
         if len(others) > 1:

@@ -35,7 +35,7 @@ def table_frame(table: Any) -> bytes:
     return _HEAD.pack(_MAGIC, len(data)) + data
 
 
-def types_of(spec: Spec) -> dict[str, Any]:
+def column_types_of_input(spec: Spec) -> dict[str, Any]:
     """Return the types of columns of the input that JSON has no values for: times and decimals."""
     if spec.format not in TABLE_FORMATS or spec.stage:
         return {}
@@ -62,7 +62,7 @@ def convert_to_parquet(
     pa, parquet = pyarrow(), pyarrow("parquet")
     try:
         schema = _schema_of_tables(file, sealed, end, types)
-        sink = _Sink()
+        sink = _ParquetSink()
         with parquet.ParquetWriter(sink, schema) as writer:
             for table in _row_groups(_tables_of_file(file, sealed, end)):
                 writer.write_table(_table_with_schema(table, schema), row_group_size=_ROWS)
@@ -72,7 +72,7 @@ def convert_to_parquet(
         raise Damaged(f"no Parquet can be made of the results: {error}") from None
 
 
-class _Sink(io.RawIOBase):
+class _ParquetSink(io.RawIOBase):
     """Keeps what a writer writes until it is taken."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ def _column_of_type(pa: Any, column: Any, kind: Any) -> Any:
         return column
     text = (pa.string(), pa.large_string(), pa.string_view())
     if kind in text[:2] and column.type not in text and not pa.types.is_dictionary(column.type):
-        return pa.array(list(map(arrow.as_text, column.to_pylist())), kind)
+        return pa.array(list(map(arrow.cell_as_text, column.to_pylist())), kind)
     try:
         return column.cast(kind, safe=False)
     except pa.ArrowException:

@@ -20,7 +20,7 @@ from streamq.records.boundaries import (
     blank_lines,
     empty_rows,
     ended_by_newlines,
-    mask_of,
+    mask_of_boundaries,
 )
 from streamq.records.inputs import BadInput, Input, open_input
 from streamq.records.sizes import PartSize, Step
@@ -47,7 +47,7 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
     is_unpacked: bool = False
 
 
-def blank_of(cursor: str) -> int:
+def blank_lines_before_cursor(cursor: str) -> int:
     """Return how many blank lines were passed, by a cursor as the server keeps it."""
     try:
         return msgspec.json.decode(cursor, type=Cursor).blank if cursor else 0
@@ -88,7 +88,7 @@ def split_input(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Ite
     Raises:
         BadInput: it is damaged, a record is too long, or a quote is not closed.
     """
-    rest, cursor, is_end, mask = b"", start, False, mask_of(spec)
+    rest, cursor, is_end, mask = b"", start, False, mask_of_boundaries(spec)
     wanted = 0 if size.records else size.bytes + 1
     cut = _cut_by_records if size.records else _cut_by_bytes
     while not is_end:
@@ -112,14 +112,14 @@ def split_by_steps(
     Raises:
         BadInput: as ``split``.
     """
-    rest, cursor, is_end, mask = b"", start, False, mask_of(spec)
+    rest, cursor, is_end, mask = b"", start, False, mask_of_boundaries(spec)
     while not is_end:
         source.record = cursor.record
         data, is_end = _fill_buffer(source, rest, 0)
         data, seen, total = _masked_data(data, mask, spec, is_end)
         begin, ends = 0, [0]
         while ends and begin < total:
-            ends, counts = _cut_step(seen, begin, total, size, steer(), is_end)
+            ends, counts = _cut_next_parts(seen, begin, total, size, steer(), is_end)
             for chunk in _chunks_of_parts(data, seen, ends, counts, cursor, spec, begin):
                 yield chunk
                 cursor = chunk.end
@@ -132,7 +132,7 @@ def split_by_steps(
 def _masked_data(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[bytes, bytes, int]:
     """Return the data, the same masked, and how many bytes of it can be cut into parts."""
     seen = mask(data)
-    if spec.format == "csv" and not spec.by_reference:
+    if spec.format == "csv":
         data, seen = ended_by_newlines(data, seen, is_end=is_end)
     if is_end and len(seen) < len(data):
         # The input ends inside a quote. The records before that quote are good.
@@ -141,14 +141,14 @@ def _masked_data(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[byt
     return data, seen, len(data)
 
 
-def _cut_step(
+def _cut_next_parts(
     seen: bytes, begin: int, total: int, size: PartSize, step: Step, is_end: bool
 ) -> tuple[list[int], list[int]]:
     """Return where the next parts end, and how many records each has; at most those of a step."""
     ends: list[int] = []
     counts: list[int] = []
     while begin < total and len(ends) < step.parts:
-        end, count = _cut_one(seen, begin, total, size, step.records, is_end)
+        end, count = _cut_next_part(seen, begin, total, size, step.records, is_end)
         if not end:
             break
         ends.append(end)
@@ -157,7 +157,7 @@ def _cut_step(
     return ends, counts
 
 
-def _cut_one(
+def _cut_next_part(
     seen: bytes, begin: int, total: int, size: PartSize, records: int, is_end: bool
 ) -> tuple[int, int]:
     """Return where a part of so many records ends, and how many it has; 0 if it may still grow."""
@@ -275,7 +275,7 @@ def _chunks_of_parts(
         last = min(most, bisect_left(ends, begin + CHUNK_BYTES, first, most) + 1)
         here, each = ends[first:last], counts[first:last]
         pairs = list(zip([begin, *here], here, strict=False))
-        lines, blank = _lines_of(data, seen, pairs, each, spec)
+        lines, blank = _number_of_lines(data, seen, pairs, each, spec)
         numbers = list(accumulate(lines, initial=cursor.record))
         cursor = Cursor(
             start.file,
@@ -285,14 +285,14 @@ def _chunks_of_parts(
         )
         payloads = [data[one:two] for one, two in pairs]
         abouts = [
-            about.of_lines(count - empty, start.file, at, height)
+            about.about_of_lines(count - empty, start.file, at, height)
             for count, empty, at, height in zip(each, blank, numbers, lines, strict=False)
         ]
         yield Chunk(payloads, abouts, sum(each) - sum(blank), here[-1] - begin, cursor)
         first, begin = last, here[-1]
 
 
-def _lines_of(
+def _number_of_lines(
     data: bytes, seen: bytes, pairs: list[tuple[int, int]], counts: list[int], spec: Spec
 ) -> tuple[list[int], list[int]]:
     """Return how many lines each part has, and how many of its records are blank: no records."""
@@ -328,7 +328,7 @@ def input_as_one_part(source: Input, file: int, most: int) -> Chunk:
             f"{source.name} is larger than the {most} bytes a part may have: with --by-reference "
             "workers read it themselves"
         )
-    return Chunk([b"".join(blocks)], [about.of_whole_file(file)], 1, size, Cursor(file + 1))
+    return Chunk([b"".join(blocks)], [about.about_of_whole_file(file)], 1, size, Cursor(file + 1))
 
 
 class Beginning(NamedTuple):
@@ -339,7 +339,7 @@ class Beginning(NamedTuple):
     lines: int
 
 
-def beginning_of(source: Input, spec: Spec, most: int, *, has_header: bool) -> Beginning:
+def beginning_of_csv(source: Input, spec: Spec, most: int, *, has_header: bool) -> Beginning:
     """Return the beginning of a CSV: rows that are left out, empty rows, and its header.
 
     The next read returns all of it again.
@@ -347,7 +347,7 @@ def beginning_of(source: Input, spec: Spec, most: int, *, has_header: bool) -> B
     Raises:
         BadInput: a row of it has more bytes than that, or a quote in it is not closed.
     """
-    mask, text = mask_of(spec), source.mark()
+    mask, text = mask_of_boundaries(spec), source.mark()
     size, lines, left = len(text), 0, spec.skip_rows
     source.skip(size)
     while True:
@@ -381,11 +381,11 @@ def first_record(source: Input, mask: Mask, most: int) -> bytes:
     return data
 
 
-def header_of(name: str, spec: Spec) -> bytes:
+def header_of_csv(name: str, spec: Spec) -> bytes:
     """Return the header of a CSV, with its line ending."""
     with closing(open_input(name, spec.encoding)) as source:
         refuse_strange(source, spec)
-        return beginning_of(source, spec, MAX_PART, has_header=True).header
+        return beginning_of_csv(source, spec, MAX_PART, has_header=True).header
 
 
 def refuse_strange(source: Input, spec: Spec) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamq.records.packing import bare_name
+from streamq.records.packing import name_without_compression
 
 #: So many bytes of a file's beginning are looked at.
 HEAD = 4096
@@ -48,11 +48,11 @@ def strangeness_of(name: str, head: bytes, form: str) -> str:
     if _suffix_before_compression(name) in _BY_SUFFIX and head:
         return _BY_SUFFIX[_suffix_before_compression(name)]
     if form == "jsonl" or _suffix_before_compression(name) == ".json":
-        return _of_json(head, is_lines=form == "jsonl")
+        return _strangeness_of_json(head, is_lines=form == "jsonl")
     return ""
 
 
-def _of_json(head: bytes, *, is_lines: bool) -> str:
+def _strangeness_of_json(head: bytes, *, is_lines: bool) -> str:
     """Return that a file is one JSON value in several lines, or one array, and not JSON lines."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text.startswith((b"[", b"{")):
@@ -80,4 +80,4 @@ def _is_json(text: bytes) -> bool:
 
 def _suffix_before_compression(name: str) -> str:
     """Return the suffix of a name, without one that says how the file is compressed."""
-    return bare_name(Path(name)).suffix.lower()
+    return name_without_compression(Path(name)).suffix.lower()

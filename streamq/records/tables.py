@@ -16,7 +16,7 @@ from streamq.errors import StreamqError
 from streamq.model import CHUNK_PARTS
 from streamq.records import about
 from streamq.records.arrow import pyarrow
-from streamq.records.inputs import BadInput, Identity
+from streamq.records.inputs import BadInput, InputIdentity
 from streamq.records.remote import Object, RangeFile, is_remote
 from streamq.records.sizes import MOST_RECORDS, PartSize, Step
 from streamq.records.splitting import Chunk, Cursor
@@ -180,7 +180,7 @@ def open_table(name: str, form: str) -> TableFile:
         BadInput: it is not there, or holds no such table.
     """
     if is_remote(name):
-        found = Identity.of(name)
+        found = InputIdentity.of(name)
         return TableFile(name, RangeFile(name, Object(found.size, found.digest)), form)
     try:
         file = Path(name).open("rb")  # noqa: SIM115  the TableFile closes it
@@ -194,7 +194,7 @@ def open_table(name: str, form: str) -> TableFile:
 
 
 def table_chunks(
-    then: Identity,
+    then: InputIdentity,
     form: str,
     start: Cursor,
     size: PartSize,
@@ -229,7 +229,7 @@ def _rows_in(size: PartSize, rows: int, size_bytes: int) -> int:
 
 
 def _rows_chunk(
-    then: Identity, group: int, begin: int, rows: int, cursor: Cursor, step: Step
+    then: InputIdentity, group: int, begin: int, rows: int, cursor: Cursor, step: Step
 ) -> Chunk:
     """Return the next parts of a group, which begins at that row of the file."""
     payloads: list[bytes] = []
@@ -239,7 +239,7 @@ def _rows_chunk(
         count = min(step.records, rows - first)
         reference = TableReference(group, first, count, then.size, then.version)
         payloads.append(msgspec.json.encode(reference))
-        abouts.append(about.of_lines(count, cursor.file, begin + first + 1))
+        abouts.append(about.about_of_lines(count, cursor.file, begin + first + 1))
         first += count
     at = begin + first
     records, size = at - cursor.offset, sum(map(len, payloads))

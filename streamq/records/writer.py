@@ -43,7 +43,8 @@ class Writer:
         #: Whether an item of the last result wrote no line.
         self.has_skipped = False
         self._preamble = preamble if form == "raw" else b""
-        self._is_value = False
+        #: Whether the last result began with a value, and with no line that a handler made.
+        self.is_value = False
         self._left_out: set[str] = set()
         #: How many results hold bytes that could not be written as UTF-8.
         self.garbled = 0
@@ -60,19 +61,23 @@ class Writer:
         if not lines:
             self.is_open = was_open
             return lines
+        return self._before(was_open=was_open) + lines
+
+    def before(self, *, is_value: bool) -> bytes:
+        """Return what has to stand before lines that were made elsewhere; ``is_value`` of those."""
+        was_open, self.is_open, self.is_value = self.is_open, False, is_value
+        return self._before(was_open=was_open)
+
+    def _before(self, *, was_open: bool) -> bytes:
+        """Return the end of a line that is open, or what goes before the first line, or nothing."""
         if was_open:
-            return b"\n" + lines
+            return b"\n"
         preamble = self.preamble()
-        if not preamble or self._is_value:
-            return lines
+        if not preamble or self.is_value:
+            return b""
         preamble += b"" if preamble.endswith(b"\n") else b"\n"
         self.head = len(preamble)
-        return preamble + lines
-
-    def newline(self) -> bytes:
-        """Return what has to stand before lines that were made elsewhere: a newline, or nothing."""
-        was_open, self.is_open = self.is_open, False
-        return b"\n" if was_open else b""
+        return preamble
 
     def preamble(self) -> bytes:
         """Return the preamble the first time, and nothing after that."""
@@ -91,7 +96,7 @@ class Writer:
 
     def _lines(self, result: bytes) -> bytes:
         found = codec.decode_unchecked(result)
-        self._is_value = False
+        self.is_value = False
         if self._form == "raw" and (whole := _plain_lines(found)) is not None:
             return whole
         items, endings = codec.checked_items(found)
@@ -104,7 +109,7 @@ class Writer:
         kept = [item for item in items if item is not None]
         self.has_skipped = len(kept) < len(items)
         if self._form == "raw":
-            self._is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
+            self.is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
             lines = b"".join(
                 _raw_line(item) + (ENDINGS[endings[index]] if endings else b"\n")
                 for index, item in enumerate(items)
@@ -213,7 +218,7 @@ def _items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Item], byte
 
 
 def _framed_rows(rows: list[Any]) -> bytes:
-    return table_frame(arrow.from_rows(rows))
+    return table_frame(arrow.table_from_rows(rows))
 
 
 def _csv_line(cells: list[Any]) -> bytes:

@@ -16,8 +16,8 @@ import msgspec
 from streamq.errors import StreamqError, damaged_if_unreadable
 from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import part_of
-from streamq.queue.failed_inputs import with_inputs
+from streamq.protocol.replies import part_of_field
+from streamq.queue.failed_inputs import failures_with_inputs
 from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import outputs, parquet
@@ -28,16 +28,16 @@ from streamq.records.outputs import (
     OutputError,
     OutputExists,
     check_errors,
-    digest_of,
+    digest_of_errors_file,
+    digest_of_failures,
     error_lines,
-    errors_digest,
     refuse_inputs,
 )
 from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
 from streamq.runs.committed import Committed
 from streamq.runs.in_place import InPlace
-from streamq.runs.spooled_results import Piece, SpooledResults, size_of
+from streamq.runs.spooled_results import Piece, SpooledLines, SpooledResults, size_of_spooled
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def show_results(
     while True:
         batch = reader.read()
         if batch is not None:
-            yield b"".join(writer.lines(result, part_of(field)) for field, result in batch)
+            yield b"".join(writer.lines(result, part_of_field(field)) for field, result in batch)
         elif reader.is_over or not follow:
             break
         else:
@@ -247,13 +247,13 @@ class Collector:
         name, errors = self._output.name, self._done.errors
         failures = Request(self._protocol, self._id).errors()
         reader = self._spools.inputs if self._spools else None
-        self.failures = list(with_inputs(self._protocol, self._id, failures, reader))
+        self.failures = list(failures_with_inputs(self._protocol, self._id, failures, reader))
         if name:
             if not force:
                 self._check_errors(OutputError)
             # Both contents count as ours, since we may be killed before the old one is replaced.
             lines = error_lines(self.failures)
-            errors = sorted({errors_digest(Path(name)), digest_of(lines)})
+            errors = sorted({digest_of_errors_file(Path(name)), digest_of_failures(lines)})
         preamble = self._writer.preamble()
         is_empty = not self._done.offset and not preamble
         self._writer.head = self._writer.head or len(preamble)
@@ -268,7 +268,7 @@ class Collector:
         if self._form != "parquet" or (done.sealed and done.sealed == done.offset):
             return
         assert isinstance(self._output, FileOutput)
-        types = parquet.types_of(spec)
+        types = parquet.column_types_of_input(spec)
         written = self._output.draft(
             lambda file: parquet.convert_to_parquet(file, done.sealed, done.offset, types)
         )
@@ -341,7 +341,7 @@ class Collector:
 
     def _has_place(self, field: str) -> bool:
         """Return whether a result belongs before what is written."""
-        part = part_of(field)
+        part = part_of_field(field)
         return part < self._done.next and self._in_place is not None and self._in_place.has(part)
 
     def _fill(self) -> None:
@@ -397,18 +397,18 @@ class Collector:
         else:
             pieces = []
             for field, result in results.items():
-                pieces += self._pieces(self._find(result), part_of(field))
+                pieces += self._pieces(self._find(result), part_of_field(field))
         self._commit(pieces, self._reader.next, list(results))
 
-    def _find(self, result: bytes) -> Piece:
+    def _find(self, result: bytes) -> bytes | SpooledLines:
         """Return a result as it is; or where in a spool the lines of the part are."""
         return self._spools.find(result) if self._spools else result
 
-    def _pieces(self, found: Piece, part: int) -> list[Piece]:
+    def _pieces(self, found: bytes | SpooledLines, part: int) -> list[Piece]:
         """Return what is written of a result that was found."""
         if isinstance(found, bytes):
             return [self._writer.lines(found, part)]
-        return [self._writer.newline(), found]
+        return [self._writer.before(is_value=found.is_value), found.place]
 
     def _inline(self, result: bytes) -> bytes:
         """Return a result with its lines, even if they are in a spool."""
@@ -427,7 +427,7 @@ class Collector:
             self._writer.has_skipped = False
             found = self._find(result)
             pieces = self._pieces(found, number)
-            size = sum(map(size_of, pieces))
+            size = sum(map(size_of_spooled, pieces))
             # The lines in a spool are those of a part without failures, so without gaps.
             if self._writer.has_skipped and isinstance(found, bytes):
                 begin = offset + size - len(self._lone_writer().lines(found, number))
@@ -436,7 +436,7 @@ class Collector:
             offset += size
         for field in results:
             if not field.isdigit() or int(field) not in passed:
-                written += self._pieces(self._find(results[field]), part_of(field))
+                written += self._pieces(self._find(results[field]), part_of_field(field))
         in_place.note(gaps)
         return written
 
@@ -456,7 +456,7 @@ class Collector:
         else:
             assert isinstance(self._output, FileOutput)
             grown = self._output.add(pieces)
-        length = self._done.length + sum(map(size_of, pieces))
+        length = self._done.length + sum(map(size_of_spooled, pieces))
         self._store(self._next(self._done.offset + grown, length, next_number, errors), forget)
         if self._spools:
             self._spools.committed()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from streamq.model import Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.fleet import HandlerPace, pace_of
+from streamq.queue.fleet import HandlerPace, pace_of_handler
 from streamq.records.sizes import AS_LARGE_AS_ALLOWED, Step, most_by_rate, records_for
 
 #: The fleet is asked this often while a load runs. Its heartbeats come every few seconds.
@@ -60,5 +60,6 @@ class FleetSize:
 def sized_by_fleet(protocol: Protocol, policy: Policy) -> FleetSize:
     """Return what sizes the parts of a load for the live workers of its queue."""
     return FleetSize(
-        lambda: pace_of(protocol, policy.queue, policy.handler), most_by_rate(policy.rate_ms)
+        lambda: pace_of_handler(protocol, policy.queue, policy.handler),
+        most_by_rate(policy.rate_ms),
     )

@@ -20,7 +20,7 @@ from streamq.records.belonging import OutputNote
 from streamq.records.manifest import check_manifest, write_manifest
 from streamq.records.outputs import OutputError, OutputExists
 from streamq.runs import finding, home, same
-from streamq.runs.finished import Finished, FinishedNote, Seal, check_retry
+from streamq.runs.finished import Finished, FinishedNote, FinishedSeal, check_retry
 from streamq.runs.home import HOME
 from streamq.runs.plan import STANDARD, Plan
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
@@ -30,7 +30,7 @@ from streamq.servers.local import FOR_ONE_RUN, LocalServer
 Beginning = Literal["resumed", "found", "fresh", "retried"]
 
 
-def beginning_of(*, resume: str, retry: str, is_fresh: bool) -> Beginning:
+def beginning_of_run(*, resume: str, retry: str, is_fresh: bool) -> Beginning:
     """Return how a run begins, by the options that say so.
 
     Raises:
@@ -82,7 +82,7 @@ class RunFolder:
     @property
     def note(self) -> OutputNote | None:
         """Where the run notes which file its output is; None where it has no folder."""
-        return _note_of(self.plan.id) if self.plan.can_go_on else None
+        return _note_of_output(self.plan.id) if self.plan.can_go_on else None
 
     @property
     def finished(self) -> FinishedNote:
@@ -139,7 +139,7 @@ class RunFolder:
         self._outdated = [run.id for run in done]
         alike = [run for run in alike if not run.finished]
         if self._beginning == "fresh":
-            notes = [_note_of(run.id) for run in alike]
+            notes = [_note_of_output(run.id) for run in alike]
             is_theirs = any(note.fits(Path(self.plan.output)) for note in notes)
             _check_output(self.plan, force=self.plan.force or is_theirs)
             self.plan = msgspec.structs.replace(self.plan, replaces=tuple(run.id for run in alike))
@@ -180,10 +180,10 @@ class RunFolder:
         self.is_resumed = self.is_found = True
 
     def _take(self) -> BinaryIO:
-        home.make_own(HOME / self.plan.id)
+        home.make_own_folder(HOME / self.plan.id)
         lock = home.lock_run_folder(self.plan.id)
         if lock is None:
-            pid = home.holder_of(self.plan.id)
+            pid = home.process_that_holds_run(self.plan.id)
             who = f", process {pid}" if pid > 0 else ""
             raise InvalidValue(f"run {self.plan.id} goes on in another process{who}")
         home.store_plan(self.plan)
@@ -215,7 +215,7 @@ class RunFolder:
 
     def _keep(self, status: Status) -> None:
         """Keep the run, so that what failed can be retried. That it cannot be kept is no error."""
-        seal = Seal.of(Path(self.plan.output))
+        seal = FinishedSeal.of(Path(self.plan.output))
         if seal is None or not self.plan.can_go_on:
             return
         until_s = time.time() + self.plan.keep_ms / 1e3
@@ -248,12 +248,12 @@ class RunFolder:
         def address() -> str:
             found = starting.server().url
             if place:
-                finding.note_address(self.plan.id, found, prefix)
+                finding.note_server_address(self.plan.id, found, prefix)
             return found
 
         if place:
-            finding.forget_address(self.plan.id)
-        starting = _Starting(place)
+            finding.forget_server_address(self.plan.id)
+        starting = _StartingServer(place)
         try:
             yield address
             if not self.is_kept:
@@ -265,7 +265,7 @@ class RunFolder:
             starting.stop()
 
 
-def _note_of(run_id: str) -> OutputNote:
+def _note_of_output(run_id: str) -> OutputNote:
     return OutputNote(HOME / run_id / "output.json")
 
 
@@ -281,7 +281,7 @@ def _check_output(plan: Plan, *, force: bool) -> None:
         check_manifest(Path(plan.output), force=force)
 
 
-class _Starting(threading.Thread):
+class _StartingServer(threading.Thread):
     """Starts a server in the background."""
 
     def __init__(self, directory: Path | None) -> None:

@@ -14,18 +14,25 @@ from streamq.queue.client import Client
 from streamq.queue.fleet import check_fleet
 from streamq.queue.request import Request
 from streamq.records.gaps import gaps_beside
-from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
+from streamq.records.outputs import (
+    FORMS,
+    FileOutput,
+    check_keys,
+    check_output_name,
+    form_by_output_name,
+    is_stream_output,
+)
 from streamq.runs.collect import Collector, write_errors
-from streamq.runs.folder import RunFolder, beginning_of
+from streamq.runs.folder import RunFolder, beginning_of_run
 from streamq.runs.home import load_plan
 from streamq.runs.load import Load
 from streamq.runs.options import KEEP, RequestOptions, describe_flow, describe_run, describe_source
 from streamq.runs.progress import Progress
-from streamq.runs.retry import new_run
+from streamq.runs.retry import new_retry_run
 from streamq.runs.run import carry_out
-from streamq.runs.same import on_server, server_name
+from streamq.runs.same import plan_on_server, server_name
 from streamq.runs.spooling import spooled_plan
-from streamq.settings import Settings, with_login
+from streamq.settings import Settings, url_with_login
 from streamq.worker.flow_reader import read_flow_apart
 from streamq.worker.spawning import Spawner
 
@@ -112,14 +119,14 @@ def collect(
     Example:
         collect(request, "out.txt")
     """
-    check_name(str(output), output_format)
+    check_output_name(str(output), output_format)
     path = Path(units.file_name(str(Path(output).absolute())))
-    form = output_format or form_of(path.name)
+    form = output_format or form_by_output_name(path.name)
     if form not in FORMS:
         raise InvalidValue(f"output_format {form!r} is none of {', '.join(FORMS)}")
     if keys:
         check_keys(form, "keys")
-    if is_stream(path):
+    if is_stream_output(path):
         raise InvalidValue(f"{output} is no regular file")
     collector = Collector(
         request.protocol,
@@ -154,7 +161,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     resume: str = "",
     fresh: bool = False,
     retry_failed: str = "",
-    spool: bool = False,
+    spool: bool = True,
     queue: str | None = None,
     url: str | None = None,
     prefix: str | None = None,
@@ -172,8 +179,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     "last", runs what failed again, and puts the results into their place in the output. ``watch``
     is called with the progress about 4 times a second. Failures of ``out.jsonl`` go to
     ``out.errors.jsonl``; with ``manifest`` counts and digests to ``out.manifest.json``.
-    ``spool=True`` lets processes read local files and keep results in files of the run, instead
-    of sending all bytes through its server. Return the last status.
+    Processes read local files themselves and keep results in files of the run; with
+    ``spool=False`` all bytes go through its server. Return the last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.
@@ -215,7 +222,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             **options,
         )
     )
-    named, prefix = with_login(url or settings.url, settings), prefix or settings.prefix
+    named, prefix = url_with_login(url or settings.url, settings), prefix or settings.prefix
     if named:
         with connected_protocol(
             named,
@@ -226,10 +233,10 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             is_patient=False,
         ):
             pass  # only to see that a server answers, before anything is stored
-    plan = on_server(plan, server_name(named, prefix))
+    plan = plan_on_server(plan, server_name(named, prefix))
     if not stored:
         plan = spooled_plan(plan, is_wanted=spool)
-    beginning = beginning_of(resume=resume, retry=retry_failed, is_fresh=fresh)
+    beginning = beginning_of_run(resume=resume, retry=retry_failed, is_fresh=fresh)
     folder = RunFolder(plan, beginning)
     with (
         Spawner(plan.slots, plan.processes) as spawner,
@@ -237,7 +244,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
         folder.server(named, prefix) as address,
     ):
         plan = folder.plan
-        this_run = new_run(
+        this_run = new_retry_run(
             folder,
             address(),
             prefix,

@@ -71,11 +71,11 @@ def home_locked() -> Generator[None]:
         InvalidValue: another user may write to the folder.
     """
     while True:
-        make_own(HOME)
+        make_own_folder(HOME)
         descriptor = os.open(HOME, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(HOME, descriptor):
+            if _path_leads_to_open_file(HOME, descriptor):
                 try:
                     yield
                 finally:
@@ -88,7 +88,7 @@ def home_locked() -> Generator[None]:
             os.close(descriptor)
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _path_leads_to_open_file(path: Path, descriptor: int) -> bool:
     """Return whether the path still leads to the open file."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
@@ -96,7 +96,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def make_own(folder: Path) -> None:
+def make_own_folder(folder: Path) -> None:
     """Make a folder that only this user may write to.
 
     Raises:
@@ -151,7 +151,7 @@ def stored_runs() -> list[StoredRun]:
             plan = _read_plan(path)
             if plan.id == folder.name:
                 at_ns, finished = path.stat().st_mtime_ns, FinishedNote(folder).read()
-                found.append(StoredRun(plan, at_ns, _holder_of(folder), finished))
+                found.append(StoredRun(plan, at_ns, _process_in_lock_file(folder), finished))
     return sorted(found, key=lambda run: -run.at_ns)
 
 
@@ -259,12 +259,12 @@ def lock_run_folder(request_id: str) -> BinaryIO | None:
     return file
 
 
-def holder_of(request_id: str) -> int:
+def process_that_holds_run(request_id: str) -> int:
     """Return the process that runs it now; 0 for none, -1 where that is not known."""
-    return _holder_of(HOME / request_id)
+    return _process_in_lock_file(HOME / request_id)
 
 
-def _holder_of(folder: Path) -> int:
+def _process_in_lock_file(folder: Path) -> int:
     try:
         with (folder / _LOCK).open("rb") as file:
             try:

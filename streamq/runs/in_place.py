@@ -7,10 +7,10 @@ import msgspec
 
 from streamq.errors import UNREADABLE
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import part_of
+from streamq.protocol.replies import part_of_field
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
-from streamq.records.gaps import Filler, Filling, Gap, GapFile
+from streamq.records.gaps import Filling, Gap, GapFile, GapFiller
 from streamq.records.inputs import Input
 from streamq.records.writer import Writer
 
@@ -24,7 +24,7 @@ class _Record(msgspec.Struct):
     record: int = 0
 
 
-class _Part(NamedTuple):
+class _PartInPlace(NamedTuple):
     """What the records of a part came to, in all of its runs."""
 
     items: list[Item]
@@ -83,15 +83,15 @@ class InPlace:
         return [
             Gap(part, record, offset + at)
             for record, at in _records_that_failed(
-                _Part(*codec.decode_result(result)), failed, make(), part
+                _PartInPlace(*codec.decode_result(result)), failed, make(), part
             )
         ]
 
     def fill(
         self, results: Mapping[str, bytes], make: MakeWriter, packing: str, size: int, head: int
-    ) -> "Filled":
+    ) -> "FilledOutput":
         """Get ready to put results, by their fields, into the gaps of an output of that size."""
-        return Filled(
+        return FilledOutput(
             self._gaps,
             _merged_outcomes(results),
             self._failed(_parts_of_results(results)),
@@ -101,12 +101,12 @@ class InPlace:
             head,
         )
 
-    def prepare(self, filled: "Filled") -> int:
+    def prepare(self, filled: "FilledOutput") -> int:
         """Write down the gaps that the filled output has. Return which file will count."""
         self._file.write(self.generation + 1, filled.gaps)
         return self.generation + 1
 
-    def filled(self, filled: "Filled") -> None:
+    def filled(self, filled: "FilledOutput") -> None:
         """Go on with what ``prepare`` has written: the output is committed."""
         self.generation += 1
         self._keep(filled.gaps)
@@ -131,13 +131,13 @@ class InPlace:
         }
 
 
-class Filled:
+class FilledOutput:
     """A copy of an output with results in their places, as it is written."""
 
     def __init__(
         self,
         gaps: list[Gap],
-        parts: dict[int, _Part],
+        parts: dict[int, _PartInPlace],
         failed: dict[int, set[int]],
         make: MakeWriter,
         packing: str,
@@ -162,7 +162,7 @@ class Filled:
     def copy(self, file: BinaryIO) -> Iterator[bytes]:
         """Yield the copy of the open file."""
         source = Input("the output", file) if self._packing else file
-        filler = Filler(source, self._size, self._head)
+        filler = GapFiller(source, self._size, self._head)
         for block in filler.copy(self._before, self._filling):
             self.size += len(block)
             yield block
@@ -193,7 +193,7 @@ class Filled:
 
 
 def _records_that_failed(
-    found: _Part, failed: set[int], writer: Writer, part: int
+    found: _PartInPlace, failed: set[int], writer: Writer, part: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the records that failed, and how many bytes of lines stand before each."""
     if not failed:
@@ -205,24 +205,24 @@ def _records_that_failed(
         at += len(found.line(number, writer, part))
 
 
-def _merged_outcomes(results: Mapping[str, bytes]) -> dict[int, _Part]:
+def _merged_outcomes(results: Mapping[str, bytes]) -> dict[int, _PartInPlace]:
     """Return what each part came to. A later run has only the records that failed before."""
-    merged: dict[int, _Part] = {}
-    for field in sorted(results, key=_run_of):
+    merged: dict[int, _PartInPlace] = {}
+    for field in sorted(results, key=_run_of_part):
         items, endings = codec.decode_result(results[field])
-        if (before := merged.get(part_of(field))) and len(before.items) == len(items):
+        if (before := merged.get(part_of_field(field))) and len(before.items) == len(items):
             pairs = zip(before.items, items, strict=True)
             items = [old if new is None else new for old, new in pairs]
-        merged[part_of(field)] = _Part(items, endings)
+        merged[part_of_field(field)] = _PartInPlace(items, endings)
     return merged
 
 
-def _run_of(field: str) -> int:
+def _run_of_part(field: str) -> int:
     return int(field.partition(".")[2] or 0)
 
 
 def _parts_of_results(results: Mapping[str, bytes]) -> list[int]:
-    return sorted({part_of(field) for field in results})
+    return sorted({part_of_field(field) for field in results})
 
 
 def _failed_records(text: bytes) -> set[int]:

@@ -97,7 +97,7 @@ def submit_lines(
         numbers = range(count + 1, count + 1 + len(lines))
         ids = [units.name(f"{name}-{number}", "--id") for number in numbers]
         unknown = protocol.unknown(ids) if can_go_on else set(ids)
-        submitter = _Submitter(protocol, policy, on_submitted)
+        submitter = _LineSubmitter(protocol, policy, on_submitted)
         for request_id, line in zip(ids, lines, strict=True):
             submitter.put(request_id, line, is_new=request_id in unknown)
         submitter.flush()
@@ -105,7 +105,7 @@ def submit_lines(
     return count
 
 
-class _Submitter:
+class _LineSubmitter:
     """Submits requests in their order: those that are new and small many at once."""
 
     def __init__(

@@ -15,17 +15,17 @@ from streamq import cpus, units
 from streamq.errors import InvalidValue
 from streamq.flows.flow import Flow
 from streamq.model import LEVEL, LIMIT, MAX_PART, WEIGHT, Policy, Spec
-from streamq.queue.flow_policy import flow_policy, follow_of
+from streamq.queue.flow_policy import flow_policy, follow_of_stage
 from streamq.queue.options import Named, policy_of_options
 from streamq.records import outputs
-from streamq.records.arrow import TABLE_FORMATS, check_installed
+from streamq.records.arrow import TABLE_FORMATS, check_pyarrow_installed
 from streamq.records.inputs import STDIN, encoding_named
 from streamq.records.keys import KeyField
 from streamq.records.names import FORMATS, Dialect, absolute_file_name, expand_file_names, format_of
 from streamq.records.references import MOST_REFERRED
 from streamq.records.sizes import PartSize
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.same import code_of
+from streamq.runs.same import code_file_and_digest
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import check_capacity
@@ -195,7 +195,7 @@ def describe_flow(
             common[name] = options.get(name)
     first = served.get(flow.stages[0].handler, flow.stages[0].handler)
     has_key, is_tracked = options.get("key", ""), options.pop("track", False)
-    follow = follow_of(key=has_key, track=is_tracked, trace=options.pop("trace", False))
+    follow = follow_of_stage(key=has_key, track=is_tracked, trace=options.pop("trace", False))
     policy, size = describe_source(
         files, handler=first, queue=queue, limit=limit, keep=keep, named=named, **options
     )
@@ -204,7 +204,7 @@ def describe_flow(
 
 def _check_tables(form: str, names: list[str], options: RequestOptions, named: Named) -> None:
     """Raise InvalidValue if files of tables cannot be read, or not as the options say."""
-    check_installed(names[0])
+    check_pyarrow_installed(names[0])
     if names == [STDIN]:
         raise InvalidValue(f"{form} is read from files: workers read their rows there themselves")
     for option in ("encoding", "key"):
@@ -310,7 +310,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         AppLoadError: the flow cannot be loaded.
     """
     run_id = units.request_id(None, Settings.from_env().team)
-    argv = program.words_of(command, named("exec"))
+    argv = program.words_of_program(command, named("exec"))
     room, keep_ms = capacity_options(processes, concurrency), units.duration_ms(keep, named("keep"))
     form = _output_format(output_format, output, is_program=bool(argv), named=named)
     stages = read_flow_apart(flow, has_handlers=True) if flow else None
@@ -343,7 +343,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         force=force,
         keep_ms=keep_ms,
         has_manifest=manifest,
-        code=code_of(function or flow, argv),
+        code=code_file_and_digest(function or flow, argv),
         folder=str(Path.cwd()),
     )
     if form == "parquet" and plan.is_piped:
@@ -381,8 +381,8 @@ def _output_format(given: str, output: str, *, is_program: bool, named: Named) -
             "what a program prints is written as it is"
         )
     if output != STANDARD:
-        outputs.check_name(output, given or ("raw" if is_program else ""))
-    form = "raw" if is_program else given or outputs.form_of(output)
+        outputs.check_output_name(output, given or ("raw" if is_program else ""))
+    form = "raw" if is_program else given or outputs.form_by_output_name(output)
     if form not in outputs.FORMS:
         what, known = named("output_format"), ", ".join(outputs.FORMS)
         raise InvalidValue(f"{what} {form!r} is none of {known}")

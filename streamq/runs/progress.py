@@ -9,7 +9,7 @@ import msgspec
 
 from streamq.model import StageStatus, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.flow_status import stages_of
+from streamq.queue.flow_status import stages_of_flow
 from streamq.records.inputs import COMPRESSED
 from streamq.records.splitting import Cursor
 from streamq.runs.plan import Plan
@@ -55,7 +55,7 @@ class ProgressMeter:
     def read(self) -> Progress:
         """Return how far the run has come."""
         found = self._protocol.inspect(self._plan.id)
-        status, stages = found.status(), stages_of(self._protocol, found)
+        status, stages = found.status(), stages_of_flow(self._protocol, found)
         total = self._total(status, found.optional_text("cursor"))
         finished: float = status.records.done + status.records.failed
         if stages:

@@ -50,7 +50,7 @@ class RetryRun(Run):
             self._open(protocol, opened)
 
 
-def new_run(folder: RunFolder, url: str, prefix: str, **options: Any) -> Run:
+def new_retry_run(folder: RunFolder, url: str, prefix: str, **options: Any) -> Run:
     """Return the run that carries out the plan of a folder: a new one, a resumed one, or a retry.
 
     The options are those of ``Run``.

@@ -50,11 +50,11 @@ def differences_of_plans(then: Plan, now: Plan, named: Named) -> list[str]:
     ``named`` returns what an option is called in messages.
     """
     found = [
-        *_of_function(then, now),
-        *_of_inputs(then, now),
-        *_of_options(then, now, named),
+        *_difference_of_function(then, now),
+        *_difference_of_inputs(then, now),
+        *_differences_of_options(then, now, named),
     ]
-    found += [] if found else _of_stages(then, now)
+    found += [] if found else _differences_of_stages(then, now)
     if then.server != now.server:
         found.append(f"the server was {then.server or _OWN}, and is {now.server or _OWN}")
     return found
@@ -63,7 +63,7 @@ def differences_of_plans(then: Plan, now: Plan, named: Named) -> list[str]:
 _OWN = "one of the run's own"
 
 
-def _of_function(then: Plan, now: Plan) -> Iterator[str]:
+def _difference_of_function(then: Plan, now: Plan) -> Iterator[str]:
     if then.argv != now.argv and (then.argv or now.argv):
         was, is_now = (" ".join(each.argv) or each.target for each in (then, now))
         yield f"the program was {was}, and is {is_now}"
@@ -73,7 +73,7 @@ def _of_function(then: Plan, now: Plan) -> Iterator[str]:
         yield f"the function changed: {then.code[0]} has other content than it had"
 
 
-def _of_inputs(then: Plan, now: Plan) -> Iterator[str]:
+def _difference_of_inputs(then: Plan, now: Plan) -> Iterator[str]:
     old, new = _absolute_inputs(then), _absolute_inputs(now)
     if STDIN in (*old, *new):
         yield "it reads standard input, which can be read only once"
@@ -95,7 +95,7 @@ def _absolute_inputs(plan: Plan) -> list[str]:
     ]
 
 
-def _of_options(then: Plan, now: Plan, named: Named) -> Iterator[str]:
+def _differences_of_options(then: Plan, now: Plan, named: Named) -> Iterator[str]:
     old, new = dict(_flat_fields(then)), dict(_flat_fields(now))
     for field in sorted((old.keys() | new.keys()) - _FREE):
         was, is_now = old.get(field), new.get(field)
@@ -108,7 +108,7 @@ def _of_options(then: Plan, now: Plan, named: Named) -> Iterator[str]:
             yield f"{option} was {_option_in_words(was)}, and is {_option_in_words(is_now)}"
 
 
-def _of_stages(then: Plan, now: Plan) -> Iterator[str]:
+def _differences_of_stages(then: Plan, now: Plan) -> Iterator[str]:
     """Tell of stages of a flow that are not what they were, where nothing else differs."""
     old, new = _stages_without_serving(then), _stages_without_serving(now)
     if len(old) != len(new):
@@ -185,7 +185,7 @@ def server_name(url: str, prefix: str) -> str:
     return f"{mask_passwords(url)} {prefix}" if url else ""
 
 
-def on_server(plan: Plan, server: str) -> Plan:
+def plan_on_server(plan: Plan, server: str) -> Plan:
     """Return the plan for a run on that server.
 
     Raises:
@@ -196,13 +196,13 @@ def on_server(plan: Plan, server: str) -> Plan:
     return msgspec.structs.replace(plan, server=server)
 
 
-def code_of(target: str, argv: Sequence[str]) -> tuple[str, str]:
+def code_file_and_digest(target: str, argv: Sequence[str]) -> tuple[str, str]:
     """Return the file of a function or a program, and a digest of its content.
 
     The file is found by its name, because the process that asks must not import it. Two empty
     texts stand for a file that is not found so.
     """
-    for path in _files_of(target, argv):
+    for path in _files_of_plan(target, argv):
         try:
             digest = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
         except OSError:
@@ -211,7 +211,7 @@ def code_of(target: str, argv: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
-def _files_of(target: str, argv: Sequence[str]) -> Iterator[Path]:
+def _files_of_plan(target: str, argv: Sequence[str]) -> Iterator[Path]:
     if argv:
         # A program that is found on the path is installed, and none that its user just wrote.
         if "/" in argv[0]:

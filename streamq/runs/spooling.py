@@ -19,7 +19,7 @@ from streamq.records.remote import is_remote
 from streamq.runs.plan import Plan
 
 #: Formats of input whose parts are the same bytes in the file and in the server.
-_FORMATS = ("lines", "jsonl", *TABLE_FORMATS)
+_FORMATS = ("lines", "jsonl", "csv", *TABLE_FORMATS)
 
 
 def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:
@@ -36,14 +36,14 @@ def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:
     can_spool = not plan.server and not plan.is_piped and plan.form in spool.FORMS
     if not can_spool or policy.flow or policy.key or spec.format not in _FORMATS or spec.encoding:
         return plan
-    if not all(map(_is_plain, spec.files)):
+    if not all(map(_is_plain_local_input, spec.files)):
         return plan
     spec = msgspec.structs.replace(spec, by_reference=True)
     policy = msgspec.structs.replace(policy, spec=spec)
     return msgspec.structs.replace(plan, policy=policy, spools=True)
 
 
-def _is_plain(name: str) -> bool:
+def _is_plain_local_input(name: str) -> bool:
     """Return whether a file is a regular one with bytes that are read as they are."""
     if name == STDIN or is_remote(name):
         return False

@@ -61,10 +61,14 @@ class Window:
         kept, results = self._protocol.result_bytes(self._id), found.count("results")
         size = found.known_count("bytes") / total
         if self._spooled and self._parts:
-            kept += self._spooled()
+            # Where no result waits, what is in spools are lines that nobody was told of.
+            kept += self._spooled() if results else 0
             size = self._input / self._parts
-        # Parts that wait become results, which may be larger: as large as those that are there.
-        self._result_size = max(self._result_size, kept / results if results else 0.0)
+        # Parts that wait become results, which may be larger: as large as those that are there, or
+        # were there lately.
+        if results:
+            now = kept / results
+            self._result_size = max(now, (now + self._result_size) / 2)
         held = round(left * max(size, self._result_size)) + kept
         step = max(1, self._size // _LOOKS)
         return min((self._size if done else step) - held, step)

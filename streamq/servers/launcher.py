@@ -192,12 +192,12 @@ class Launcher:
 _launchers = weakref.WeakSet[Launcher]()
 
 
-def _forget_all() -> None:
+def _forget_launchers() -> None:
     for launcher in _launchers:
         launcher.forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_forget_launchers)
 
 
 def ask_server(address: Address, *words: str, timeout_s: float = 5.0) -> str:
@@ -233,7 +233,7 @@ def tail_of_log(log: Path, begin: int) -> str:
     return "\n".join(lines[-_TAIL_LINES:]) or "it said nothing"
 
 
-def on_free_port(run: Callable[[int], T]) -> T:
+def start_on_free_port(run: Callable[[int], T]) -> T:
     """Call ``run`` with a free port, and with another one if a program takes the port first."""
     for _ in range(_PORT_TRIES - 1):
         try:
@@ -268,17 +268,17 @@ def _is_free(port: int) -> bool:
 def _is_ready(address: Address, pid: int) -> bool:
     """Return whether our server, and not another one at this address, answers commands."""
     with suppress(ServerUnreachable, ServerRefused):
-        return _is_ours(address, pid) and ask_server(address, "PING") == "PONG"
+        return _is_our_server(address, pid) and ask_server(address, "PING") == "PONG"
     return False
 
 
 def _is_loading(address: Address, pid: int) -> bool:
     with suppress(ServerUnreachable, ServerRefused):
-        return _is_ours(address, pid) and "\nloading:1" in ask_server(
+        return _is_our_server(address, pid) and "\nloading:1" in ask_server(
             address, "INFO", "persistence"
         )
     return False
 
 
-def _is_ours(address: Address, pid: int) -> bool:
+def _is_our_server(address: Address, pid: int) -> bool:
     return f"\nprocess_id:{pid}\r" in ask_server(address, "INFO", "server", timeout_s=1.0)

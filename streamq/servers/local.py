@@ -20,7 +20,7 @@ from typing import Self
 from urllib.parse import quote
 
 from streamq.errors import InvalidValue, ServerError, ServerMissing
-from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
+from streamq.servers.launcher import LOOPBACK, Launcher, start_on_free_port
 
 Options = Iterable[Sequence[str]]
 """Directives of the server's configuration, such as ``("maxmemory", "100mb")``."""
@@ -90,14 +90,14 @@ class LocalServer:
                 ("unixsocketperm", "700"),
                 *_storage_settings(persist),
             )
-            argv = command_line(program, home, base, extra)
+            argv = server_command_line(program, home, base, extra)
             if sock:
                 return f"unix://{quote(str(sock))}", launcher.run(argv, home, str(sock))
             pid = launcher.run(argv, home, (LOOPBACK, number))
             return f"redis://{LOOPBACK}:{number}", pid
 
         try:
-            url, pid = on_free_port(run) if port == 0 else run(port or 0)
+            url, pid = start_on_free_port(run) if port == 0 else run(port or 0)
         except BaseException:
             launcher.stop()
             raise
@@ -165,7 +165,7 @@ def checked_options(options: Options) -> tuple[tuple[str, ...], ...]:
     return checked
 
 
-def command_line(
+def server_command_line(
     program: Path, home: Path, base: Iterable[Sequence[str]], extra: Iterable[Sequence[str]]
 ) -> list[str]:
     """Return the command line of a server. An extra option replaces the one in the base.

@@ -14,13 +14,13 @@ from typing import Literal, Self
 import msgspec
 
 from streamq.errors import InvalidValue, ServerError
-from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, on_free_port
+from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, start_on_free_port
 from streamq.servers.local import (
     Options,
     checked_options,
-    command_line,
     find_server,
     make_directory,
+    server_command_line,
 )
 from streamq.servers.topology import Peer, join_nodes
 
@@ -140,7 +140,7 @@ class LocalCluster:
         def run(port: int) -> ClusterNode:
             return ClusterNode(port, self._run(port, directory), role, directory)
 
-        self.nodes += (on_free_port(run),)
+        self.nodes += (start_on_free_port(run),)
 
     def _run(self, port: int, directory: Path) -> int:
         base = (
@@ -155,7 +155,7 @@ class LocalCluster:
             # By default a primary waits 5 s for more replicas before it sends data to the first.
             ("repl-diskless-sync-delay", "0"),
         )
-        argv = command_line(self._program, directory, base, self._options)
+        argv = server_command_line(self._program, directory, base, self._options)
         return self._launcher.run(argv, directory, (LOOPBACK, port))
 
 

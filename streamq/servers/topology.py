@@ -82,7 +82,7 @@ def join_nodes(groups: Sequence[Sequence[Peer]], timeout_s: float) -> None:
     """
     peers = [peer for group in groups for peer in group]
     ids = {peer.name: own_member(view_of_nodes(peer)).id for peer in peers}
-    wait = _Wait(timeout_s)
+    wait = _WaitForNodes(timeout_s)
     for index, peer in enumerate(peers):
         # With different epochs from the start, the nodes need not settle which of them is newer.
         known = view_of_nodes(peer)
@@ -107,7 +107,7 @@ def settle_cluster(peers: Sequence[Peer], timeout_s: float) -> None:
     Raises:
         ServerError: the nodes do not agree in time.
     """
-    wait = _Wait(timeout_s)
+    wait = _WaitForNodes(timeout_s)
     if not all(map(_is_whole, peers)):
         _introduce_nodes(peers, wait)
     _settle_nodes(peers, wait)
@@ -123,7 +123,7 @@ def is_ok(peer: Peer) -> bool:
     return "cluster_state:ok" in _lines_of_cluster_reply(peer, "INFO")
 
 
-class _Wait:
+class _WaitForNodes:
     """One deadline for several waits."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -139,7 +139,7 @@ class _Wait:
             time.sleep(_POLL_S)
 
 
-def _introduce_nodes(peers: Sequence[Peer], wait: _Wait) -> None:
+def _introduce_nodes(peers: Sequence[Peer], wait: _WaitForNodes) -> None:
     first, *others = peers
     for peer in others:
         bus_port = own_member(view_of_nodes(peer)).bus_port
@@ -154,7 +154,7 @@ def _introduce_nodes(peers: Sequence[Peer], wait: _Wait) -> None:
         wait.until(knows_all, peer)
 
 
-def _settle_nodes(peers: Sequence[Peer], wait: _Wait) -> None:
+def _settle_nodes(peers: Sequence[Peer], wait: _WaitForNodes) -> None:
     for condition in (is_linked, _is_whole):
         for peer in peers:
             wait.until(condition, peer)

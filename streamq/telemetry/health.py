@@ -77,7 +77,7 @@ class HealthServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _HealthSocket(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
@@ -86,7 +86,7 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self.subject = subject
         self.address_family = family
-        super().__init__(address, _Handler)
+        super().__init__(address, _HealthHandler)
 
     def server_bind(self) -> None:
         """Bind the socket. A socket for every IPv6 interface takes IPv4, too."""
@@ -95,20 +95,20 @@ class _Server(ThreadingHTTPServer):
         super().server_bind()
 
 
-def _listen_for_health(host: str, port: int, subject: HealthSource) -> _Server:
+def _listen_for_health(host: str, port: int, subject: HealthSource) -> _HealthSocket:
     if not host:
         # This fails where there is no IPv6, or where it is switched off.
         with suppress(OSError):
-            return _Server(socket.AF_INET6, ("::", port), subject)
-        return _Server(socket.AF_INET, ("0.0.0.0", port), subject)
+            return _HealthSocket(socket.AF_INET6, ("::", port), subject)
+        return _HealthSocket(socket.AF_INET, ("0.0.0.0", port), subject)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     # A name may have several addresses. IPv4 is taken first, since most probes use it.
     family = min((each[0] for each in found), key=lambda family: family != socket.AF_INET)
-    return _Server(family, (host, port), subject)
+    return _HealthSocket(family, (host, port), subject)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _HealthHandler(BaseHTTPRequestHandler):
+    server: _HealthSocket
     timeout = _SILENT_S
     server_version = "streamq"
     sys_version = ""
@@ -167,7 +167,7 @@ def _scale_reply(subject: HealthSource) -> Reply:
     return HTTPStatus.OK, _JSON, msgspec.json.encode({"value": value})
 
 
-_Handler._PAGES = {
+_HealthHandler._PAGES = {
     "/livez": _livez_reply,
     "/readyz": _readyz_reply,
     "/metrics": _metrics_reply,

@@ -64,7 +64,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _LogHandler(logging.StreamHandler[TextIO]):
     """Drops lines that cannot be written: no work may fail because of a log."""
 
     def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802  the name is logging's
@@ -73,7 +73,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 def send_logs_to_stderr(level: str, style: str) -> None:
     """Send the library's log lines to stderr. The root logger is left to the user."""
-    handler = _Handler(sys.stderr)
+    handler = _LogHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logger = logging.getLogger("streamq")
     logger.handlers[:] = [handler]

@@ -5,7 +5,7 @@ from typing import Any
 
 from streamq.records.encoding import Item
 from streamq.worker.part_watch import PartWatch
-from streamq.worker.tracebacks import safe_text
+from streamq.worker.tracebacks import text_that_can_be_encoded
 
 
 class Timeout(Exception):
@@ -29,4 +29,6 @@ def tamed_error(error: BaseException) -> Exception:
     """Return an error that ends only the part, instead of one that would end the process."""
     if isinstance(error, Exception):
         return error
-    return RuntimeError(f"the handler raised {type(error).__name__}: {safe_text(error)}")
+    return RuntimeError(
+        f"the handler raised {type(error).__name__}: {text_that_can_be_encoded(error)}"
+    )

@@ -100,7 +100,7 @@ def sum_of_rows(first: Row, second: Row) -> Row:
     return tuple(map(sum, zip(first, second, strict=True)))
 
 
-def add_all(rows: dict[str, Row], more: Mapping[str, Row]) -> None:
+def sum_of_all_rows(rows: dict[str, Row], more: Mapping[str, Row]) -> None:
     """Add the rows of handlers to those in ``rows``, by name."""
     for name, row in more.items():
         rows[name] = sum_of_rows(rows.get(name, NOTHING), row)
@@ -130,7 +130,7 @@ def tally_of_row(row: Row) -> Tally:
     return Tally(row[DONE], row[FAILED], row[RETRIED], round(seconds, 3), list(classes))
 
 
-def work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) -> Samples:
+def samples_of_work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) -> Samples:
     """Return metrics of the rows, and of parts, by handler and state, that are in no row."""
     parts = Counter(others)
     for name, row in rows.items():

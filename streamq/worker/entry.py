@@ -14,7 +14,7 @@ from streamq.errors import StreamqError
 from streamq.telemetry import logs
 from streamq.worker import program, webhooks
 from streamq.worker.channel import Channel, LoadFailed, ProcessConfig, Ready
-from streamq.worker.load_app import load_app, load_flow_app, own_files
+from streamq.worker.load_app import files_of_user_code, load_app, load_flow_app
 from streamq.worker.process import WorkerProcess
 from streamq.worker.slot_table import SlotTable
 from streamq.worker.tracebacks import users_traceback
@@ -49,7 +49,7 @@ def main() -> None:
         _leave_process(4)
     handlers = app.handlers.values()
     coroutines = [handler.name for handler in handlers if handler.is_async]
-    channel.send(Ready([handler.offer for handler in handlers], own_files(), coroutines))
+    channel.send(Ready([handler.offer for handler in handlers], files_of_user_code(), coroutines))
     # What was imported stays: the garbage collector, off since the start, need not look at it.
     gc.freeze()
     gc.enable()
@@ -64,7 +64,7 @@ def main() -> None:
 def _app_of_process(config: ProcessConfig) -> App:
     """Return what the process runs: the user's code, and webhooks if it may post any."""
     if config.argv:
-        app = program.app_of(config.handler, config.argv, config.max_result)
+        app = program.app_of_program(config.handler, config.argv, config.max_result)
     elif config.serves:
         app = load_flow_app(config.target, config.serves)
     else:

@@ -18,8 +18,8 @@ from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.queue.held_lease import insist_until_answered
 from streamq.records import about
-from streamq.records.decoding import item_decoder, items_of
-from streamq.records.references import Reader
+from streamq.records.decoding import item_decoder, items_of_part
+from streamq.records.references import ReferenceReader
 from streamq.worker.stage_runner import SpreadRunner, StageRunner
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class JoinRunner(StageRunner):
         if field.startswith(_FAILED_CHILD):
             failure = _failure_of_child(field)
             return [Failed(failure.error, failure.message)]
-        return [decode(item) for item in items_of(field)]
+        return [decode(item) for item in items_of_part(field)]
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         call = super()._bind(None)
@@ -209,7 +209,7 @@ _RUNNERS: dict[str, type[StageRunner]] = {
 
 
 def make_runner(
-    protocol: Protocol, handler: Handler, spec: Spec, max_result: int, reader: Reader
+    protocol: Protocol, handler: Handler, spec: Spec, max_result: int, reader: ReferenceReader
 ) -> StageRunner:
     """Return what runs parts of the stage of a flow that the spec describes."""
     kind = Shape.read(spec.shape).kinds[spec.stage - 1]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from streamq.model import Part
 from streamq.worker import marks
-from streamq.worker.marks import Begun, Late
+from streamq.worker.marks import BegunRecords, Late
 
 #: Records that may be deadly are run in so many pieces.
 PIECES = 16
@@ -38,7 +38,7 @@ class Pieces:
         self.late = mark if isinstance(mark, Late) and mark.index in left else None
         #: Whether the server is told of each piece before it is run.
         self.is_careful = part.crashes > 0 and count > 1
-        begun = mark if isinstance(mark, Begun) and self.is_careful else None
+        begun = mark if isinstance(mark, BegunRecords) and self.is_careful else None
         #: Records that are given up without being run, because workers died of them.
         self.deadly: list[int] = []
         #: Whether these are all that is left, because the part has cost too many workers.
@@ -52,7 +52,7 @@ class Pieces:
         given_up = {*self.deadly}
         self._pieces = self._cut([each for each in left if each not in given_up], begun)
 
-    def _cut(self, left: list[int], begun: Begun | None) -> list[tuple[list[int], int]]:
+    def _cut(self, left: list[int], begun: BegunRecords | None) -> list[tuple[list[int], int]]:
         """Return the pieces, each with how many workers died of it: those under suspicion first."""
         if not self.is_careful:
             if not self.late:
@@ -80,7 +80,9 @@ class Pieces:
             # What the others came to is kept before the one that took too long is run again.
             mark = b"" if self.late and piece == [self.late.index] else None
             if self.is_careful and piece:
-                mark = marks.written_mark(self._part, Begun(min(piece), max(piece) + 1, deaths))
+                mark = marks.written_mark(
+                    self._part, BegunRecords(min(piece), max(piece) + 1, deaths)
+                )
             for index in piece:
                 yield index, mark
                 mark = None

@@ -34,14 +34,14 @@ class PoolWork:
         """Take a process that is gone from the pool's list; what it has done stays counted."""
         with self._counting:
             self._handles.remove(handle)
-            counters.add_all(self._past, handle.rows())
+            counters.sum_of_all_rows(self._past, handle.rows())
 
     def rows(self) -> dict[str, counters.Row]:
         """Return by handler what all processes have done, also those that are gone."""
         with self._counting:
             rows = dict(self._past)
             for handle in self._handles:
-                counters.add_all(rows, handle.rows())
+                counters.sum_of_all_rows(rows, handle.rows())
         return rows
 
     def retried(self) -> int:

@@ -19,13 +19,13 @@ from streamq.app import App
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ServerError
 from streamq.model import Spec
-from streamq.protocol.keys import list_of
+from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Token, Tokens
 from streamq.queue.held_lease import report_outage
 from streamq.queue.outages import Outage
 from streamq.queue.taker import KNOWN_REQUESTS, Host, Invitation, Taker
-from streamq.records.references import Reader
+from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
 from streamq.worker.batches import Batches, SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, ProcessConfig, VisitAt
@@ -63,7 +63,7 @@ class WorkerProcess:
         self._app = app
         self._table = table
         self._channel = channel
-        self._reader = Reader(config.allow_read, config.base)
+        self._reader = ReferenceReader(config.allow_read, config.base)
         self._spool = SpoolWriter(config.spool, config.form) if config.spool else None
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
@@ -152,7 +152,7 @@ class WorkerProcess:
     def _go_on(self, slot: int, token: Token) -> bool:
         """Run parts of the next stage of a flow in the slot. Returns whether there were any."""
         if self._is_stopping or self._is_quiet or self._exclusive >= 0:
-            self._taker.push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
+            self._taker.push(token.request_id, Tokens(1, token_list_of(token.handler, token.level)))
             return False
         taken = self._claim(slot, Invitation(token, was_waiting=False))
         if taken:

@@ -5,7 +5,7 @@ from typing import Any
 
 from streamq.app import Retry, Snooze
 from streamq.model import Failure, Part
-from streamq.queue.outcomes import PartDone, PartNotDone, took_longer
+from streamq.queue.outcomes import PartDone, PartNotDone, words_of_time_limit
 from streamq.records import about
 from streamq.records.encoding import Item
 from streamq.worker.kept_outcomes import DONE, FAILED, NONE
@@ -36,7 +36,7 @@ class RecordByRecord:
         self._part = part
         self._given = given
         self._watch = watch
-        self._is_json = about.is_json(part)
+        self._is_json = about.is_json_payload(part)
         self.outcomes = runner.outcomes_so_far(part, given)
         self.outcomes[: len(items)] = [[DONE, item] for item in items]
         self._failures: list[Failure] = []
@@ -64,7 +64,7 @@ class RecordByRecord:
             self.outcomes[index] = [FAILED, deadly]
         late = pieces.late
         if late and runner.is_last(late.attempt):
-            message = took_longer(runner.timeout_ms)
+            message = words_of_time_limit(runner.timeout_ms)
             failure = self._untried("Timeout", message, late.index, late.attempt)
             self.outcomes[late.index] = [FAILED, failure]
             pieces.drop(late.index)

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from streamq.app import Abandon, Handler, Retry, Snooze, describe
+from streamq.app import Abandon, Handler, Retry, Snooze, describe_handler
 from streamq.errors import InvalidValue
 
 #: The handler's name; ``queue/callbacks.py`` makes requests for it.
@@ -49,15 +49,15 @@ class Poster:
 
     def handler(self) -> Handler:
         """Return it as a handler of an app."""
-        return describe(self.post, is_map=True, name=NAME)
+        return describe_handler(self.post, is_map=True, name=NAME)
 
     def post(self, post: Post) -> str:
         """Post a message once, and return the status that it was answered with."""
         url = urlsplit(post.url)
         by_address = self._permit(url)
-        address = _address_of(url, may_be_private=by_address)
+        address = _webhook_address(url, may_be_private=by_address)
         body = msgspec.json.encode(post.message)
-        status, after = _send_webhook(url, address, body, headers_of(post.key, body))
+        status, after = _send_webhook(url, address, body, webhook_headers(post.key, body))
         if 200 <= status < 300:
             return str(status)
         if status in (429, 503) and after:
@@ -82,12 +82,12 @@ class Poster:
                 url.hostname,
                 _webhook_port(url),
             )
-            if is_place and is_plain and _is_below(path, each.path or "/"):
+            if is_place and is_plain and _is_below_prefix(path, each.path or "/"):
                 return _literal_ip_address(url.hostname or "") is not None
         raise Abandon(f"this worker may not post to {url.netloc}: --allow-post does not cover it")
 
 
-def headers_of(key: str, body: bytes) -> dict[str, str]:
+def webhook_headers(key: str, body: bytes) -> dict[str, str]:
     """Return the headers of a post: its key, the time, and the signature if there is a secret."""
     now = str(int(time.time()))
     headers = {
@@ -120,7 +120,7 @@ def check_prefix(prefix: str, what: str) -> str:
     return prefix
 
 
-def _address_of(url: SplitResult, *, may_be_private: bool) -> str:
+def _webhook_address(url: SplitResult, *, may_be_private: bool) -> str:
     """Return the address to connect to. Only this one is used, so its name cannot change later.
 
     Raises:
@@ -158,7 +158,7 @@ def _webhook_port(url: SplitResult) -> int:
     return url.port or (443 if url.scheme == "https" else 80)
 
 
-def _is_below(path: str, prefix: str) -> bool:
+def _is_below_prefix(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from streamq.errors import InvalidValue, SettingsError
 from streamq.protocol.connecting import connected_protocol
-from streamq.settings import Settings, with_login
+from streamq.settings import Settings, url_with_login
 from streamq.telemetry import logs
 from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
 from streamq.worker.pool import Pool
@@ -64,7 +64,7 @@ class Worker:
             SettingsError: no server is named.
         """
         settings = Settings.from_env()
-        address = with_login(url or settings.url, settings)
+        address = url_with_login(url or settings.url, settings)
         if not address:
             raise SettingsError("which server? Give a URL, or set STREAMQ_URL")
         if bool(app) == bool(exec) or bool(exec) != bool(handler):

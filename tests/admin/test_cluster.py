@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from streamq import Client
-from streamq.admin.cluster import _refuse_used, arranged_groups
+from streamq.admin.cluster import _refuse_used_node, arranged_groups
 from streamq.errors import ServerRefused
-from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, on_free_port
-from streamq.servers.local import LocalServer, command_line, find_server
+from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, start_on_free_port
+from streamq.servers.local import LocalServer, find_server, server_command_line
 from streamq.servers.topology import Peer, own_member, view_of_nodes
 from tests.support.command import COMMAND, environment, run
 from tests.support.waiting import wait_until
@@ -87,12 +87,12 @@ class Servers:
 
         def run_at(port: int) -> int:
             base = (("port", str(port)), *place, *NODE, ("masterauth", masterauth))
-            argv = command_line(find_server(binary or None), folder, base, ())
+            argv = server_command_line(find_server(binary or None), folder, base, ())
             self._started[f"{host}:{port}"] = (argv, folder, (LOOPBACK, port))
             self._pids[f"{host}:{port}"] = self._launcher.run(*self._started[f"{host}:{port}"])
             return port
 
-        port = on_free_port(run_at)
+        port = start_on_free_port(run_at)
         if password:
             ask_server((LOOPBACK, port), "CONFIG", "SET", "requirepass", password)
         return f"{host}:{port}"
@@ -253,12 +253,12 @@ class TestNodesJustIntroduced:
 
     def test_one_of_those_given_is_no_stranger(self) -> None:
         peers = self.peers(met=7001)
-        _refuse_used(peers[0], peers, {each.name: view_of_nodes(each) for each in peers})
+        _refuse_used_node(peers[0], peers, {each.name: view_of_nodes(each) for each in peers})
 
     def test_any_other_is(self) -> None:
         peers = self.peers(met=7009)
         with pytest.raises(ServerRefused, match=r"in a cluster, with 127\.0\.0\.1:7009"):
-            _refuse_used(peers[0], peers, {each.name: view_of_nodes(each) for each in peers})
+            _refuse_used_node(peers[0], peers, {each.name: view_of_nodes(each) for each in peers})
 
 
 @pytest.mark.parametrize("binary", ["", pytest.param("redis-server", marks=has_redis)])

@@ -16,7 +16,7 @@ from streamq import Client, Connection
 from streamq.admin import acl
 from streamq.driver.server_versions import first_good, known_faults
 from streamq.protocol import lua
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.conftest import KINDS
@@ -108,7 +108,7 @@ def submitted(client: Client, driver: RequestByHand, fleet: Fleet) -> RequestByH
 @ONE_KIND
 def test_lost_token(url: str, submitted: RequestByHand) -> None:
     redis = submitted.redis
-    tokens = QueueKeys(submitted.queue, to=list_of("shout", 50)).tokens
+    tokens = QueueKeys(submitted.queue, to=token_list_of("shout", 50)).tokens
     # The pool's janitor would push it again within a moment: it is kept from looking.
     due = QueueKeys(submitted.queue).due
     redis.zadd(due, {submitted.id: 9e15})

@@ -103,7 +103,7 @@ class TestReasons:
         assert self.reason(protocol, queue, other) == "handler"
         census = Census(protocol, queue)
         census.look()
-        assert [(each.code, each.request) for each in why.notices(census)] == [
+        assert [(each.code, each.request) for each in why.notices_that_need_attention(census)] == [
             ("handler", other.id)
         ]
 
@@ -118,7 +118,10 @@ class TestReasons:
             worker._fail(request.id, holder, call, part, ValueError("x"))
         census = Census(protocol, queue)
         census.look()
-        assert [each.code for each in why.notices(census)] == ["nobody", "failing"]
+        assert [each.code for each in why.notices_that_need_attention(census)] == [
+            "nobody",
+            "failing",
+        ]
 
 
 class TestTables:
@@ -235,9 +238,9 @@ def test_timeline_tells_who_serves_what(client: Client, protocol: Protocol, queu
 
 def test_payload_is_cut(client: Client, protocol: Protocol, queue: str) -> None:
     request = client.submit([b"x" * 9_000], handler="h", queue=queue)
-    _, text, size = glances.payload_of(protocol, request.id, 1, 4_096)
+    _, text, size = glances.payload_of_part(protocol, request.id, 1, 4_096)
     assert (len(text), size) == (4_096, 9_000)
-    assert glances.payload_of(protocol, request.id, 2, 10)[2] == -1
+    assert glances.payload_of_part(protocol, request.id, 2, 10)[2] == -1
 
 
 def test_only_chosen_parts_run_again(client: Client, protocol: Protocol, queue: str) -> None:

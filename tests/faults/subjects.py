@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from streamq import Client
 from streamq.errors import StreamqError
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
 from streamq.queue.loading import forget_request
 from tests.faults import baseline
 from tests.faults.sites import Cluster, Site
@@ -328,7 +328,9 @@ class Streamq(Subject):
     def _check_left_over(self, client: Client) -> None:
         """After the end nothing waits, nothing is held, no token is out; then no key is left."""
         protocol = client._protocol
-        tokens = [QueueKeys(self.queue, to=list_of("work", level)).tokens for level in range(100)]
+        tokens = [
+            QueueKeys(self.queue, to=token_list_of("work", level)).tokens for level in range(100)
+        ]
         with self.site.admin(tokens[0]) as redis:
             try:
                 wait_until(lambda: not any(redis.llen(key) for key in tokens), 10)

@@ -308,13 +308,14 @@ class Simulation:
             count = self.random.randint(0, 3)
             origins = [f"{origin}/{n}" for n in range(1, count + 1)]
             labels = [
-                about.of_child(part, 1, each) if feeds == "parts" else each for each in origins
+                about.about_of_child(part, 1, each) if feeds == "parts" else each
+                for each in origins
             ]
             payloads = [item_of(each).encode() for each in origins]
             if join != "0":
                 labels, payloads = [f"{origin}/0", *labels], [b"kept", *payloads]
             return PassedPart(part.number, origin, labels, payloads, len(payloads))
-        label = about.of_child(part, 1, origin) if feeds == "parts" else origin
+        label = about.about_of_child(part, 1, origin) if feeds == "parts" else origin
         payloads = [] if is_dropped else [value.encode()]
         return PassedPart(part.number, origin, [label] * len(payloads), payloads, len(payloads))
 

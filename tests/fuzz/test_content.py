@@ -20,7 +20,7 @@ from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
-from streamq.records.boundaries import ended_by_newlines, fields_of, mask_of
+from streamq.records.boundaries import ended_by_newlines, fields_of_csv_row, mask_of_boundaries
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.sizes import PartSize
 from streamq.records.splitting import Chunk, Cursor, input_as_one_part, split_input
@@ -115,7 +115,7 @@ class TestRecords:
         spec = Spec(format="csv", header="a,b\n")
         row = b"1," + b"x" * 500_000
 
-        assert fields_of(row, spec) == ["1", "x" * 500_000]
+        assert fields_of_csv_row(row, spec) == ["1", "x" * 500_000]
 
     @fuzz(120)
     @given(
@@ -149,7 +149,9 @@ def as_loaded(content: bytes, form: str) -> bytes:
     """What the parts of a file hold: rows of a CSV that end in a return end in a newline."""
     if form != "csv":
         return content
-    return ended_by_newlines(content, mask_of(Spec(format=form))(content), is_end=True)[0]
+    return ended_by_newlines(content, mask_of_boundaries(Spec(format=form))(content), is_end=True)[
+        0
+    ]
 
 
 class TestFiles:
@@ -170,7 +172,7 @@ class TestFiles:
             spec = Spec(format=form)
             assert counts == [
                 sum(
-                    not records.is_skipped(record, spec)
+                    not records.is_blank_record(record, spec)
                     for record in records.records_in(Part(1, payload, b""), spec)
                 )
                 for payload in payloads

@@ -10,7 +10,7 @@ import pytest
 
 from streamq.errors import InvalidValue, SettingsError
 from streamq.gateway import cookies, keys
-from streamq.gateway.access import Access, Failures, Visit
+from streamq.gateway.access import Access, FailedLogins, Visit
 from streamq.gateway.keys import Keys
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import KEY_ROLES, LOCAL, Role
@@ -148,7 +148,7 @@ class TestAccess:
         assert statuses == [401] * 10 + [429] * 2
         assert 0 < refused.value.retry_after_s <= 60
         assert access.caller(bearer(al)).name == "al"
-        assert Failures().add("another").status == 401
+        assert FailedLogins().add("another").status == 401
 
 
 class TestPages:
@@ -209,14 +209,14 @@ class TestSessions:
         key = found.find(text)
         assert key
         cookie = cookies.cookie_of(found, key)
-        assert cookies.key_of(found, cookie) == key
+        assert cookies.key_of_cookie(found, cookie) == key
         for place, letter in enumerate(cookie):
             other = "A" if letter != "A" else "B"
             forged = cookie[:place] + other + cookie[place + 1 :]
             is_last = place == len(cookie) - 1  # its last bits stand for nothing
-            assert cookies.key_of(found, forged) is None or is_last
+            assert cookies.key_of_cookie(found, forged) is None or is_last
         for wrong in ("", ".", "a.b", cookie + "x", "\xff.x"):
-            assert cookies.key_of(found, wrong) is None
+            assert cookies.key_of_cookie(found, wrong) is None
 
     def test_it_ends_with_its_time_and_with_its_key(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,11 +228,14 @@ class TestSessions:
         cookie = cookies.cookie_of(found, key)
         file = keys.read_key_file(path)
         other = keys.Key(name="al", role=Role.OPERATOR, sha256=keys.digest_of_key("another"))
-        assert cookies.key_of(Keys(keys.KeyFile(secret=file.secret, keys=[other])), cookie) is None
-        assert cookies.key_of(Keys(keys.KeyFile(secret=file.secret)), cookie) is None
+        assert (
+            cookies.key_of_cookie(Keys(keys.KeyFile(secret=file.secret, keys=[other])), cookie)
+            is None
+        )
+        assert cookies.key_of_cookie(Keys(keys.KeyFile(secret=file.secret)), cookie) is None
         later = time.time() + cookies.SESSION_S + 1
         monkeypatch.setattr(time, "time", lambda: later)
-        assert cookies.key_of(found, cookie) is None
+        assert cookies.key_of_cookie(found, cookie) is None
 
 
 def test_roles() -> None:

@@ -22,13 +22,14 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_link_is_good_for_its_request_until_it_is_over() -> None:
-    text = cookies.share_of(SECRET, "night", "al", 7)
+    text = cookies.share_of_request(SECRET, "night", "al", 7)
     share = cookies.request_of_share_link(SECRET, text)
     assert share
     assert (share.request, share.by) == ("night", "al")
     assert cookies.request_of_share_link(b"another", text) is None
     assert (
-        cookies.request_of_share_link(SECRET, cookies.share_of(SECRET, "night", "al", -1)) is None
+        cookies.request_of_share_link(SECRET, cookies.share_of_request(SECRET, "night", "al", -1))
+        is None
     )
     for at in range(0, len(text), 5):
         forged = text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :]
@@ -85,5 +86,5 @@ def test_forged_link_and_gateway_without_keys(serve: Callable[..., Gate], file: 
     assert (refused.status, refused.json["code"]) == (409, "OPEN")
     keys.add_key(file, "al", Role.OPERATOR)
     gate = serve("--keys", str(file))
-    assert gate.get(f"/s/{cookies.share_of(SECRET, request_id, 'al', 7)}").status == 410
+    assert gate.get(f"/s/{cookies.share_of_request(SECRET, request_id, 'al', 7)}").status == 410
     assert gate.get("/s/nonsense").status == 410

@@ -15,7 +15,7 @@ from streamq.model import Part, Spec
 from streamq.records.about import Place
 from streamq.records.decoding import (
     decoder_for,
-    is_skipped,
+    is_blank_record,
     lines_before,
     records_in,
     without_line_ending,
@@ -23,7 +23,7 @@ from streamq.records.decoding import (
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.names import Dialect
 from streamq.records.sizes import PartSize, Step
-from streamq.records.splitting import Cursor, beginning_of, split_by_steps, split_input
+from streamq.records.splitting import Cursor, beginning_of_csv, split_by_steps, split_input
 
 #: What a CSV is made of: each line ending, quoted fields with newlines in them, empty rows.
 PIECES = [
@@ -56,7 +56,7 @@ def ours(path: Path, encoding: str, size: PartSize, steps: int) -> list[Row]:
     decode = decoder_for(app.handlers["h"], spec)
     rows: list[Row] = []
     with closing(open_input(str(path), encoding)) as source:
-        begin = beginning_of(source, spec, 2**20, has_header=True)
+        begin = beginning_of_csv(source, spec, 2**20, has_header=True)
         source.seek(begin.size)
         start = Cursor(0, begin.size, begin.lines + 1)
         chunks = (
@@ -70,7 +70,9 @@ def ours(path: Path, encoding: str, size: PartSize, steps: int) -> list[Row]:
                 place = Place.of(about, spec)
                 assert place
                 found = records_in(part, spec)
-                kept = [(n, each) for n, each in enumerate(found) if not is_skipped(each, spec)]
+                kept = [
+                    (n, each) for n, each in enumerate(found) if not is_blank_record(each, spec)
+                ]
                 assert len(kept) == place.records
                 for index, record in kept:
                     line = place.line + lines_before(part, index, spec)

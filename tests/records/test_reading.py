@@ -10,12 +10,17 @@ import pytest
 
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
+from streamq.model import Spec
 from streamq.records import remote
-from streamq.records.references import Reader, Reference
+from streamq.records.references import Reference, ReferenceReader
 from streamq.records.remote import RemoteChanged, RemoteFile, locate_url, read_range
 from tests.support.web import serve
 
 SECRET = b"a secret"
+
+
+def spec_of(*, is_whole: bool) -> Spec:
+    return Spec(format="file" if is_whole else "lines")
 
 
 def _of(path: Path) -> bytes:
@@ -49,11 +54,11 @@ def test_link_put_in_place_after_the_check_is_not_followed(
 
         return resolve
 
-    reader = Reader([str(tmp_path / "inside")])
+    reader = ReferenceReader([str(tmp_path / "inside")])
     monkeypatch.setattr(os.path, "realpath", swapping(os.path.realpath))
 
     with pytest.raises(Abandon, match="may not read"):
-        reader.read(str(inside / "a.txt"), payload, is_whole=is_whole)
+        reader.read(str(inside / "a.txt"), payload, spec_of(is_whole=is_whole))
 
 
 def test_whole_file_is_read_from_what_was_checked(
@@ -76,17 +81,20 @@ def test_whole_file_is_read_from_what_was_checked(
 
     monkeypatch.setattr(os, "fstat", swapping)
 
-    assert Reader([str(inside)]).read(str(file), payload, is_whole=True) == b"harmless"
+    assert (
+        ReferenceReader([str(inside)]).read(str(file), payload, spec_of(is_whole=True))
+        == b"harmless"
+    )
 
 
 def test_one_file_may_be_all_that_is_allowed(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(b"content")
-    reader = Reader([str(tmp_path / "a.txt")])
+    reader = ReferenceReader([str(tmp_path / "a.txt")])
 
-    assert reader.read(str(tmp_path / "a.txt"), _of(tmp_path / "a.txt"), is_whole=True)
+    assert reader.read(str(tmp_path / "a.txt"), _of(tmp_path / "a.txt"), spec_of(is_whole=True))
     with pytest.raises(Abandon, match="may not read"):
-        reader.read(str(tmp_path / "b.txt"), _of(tmp_path / "b.txt"), is_whole=True)
+        reader.read(str(tmp_path / "b.txt"), _of(tmp_path / "b.txt"), spec_of(is_whole=True))
 
 
 #: Ways that lead out of /allowed for one parser or another.
@@ -136,11 +144,11 @@ def test_no_spelling_of_a_url_leads_out_of_what_is_allowed(*, is_whole: bool) ->
     with serve(files) as web:
         then = remote.head_of_object(f"{web}/secret/s.txt")
         payload = msgspec.json.encode(Reference(0, len(SECRET), *then))
-        reader = Reader([f"{web}/allowed"])
+        reader = ReferenceReader([f"{web}/allowed"])
         read = {}
         for path in LEADS_OUT:
             try:
-                read[path] = reader.read(web + path, payload, is_whole=is_whole)
+                read[path] = reader.read(web + path, payload, spec_of(is_whole=is_whole))
             except Abandon:
                 continue
 
@@ -215,9 +223,11 @@ def test_names_that_are_encoded_are_read_under_their_own_name() -> None:
         for name in ("my%20data/100%25%20sure.txt", "my data/100% sure.txt"):
             then = remote.head_of_object(f"{web}/{name}")
             payload = msgspec.json.encode(Reference(0, 7, *then))
-            reader = Reader([f"{web}/my%20data"])
+            reader = ReferenceReader([f"{web}/my%20data"])
             for is_whole in (True, False):
-                assert reader.read(f"{web}/{name}", payload, is_whole=is_whole) == b"content"
+                assert (
+                    reader.read(f"{web}/{name}", payload, spec_of(is_whole=is_whole)) == b"content"
+                )
 
 
 @pytest.mark.parametrize("after", [b"other CONTENT", b"short", b""])
@@ -256,3 +266,15 @@ def test_empty_range_is_of_the_same_object_too() -> None:
         files["a.txt"] = b"another"
         with pytest.raises(RemoteChanged):
             read_range(f"{web}/a.txt", 3, 0, then)
+
+
+def test_reference_to_more_than_a_file_has_takes_no_more_memory_than_the_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"little")
+    payload = msgspec.json.encode(Reference(0, 2**50, 2**50, "made up", 1))
+
+    with pytest.raises(Abandon, match="cut short"):
+        ReferenceReader([str(tmp_path)]).read(
+            str(tmp_path / "a.txt"), payload, Spec(format="lines")
+        )

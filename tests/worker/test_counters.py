@@ -118,7 +118,7 @@ def test_counts_of_a_process_that_is_gone_stay() -> None:
 def test_metrics_have_what_rows_and_others_tell() -> None:
     row = tuple(range(len(NOTHING)))
 
-    samples = counters.work_done({"f": row}, {("f", "crashed"): 2, ("g", "failed"): 1})
+    samples = counters.samples_of_work_done({"f": row}, {("f", "crashed"): 2, ("g", "failed"): 1})
 
     told = {(at["handler"], at["state"]): n for at, n in samples["streamq_parts_total"]}
     assert told == {
