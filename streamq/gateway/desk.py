@@ -17,9 +17,9 @@ import msgspec
 from msgspec import UNSET
 
 from streamq import units
-from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
+from streamq.errors import Damaged, InvalidValue, ServerError, StreamqError
 from streamq.gateway import payloads
-from streamq.gateway.courier import FIRST_LEASE_MS, Courier, WasLost
+from streamq.gateway.courier import FIRST_LEASE_MS, Courier, Renewal, WasLost, renewed
 from streamq.gateway.dispatch import MOST_LINES_OF_KEY, Dispatch, LineOfTakes, WaitingTake, Wanted
 from streamq.gateway.messages import (
     Ask,
@@ -46,7 +46,7 @@ from streamq.gateway.ticket import (
 )
 from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant, Renewed, Terms, Tokens
+from streamq.protocol.replies import Grant, Terms, Tokens
 from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.pace import Pace
@@ -204,37 +204,24 @@ class Desk:
 
     async def beat(self, caller: Caller, beat: Beat) -> Verdict:
         """Renew the leases of a worker that lives. Tells which nobody wants any more."""
-        shares: dict[tuple[str, int], dict[str, int | None]] = defaultdict(dict)
-        texts: dict[str, str] = {}
         tickets = self._valid(caller, [held.ticket for held in beat.tickets])
-        for held in beat.tickets:
-            if ticket := tickets.get(held.ticket):
-                texts[ticket.holder] = held.ticket
-                shares[ticket.request_id, ticket.lease_ms][ticket.holder] = held.part
-
-        def renew() -> list[tuple[str, dict[str, int | None], Renewed | ProtocolError]]:
-            return [
-                (request_id, running, self._renew(request_id, lease_ms, running))
-                for (request_id, lease_ms), running in shares.items()
-            ]
-
+        texts = {ticket.holder: text for text, ticket in tickets.items()}
         verdict = Verdict([each.ticket for each in beat.tickets if each.ticket not in tickets], [])
-        if not shares:
-            return verdict
-        for request_id, running, answer in await self.in_thread(renew):
+        leases = [
+            Renewal(tickets[each.ticket].lease_ms, tickets[each.ticket], each.part)
+            for each in beat.tickets
+            if each.ticket in tickets
+        ]
+        answers = await renewed(self._protocol, self.in_thread, leases)
+        away = [answer for _, _, answer in answers if isinstance(answer, ServerError)]
+        if away and len(away) == len(answers):
+            raise away[0]
+        for request_id, running, answer in answers:
             unwanted = unwanted_of(request_id, running, answer)
             verdict.unwanted += [texts[holder] for holder in running if holder in unwanted]
             if not isinstance(answer, StreamqError) and answer[1]:
                 verdict.paused += [texts[each] for each in running if each not in unwanted]
         return verdict
-
-    def _renew(
-        self, request_id: str, lease_ms: int, running: dict[str, int | None]
-    ) -> Renewed | ProtocolError:
-        try:
-            return self._protocol.renew(request_id, lease_ms, running)
-        except ProtocolError as error:
-            return error
 
     async def leave(self, caller: Caller, leave: Leave) -> Left:
         """End the leases of a worker that goes. What it did not finish runs elsewhere at once."""

@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 
-from streamq import Client
-from streamq.errors import InvalidValue
+from streamq import Client, Protocol
+from streamq.errors import InvalidValue, ServerUnreachable, StreamqError
 from streamq.gateway.courier import FIRST_LEASE_MS, FUSE_MS
 from streamq.gateway.desk import Desk
 from streamq.gateway.dispatch import MOST_LINES, MOST_LINES_OF_KEY
@@ -28,6 +28,7 @@ from streamq.gateway.messages import (
 from streamq.gateway.problems import Problem
 from streamq.gateway.roles import LOCAL, Caller, Role
 from streamq.gateway.ticket import BadTicket
+from streamq.protocol.replies import Renewed
 from streamq.queue.request import Request
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
@@ -558,6 +559,56 @@ class TestLiving:
 
         run(work())
         assert request_.status().parts.running == 0
+
+    @ONE_KIND
+    def test_node_that_is_away_holds_up_no_leases_of_others(
+        self,
+        desks: Desks,
+        request_: Request,
+        protocol: Protocol,
+        client: Client,
+        queue: str,
+        ask: Ask,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        # Of a cluster, as far as the gateway can see: one node answers, and one does not.
+        whole, away = protocol.renew_all, client.submit([b"x"], handler="h", queue=queue)
+        tried: list[str] = []
+
+        def renew_all(
+            lease_ms: int, shares: Sequence[tuple[str, dict[str, int | None]]]
+        ) -> list[Renewed | StreamqError]:
+            tried.extend(request_id for request_id, _ in shares)
+            if away.id in tried[-len(shares) :]:
+                raise ServerUnreachable("this node is away")
+            return whole(lease_ms, shares)
+
+        monkeypatch.setattr(protocol, "renew_all", renew_all)
+        monkeypatch.setattr(protocol, "node_of", lambda name: name)
+        stands = RequestByHand(protocol, queue, request_.id)
+
+        async def work() -> None:
+            desk = desks()
+            handed = {}
+            while len(handed) < 2:
+                each = await desk.take(LOCAL, ask)
+                assert each.granted
+                handed[each.granted.request] = each
+            first = [handed[away.id], handed[request_.id]]
+            for each in first:
+                each.delivered(lambda: False)
+            (holder,) = stands.leases()
+            while _left_ms(stands, holder) <= FIRST_LEASE_MS:
+                await asyncio.sleep(0.02)
+            stands.redis.zadd(stands.keys.leases, {holder: round(time.time() * 1e3) + 500})
+            said = Beat([Held(each.granted.ticket, 1) for each in first if each.granted])
+            assert (await desk.beat(LOCAL, said)).unwanted == []
+            assert _left_ms(stands, holder) > FIRST_LEASE_MS
+            with pytest.raises(ServerUnreachable):
+                await desk.beat(LOCAL, Beat(said.tickets[:1]))
+
+        run(work())
+        assert tried[0] == away.id
 
     def test_leave_gives_everything_back_at_once(
         self, desks: Desks, request_: Request, ask: Ask
