@@ -113,7 +113,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
         typer.Option(
             "--output-format",
             metavar="|".join(outputs.FORMS),
-            help="Write each result as JSON, as a CSV row, or as the text it is.",
+            help="Write each result as JSON, as a row of CSV or TSV, or as the text it is.",
             show_default="by the name of the output",
             rich_help_panel=panels.OUTPUT,
         ),

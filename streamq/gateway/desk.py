@@ -1,7 +1,7 @@
-"""Serves workers elsewhere, which take parts, report what became of them, beat and leave.
+"""Serves workers that are somewhere else: they take parts, report their outcomes, beat and leave.
 
 The rules of a lease are those of native workers (``queue/taker.py``, ``queue/held_lease.py``). A
-desk keeps nothing of a lease: the ticket that the worker holds has it all.
+desk keeps nothing of a lease: everything is in the ticket that the worker holds.
 """
 
 import asyncio
@@ -96,13 +96,13 @@ class Desk:
         self.courier = Courier(protocol, keepers, self.in_thread)
         self._paces = Paces()
         self._waiting: set[WaitingTake] = set()
-        #: How many parts were handed out, and came back, by what became of them.
+        #: How many parts were handed out, and how many came back with each outcome.
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
         #: In which lines they do.
         self._lines_of: defaultdict[str, Counter[LineOfTakes]] = defaultdict(Counter)
-        #: Whether the gateway stops: then nothing is waited for.
+        #: Whether the gateway stops. Then no call waits any more.
         self.is_stopping = False
         #: When requests were created, and their specs.
         self._specs: dict[str, tuple[int, Spec]] = {}
@@ -203,7 +203,7 @@ class Desk:
         return Handed(Granted(word=grant.word, counted=grant.counted, parts=[]))
 
     async def beat(self, caller: Caller, beat: Beat) -> Verdict:
-        """Renew the leases of a worker that lives. Tells which nobody wants any more."""
+        """Renew the leases of a live worker. The answer names those that nobody needs any more."""
         tickets = self._valid(caller, [held.ticket for held in beat.tickets])
         texts = {ticket.holder: text for text, ticket in tickets.items()}
         verdict = Verdict([each.ticket for each in beat.tickets if each.ticket not in tickets], [])
@@ -242,7 +242,8 @@ class Desk:
         loop = asyncio.get_running_loop()
 
         def terms(request_id: str, most: int) -> Terms:
-            # Until the answer is out: then the courier renews it to its whole length.
+            # The lease is short until the answer is out. Then the courier renews it to its whole
+            # length.
             lease_ms = min(FIRST_LEASE_MS, _lease_ms(ask))
             part_s = self._paces.of(caller.name, ask.name, request_id)
             most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
@@ -309,7 +310,7 @@ class Desk:
             raise InvalidValue(f"this gateway does not serve the queue {queue!r:.80}")
 
     def open(self, caller: Caller, text: str) -> Ticket:
-        """Return the ticket that a text is, if it was given to this caller."""
+        """Read a ticket from its text. It must have been given to this caller."""
         ticket = self._signer.open(text, caller.name)
         caller.check_queue(ticket.queue)
         return ticket
@@ -350,7 +351,7 @@ class Desk:
         self._specs[ticket.request_id] = (ticket.created_ms, spec)
 
     async def _spec(self, ticket: Ticket) -> Spec:
-        """Return the spec of a request, of which the lease may come from another gateway."""
+        """Return the spec of a request; read it, if another gateway has granted the lease."""
         created_ms, spec = self._specs.get(ticket.request_id, (-1, Spec()))
         if created_ms != ticket.created_ms:
             found = await self.in_thread(lambda: self._protocol.inspect(ticket.request_id))
@@ -369,7 +370,8 @@ class Desk:
                 lease.fail(part, outcome)
             book.at(HANDBACK)
             if outcomes.crashed is not None:
-                # The results that follow count without the lease: their parts were just given back.
+                # Results that come later count without the lease, because its parts were just given
+                # back.
                 lease.release(outcomes.crashed)
             elif outcomes.back:
                 lease.hand_back(outcomes.back)
@@ -381,7 +383,7 @@ class Desk:
             return Grant("lost", Tokens(), [])
 
     def _release(self, ticket: Ticket) -> None:
-        """Give back parts that the worker was not told of."""
+        """Give back parts that the answer did not take to the worker."""
         book = TicketBook(ticket.number)
         self._keepers[ticket.queue].release(
             Holding(request_id=ticket.request_id, holder=ticket.holder), book.next_call(), None
@@ -410,10 +412,10 @@ class _TicketHost:
         return msgspec.structs.replace(self._terms, most=most)
 
     def push(self, request_id: str, tokens: Tokens) -> None:
-        """Push the tokens that a reply asks for, and have the janitor come when it says so."""
+        """Push the tokens that a reply asks for, and register the janitor's next look."""
         if not tokens:
             return
-        # The next audit pushes what is not pushed now.
+        # If the server does not answer now, the next audit pushes these tokens.
         with suppress(ServerError, Damaged):
             self.protocol.push(self._queue, request_id, tokens)
         if look_ms := tokens.next_look_ms(self._queue):

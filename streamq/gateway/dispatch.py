@@ -30,19 +30,19 @@ from streamq.queue.taker import Claimed, Host, Invitation, Taker
 
 log = logging.getLogger(__name__)
 
-#: A take blocks for so long. What ends the gateway wakes it.
+#: How long one take blocks at the server. A gateway that stops wakes its takes.
 BLOCK_S = 10.0
-#: A line without anybody who waits ends its thread after so long.
+#: How long the thread of a line outlives the last worker that waited.
 LINGER_S = 60.0
-#: A gateway has so many lines at most: each has a thread and a connection.
+#: The most lines of a gateway: each has a thread and a connection.
 MOST_LINES = 64
 #: Calls of one key wait in so many lines at most.
 MOST_LINES_OF_KEY = 16
-#: After an error of the server a line rests so long before it takes again.
+#: How long a line rests after an error of the server, before it takes again.
 REST_S = 0.5
-#: Requests whose parts are in files that the gateway cannot read are left to other hosts so long.
+#: How long requests are left to other hosts whose parts are in files that the gateway cannot read.
 LEAVE_S = 60.0
-#: Tokens of those requests are given back so often.
+#: How often tokens of those requests are given back.
 GIVE_BACK_S = 1.0
 
 
@@ -209,7 +209,7 @@ class LineOfTakes:
         try:
             is_served = self._claim_for(waiter, invitation)
         except BaseException:
-            self._put_first(waiter)  # it is told of the error with the others
+            self._put_first(waiter)  # refuse() below answers this call, too
             raise
         if not is_served:
             self._put_first(waiter)

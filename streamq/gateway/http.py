@@ -1,4 +1,4 @@
-"""The routes as an ASGI application: bodies in, answers out, errors as problem+json."""
+"""The ASGI application: finds the route of a call, decodes the body, encodes the answer."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ from streamq.gateway.routes import ROUTES
 
 log = logging.getLogger(__name__)
 
-#: A caller has so long to send the body of a call.
+#: How long a caller may take to send the body of a call.
 BODY_S = 30.0
 _TITLES = {404: ("PATH", "there is no such route"), 405: ("METHOD", "the route has other methods")}
 
@@ -133,7 +133,7 @@ async def _serve_route(
         else:
             answer = await _while_caller_is_there(request, route.operation(gateway, call))
     except ClientDisconnect:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the caller has left, so nobody reads this answer
     except Problem as problem:
         return _problem_response(problem)
     except StreamqError as error:
@@ -150,9 +150,9 @@ async def _serve_route(
 
 
 async def _read_call(access: Access, route: Route, request: Request) -> Call:
-    """Read who calls, and what the body says. Who may not call is told before the body is read."""
+    """Read who calls, then the body. Callers without the right are refused before the body."""
     visit = _visit_of_http(request)
-    # Who logs in says so in the body.
+    # A login has its key in the body, so nobody is refused before that is read.
     caller = LOCAL if route.role is Role.ANYBODY else access.caller(visit)
     caller.check_role(route.role, route.path)
     if not route.is_of_all:
@@ -174,7 +174,7 @@ def _visit_of_http(request: Request) -> Visit:
 
 
 def _note_change(call: Call, route: Route, request: Request, status: int) -> None:
-    """Write down who changed what. Keys, tickets and payloads are in no log."""
+    """Write into the log who changed which request. No log has keys, tickets or payloads."""
     if route.is_change:
         what = request.path_params.get("id", "")
         who, address = call.caller, call.visit.address
@@ -254,7 +254,7 @@ def _http_response(answer: Answer, was_reset: WasLost) -> Response:
 
 
 class _Sent(BackgroundTask):
-    """Tells that an answer is out: Starlette calls it then."""
+    """A task that Starlette runs when an answer is out; it tells the operation so."""
 
     def __init__(self, delivered: Callable[[WasLost], None], was_reset: WasLost) -> None:
         self._delivered = delivered

@@ -1,4 +1,4 @@
-"""The socket of a gateway, its TLS, and what is asked of a connection before a call is read."""
+"""The socket of a gateway, its TLS, and the limits of a connection before a call is read."""
 
 import asyncio
 import fcntl
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 #: Connections that wait to be accepted.
 BACKLOG = 4_096
-#: The head of a call has at most so many bytes, and comes within so many seconds.
+#: The largest head of a call in bytes, and how long it may take to come.
 MOST_HEAD = 2**14
 HEAD_S = 30.0
-#: A caller that reads nothing of what is sent to it for so long is cut off.
+#: How long a caller may read nothing of what is sent to it before it is cut off.
 READ_S = 30.0
 #: Open files of a gateway besides the connections of callers: its own connections, and others.
 _OTHER_FILES = 256
@@ -114,7 +114,6 @@ class Impatient(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Begin to wait for the caller: much is on its way to it."""
         super().pause_writing()
-        # What is left unsent would keep a connection that is only closed.
         self._watch(self._unsent())
 
     def resume_writing(self) -> None:
@@ -135,6 +134,7 @@ class Impatient(asyncio.Protocol):
         if left < before:
             self._watch(left)  # it reads, however slowly
         else:
+            # Not close(), which would wait until everything is sent.
             self.transport.abort()
 
     def _unsent(self) -> int:
@@ -240,7 +240,7 @@ class ListenerConnection(Impatient, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Wait for the rest of the head of a call that begins."""
         super().on_message_begin()
-        # What is in the state comes to the application with every call, and with a WebSocket.
+        # Starlette hands the state to the application with every call.
         self.scope["state"]["connection"] = self
         if certificate := _name_in_certificate(self.transport):
             self.app_state = {**self.app_state, "certificate": certificate}

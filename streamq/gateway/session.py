@@ -1,4 +1,4 @@
-"""The session of one worker on a stream, whatever carries it: WebSocket or gRPC.
+"""The session of one worker on a stream, which WebSocket or gRPC carries.
 
 Work, reports and signs of life share the stream: a worker that does not beat on it is not alive.
 Parts go out only for slots that the worker has said are free. When a stream breaks without a word,
@@ -38,14 +38,15 @@ from streamq.gateway.ticket import BadTicket, Ticket
 
 log = logging.getLogger(__name__)
 
-#: The first message comes within this time, and the others at most so far apart.
+#: How long the gateway waits for the first message of a worker, and then for each next one.
 HELLO_S = 10.0
 SILENCE_S = 3 * MOST_BEAT_MS / 1e3 + 1.0
-#: A message goes out within this time, or the stream is cut: the worker does not read.
+#: How long sending a message may take. Then the worker does not read, and its stream is cut.
 SEND_S = 30.0
-#: A worker that is asked to go has so long.
+#: How long a worker may stay that was asked to go.
 GO_WITHIN_MS = 5_000
-#: Streams are asked to go after this time, so that new gateways get their share.
+#: After this time a worker is asked to open another stream, so that new gateways get their share of
+#: workers.
 AGE_S = (30 * 60.0, 60 * 60.0)
 PAUSE_S = 1.0
 
@@ -261,7 +262,7 @@ class Session:
         await self._say(ToWorker(re=seq, verdict=verdict))
 
     async def _note(self, text: str, part: int | None) -> None:
-        """Note which part runs, and ask for the others if it takes long."""
+        """Note which part runs. If it takes long, ask for the parts behind it."""
         ticket, before = self._held[text]
         self._held[text] = (ticket, part)
         self._slow[text] = self._slow[text] + 1 if part is not None and part == before else 0
@@ -273,7 +274,7 @@ class Session:
             self._changed.set_result(None)
 
     async def _leave(self, bye: Bye) -> None:
-        # What comes back now is for others: this worker has free slots, too.
+        # The parts that this worker gives back are for others: its free slots get no more.
         self._is_leaving = True
         tickets = list(dict.fromkeys([*bye.tickets, *self._held]))
         await self._desk.leave(self._caller, Leave(tickets))

@@ -30,11 +30,12 @@ from streamq.records.splitting import Cursor
 from streamq.runs.load import Load
 from streamq.runs.options import Source, describe_source
 
-#: So many uploads are read at the same time.
+#: How many uploads are read at the same time.
 MOST_UPLOADS = 8
-#: And so many of one key, so that others are let in beside a caller that sends byte by byte.
+#: How many of these may be of one key, so that a caller that sends byte by byte does not keep all
+#: others out.
 MOST_OF_KEY = 4
-#: A caller that sends no byte for so long is given up.
+#: How long a caller may send no byte before its upload is given up.
 SILENT_S = 30.0
 
 

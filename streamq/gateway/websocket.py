@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/work"
 SUBPROTOCOL = "streamq.v1.json"
-#: The stream ends with these codes: the message was none; the worker may not; it was too slow.
+#: Codes with which a stream is ended: a message that is none, a worker without the right, a worker
+#: that is too slow.
 _BAD, _REFUSED, _SLOW = 1007, 1008, 1013
 
 
@@ -30,7 +31,8 @@ async def serve_worker_stream(
     try:
         caller = access.caller(_visit_of_websocket(socket))
     except Problem as refused:
-        # Before it is accepted a stream can be refused with 403 only, so the reason is told after.
+        # Before a stream is accepted it can only be refused with 403, so it is accepted first and
+        # then told the reason.
         await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         await socket.close(_REFUSED, str(refused)[:120])
         return
@@ -62,7 +64,7 @@ async def serve_worker_stream(
 
 
 def _visit_of_websocket(socket: WebSocket) -> Visit:
-    # A page of another site can have a browser open a stream: it is checked as a change is.
+    # A page of another site can make a browser open a stream, so it is checked like a change.
     return Visit(
         "CONNECT",
         socket.headers,

@@ -144,7 +144,7 @@ class Submission:
             self._loading.take_back()
             raise
 
-    def content(self, parts: list[bytes]) -> tuple[str, list[bytes]]:
+    def content(self, parts: Iterable[Any]) -> tuple[str, list[bytes]]:
         """Return the cursor behind all of its parts, and the parts as the server keeps them."""
         encoded = list(self._encoded(parts))
         self._count(encoded)

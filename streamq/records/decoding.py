@@ -1,4 +1,4 @@
-"""Records of a part: how a part's bytes become what a handler is called with.
+"""Decodes the records of a part: its bytes become the values that a handler is called with.
 
 Records come without their line ending. Which ending each had is kept with the result
 where it is not a plain newline, so that raw output can put it back.

@@ -3,10 +3,10 @@
 A result is kept as a MessagePack array with one item for each record: nil, bytes or text as the
 handler returned them, JSON (extension 1) for anything else, or bytes that are to be written exactly
 as they are (extension 3). Several items that are all bytes (extension 4) or all text (extension 5)
-and have no newline in them are kept as lines instead. A table is an Arrow stream (extension 7), and
-what a generator yields an array of items (extension 8). A last item (extension 2) tells how the
-records' lines ended, if not all ended with a plain newline. So a collector can write results to a
-file without decoding each item.
+and have no newline in them are kept as lines instead. A table is an Arrow stream (extension 7). The
+values that a generator yields are an array of items (extension 8). A last item (extension 2) tells
+how the records' lines ended, if not all ended with a plain newline. So a collector can write
+results to a file without decoding each item.
 
 Instead of items, extension 6 says where the lines of a part are: in a spool (``records/spool.py``).
 """
@@ -208,7 +208,7 @@ def spooled_lines(result: bytes) -> bytes | None:
 
 
 def as_lines(items: list[Any]) -> bytes | None:
-    """Return items of ``unchecked`` as lines, unless they have to be decoded one by one (None)."""
+    """Return items of ``decode_unchecked`` as lines; None if they have to be decoded one by one."""
     if len(items) != 1 or not isinstance(items[0], msgspec.msgpack.Ext):
         return None
     item = items[0]
@@ -236,7 +236,7 @@ def decode_unchecked(result: bytes) -> list[Any]:
 
 
 def checked_items(items: list[Any]) -> tuple[list[Item], bytes]:
-    """Check what ``unchecked`` returned. Return the items, and how the records' lines ended.
+    """Check what ``decode_unchecked`` returned. Return the items, and how the lines ended.
 
     Raises:
         Damaged: the items are no result.

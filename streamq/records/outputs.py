@@ -26,7 +26,7 @@ from streamq.records.ranges import Range, copy_range, merged
 from streamq.records.remote import is_remote
 
 #: How results are written.
-FORMS = ("jsonl", "csv", "raw", "parquet")
+FORMS = ("jsonl", "csv", "tsv", "raw", "parquet")
 
 
 class OutputError(StreamqError):
@@ -316,6 +316,10 @@ _NOT_WRITTEN = {
     ".xlsx": "is not written: name it .csv",
     ".json": "promises one JSON value, and results are lines: name it .jsonl",
 }
+_AS_LINES = "is not written, and results are lines: name it .jsonl"
+_NOT_WRITTEN |= dict.fromkeys((".xls", ".ods"), _NOT_WRITTEN[".xlsx"])
+_NOT_WRITTEN |= dict.fromkeys((".avro", ".orc"), _NOT_WRITTEN[".arrow"])
+_NOT_WRITTEN |= dict.fromkeys((".pkl", ".pickle", ".npy", ".db", ".sqlite"), _AS_LINES)
 _NOT_WRITTEN |= dict.fromkeys((".lz4", ".br", ".7z", ".tgz", ".tar"), _NOT_WRITTEN[".xz"])
 
 
@@ -355,7 +359,7 @@ def _check_parquet(name: str, given_form: str) -> None:
 
 def form_by_output_name(name: str) -> str:
     """Return the form for a file of that name: raw, lines as handlers return them, by default."""
-    forms = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+    forms = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
     return forms.get(name_without_compression(Path(name)).suffix.lower(), "raw")
 
 

@@ -106,9 +106,9 @@ def collect(
 
     With ``follow`` the call returns when the request has ended. After a crash the same call
     continues where the file ends; results that are written are deleted from the server. Failures
-    of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv or raw; by default the
-    file's name decides. With ``keys`` each line has the numbers of its part and its record.
-    Results of parts that were retried are put in their place in the file.
+    of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv, tsv, raw or parquet; by
+    default the file's name decides. With ``keys`` each line has the numbers of its part and its
+    record. Results of parts that were retried are put in their place in the file.
     Return whether the request has ended and everything is in the file.
 
     Raises:

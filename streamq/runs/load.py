@@ -60,7 +60,7 @@ _STAYS = (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, RequestE
 
 
 class _Stopped(Exception):
-    """The caller of the load wants no more of it now."""
+    """The caller has told the load to stop."""
 
 
 class Load:
@@ -172,7 +172,7 @@ class Load:
             is_over = isinstance(error, RequestEnded)
             if is_over and not self._protocol.inspect(self._id).is_sealed:
                 raise
-            if STDIN in self._files:  # it cannot be read again
+            if STDIN in self._files:  # standard input cannot be read a second time
                 raise
             return False
         return True
@@ -234,7 +234,7 @@ class Load:
         return opened
 
     def _compare(self, now: list[InputIdentity]) -> None:
-        """Refuse to go on when the request was made of something else."""
+        """Refuse to go on if the request was made of other files or options."""
         snapshot = self._protocol.inspect(self._id)
         kept = snapshot.optional_text("source")
         with damaged_if_unreadable(f"what {self._id} was loaded from"):
@@ -255,7 +255,7 @@ class Load:
         for index in range(self._cursor.file, len(self._files)):
             self._load_file(index)
         self._flush()
-        if self._bad:  # nothing at all could be loaded
+        if self._bad:  # no file could be read at all
             raise self._bad[0][1]
         self._loading.wait()
 
@@ -270,7 +270,7 @@ class Load:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         except BadInput as error:
-            # A flow has no place for a part of its first stage that was never there.
+            # A flow cannot count a part of its first stage that was never loaded.
             if self._policy.spec.is_strict or self._policy.flow or STDIN in self._files:
                 raise
             self._flush()
@@ -350,7 +350,7 @@ class Load:
         return msgspec.structs.replace(size, bytes=size.most) if size.records else size
 
     def _next_step(self) -> Step:
-        """Return what to cut next. Wait while nothing more is wanted."""
+        """Return what to cut next. Wait while the workers have enough."""
         if left := self._canary_left():
             return Step(1, left)
         if not self._sizing:

@@ -23,7 +23,7 @@ from streamq.records.splitting import Cursor, split_input
 
 #: Longest line, in bytes.
 _MOST_LINE = 2**26
-#: One round trip submits at most so many requests, and about so many parts.
+#: The most requests that one round trip submits, and about the most parts.
 _MOST_REQUESTS = 200
 _MOST_PARTS = 2_000
 _LIMIT = re.compile(rb"[1-9][0-9]{0,8}")

@@ -12,7 +12,7 @@ import pytest
 from streamq import Client, Protocol
 from streamq.errors import InvalidValue, ServerUnreachable, StreamqError
 from streamq.gateway.courier import FIRST_LEASE_MS, FUSE_MS
-from streamq.gateway.desk import Desk
+from streamq.gateway.desk import Desk, Handed
 from streamq.gateway.dispatch import MOST_LINES, MOST_LINES_OF_KEY
 from streamq.gateway.messages import (
     Ask,
@@ -589,7 +589,7 @@ class TestLiving:
 
         async def work() -> None:
             desk = desks()
-            handed = {}
+            handed: dict[str, Handed] = {}
             while len(handed) < 2:
                 each = await desk.take(LOCAL, ask)
                 assert each.granted
