@@ -12,7 +12,7 @@ import pytest
 from streamq import Client, Protocol
 from streamq.errors import InvalidValue, ServerUnreachable, StreamqError
 from streamq.gateway.courier import FIRST_LEASE_MS, FUSE_MS
-from streamq.gateway.desk import Desk, Handed
+from streamq.gateway.desk import Desk
 from streamq.gateway.dispatch import MOST_LINES, MOST_LINES_OF_KEY
 from streamq.gateway.messages import (
     Ask,
@@ -572,7 +572,7 @@ class TestLiving:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         # Of a cluster, as far as the gateway can see: one node answers, and one does not.
-        whole, away = protocol.renew_all, client.submit([b"x"], handler="h", queue=queue)
+        whole, away = protocol.renew_all, client.submit([b"x"], handler="other", queue=queue)
         tried: list[str] = []
 
         def renew_all(
@@ -589,12 +589,8 @@ class TestLiving:
 
         async def work() -> None:
             desk = desks()
-            handed: dict[str, Handed] = {}
-            while len(handed) < 2:
-                each = await desk.take(LOCAL, ask)
-                assert each.granted
-                handed[each.granted.request] = each
-            first = [handed[away.id], handed[request_.id]]
+            of_away = msgspec.structs.replace(ask, handlers=["other"])
+            first = [await desk.take(LOCAL, of_away), await desk.take(LOCAL, ask)]
             for each in first:
                 each.delivered(lambda: False)
             (holder,) = stands.leases()
