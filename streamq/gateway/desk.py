@@ -50,7 +50,7 @@ from streamq.protocol.replies import Grant, Terms, Tokens
 from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.pace import Pace
-from streamq.queue.renewals import Holding, unwanted_of
+from streamq.queue.renewals import Holding, unwanted_holders
 from streamq.queue.taker import KNOWN_REQUESTS, Claimed
 from streamq.worker.options import levels_of_options
 
@@ -138,7 +138,7 @@ class Desk:
         if claimed is None:
             return Handed(None)
         lease, grant, known = claimed
-        now_ms = _now_ms()
+        now_ms = _now_of_gateway_ms()
         ticket = Ticket(
             request_id=lease.request_id,
             holder=lease.holder,
@@ -174,7 +174,7 @@ class Desk:
         ticket = self.open(caller, report.ticket)
         outcomes = Outcomes(ticket, report)
         pace = Pace(ticket.quantum_ms / 1e3, ticket.part_s)
-        now_ms = _now_ms()
+        now_ms = _now_of_gateway_ms()
         pace.observe(outcomes.ran, max(0.0, (now_ms - ticket.handed_ms) / 1e3))
         ask = report.next
         if ask:
@@ -188,7 +188,7 @@ class Desk:
         self.parts.update(outcomes.counts())
         if grant.parts:
             following = msgspec.structs.replace(
-                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_ms()
+                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_of_gateway_ms()
             )
             following = following.with_parts(grant.parts)
             spec = await self._spec(ticket)
@@ -217,7 +217,7 @@ class Desk:
         if away and len(away) == len(answers):
             raise away[0]
         for request_id, running, answer in answers:
-            unwanted = unwanted_of(request_id, running, answer)
+            unwanted = unwanted_holders(request_id, running, answer)
             verdict.unwanted += [texts[holder] for holder in running if holder in unwanted]
             if not isinstance(answer, StreamqError) and answer[1]:
                 verdict.paused += [texts[each] for each in running if each not in unwanted]
@@ -434,5 +434,5 @@ def _lease_ms(ask: Ask) -> int:
     return round(ask.lease_s * 1e3)
 
 
-def _now_ms() -> int:
+def _now_of_gateway_ms() -> int:
     return round(time.time() * 1e3)

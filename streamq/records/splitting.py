@@ -46,6 +46,11 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Whether bytes are counted after decompression or decoding, so not as they were sent.
     is_unpacked: bool = False
 
+    @property
+    def text(self) -> str:
+        """The cursor as the server keeps it; "" at the beginning of the first file."""
+        return "" if self == Cursor() else msgspec.json.encode(self).decode()
+
 
 def blank_lines_before_cursor(cursor: str) -> int:
     """Return how many blank lines were passed, by a cursor as the server keeps it."""

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamq import Abandon
@@ -11,6 +13,8 @@ from streamq.app import describe_handler
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.records.encoding import decode_item, decode_result
+from streamq.records.references import Reference, ReferenceReader
+from streamq.records.spool import SpoolWriter, spooled_of
 from streamq.records.writer import Writer
 from streamq.worker import line_blocks
 from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut
@@ -220,3 +224,32 @@ def test_what_came_so_far_is_told_at_any_moment() -> None:
     found.end_block()
     assert found.lines() is None
     assert found.count == 3
+
+
+@pytest.mark.parametrize("form", ["raw", "jsonl"])
+@pytest.mark.parametrize("function", [same, text, mixed], ids=["bytes", "text", "mixed"])
+def test_what_a_run_yields_in_blocks_goes_to_its_spool(
+    tmp_path: Path, form: str, function: Callable[..., Any]
+) -> None:
+    data, count = lines(20_000), 20_000
+    (tmp_path / "in.txt").write_bytes(data)
+    (tmp_path / "spool").mkdir()
+    state = (tmp_path / "in.txt").stat()
+    reference = Reference(0, len(data), state.st_size, str(state.st_mtime_ns))
+    spec = Spec(format="lines", by_reference=True, files=("in.txt",))
+    reader = ReferenceReader(["in.txt"], str(tmp_path))
+    spool = SpoolWriter(str(tmp_path / "spool"), form)
+    runner = Runner(describe_handler(function, is_map=True), spec, reader=reader, spool=spool)
+
+    done = runner.run(Part(1, msgspec.json.encode(reference), b"%d 0 1" % count), None)
+    reader.close()
+
+    assert isinstance(done, PartDone)
+    assert done.records == count
+    told = spooled_of(done.result)
+    assert told
+    written = (tmp_path / "spool" / told.spool).read_bytes()
+    whole = Runner(describe_handler(function, is_map=True), LINES).run(
+        Part(1, data, b"%d 0 1" % count), None
+    )
+    assert written == Writer(form, []).lines(whole.result)
