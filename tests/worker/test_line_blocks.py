@@ -12,6 +12,7 @@ from streamq import Abandon
 from streamq.app import describe_handler
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone, PartNotDone
+from streamq.records.decoding import plain_values
 from streamq.records.encoding import decode_item, decode_result
 from streamq.records.references import Reference, ReferenceReader
 from streamq.records.spool import SpoolWriter, spooled_of
@@ -97,10 +98,13 @@ CASES: list[tuple[Callable[..., Any], Spec, bytes]] = [
     (same, LINES, lines() + b"x" * 100_000 + b"\n" + lines()),
     (parsed, JSON, objects()),
     (parsed, JSON, objects(b"\n \n") + objects()),
+    (same, JSON, objects(b"\n \n") + objects()),
     (parsed, JSON, objects(b"{}\n") + objects()),
+    (parsed, JSON, objects(b'{"n": 1}{"n": 2}\n') + objects()),
     (parsed, JSON, objects(b"no JSON\n") + objects()),
     (row, CSV, rows()),
     (row, CSV, rows(b"\n") + rows()),
+    (same, CSV, rows(b"\n") + rows()),
     (row, CSV, rows(b"1,2,3\n") + rows()),
     (row, CSV, rows(b'1,"a\nb"\n') + rows()),
 ]
@@ -132,6 +136,32 @@ def test_a_part_comes_to_the_same_in_blocks(
     monkeypatch.setattr(line_blocks, "BLOCK_BYTES", size)
 
     assert ran(function, spec, payload) == whole
+
+
+def test_a_line_that_holds_a_newline_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 64)
+
+    _, records, items, *_ = ran(breaking, LINES, lines())
+
+    assert records == COUNT
+    assert items == [breaking(line) for line in lines().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"a":1}{"b":2}\n{"c":3}\n',
+        # Two lines and two objects, but the second begins in a line that the first ends.
+        b'{"a":\n1} {"b":2}\n',
+        b'{"a":1}\n\n{"b":2}\n',
+        b'{"a":1}\n[1]\n',
+        b'{"a":1}\n{"b":2}',
+        b'{"a":1}\n{"b":\n',
+    ],
+)
+def test_objects_are_decoded_at_once_only_if_each_line_is_one(payload: bytes) -> None:
+    assert plain_values(payload, Any, JSON) is None
+    assert plain_values(b'{"a":1}\n' + b'{"b":2}\n', Any, JSON) == ([{"a": 1}, {"b": 2}], b"")
 
 
 def test_only_lines_that_are_records_are_cut() -> None:
