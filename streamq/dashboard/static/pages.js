@@ -88,7 +88,7 @@ function bulk() {
 	// What is done leaves the choice at once; what is refused stays in it.
 	const each = (verb, said) => act(async () => {
 		let done = 0;
-		app.selected.clear();
+		app.selected.clear(); redraw();
 		for (const id of chosen.slice(0, 1000)) {
 			try { await call('POST', `${pathOf(id)}/${verb}`); } catch (error) { for (const left of chosen.slice(done)) app.selected.add(left); throw error; }
 			done++;
