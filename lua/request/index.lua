@@ -1,5 +1,4 @@
--- index: remember which parts have which keys, so that they are found by them; or forget parts that
--- a load told of and never added, before another goes on in its place.
+-- index: remember which parts have which keys; or forget parts that a load told of and never added.
 --
 --   (changes no state)
 --
@@ -7,7 +6,7 @@
 -- KEYS[2]  keys      HASH    key -> numbers of the parts that have it, joined by spaces
 --
 -- ARGV[1]  most      numbers that are kept of a key, at most; 0: forget
--- ARGV[2+] pairs     number of a part, its key, number, key, ...; to forget: where to go on, 0 first
+-- ARGV[2+] pairs     number of a part, its key, number, key, ...; to forget: where to start
 --
 -- Returns  how many parts have a key that came before; or where to go on, 0 at the end
 -- Errors   UNKNOWN   no such request

@@ -10,7 +10,7 @@ from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors
 from streamq.errors import ServerRefused, damaged_if_unreadable
 from streamq.model import PREFIX
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.script_cache import ScriptCache
 from streamq.protocol.snapshot import Snapshot
@@ -171,7 +171,7 @@ class Probe:
         found = self._protocol.inspect(request_id)
         now_ms = found.count("now_ms")
         own = self._protocol.keys(request_id)
-        tokens_of = list_of(found.text("handler"), found.known_count("level"))
+        tokens_of = token_list_of(found.text("handler"), found.known_count("level"))
         queue = QueueKeys(found.text("queue"), self.prefix, tokens_of)
         with translating_driver_errors(self._connection.where):
             redis = self._connection.redis
@@ -186,7 +186,7 @@ class Probe:
                 pipe.zcount(own.retry, "-inf", now_ms)
                 held, pending, tokens, look_ms, entries, due = pipe.execute()
         leases = {name.decode(): at for name, at in held}
-        holders = dict(_holders(pending))
+        holders = dict(_pending_by_holder(pending))
         return Books(
             request=found,
             entries=entries,
@@ -199,7 +199,7 @@ class Probe:
         )
 
 
-def _holders(reply: Any) -> Iterable[tuple[str, int]]:
+def _pending_by_holder(reply: Any) -> Iterable[tuple[str, int]]:
     """Return the number of pending entries of each consumer, from the reply to XPENDING."""
     if isinstance(reply, dict):
         return [(each["name"].decode(), int(each["pending"])) for each in reply["consumers"]]

@@ -8,7 +8,7 @@ import msgspec
 
 from streamq.admin import acl
 from streamq.admin.probe import Probe
-from streamq.driver.server_versions import first_good, troubles, version_of
+from streamq.driver.server_versions import first_good, known_faults, version_of
 from streamq.errors import ServerError
 from streamq.protocol import lua
 
@@ -92,7 +92,7 @@ class ServerChecks(Examiner):
                     check="version", verdict=FAIL, says=f"{name} is too old", remedy=remedy
                 )
                 continue
-            bad = troubles(version.kind, version.numbers)
+            bad = known_faults(version.kind, version.numbers)
             if bad:
                 says = f"{name} {' and '.join(bad)}"
                 better = ".".join(map(str, first_good(version.kind, version.numbers)))
@@ -198,7 +198,7 @@ class ServerChecks(Examiner):
         roles = [own] if own else list(acl.ROLES)
         for node in self._probe.primaries():
             missing = {name: self._lacks(node, user, name, team) for name in roles}
-            able = _largest(name for name, lacks in missing.items() if not lacks)
+            able = _roles_in_no_other(name for name, lacks in missing.items() if not lacks)
             where = f"{self._probe.name(node)}: user {user}"
             if able:
                 says = f"{where} may be {', '.join(able)}"
@@ -219,7 +219,7 @@ class ServerChecks(Examiner):
         """Return what a role does and the user may not do, on the queue where that is least."""
         lacks = []
         for queue in self._queues:
-            trials = list(acl.trials_of(role, self._probe.prefix, queue, team))
+            trials = list(acl.trials_of_role(role, self._probe.prefix, queue, team))
             may = self._may(node, user, trials)
             lacks.append(
                 [trial.what for trial, is_so in zip(trials, may, strict=True) if not is_so]
@@ -240,7 +240,7 @@ class ServerChecks(Examiner):
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def _scripts(self) -> Iterator[Finding]:
-        known = len(lua.names())
+        known = len(lua.script_names())
         scripts = self._probe.scripts
         for node in self._probe.primaries():
             missing = scripts.missing(node)
@@ -258,7 +258,7 @@ class ServerChecks(Examiner):
             yield Finding(check="scripts", verdict=OK, says=says)
 
 
-def _largest(names: Iterable[str]) -> list[str]:
+def _roles_in_no_other(names: Iterable[str]) -> list[str]:
     """Return those of the roles that no other one of them includes."""
     scripts_of = {name: set(acl.ROLES[name].scripts) for name in names}
     return [

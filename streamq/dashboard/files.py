@@ -39,7 +39,7 @@ class Pages(msgspec.Struct, frozen=True):
 
 
 @cache
-def pages() -> Pages:
+def dashboard_pages() -> Pages:
     """Return the files of the pages."""
     found = {
         each.name: File(each.read_bytes(), _TYPES[each.name.rpartition(".")[2]])

@@ -1,11 +1,12 @@
-"""Speaks for workers elsewhere, once: that parts have reached them, or that their stream broke.
+"""Tells the server that the parts of a lease have arrived, or that the worker's stream broke.
 
 A lease begins short. If the gateway dies before its answer with the parts is out, nobody knows of
 the lease, and the parts are free again after a few seconds. When the answer is out the courier
 renews the lease to its whole length. From then on only the worker renews it.
 
-A connection that is reset just behind an answer has probably lost it. Then the lease is left short:
-a worker that did hear of its parts beats, and if none did, nobody is charged.
+A connection that is reset just behind an answer has probably lost it. Then the lease is left short.
+A worker that has its parts renews the lease by beating; if no worker has them, they are free again
+soon and nobody is charged with a crash.
 """
 
 import asyncio
@@ -23,13 +24,13 @@ from streamq.queue.lease_keeper import LeaseKeeper
 
 log = logging.getLogger(__name__)
 
-#: A lease stands so long until the worker has its parts; and so long after its stream broke, in
-#: which it may come back at any gateway.
+#: How long a lease lasts until its parts have reached the worker, and after the worker's stream
+#: broke. Within this time the worker may come back, at any gateway.
 FIRST_LEASE_MS = 4_000
 FUSE_MS = 4_000
-#: Leases are renewed together, so often.
+#: How long the courier gathers leases before it renews them in one call.
 GATHER_S = 0.05
-#: After an error the courier tries again, so many times and with such a pause.
+#: After an error the courier tries again: how often, and the pause before each try.
 TRIES = 5
 REST_S = 0.5
 
@@ -59,7 +60,7 @@ class Courier:
             self._start(self._confirm())
 
     def broke(self, held: dict[str, tuple[Ticket, int | None]]) -> None:
-        """Have leases end soon, whose worker's stream broke. Each comes with the part that ran."""
+        """Shorten the leases of a worker whose stream broke. Each comes with the part that ran."""
         tickets = [ticket for ticket, _ in held.values()]
         running = {ticket.holder: part for ticket, part in held.values()}
         if tickets:
@@ -74,7 +75,7 @@ class Courier:
         await asyncio.sleep(GATHER_S)
         delivered, self._delivered = self._delivered, []
         tickets = [ticket for ticket, was_lost in delivered if not was_lost()]
-        running = {ticket.holder: _only_part(ticket) for ticket in tickets}
+        running = {ticket.holder: _only_part_of_report(ticket) for ticket in tickets}
         if tickets:
             await self._insist(lambda: self._renew(tickets, running, 0))
 
@@ -118,7 +119,7 @@ class Courier:
         keeper.expect(look_ms)
 
 
-def _only_part(ticket: Ticket) -> int | None:
-    """Return the part that runs under a new lease, if it is sure which."""
+def _only_part_of_report(ticket: Ticket) -> int | None:
+    """Return the part that runs under a new lease, if there is only one that it can be."""
     numbers = ticket.parts.numbers()
     return numbers[0] if len(numbers) == 1 else None

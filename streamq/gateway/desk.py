@@ -1,7 +1,7 @@
-"""Serves workers elsewhere, which take parts, report what became of them, beat and leave.
+"""Serves workers that are somewhere else: they take parts, report their outcomes, beat and leave.
 
 The rules of a lease are those of native workers (``queue/taker.py``, ``queue/held_lease.py``). A
-desk keeps nothing of a lease: the ticket that the worker holds has it all.
+desk keeps nothing of a lease: everything is in the ticket that the worker holds.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from streamq import units
 from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
 from streamq.gateway import payloads
 from streamq.gateway.courier import FIRST_LEASE_MS, Courier, WasLost
-from streamq.gateway.dispatch import Dispatch, Waiter, Wanted
+from streamq.gateway.dispatch import Dispatch, WaitingTake, Wanted
 from streamq.gateway.messages import (
     Ask,
     Beat,
@@ -37,10 +37,10 @@ from streamq.gateway.roles import Caller
 from streamq.gateway.ticket import (
     FINISH,
     HANDBACK,
-    Runs,
-    Signer,
+    PackedNumbers,
     Ticket,
     TicketBook,
+    TicketSigner,
 )
 from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
@@ -50,16 +50,16 @@ from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.pace import Pace
 from streamq.queue.renewals import Holding, unwanted_of
 from streamq.queue.taker import KNOWN_REQUESTS, Claimed
-from streamq.worker.options import levels_of
+from streamq.worker.options import levels_of_options
 
 T = TypeVar("T")
 
 
-def _nothing() -> None:
+def _do_nothing_for_lease() -> None:
     """Do nothing: there is no lease to speak for."""
 
 
-def _forget(_: WasLost) -> None:
+def _keep_confirmed_lease(_: WasLost) -> None:
     """Do nothing: the lease was confirmed before."""
 
 
@@ -76,15 +76,15 @@ class Handed(msgspec.Struct, frozen=True):
     granted: Granted | None
     #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
-    delivered: Callable[[WasLost], None] = _forget
-    undo: Callable[[], None] = _nothing
+    delivered: Callable[[WasLost], None] = _keep_confirmed_lease
+    undo: Callable[[], None] = _do_nothing_for_lease
 
 
 class Desk:
     """Serves workers. Its methods belong to the event loop; calls of the server run in threads."""
 
     def __init__(
-        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: Signer, word: str
+        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: TicketSigner, word: str
     ) -> None:
         self._protocol = protocol
         self._keepers = keepers
@@ -94,11 +94,11 @@ class Desk:
         self.courier = Courier(protocol, keepers, self.in_thread)
         self._paces = Paces()
         self._waiting: set[asyncio.Future[Claimed[Spec]]] = set()
-        #: How many parts were handed out, and came back, by what became of them.
+        #: How many parts were handed out, and how many came back with each outcome.
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
-        #: Whether the gateway stops: then nothing is waited for.
+        #: Whether the gateway stops. Then no call waits any more.
         self.is_stopping = False
         #: When requests were created, and their specs.
         self._specs: dict[str, tuple[int, Spec]] = {}
@@ -143,8 +143,8 @@ class Desk:
             number=1,
             created_ms=grant.created_ms,
             lease_ms=_lease_ms(ask),
-            parts=Runs(),
-            records=Runs(),
+            parts=PackedNumbers(),
+            records=PackedNumbers(),
             attempts={},
             backoff_ms=known.work.backoff_ms,
             backoff_max_ms=known.work.backoff_max_ms,
@@ -199,7 +199,7 @@ class Desk:
         return Handed(Granted(word=grant.word, counted=grant.counted, parts=[]))
 
     async def beat(self, caller: Caller, beat: Beat) -> Verdict:
-        """Renew the leases of a worker that lives. Tells which nobody wants any more."""
+        """Renew the leases of a live worker. The answer names those that nobody needs any more."""
         shares: dict[tuple[str, int], dict[str, int | None]] = defaultdict(dict)
         texts: dict[str, str] = {}
         for held in beat.tickets:
@@ -248,17 +248,18 @@ class Desk:
         if self.is_stopping:
             return None
         if self._waits[caller.name] >= caller.waits:
-            raise too_many(f"{caller.waits} calls of the key {caller.name} wait already")
+            raise too_many_takes(f"{caller.waits} calls of the key {caller.name} wait already")
         loop = asyncio.get_running_loop()
 
         def terms(request_id: str, most: int) -> Terms:
-            # Until the answer is out: then the courier renews it to its whole length.
+            # The lease is short until the answer is out. Then the courier renews it to its whole
+            # length.
             lease_ms = min(FIRST_LEASE_MS, _lease_ms(ask))
             part_s = self._paces.of(caller.name, ask.name, request_id)
             most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
             return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
 
-        waiter = Waiter(loop, terms)
+        waiter = WaitingTake(loop, terms)
         self._waiting.add(waiter.granted)
         self._waits[caller.name] += 1
         try:
@@ -284,7 +285,7 @@ class Desk:
             offers[name] = f"parts {name} {offer.retries if offer.retries is not UNSET else ''}"
         return Wanted(
             ask.queue,
-            levels_of(ask.levels, "levels"),
+            levels_of_options(ask.levels, "levels"),
             tuple((name, offer.rstrip()) for name, offer in sorted(offers.items())),
         )
 
@@ -295,7 +296,7 @@ class Desk:
             raise InvalidValue(f"this gateway does not serve the queue {queue!r:.80}")
 
     def open(self, caller: Caller, text: str) -> Ticket:
-        """Return the ticket that a text is, if it was given to this caller."""
+        """Read a ticket from its text. It must have been given to this caller."""
         ticket = self._signer.open(text, caller.name)
         caller.check_queue(ticket.queue)
         return ticket
@@ -310,7 +311,7 @@ class Desk:
             lease_ms=ticket.lease_ms,
             beat_ms=min(ticket.lease_ms // 4, MOST_BEAT_MS),
             timeout_ms=spec.timeout_ms,
-            parts=payloads.told(grant.parts, spec, ask.as_),
+            parts=payloads.told_parts(grant.parts, spec, ask.as_),
         )
 
     def _remember(self, ticket: Ticket, spec: Spec) -> None:
@@ -319,7 +320,7 @@ class Desk:
         self._specs[ticket.request_id] = (ticket.created_ms, spec)
 
     async def _spec(self, ticket: Ticket) -> Spec:
-        """Return the spec of a request, of which the lease may come from another gateway."""
+        """Return the spec of a request; read it, if another gateway has granted the lease."""
         created_ms, spec = self._specs.get(ticket.request_id, (-1, Spec()))
         if created_ms != ticket.created_ms:
             found = await self.in_thread(lambda: self._protocol.inspect(ticket.request_id))
@@ -338,7 +339,8 @@ class Desk:
                 lease.fail(part, outcome)
             book.at(HANDBACK)
             if outcomes.crashed is not None:
-                # The results that follow count without the lease: their parts were just given back.
+                # Results that come later count without the lease, because its parts were just given
+                # back.
                 lease.release(outcomes.crashed)
             elif outcomes.back:
                 lease.hand_back(outcomes.back)
@@ -350,7 +352,7 @@ class Desk:
             return Grant("lost", Tokens(), [])
 
     def _release(self, ticket: Ticket) -> None:
-        """Give back parts that the worker was not told of."""
+        """Give back parts that the answer did not take to the worker."""
         book = TicketBook(ticket.number)
         self._keepers[ticket.queue].release(
             Holding(request_id=ticket.request_id, holder=ticket.holder), book.next_call(), None
@@ -379,10 +381,10 @@ class _TicketHost:
         return msgspec.structs.replace(self._terms, most=most)
 
     def push(self, request_id: str, tokens: Tokens) -> None:
-        """Push the tokens that a reply asks for, and have the janitor come when it says so."""
+        """Push the tokens that a reply asks for, and register the janitor's next look."""
         if not tokens:
             return
-        # The next audit pushes what is not pushed now.
+        # If the server does not answer now, the next audit pushes these tokens.
         with suppress(ServerError, Damaged):
             self.protocol.push(self._queue, request_id, tokens)
         if look_ms := tokens.next_look_ms(self._queue):
@@ -392,8 +394,8 @@ class _TicketHost:
         """Note nothing."""
 
 
-def too_many(detail: str) -> Problem:
-    """Return what a caller is told that has too much open at once."""
+def too_many_takes(detail: str) -> Problem:
+    """Return the answer for a caller that has too many calls or streams open."""
     return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
 
 

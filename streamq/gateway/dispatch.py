@@ -20,7 +20,7 @@ from streamq.errors import Damaged, InvalidValue, ServerError, StreamqError
 from streamq.gateway import stages
 from streamq.gateway.ticket import TicketBook
 from streamq.model import Spec
-from streamq.protocol.keys import list_of
+from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Terms, Tokens
 from streamq.queue.lease_keeper import LeaseKeeper
@@ -29,17 +29,17 @@ from streamq.queue.taker import Claimed, Host, Invitation, Taker
 
 log = logging.getLogger(__name__)
 
-#: A take blocks for so long. What ends the gateway wakes it.
+#: How long one take blocks at the server. A gateway that stops wakes its takes.
 BLOCK_S = 10.0
-#: A line without anybody who waits ends its thread after so long.
+#: How long the thread of a line outlives the last worker that waited.
 LINGER_S = 60.0
-#: A gateway has so many lines at most: each has a thread and a connection.
+#: The most lines of a gateway: each has a thread and a connection.
 MOST_LINES = 64
-#: After an error of the server a line rests so long before it takes again.
+#: How long a line rests after an error of the server, before it takes again.
 REST_S = 0.5
-#: Requests whose parts are in files that the gateway cannot read are left to other hosts so long.
+#: How long requests are left to other hosts whose parts are in files that the gateway cannot read.
 LEAVE_S = 60.0
-#: Tokens of those requests are given back so often.
+#: How often tokens of those requests are given back.
 GIVE_BACK_S = 1.0
 
 
@@ -52,7 +52,7 @@ class Wanted(msgspec.Struct, frozen=True):
     offers: tuple[tuple[str, str], ...]
 
 
-class Waiter:
+class WaitingTake:
     """One call that waits for a lease. Its future belongs to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, terms: Callable[[str, int], Terms]) -> None:
@@ -95,7 +95,7 @@ class Waiter:
             self._loop.call_soon_threadsafe(refuse)
 
 
-class Line:
+class LineOfTakes:
     """The workers that ask for the same, and the thread that takes tokens for them."""
 
     def __init__(
@@ -113,8 +113,8 @@ class Line:
             quantum_s=0.05,
             is_insisting=False,
         )
-        self._taker: Taker[Spec] = Taker(protocol, host, _spec_of, keeper.expect)
-        self._waiting: deque[Waiter] = deque()
+        self._taker: Taker[Spec] = Taker(protocol, host, _spec_of_request, keeper.expect)
+        self._waiting: deque[WaitingTake] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
@@ -126,7 +126,7 @@ class Line:
         with self._changed:
             return self._thread is None and not self._waiting
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: WaitingTake) -> None:
         """Wait behind those who wait already."""
         with self._changed:
             self._waiting.append(waiter)
@@ -178,19 +178,19 @@ class Line:
             waiter = self._waiting.popleft() if self._drop_over() else None
         if waiter is None or self._is_stopping:
             token = invitation.token
-            self._taker.push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
+            self._taker.push(token.request_id, Tokens(1, token_list_of(token.handler, token.level)))
             if waiter:
                 self._put_first(waiter)
             return
         try:
             is_served = self._claim_for(waiter, invitation)
         except BaseException:
-            self._put_first(waiter)  # it is told of the error with the others
+            self._put_first(waiter)  # refuse() below answers this call, too
             raise
         if not is_served:
             self._put_first(waiter)
 
-    def _claim_for(self, waiter: Waiter, invitation: Invitation) -> bool:
+    def _claim_for(self, waiter: WaitingTake, invitation: Invitation) -> bool:
         book = TicketBook(number=1)
         try:
             claimed = self._taker.claim(
@@ -205,7 +205,7 @@ class Line:
         if claimed is None:
             return False
         lease, grant, known = claimed
-        if known.work.by_reference or stages.is_left_to_others(known.work):
+        if known.work.by_reference or stages.is_stage_left_to_native_workers(known.work):
             self._release(claimed)
             self._taker.leave_to_others(lease.request_id, LEAVE_S)
             why = "refers to files" if known.work.by_reference else "is a join or a reduce"
@@ -229,7 +229,7 @@ class Line:
             self._waiting.popleft()
         return bool(self._waiting)
 
-    def _put_first(self, waiter: Waiter) -> None:
+    def _put_first(self, waiter: WaitingTake) -> None:
         with self._changed:
             self._waiting.appendleft(waiter)
 
@@ -253,10 +253,10 @@ class Dispatch:
         self._protocol = protocol
         self._keepers = keepers
         self._word = word
-        self._lines: dict[Wanted, Line] = {}
+        self._lines: dict[Wanted, LineOfTakes] = {}
         self._made = 0
 
-    def line(self, wanted: Wanted) -> Line:
+    def line(self, wanted: Wanted) -> LineOfTakes:
         """Return the line of those who ask for this. Called on the event loop only.
 
         Raises:
@@ -272,7 +272,7 @@ class Dispatch:
                 )
             self._made += 1
             name = f"{self._word}{self._made}"
-            line = Line(self._protocol, self._keepers[wanted.queue], name, wanted, 20_000)
+            line = LineOfTakes(self._protocol, self._keepers[wanted.queue], name, wanted, 20_000)
             self._lines[wanted] = line
         return line
 
@@ -290,5 +290,5 @@ class Dispatch:
                 return
 
 
-def _spec_of(request_id: str, grant: Grant) -> Spec:
+def _spec_of_request(request_id: str, grant: Grant) -> Spec:
     return msgspec.json.decode(grant.spec, type=Spec)

@@ -1,4 +1,4 @@
-"""The routes as an ASGI application: bodies in, answers out, errors as problem+json."""
+"""The ASGI application: finds the route of a call, decodes the body, encodes the answer."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from streamq.gateway.routes import ROUTES
 
 log = logging.getLogger(__name__)
 
-#: A caller has so long to send the body of a call.
+#: How long a caller may take to send the body of a call.
 BODY_S = 30.0
 _TITLES = {404: ("PATH", "there is no such route"), 405: ("METHOD", "the route has other methods")}
 
@@ -44,7 +44,7 @@ SAFETY = {
 }
 
 
-def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
+def gateway_application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
     """Return the application that serves all routes of the table.
 
     ``is_read_only``: answer only what readers may ask.
@@ -57,17 +57,17 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
         async def answer(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
             route, began = routes[method], time.monotonic()
-            told = await _serve(gateway, route, request, is_read_only)
+            told = await _serve_route(gateway, route, request, is_read_only)
             gateway.tallies.called(route.name, told.status_code, time.monotonic() - began)
             return told
 
         return answer
 
     async def stream(socket: WebSocket) -> None:
-        await websocket.work(socket, gateway.access, gateway.sessions)
+        await websocket.serve_worker_stream(socket, gateway.access, gateway.sessions)
 
     def called(request: Request, role: Role) -> Caller:
-        caller = gateway.access.caller(_visit(request))
+        caller = gateway.access.caller(_visit_of_http(request))
         caller.check_role(role, request.url.path)
         return caller
 
@@ -78,59 +78,61 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
                 StarletteRoute(path, endpoint(routes), methods=list(routes))
                 for path, routes in by_path.items()
             ),
-            *(pages.routes(gateway.board, gateway.access, called) if gateway.board else ()),
-            *(live.routes(gateway.board, gateway.access, called) if gateway.board else ()),
+            *(pages.page_routes(gateway.board, gateway.access, called) if gateway.board else ()),
+            *(live.live_routes(gateway.board, gateway.access, called) if gateway.board else ()),
         ],
-        exception_handlers={HTTPException: _no_route, Exception: _stumbled},
+        exception_handlers={HTTPException: _no_such_route, Exception: _internal_error_response},
     )
 
 
-async def _serve(gateway: Gateway, route: Route, request: Request, is_read_only: bool) -> Response:
+async def _serve_route(
+    gateway: Gateway, route: Route, request: Request, is_read_only: bool
+) -> Response:
     try:
         if is_read_only and not Role.READER.allows(route.role):
             raise Problem(403, "READONLY", "this gateway only tells, and changes nothing")
-        call = await _call(gateway.access, route, request)
+        call = await _read_call(gateway.access, route, request)
         if route.takes_file:  # the operation sees that the caller has left, as the end of the body
             call.stream = request.stream()
             answer = await route.operation(gateway, call)
         else:
-            answer = await _while_there(request, route.operation(gateway, call))
+            answer = await _while_caller_is_there(request, route.operation(gateway, call))
     except ClientDisconnect:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the caller has left, so nobody reads this answer
     except Problem as problem:
-        return _told(problem)
+        return _problem_response(problem)
     except StreamqError as error:
         meant = problem_of(error)
         if meant.status >= 500:
             log.warning("%s %s: %s", request.method, route.path, error)
-        return _told(meant)
-    _note(call, route, request, answer.status)
+        return _problem_response(meant)
+    _note_change(call, route, request, answer.status)
     if route.is_change and gateway.board:
         changed = request.path_params.get("id", "")
         gateway.board.changed(call.caller.name, call.visit.address, changed, answer.noted)
-    return _response(answer, getattr(request.state, "was_reset", _never))
+    return _http_response(answer, getattr(request.state, "was_reset", _was_never_reset))
 
 
-def _never() -> bool:
+def _was_never_reset() -> bool:
     """Return that the connection was not reset."""
     return False
 
 
-async def _call(access: Access, route: Route, request: Request) -> Call:
-    """Read who calls, and what the body says. Who may not call is told before the body is read."""
-    visit = _visit(request)
-    # Who logs in says so in the body.
+async def _read_call(access: Access, route: Route, request: Request) -> Call:
+    """Read who calls, then the body. Callers without the right are refused before the body."""
+    visit = _visit_of_http(request)
+    # A login has its key in the body, so nobody is refused before that is read.
     caller = LOCAL if route.role is Role.ANYBODY else access.caller(visit)
     caller.check_role(route.role, route.path)
     if not route.is_of_all:
         caller.check_request(request.path_params.get("id", ""))
     call = Call(caller, request.path_params, request.query_params, visit, request.scope["scheme"])
     if route.body is not None:
-        call.body = _decoded(await _read(request), route.body)
+        call.body = _decoded_body(await _read_body(request), route.body)
     return call
 
 
-def _visit(request: Request) -> Visit:
+def _visit_of_http(request: Request) -> Visit:
     return Visit(
         request.method,
         request.headers,
@@ -139,8 +141,8 @@ def _visit(request: Request) -> Visit:
     )
 
 
-def _note(call: Call, route: Route, request: Request, status: int) -> None:
-    """Write down who changed what. Keys, tickets and payloads are in no log."""
+def _note_change(call: Call, route: Route, request: Request, status: int) -> None:
+    """Write into the log who changed which request. No log has keys, tickets or payloads."""
     if route.is_change:
         what = request.path_params.get("id", "")
         who, address = call.caller, call.visit.address
@@ -149,17 +151,17 @@ def _note(call: Call, route: Route, request: Request, status: int) -> None:
         )
 
 
-async def _read(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BODY:
-        raise _too_large()
+        raise _body_too_large()
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MOST_BODY:
-                    raise _too_large()
+                    raise _body_too_large()
     except TimeoutError:
         raise Problem(
             408, "SLOW", "the body did not come in time", f"it took longer than {BODY_S:g} s"
@@ -167,51 +169,51 @@ async def _read(request: Request) -> bytes:
     return bytes(body)
 
 
-def _too_large() -> Problem:
+def _body_too_large() -> Problem:
     return Problem(413, "LARGE", "the body is too large", f"{MOST_BODY} bytes are allowed")
 
 
-def _decoded(body: bytes, kind: Any) -> Any:
+def _decoded_body(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "INVALID", "the body is not what the call takes", str(error)) from None
 
 
-async def _while_there(request: Request, operation: Awaitable[Answer]) -> Answer:
+async def _while_caller_is_there(request: Request, operation: Awaitable[Answer]) -> Answer:
     """Return the operation's answer, or end the operation when the caller has left.
 
     An answer that came too late is undone: it may have handed out parts.
     """
     working = asyncio.ensure_future(operation)
-    leaving = asyncio.ensure_future(_has_left(request))
+    leaving = asyncio.ensure_future(_caller_has_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if leaving.done() and not working.done():
             working.cancel()
             with suppress(asyncio.CancelledError):
-                _undo(await working)
+                _undo_answer(await working)
             raise ClientDisconnect
         answer = await working
         if leaving.done():
-            _undo(answer)
+            _undo_answer(answer)
             raise ClientDisconnect
         return answer
     finally:
         leaving.cancel()
 
 
-async def _has_left(request: Request) -> None:
+async def _caller_has_left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _undo(answer: Answer) -> None:
+def _undo_answer(answer: Answer) -> None:
     if answer.undo:
         answer.undo()
 
 
-def _response(answer: Answer, was_reset: WasLost) -> Response:
+def _http_response(answer: Answer, was_reset: WasLost) -> Response:
     if answer.lines is not None:
         return StreamingResponse(
             answer.lines, answer.status, SAFETY | answer.headers, "application/x-ndjson"
@@ -230,7 +232,7 @@ def _response(answer: Answer, was_reset: WasLost) -> Response:
 
 
 class _Sent(BackgroundTask):
-    """Tells that an answer is out: Starlette calls it then."""
+    """A task that Starlette runs when an answer is out; it tells the operation so."""
 
     def __init__(self, delivered: Callable[[WasLost], None], was_reset: WasLost) -> None:
         self._delivered = delivered
@@ -241,18 +243,20 @@ class _Sent(BackgroundTask):
         self._delivered(self._was_reset)
 
 
-def _told(problem: Problem) -> Response:
+def _problem_response(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, headers=SAFETY | problem.headers())
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, title = _TITLES.get(error.status_code, ("ERROR", str(error.detail)))
-    told = _told(Problem(error.status_code, code, title))
+    told = _problem_response(Problem(error.status_code, code, title))
     told.headers.update(error.headers or {})
     return told
 
 
-async def _stumbled(request: Request, error: Exception) -> Response:
+async def _internal_error_response(request: Request, error: Exception) -> Response:
     # Starlette raises the error again, and uvicorn logs it with its traceback.
-    return _told(Problem(500, "ERROR", "the gateway stumbled", "its log says over what"))
+    return _problem_response(
+        Problem(500, "ERROR", "the gateway stumbled", "its log says over what")
+    )

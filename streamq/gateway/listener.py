@@ -1,4 +1,4 @@
-"""The socket of a gateway, its TLS, and what is asked of a connection before a call is read."""
+"""The socket of a gateway, its TLS, and the limits of a connection before a call is read."""
 
 import asyncio
 import logging
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 #: Connections that wait to be accepted.
 BACKLOG = 4_096
-#: The head of a call has at most so many bytes, and comes within so many seconds.
+#: The largest head of a call in bytes, and how long it may take to come.
 MOST_HEAD = 2**14
 HEAD_S = 30.0
-#: A caller that reads nothing of what is sent to it for so long is cut off.
+#: How long a caller may read nothing of what is sent to it before it is cut off.
 READ_S = 30.0
 #: Open files of a gateway besides the connections of callers: its own connections, and others.
 _OTHER_FILES = 256
@@ -59,7 +59,7 @@ class Tls(msgspec.Struct, frozen=True):
         return context
 
 
-def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that listens. ``is_shared``: other processes listen at the same port.
 
     Raises:
@@ -86,17 +86,17 @@ def is_loopback(listener: socket.socket) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def allow(connections: int) -> None:
+def allow_connections(connections: int) -> None:
     """Allow so many connections, as far as the system does: it is asked for more open files."""
     files = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    Connection.most = connections
+    ListenerConnection.most = connections
     if soft != resource.RLIM_INFINITY and soft < files:
-        Connection.most = max(soft - _OTHER_FILES, soft // 2)
-        log.warning("the system allows %d connections only: see ulimit -n", Connection.most)
+        ListenerConnection.most = max(soft - _OTHER_FILES, soft // 2)
+        log.warning("the system allows %d connections only: see ulimit -n", ListenerConnection.most)
 
 
 class Impatient(asyncio.Protocol):
@@ -109,7 +109,7 @@ class Impatient(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Begin to wait for the caller: much is on its way to it."""
         super().pause_writing()
-        # What is left unsent would keep a connection that is only closed.
+        # abort() and not close(), which would wait until everything is sent.
         self._unread = self.loop.call_later(READ_S, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -128,7 +128,7 @@ class Impatient(asyncio.Protocol):
             self._unread = None
 
 
-class Connection(Impatient, HttpToolsProtocol):
+class ListenerConnection(Impatient, HttpToolsProtocol):
     """One connection of a caller: its head must come in time, and be short."""
 
     #: How many connections there may be.
@@ -171,7 +171,7 @@ class Connection(Impatient, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Wait for the rest of the head of a call that begins."""
         super().on_message_begin()
-        # What is in the state comes to the application with every call, and with a WebSocket.
+        # Starlette hands the state to the application with every call, and with a WebSocket.
         self.scope["state"]["was_reset"] = self.was_reset
         if certificate := _name_in_certificate(self.transport):
             self.app_state = {**self.app_state, "certificate": certificate}

@@ -1,4 +1,4 @@
-"""The session of one worker on a stream, whatever carries it: WebSocket or gRPC.
+"""The session of one worker on a stream, which WebSocket or gRPC carries.
 
 Work, reports and signs of life share the stream: a worker that does not beat on it is not alive.
 Parts go out only for slots that the worker has said are free. When a stream breaks without a word,
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from streamq.errors import InvalidValue, ServerError, StreamqError
-from streamq.gateway.desk import MOST_BEAT_MS, Desk, Handed, too_many
+from streamq.gateway.desk import MOST_BEAT_MS, Desk, Handed, too_many_takes
 from streamq.gateway.messages import Beat, Leave, Report
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
@@ -36,14 +36,15 @@ from streamq.gateway.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
-#: The first message comes within this time, and the others at most so far apart.
+#: How long the gateway waits for the first message of a worker, and then for each next one.
 HELLO_S = 10.0
 SILENCE_S = 3 * MOST_BEAT_MS / 1e3 + 1.0
-#: A message goes out within this time, or the stream is cut: the worker does not read.
+#: How long sending a message may take. Then the worker does not read, and its stream is cut.
 SEND_S = 30.0
-#: A worker that is asked to go has so long.
+#: How long a worker may stay that was asked to go.
 GO_WITHIN_MS = 5_000
-#: Streams are asked to go after this time, so that new gateways get their share.
+#: After this time a worker is asked to open another stream, so that new gateways get their share of
+#: workers.
 AGE_S = (30 * 60.0, 60 * 60.0)
 PAUSE_S = 1.0
 
@@ -66,7 +67,7 @@ class Sessions:
         """Serve one stream until it ends. ``receive`` returns None when it has ended."""
         caller.check_role(Role.WORKER, "a session")
         if self._counts[caller.name] >= caller.streams:
-            raise too_many(f"the key {caller.name} has {caller.streams} streams open already")
+            raise too_many_takes(f"the key {caller.name} has {caller.streams} streams open already")
         session = Session(self._desk, caller, receive, send)
         self._open.add(session)
         self._counts[caller.name] += 1
@@ -169,7 +170,7 @@ class Session:
                 await asyncio.sleep(PAUSE_S)
                 continue
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(error=_trouble(error)))
+                await self._say(ToWorker(error=_trouble_of_session(error)))
                 await asyncio.sleep(PAUSE_S)
                 continue
             if handed.granted:
@@ -195,7 +196,7 @@ class Session:
                 if await self._heed(message):
                     return
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(re=message.seq, error=_trouble(error)))
+                await self._say(ToWorker(re=message.seq, error=_trouble_of_session(error)))
 
     async def _heed(self, message: FromWorker) -> bool:
         """Do what a message says. Returns whether it was the last."""
@@ -238,7 +239,7 @@ class Session:
         await self._say(ToWorker(re=seq, verdict=verdict))
 
     async def _note(self, text: str, part: int | None) -> None:
-        """Note which part runs, and ask for the others if it takes long."""
+        """Note which part runs. If it takes long, ask for the parts behind it."""
         ticket, before = self._held[text]
         self._held[text] = (ticket, part)
         self._slow[text] = self._slow[text] + 1 if part is not None and part == before else 0
@@ -246,7 +247,7 @@ class Session:
             await self._say(ToWorker(give_back=GiveBack(text)))
 
     async def _leave(self, bye: Bye) -> None:
-        # What comes back now is for others: this worker has free slots, too.
+        # The parts that this worker gives back are for others: its free slots get no more.
         self._is_leaving = True
         tickets = list(dict.fromkeys([*bye.tickets, *self._held]))
         await self._desk.leave(self._caller, Leave(tickets))
@@ -257,11 +258,11 @@ class Session:
             await self._send_now(message)
 
 
-def _trouble(error: Problem | StreamqError) -> Trouble:
+def _trouble_of_session(error: Problem | StreamqError) -> Trouble:
     problem = error if isinstance(error, Problem) else problem_of(error)
     return Trouble(problem.status, problem.code, problem.title, problem.detail or problem.title)
 
 
-def encode(message: ToWorker) -> bytes:
+def encode_message(message: ToWorker) -> bytes:
     """Return a message as JSON."""
     return msgspec.json.encode(message)

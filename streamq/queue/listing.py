@@ -72,7 +72,7 @@ class Found(msgspec.Struct, frozen=True):
     damaged: list[str]
 
 
-def find(
+def find_requests(
     protocol: Protocol,
     queue: str,
     fits: Callable[[Glimpse], bool],
@@ -93,9 +93,9 @@ def find(
     for closed in (False, True) if ended else (False,):
         ids = islice(protocol.newest(queue, closed=closed, page=PAGE), most)
         count = 0
-        for page in _pages(ids):
+        for page in _pages_of_ids(ids):
             count += len(page)
-            _look(protocol, page, fits, found, damaged)
+            _glimpse_at_page(protocol, page, fits, found, damaged)
         looked += count
         is_cut = most is not None and count >= most
         total += max(count, protocol.index_size(queue, closed=closed)) if is_cut else count
@@ -110,12 +110,12 @@ def ended_before(seconds: float) -> Callable[[Glimpse], bool]:
     return lambda each: not each.state.is_live and each.finished_ms < before_ms
 
 
-def _pages(ids: Iterator[str]) -> Iterator[list[str]]:
+def _pages_of_ids(ids: Iterator[str]) -> Iterator[list[str]]:
     while page := list(islice(ids, PAGE)):
         yield page
 
 
-def _look(
+def _glimpse_at_page(
     protocol: Protocol,
     ids: list[str],
     fits: Callable[[Glimpse], bool],
@@ -128,14 +128,14 @@ def _look(
             continue  # registered and not opened yet, or just purged
         glimpse = None
         with suppress(*UNREADABLE):
-            glimpse = None if values is None else _glimpse(request_id, values)
+            glimpse = None if values is None else _glimpse_of_values(request_id, values)
         if glimpse is None:
             damaged.append(request_id)
         elif fits(glimpse):
             found[request_id] = glimpse
 
 
-def _glimpse(request_id: str, values: list[str]) -> Glimpse:
+def _glimpse_of_values(request_id: str, values: list[str]) -> Glimpse:
     created, finished, state, paused, handler, failed, records_done, records_failed, labels = values
     is_live = State(state).is_live
     has_failures = bool(int(failed or 0) or int(records_failed or 0))

@@ -21,7 +21,7 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def style(format: str) -> str:
+def log_style(format: str) -> str:
     """Return the format; ``auto`` is text if stderr is a terminal, else JSON."""
     if format != "auto":
         return format
@@ -64,16 +64,16 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _LogHandler(logging.StreamHandler[TextIO]):
     """Drops lines that cannot be written: no work may fail because of a log."""
 
     def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802  the name is logging's
         """Do nothing: there is no place to report it."""
 
 
-def configure(level: str, style: str) -> None:
+def send_logs_to_stderr(level: str, style: str) -> None:
     """Send the library's log lines to stderr. The root logger is left to the user."""
-    handler = _Handler(sys.stderr)
+    handler = _LogHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logger = logging.getLogger("streamq")
     logger.handlers[:] = [handler]

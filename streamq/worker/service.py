@@ -71,12 +71,12 @@ def serve_pool(
     )
     pool = Pool(config, options, keeper, notifier=Notifier(), spawner=spawner)
     started(pool)
-    with _health(health_port, pool, protocol, keeper, config):
+    with _serve_pool_health(health_port, pool, protocol, keeper, config):
         return pool.run()
 
 
 @contextmanager
-def _health(
+def _serve_pool_health(
     address: str, pool: Pool, protocol: Protocol, keeper: LeaseKeeper, config: ProcessConfig
 ) -> Generator[None]:
     """Serve the health and the metrics of the pool at the address, if there is one."""

@@ -91,7 +91,7 @@ class StageRunner(Runner):
 
     def _passed(self, part: Part, payloads: list[bytes], records: int) -> PassedPart:
         origin = about.origin_of(part)
-        label = about.of_child(part, records, origin) if self._feeds == "parts" else origin
+        label = about.about_of_child(part, records, origin) if self._feeds == "parts" else origin
         return PassedPart(part.number, origin, [label] * len(payloads), payloads, records)
 
 
@@ -106,7 +106,7 @@ class SpreadRunner(StageRunner):
     """Runs parts of a spread: each yields many."""
 
     def _callable(self) -> Callable[..., Any]:
-        return yielding.plain(self.handler, MOST_CHILDREN + 1)
+        return yielding.plain_yields(self.handler, MOST_CHILDREN + 1)
 
     def encode(self, returned: Any) -> Item:
         """Return the children that the handler returned, each as it is kept."""
@@ -153,7 +153,9 @@ class SpreadRunner(StageRunner):
             return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
         origin = about.origin_of(part)
         if self._feeds == "parts":
-            labels = [about.of_child(part, 1, f"{origin}/{n}") for n in range(1, len(payloads) + 1)]
+            labels = [
+                about.about_of_child(part, 1, f"{origin}/{n}") for n in range(1, len(payloads) + 1)
+            ]
         else:
             labels = [f"{origin}/{n}" for n in range(1, len(payloads) + 1)]
         if self._is_joined:

@@ -6,9 +6,9 @@ from typing import Any
 
 from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
-from streamq.dashboard.census import Census, foreseen, limit_of
+from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.input_map import MOST_CELLS, read_map
-from streamq.dashboard.samplers import Censuses, Health, sampler
+from streamq.dashboard.samplers import Censuses, Health, sampler_of_topic
 from streamq.dashboard.timeline import Timeline
 from streamq.flows.flow import Flow, Stage
 from streamq.model import Part, PartCounts, RecordCounts
@@ -75,7 +75,7 @@ class TestReasons:
     def reason(self, protocol: Protocol, queue: str, request: Request) -> str:
         census = Census(protocol, queue)
         census.look()
-        found = why.reason(request.status(), census)
+        found = why.reason_held_back(request.status(), census)
         return found.code if found else ""
 
     def test_paused_held_nobody_and_ended(
@@ -105,9 +105,15 @@ class TestReasons:
         assert self.reason(protocol, queue, other) == "handler"
         census = Census(protocol, queue)
         census.look()
-        assert [(each.code, each.request) for each in why.notices(census)] == [
+        assert [(each.code, each.request) for each in why.notices_that_need_attention(census)] == [
             ("handler", other.id)
         ]
+        # What waits at better levels and cannot run is not in the way of others.
+        submit(client, queue, 700, level=5).pause()
+        submit(client, queue, 700, level=5, delay="1h")
+        census = Census(protocol, queue)
+        census.look()
+        assert census.waiting_before(90) == 29 + 9 + 9
 
     def test_failing_requests_and_missing_workers_need_attention(
         self, client: Client, protocol: Protocol, queue: str
@@ -120,14 +126,19 @@ class TestReasons:
             worker._fail(request.id, holder, call, part, ValueError("x"))
         census = Census(protocol, queue)
         census.look()
-        assert [each.code for each in why.notices(census)] == ["nobody", "failing"]
+        assert [each.code for each in why.notices_that_need_attention(census)] == [
+            "nobody",
+            "failing",
+        ]
 
 
 class TestTables:
     def page(self, protocol: Protocol, queue: str, filters: str) -> list[str]:
         census = Census(protocol, queue)
         census.look()
-        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters))
+        found = rows.table_page(
+            protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters)
+        )
         return [row["id"] for row in found["rows"]]
 
     def test_filters_and_order(self, client: Client, protocol: Protocol, queue: str) -> None:
@@ -155,7 +166,7 @@ class TestTables:
         held(protocol, request, 1)
         census = Census(protocol, queue)
         census.look()
-        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
+        found = rows.table_page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
         assert (found["count"], census.open) == (2, 2)
         row = next(each for each in found["rows"] if each["id"] == request.id)
         # Its later stages will get as much as the first has, as far as anybody can tell.
@@ -176,13 +187,18 @@ class TestTables:
             parts = PartCounts(total, waiting, 0, 0, done, failed)
             return SimpleNamespace(records=records, parts=parts, limit=limit)
 
-        assert foreseen([stage(100, 0), stage(0, 0)]) == 200  # nothing is known of the second
-        assert foreseen([stage(100, 10), stage(50, 0)]) == 100 + 500  # five of each
-        assert foreseen([stage(100, 10), stage(50, 25), stage(5, 0)]) == 100 + 500 + 100
-        assert foreseen([stage(100, 90, 10), stage(90, 90)]) == 190  # all is handed over
+        assert (
+            records_foreseen([stage(100, 0), stage(0, 0)]) == 200
+        )  # nothing is known of the second
+        assert records_foreseen([stage(100, 10), stage(50, 0)]) == 100 + 500  # five of each
+        assert records_foreseen([stage(100, 10), stage(50, 25), stage(5, 0)]) == 100 + 500 + 100
+        assert records_foreseen([stage(100, 90, 10), stage(90, 90)]) == 190  # all is handed over
         # Only stages that have parts to run count.
-        assert limit_of([stage(9, 9, 0, 0, 3), stage(9, 0, 0, 1, 5), stage(9, 0, 0, 1, 7)]) == 12
-        assert limit_of([stage(9, 9, 0, 0, 3), stage(9, 9, 0, 0, 5)]) == 3
+        assert (
+            limit_of_stages([stage(9, 9, 0, 0, 3), stage(9, 0, 0, 1, 5), stage(9, 0, 0, 1, 7)])
+            == 12
+        )
+        assert limit_of_stages([stage(9, 9, 0, 0, 3), stage(9, 9, 0, 0, 5)]) == 3
 
 
 class TestManyRequests:
@@ -195,7 +211,7 @@ class TestManyRequests:
             submit(client, queue, 1)
         client.submit([1], handler="h", queue=queue, id=(spoilt := f"{queue}-spoilt"))
         protocol.connection.redis.hset(RequestKeys(spoilt).meta, "total", "many")
-        health = sampler(protocol, Censuses(protocol), f"h:{queue}")
+        health = sampler_of_topic(protocol, Censuses(protocol), f"h:{queue}")
         told = [(each.check, each.verdict, each.says) for each in health.read()["findings"]]
         handlers = [says for check, _, says in told if check == "handler"]
         assert len(handlers) == Health.ALIKE + 1
@@ -208,7 +224,7 @@ class TestManyRequests:
     ) -> None:
         for number in range(240):
             submit(client, queue, 1, level=number % 30)
-        found = sampler(protocol, Censuses(protocol), f"v:{queue}").read()
+        found = sampler_of_topic(protocol, Censuses(protocol), f"v:{queue}").read()
         assert {len(each["cards"]) for each in found["levels"]} == {6}
         assert {each["requests"] for each in found["levels"]} == {8}
 
@@ -251,9 +267,9 @@ def test_timeline_tells_who_serves_what(client: Client, protocol: Protocol, queu
 
 def test_payload_is_cut(client: Client, protocol: Protocol, queue: str) -> None:
     request = client.submit([b"x" * 9_000], handler="h", queue=queue)
-    _, text, size = glances.payload_of(protocol, request.id, 1, 4_096)
+    _, text, size = glances.payload_of_part(protocol, request.id, 1, 4_096)
     assert (len(text), size) == (4_096, 9_000)
-    assert glances.payload_of(protocol, request.id, 2, 10)[2] == -1
+    assert glances.payload_of_part(protocol, request.id, 2, 10)[2] == -1
 
 
 def test_only_chosen_parts_run_again(client: Client, protocol: Protocol, queue: str) -> None:

@@ -85,7 +85,7 @@ class Gateways:
 
     def __init__(self, site: Site, folder: Path, queue: str, seed: int) -> None:
         self._file = folder / "streamq.keys"
-        self.key = keys.add(self._file, "mill", Role.OPERATOR)
+        self.key = keys.add_key(self._file, "mill", Role.OPERATOR)
         self._site, self._folder, self._queue = site, folder, queue
         self.ports = [_free_port() for _ in range(GATEWAYS)]
         self._running = [self._start(port) for port in self.ports]

@@ -79,3 +79,21 @@ def test_tree_adds_up_everything_once(client: Client, fleet: Fleet, queue: str) 
 
     assert request.wait(60).state == "done"
     assert list(request.results(5)) == [(1, sum(range(500)))]
+
+
+def test_record_that_takes_too_long_or_kills_ends_alone_and_its_join_is_told(
+    client: Client, fleet: Fleet, queue: str
+) -> None:
+    request = client.submit(["as", "bk", "cd"], flow=flows.endangered, queue=queue)
+    fleet.start("-p", "2", target="flows:app")
+
+    assert request.wait(60).state == "done"
+    assert [value for _, value in request.results(5)] == [
+        "as:a,Timeout",
+        "bk:b,Poison",
+        "cd:c,d",
+    ]
+    assert [(each.stage, each.item, each.error) for each in request.errors()] == [
+        ("slowly", "1/2", "Timeout"),
+        ("deadly", "2/2", "Poison"),
+    ]

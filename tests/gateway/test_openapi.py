@@ -26,7 +26,7 @@ def test_gateway_serves_it(gate: Gate) -> None:
 
 
 def test_copy_in_the_checkout_is_the_same() -> None:
-    assert json.loads(COPY.read_bytes()) == openapi.document(ROUTES, "1"), "run make docs"
+    assert json.loads(COPY.read_bytes()) == openapi.openapi_document(ROUTES, "1"), "run make docs"
 
 
 def explore(gate: Gate, folder: Path, seconds: int, examples: int) -> None:

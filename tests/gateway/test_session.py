@@ -199,8 +199,8 @@ class TestBadStreams:
 
     def test_who_may_not(self, serve: Callable[..., Gate], tmp_path: Path, queue: str) -> None:
         file = tmp_path / "streamq.keys"
-        worker = keys.add(file, "w", Role.WORKER, ["elsewhere"])
-        reader = keys.add(file, "r", Role.READER)
+        worker = keys.add_key(file, "w", Role.WORKER, ["elsewhere"])
+        reader = keys.add_key(file, "r", Role.READER)
         gate = serve("--keys", str(file))
         said = []
         for text in ("sqk_x", reader, worker):

@@ -194,6 +194,8 @@ def test_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     assert "exit code 1" in said
     assert "thirteen" in said
     assert "nothing was lost" in said
+    assert "1 x B-62" in said
+    assert "Abandon: nothing was ordered" in said
     assert "killed by SIGKILL" in said
 
 

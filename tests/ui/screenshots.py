@@ -155,7 +155,7 @@ def _guarded(browser: Any, url: str, folder: Path) -> None:
     """Take the login, a shared link, and what they ask of a gateway with keys."""
     file = folder / "streamq.keys"
     file.unlink(missing_ok=True)
-    key = keys.add(file, "alice", Role.OPERATOR)
+    key = keys.add_key(file, "alice", Role.OPERATOR)
     guarded = Gate(url, QUEUE, "--keys", str(file))
     try:
         _sizes(browser, guarded.url, "asks for a key", folder, "login")

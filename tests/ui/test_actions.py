@@ -25,7 +25,7 @@ pytestmark = ONE_KIND
 def keyed(url: str, queue: str, tmp_path: Path) -> Iterator[Callable[[Role], tuple[Gate, str]]]:
     """A gateway with keys; returns it and the key of a role."""
     file = tmp_path / "streamq.keys"
-    texts = {role: keys.add(file, role.value, role) for role in (Role.READER, Role.OPERATOR)}
+    texts = {role: keys.add_key(file, role.value, role) for role in (Role.READER, Role.OPERATOR)}
     gate = Gate(url, queue, "--keys", str(file))
     yield lambda role: (gate, texts[role])
     gate.end()
