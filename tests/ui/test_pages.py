@@ -29,7 +29,7 @@ def test_request_moves_is_steered_and_ends(
     open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet, gate: Gate
 ) -> None:
     request = client.submit(
-        list(range(400)), handler="clean", queue=queue, id=request_id, limit=1, labels={"a": EVIL}
+        list(range(1_500)), handler="clean", queue=queue, id=request_id, limit=1, labels={"a": EVIL}
     )
     page = open_page(f"/r/{request_id}")
     has_text(page, "Why not faster")
