@@ -273,7 +273,7 @@ def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[di
             for chunk in chunks(source, "1MiB"):
                 out.write(run_chunk(function, chunk))
         for size in args.sizes:
-            tries = take_turns(folder, function, size, args.processes, args.rounds)
+            tries = take_turns(folder, function, size, args)
             for row in summed_up(tries):
                 found.append({"lines": lines, "function": function, "size": size, **row})
                 print(
@@ -284,20 +284,20 @@ def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[di
                     flush=True,
                 )
             why = "is not installed" if size == "1MiB" else "is not for parts that small"
-            for way in (way for way in WAYS if way not in tries):
+            for way in (way for way in args.ways if way not in tries):
                 print(f"{lines:>9,}  {function:<12} {size:<10} {way:<10} not run: it {why}")
     return found
 
 
 def take_turns(
-    folder: Path, function: str, size: str, processes: int, rounds: int
+    folder: Path, function: str, size: str, args: argparse.Namespace
 ) -> dict[str, list[dict[str, float]]]:
     """Measure each way in each round; within a round the ways come one after another."""
     source, expected, target = folder / INPUTS[function], folder / "expected", folder / "out"
     tries: dict[str, list[dict[str, float]]] = {}
-    for _ in range(rounds):
-        for way in WAYS:
-            command = command_of(way, source, target, function, size, processes)
+    for _ in range(args.rounds):
+        for way in args.ways:
+            command = command_of(way, source, target, function, size, args.processes)
             if command is None:
                 continue
             target.unlink(missing_ok=True)
@@ -366,6 +366,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=FUNCTIONS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="with Pool.imap")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json", action="store_true")

@@ -171,8 +171,8 @@ class Access:
 
     def _check_host(self, visit: Visit) -> None:
         host = visit.headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname or "" if _is_host(host) else ""
-        if name not in self._hosts and not _is_address(name):
+        name = urlsplit(f"//{host}").hostname or "" if _is_host_of_gateway(host) else ""
+        if name not in self._hosts and not _is_ip_address(name):
             raise Problem(
                 421,
                 "HOST",
@@ -247,11 +247,11 @@ def _cookie_of_visit(visit: Visit, name: str) -> str:
     return found.value if found else ""
 
 
-def _is_host(text: str) -> bool:
+def _is_host_of_gateway(text: str) -> bool:
     return not set(text) & set("/@?#\\")
 
 
-def _is_address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     """Return whether it is an IP address: no page elsewhere can have one as its own name."""
     try:
         ipaddress.ip_address(name)

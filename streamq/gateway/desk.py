@@ -7,19 +7,20 @@ desk keeps nothing of a lease: everything is in the ticket that the worker holds
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from streamq import units
-from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
+from streamq.errors import Damaged, InvalidValue, ServerError, StreamqError
 from streamq.gateway import payloads
-from streamq.gateway.courier import FIRST_LEASE_MS, Courier, WasLost
-from streamq.gateway.dispatch import Dispatch, WaitingTake, Wanted
+from streamq.gateway.courier import FIRST_LEASE_MS, Courier, Renewal, WasLost, renewed
+from streamq.gateway.dispatch import MOST_LINES_OF_KEY, Dispatch, LineOfTakes, WaitingTake, Wanted
 from streamq.gateway.messages import (
     Ask,
     Beat,
@@ -32,11 +33,12 @@ from streamq.gateway.messages import (
 )
 from streamq.gateway.outcomes import Outcomes
 from streamq.gateway.paces import Paces
-from streamq.gateway.problems import Problem
-from streamq.gateway.roles import Caller
+from streamq.gateway.problems import too_many_takes
+from streamq.gateway.roles import LOCAL, Caller
 from streamq.gateway.ticket import (
     FINISH,
     HANDBACK,
+    BadTicket,
     PackedNumbers,
     Ticket,
     TicketBook,
@@ -44,11 +46,11 @@ from streamq.gateway.ticket import (
 )
 from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant, Renewed, Terms, Tokens
+from streamq.protocol.replies import Grant, Terms, Tokens
 from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.pace import Pace
-from streamq.queue.renewals import Holding, unwanted_of
+from streamq.queue.renewals import Holding, unwanted_holders
 from streamq.queue.taker import KNOWN_REQUESTS, Claimed
 from streamq.worker.options import levels_of_options
 
@@ -93,11 +95,13 @@ class Desk:
         self._callers = ThreadPoolExecutor(CALLERS, "desk")
         self.courier = Courier(protocol, keepers, self.in_thread)
         self._paces = Paces()
-        self._waiting: set[asyncio.Future[Claimed[Spec]]] = set()
+        self._waiting: set[WaitingTake] = set()
         #: How many parts were handed out, and how many came back with each outcome.
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
+        #: In which lines they do.
+        self._lines_of: defaultdict[str, Counter[LineOfTakes]] = defaultdict(Counter)
         #: Whether the gateway stops. Then no call waits any more.
         self.is_stopping = False
         #: When requests were created, and their specs.
@@ -115,8 +119,8 @@ class Desk:
     def stop_waiting(self) -> None:
         """Answer calls that wait, now and from now on: the gateway stops."""
         self.is_stopping = True
-        for granted in self._waiting:
-            granted.cancel()
+        for waiter in self._waiting:
+            waiter.expire()
 
     def close(self) -> None:
         """End the threads."""
@@ -129,12 +133,12 @@ class Desk:
         """Wait for a lease. Nothing is granted if none came in time."""
         if not ask.handlers:
             raise InvalidValue("which handlers? Name at least one")
-        wanted = self._wanted(caller, ask)
-        claimed = await self._wait_for(caller, wanted, ask)
+        line = self._dispatch.line(self._wanted(caller, ask))
+        claimed = await self._wait_for(caller, line, ask)
         if claimed is None:
             return Handed(None)
         lease, grant, known = claimed
-        now_ms = _now_ms()
+        now_ms = _now_of_gateway_ms()
         ticket = Ticket(
             request_id=lease.request_id,
             holder=lease.holder,
@@ -170,7 +174,7 @@ class Desk:
         ticket = self.open(caller, report.ticket)
         outcomes = Outcomes(ticket, report)
         pace = Pace(ticket.quantum_ms / 1e3, ticket.part_s)
-        now_ms = _now_ms()
+        now_ms = _now_of_gateway_ms()
         pace.observe(outcomes.ran, max(0.0, (now_ms - ticket.handed_ms) / 1e3))
         ask = report.next
         if ask:
@@ -184,7 +188,7 @@ class Desk:
         self.parts.update(outcomes.counts())
         if grant.parts:
             following = msgspec.structs.replace(
-                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_ms()
+                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_of_gateway_ms()
             )
             following = following.with_parts(grant.parts)
             spec = await self._spec(ticket)
@@ -200,43 +204,31 @@ class Desk:
 
     async def beat(self, caller: Caller, beat: Beat) -> Verdict:
         """Renew the leases of a live worker. The answer names those that nobody needs any more."""
-        shares: dict[tuple[str, int], dict[str, int | None]] = defaultdict(dict)
-        texts: dict[str, str] = {}
-        for held in beat.tickets:
-            ticket = self.open(caller, held.ticket)
-            texts[ticket.holder] = held.ticket
-            shares[ticket.request_id, ticket.lease_ms][ticket.holder] = held.part
-        if not shares:
-            return Verdict()
-
-        def renew() -> list[tuple[str, dict[str, int | None], Renewed | ProtocolError]]:
-            return [
-                (request_id, running, self._renew(request_id, lease_ms, running))
-                for (request_id, lease_ms), running in shares.items()
-            ]
-
-        verdict = Verdict([], [])
-        for request_id, running, answer in await self.in_thread(renew):
-            unwanted = unwanted_of(request_id, running, answer)
+        tickets = self._valid(caller, [held.ticket for held in beat.tickets])
+        texts = {ticket.holder: text for text, ticket in tickets.items()}
+        verdict = Verdict([each.ticket for each in beat.tickets if each.ticket not in tickets], [])
+        leases = [
+            Renewal(tickets[each.ticket].lease_ms, tickets[each.ticket], each.part)
+            for each in beat.tickets
+            if each.ticket in tickets
+        ]
+        answers = await renewed(self._protocol, self.in_thread, leases)
+        away = [answer for _, _, answer in answers if isinstance(answer, ServerError)]
+        if away and len(away) == len(answers):
+            raise away[0]
+        for request_id, running, answer in answers:
+            unwanted = unwanted_holders(request_id, running, answer)
             verdict.unwanted += [texts[holder] for holder in running if holder in unwanted]
             if not isinstance(answer, StreamqError) and answer[1]:
                 verdict.paused += [texts[each] for each in running if each not in unwanted]
         return verdict
 
-    def _renew(
-        self, request_id: str, lease_ms: int, running: dict[str, int | None]
-    ) -> Renewed | ProtocolError:
-        try:
-            return self._protocol.renew(request_id, lease_ms, running)
-        except ProtocolError as error:
-            return error
-
     async def leave(self, caller: Caller, leave: Leave) -> Left:
         """End the leases of a worker that goes. What it did not finish runs elsewhere at once."""
-        tickets = [self.open(caller, text) for text in leave.tickets]
+        tickets = self._valid(caller, leave.tickets)
 
         def release() -> None:
-            for ticket in tickets:
+            for ticket in tickets.values():
                 self._lease(ticket, Terms(0), FINISH).release()
 
         await self.in_thread(release)
@@ -244,11 +236,9 @@ class Desk:
 
     # Leases
 
-    async def _wait_for(self, caller: Caller, wanted: Wanted, ask: Ask) -> Claimed[Spec] | None:
+    async def _wait_for(self, caller: Caller, line: LineOfTakes, ask: Ask) -> Claimed[Spec] | None:
         if self.is_stopping:
             return None
-        if self._waits[caller.name] >= caller.waits:
-            raise too_many_takes(f"{caller.waits} calls of the key {caller.name} wait already")
         loop = asyncio.get_running_loop()
 
         def terms(request_id: str, most: int) -> Terms:
@@ -260,20 +250,44 @@ class Desk:
             return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
 
         waiter = WaitingTake(loop, terms)
-        self._waiting.add(waiter.granted)
+        self.check_waits(caller)
+        lines = self._lines_of[caller.name]
+        if len(lines) >= MOST_LINES_OF_KEY and line not in lines and caller is not LOCAL:
+            raise too_many_takes(
+                f"calls of the key {caller.name} wait for {len(lines)} different sets of handlers "
+                "and levels already"
+            )
+        lines[line] += 1
         self._waits[caller.name] += 1
+        self._waiting.add(waiter)
+        expiring = loop.call_later(ask.wait_s, waiter.expire)
         try:
-            self._dispatch.line(wanted).join(waiter)
-            await asyncio.wait((waiter.granted,), timeout=ask.wait_s)
-            if waiter.granted.cancel() or waiter.granted.cancelled():  # in time, or it stops
-                return None
-            return waiter.granted.result()
+            line.join(waiter)
+            return await waiter.granted
         except asyncio.CancelledError:  # the caller has left
             waiter.leave()
             raise
         finally:
+            expiring.cancel()
             waiter.is_over = True
-            self._waiting.discard(waiter.granted)
+            self._waiting.discard(waiter)
+            self._waits[caller.name] -= 1
+            lines[line] -= 1
+            if not lines[line]:
+                del lines[line]
+
+    def check_waits(self, caller: Caller) -> None:
+        """Raise a problem if so many calls of this caller wait that no other may."""
+        if self._waits[caller.name] >= caller.waits:
+            raise too_many_takes(f"{caller.waits} calls of the key {caller.name} wait already")
+
+    @contextmanager
+    def counted(self, caller: Caller) -> Iterator[None]:
+        """Count a call that waits, as long as the block lasts."""
+        self._waits[caller.name] += 1
+        try:
+            yield
+        finally:
             self._waits[caller.name] -= 1
 
     def _wanted(self, caller: Caller, ask: Ask) -> Wanted:
@@ -285,7 +299,7 @@ class Desk:
             offers[name] = f"parts {name} {offer.retries if offer.retries is not UNSET else ''}"
         return Wanted(
             ask.queue,
-            levels_of_options(ask.levels, "levels"),
+            _levels_in(ask.levels),
             tuple((name, offer.rstrip()) for name, offer in sorted(offers.items())),
         )
 
@@ -300,6 +314,23 @@ class Desk:
         ticket = self._signer.open(text, caller.name)
         caller.check_queue(ticket.queue)
         return ticket
+
+    def _valid(self, caller: Caller, texts: Sequence[str]) -> dict[str, Ticket]:
+        """Return the tickets that are valid, by their texts: one that is not harms no other.
+
+        Raises:
+            BadTicket: none of them is.
+        """
+        valid: dict[str, Ticket] = {}
+        bad: BadTicket | None = None
+        for text in texts:
+            try:
+                valid[text] = self.open(caller, text)
+            except BadTicket as error:
+                bad = error
+        if bad and not valid:
+            raise bad
+        return valid
 
     def _granted(self, word: str, ticket: Ticket, grant: Grant, ask: Ask, spec: Spec) -> Granted:
         self.parts["handed"] += len(grant.parts)
@@ -394,14 +425,14 @@ class _TicketHost:
         """Note nothing."""
 
 
-def too_many_takes(detail: str) -> Problem:
-    """Return the answer for a caller that has too many calls or streams open."""
-    return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
+@lru_cache(1_000)
+def _levels_in(text: str) -> tuple[int, ...]:
+    return levels_of_options(text, "levels")
 
 
 def _lease_ms(ask: Ask) -> int:
     return round(ask.lease_s * 1e3)
 
 
-def _now_ms() -> int:
+def _now_of_gateway_ms() -> int:
     return round(time.time() * 1e3)

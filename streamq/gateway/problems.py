@@ -86,6 +86,11 @@ class Problem(Exception):
         return headers
 
 
+def too_many_takes(detail: str) -> Problem:
+    """Return what a caller is told that has too much open at once."""
+    return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
+
+
 def problem_of(error: StreamqError) -> Problem:
     """Return an error as a problem for the caller."""
     for kind, status, code, title, retry_after_s in _PROBLEMS:

@@ -82,13 +82,15 @@ class Requests:
         """Return the status of a request when it has ended, or when the time is over."""
         until = time.monotonic() + wait_s
         pause_s, most_s = LOOK_S
-        while True:
-            status = await self.status(caller, request_id)
-            left_s = until - time.monotonic()
-            if not status.state.is_live or left_s <= 0 or self._desk.is_stopping:
-                return status
-            await asyncio.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, most_s)
+        self._desk.check_waits(caller)
+        with self._desk.counted(caller):
+            while True:
+                status = await self.status(caller, request_id)
+                left_s = until - time.monotonic()
+                if not status.state.is_live or left_s <= 0 or self._desk.is_stopping:
+                    return status
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, most_s)
 
     async def results(
         self, caller: Caller, request_id: str, first: int, most: int, is_following: bool
@@ -100,7 +102,16 @@ class Requests:
         """
         # This raises if there is no such request, or if it is in another queue.
         status = await self.status(caller, request_id)
-        return self._lines(request_id, first, most, is_following, status.state)
+        lines = self._lines(request_id, first, most, is_following, status.state)
+        if not is_following:
+            return lines
+        self._desk.check_waits(caller)
+        return self._counted(caller, lines)
+
+    async def _counted(self, caller: Caller, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        with self._desk.counted(caller):
+            async for some in lines:
+                yield some
 
     async def _lines(
         self, request_id: str, first: int, most: int, is_following: bool, state: State

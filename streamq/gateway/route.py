@@ -86,8 +86,6 @@ class Answer(msgspec.Struct):
     headers: dict[str, str] = {}
     #: The change in words, for the log of the queue; "" if there is nothing to write there.
     noted: str = ""
-    #: Called if the caller has left before the answer could be sent.
-    undo: Callable[[], None] | None = None
     #: Called when the answer is out, with what tells whether its connection was reset since.
     delivered: Callable[[WasLost], None] | None = None
 

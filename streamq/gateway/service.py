@@ -143,6 +143,7 @@ def serve_gateway(
     )
     config = uvicorn.Config(
         gateway_application(gateway, is_read_only=options.is_read_only),
+        interface="asgi3",
         http=ListenerConnection,
         loop="uvloop",
         ws=_websocket_server(),

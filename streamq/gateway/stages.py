@@ -61,7 +61,7 @@ def outcome_of_stage(part: Part, records: int, result: bytes, facts: str) -> Par
     if not facts:
         return PartDone(result, records)
     kind, feeds, _, join, *_ = facts.split()
-    origin = about.origin_of(part)
+    origin = about.item_of_about(part)
     items, _ = codec.decode_result(result)
     if kind == "spread":
         payloads, keep = _children_of_spread(codec.decode_item(items[0]))

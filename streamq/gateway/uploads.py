@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect
 
 from streamq import units
 from streamq.errors import InvalidValue, LoadGap, RequestUnknown, damaged_if_unreadable
-from streamq.gateway.desk import Desk, too_many_takes
+from streamq.gateway.desk import Desk
 from streamq.gateway.messages import Uploaded, UploadOptions
-from streamq.gateway.problems import Problem
+from streamq.gateway.problems import Problem, too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot

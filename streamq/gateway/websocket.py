@@ -4,6 +4,7 @@ import logging
 from contextlib import suppress
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from streamq.errors import StreamqError
@@ -21,8 +22,11 @@ SUBPROTOCOL = "streamq.v1.json"
 _BAD, _REFUSED, _SLOW = 1007, 1008, 1013
 
 
-async def serve_worker_stream(socket: WebSocket, access: Access, sessions: Sessions) -> None:
+async def serve_worker_stream(
+    scope: Scope, receive_message: Receive, send_message: Send, access: Access, sessions: Sessions
+) -> None:
     """Serve one stream of a worker."""
+    socket = WebSocket(scope, receive_message, send_message)
     offered = socket.scope.get("subprotocols", [])
     try:
         caller = access.caller(_visit_of_websocket(socket))
@@ -35,11 +39,11 @@ async def serve_worker_stream(socket: WebSocket, access: Access, sessions: Sessi
     await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
 
     async def receive() -> FromWorker | None:
-        try:
-            text = await socket.receive_text()
-        except (WebSocketDisconnect, KeyError):
-            return None
-        return msgspec.json.decode(text, type=FromWorker)
+        # Not by way of ``socket``: most of the time most streams stand here, and each call below
+        # costs memory.
+        message = await receive_message()
+        text = message.get("text")
+        return None if text is None else msgspec.json.decode(text, type=FromWorker)
 
     async def send(message: ToWorker) -> None:
         with suppress(WebSocketDisconnect, RuntimeError):

@@ -95,7 +95,7 @@ def is_table(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
     return isinstance(item, msgspec.msgpack.Ext) and item.code == _TABLE
 
 
-def holds_several(item: Item) -> bool:
+def holds_several_items(item: Item) -> bool:
     """Return whether the item stands for several lines: it is a table, or what was yielded."""
     return isinstance(item, msgspec.msgpack.Ext) and item.code in (_TABLE, _MANY)
 
@@ -126,7 +126,7 @@ def decode_item(item: Item) -> Any:
     """
     if is_verbatim(item):
         return bytes(item.data)
-    if holds_several(item):
+    if holds_several_items(item):
         return list(map(decode_item, spread_item(item)))
     if isinstance(item, msgspec.msgpack.Ext):
         with damaged_if_unreadable("a result"):
@@ -153,7 +153,7 @@ def size_of_results(item: Item) -> int:
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
     """Return the encoded result of a part; ``endings`` has a letter for each line ending."""
-    if len(items) > 1 and (found := joined(items)):
+    if len(items) > 1 and (found := items_joined_as_lines(items)):
         lines, is_text = found
         items = [_lines_item(memoryview(lines)[:-1], is_text=is_text)]
     return _encode_items([*items, *_line_endings_item(endings)])
@@ -164,7 +164,7 @@ def encode_lines(blocks: Sequence[bytes], *, is_text: bool) -> bytes:
     return _encode_items([_lines_item(memoryview(b"".join(blocks))[:-1], is_text=is_text)])
 
 
-def joined(items: Sequence[Any]) -> tuple[bytes, bool] | None:
+def items_joined_as_lines(items: Sequence[Any]) -> tuple[bytes, bool] | None:
     """Return items as lines, each with a newline, and whether they are text.
 
     Return None unless all are bytes, or all are text, and none has a newline.

@@ -19,7 +19,7 @@ import msgspec
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
 from streamq.model import Spec
-from streamq.records.boundaries import mended
+from streamq.records.boundaries import bytes_as_loaded
 from streamq.records.inputs import Input, InputIdentity
 from streamq.records.remote import (
     Object,
@@ -155,7 +155,7 @@ class ReferenceReader:
         self._check_url(url)
         then = Object(reference.size, reference.version)
         if spec.format != "file":
-            return mended(read_range(url, reference.offset, reference.length, then), spec)
+            return bytes_as_loaded(read_range(url, reference.offset, reference.length, then), spec)
         with closing(RemoteFile(url)) as file:
             if file.object != then:
                 raise RemoteChanged
@@ -183,7 +183,7 @@ class ReferenceReader:
 
     def _checked(self, name: str, file: BinaryIO, reference: Reference, spec: Spec) -> bytes:
         """Return the bytes a part refers to, if they are those that were loaded."""
-        data = mended(_read_range(name, file, reference), spec)
+        data = bytes_as_loaded(_read_range(name, file, reference), spec)
         if reference.check == NO_CHECK:
             self._check_unchanged(name, file, reference)
         elif (why := self._has_changed(file, reference)) and zlib.crc32(data) != reference.check:

@@ -75,9 +75,13 @@ class SpoolWriter:
             return None
         return self._keep([lines], payload, about, is_value=writer.is_value)
 
-    def keep_lines(self, blocks: Sequence[bytes], payload: bytes, about: bytes) -> bytes | None:
+    def keep_lines(
+        self, blocks: Sequence[bytes], payload: bytes, about: bytes, *, is_text: bool
+    ) -> bytes | None:
         """Do the same with a result that consists of these lines."""
-        return self._keep(blocks, payload, about) if self._form == "raw" else None
+        if self._form != "raw":
+            return self.keep(codec.encode_lines(blocks, is_text=is_text), payload, about)
+        return self._keep(blocks, payload, about)
 
     def _keep(
         self, blocks: Sequence[bytes], payload: bytes, about: bytes, *, is_value: bool = False

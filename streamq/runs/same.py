@@ -180,7 +180,7 @@ def _steered_fields(then: Policy, now: Policy) -> dict[str, Any]:
     return {name: WEIGHT if value is msgspec.UNSET else value for name, value in found.items()}
 
 
-def server_name(url: str, prefix: str) -> str:
+def name_of_server(url: str, prefix: str) -> str:
     """Return what tells a server that was named from others, without passwords; "" for none."""
     return f"{mask_passwords(url)} {prefix}" if url else ""
 
