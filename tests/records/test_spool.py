@@ -15,7 +15,7 @@ from streamq.errors import Damaged
 from streamq.model import Spec
 from streamq.records import spool
 from streamq.records.encoding import Verbatim, decode_result, encode_item, encode_result
-from streamq.records.ranges import Range, copy_range, merged
+from streamq.records.ranges import Range, copy_range, merged_ranges
 from streamq.records.references import Reference, ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, SpoolWriter, spooled_of
 from streamq.records.writer import Writer
@@ -344,7 +344,7 @@ class TestMerging:
             Range(4, 30, 1),
         ]
 
-        assert list(merged(pieces)) == [
+        assert list(merged_ranges(pieces)) == [
             b"head\n",
             Range(3, 0, 15),
             Range(3, 20, 5),
@@ -352,4 +352,4 @@ class TestMerging:
             b"\n",
             Range(4, 30, 1),
         ]
-        assert list(merged([])) == []
+        assert list(merged_ranges([])) == []
