@@ -60,7 +60,7 @@ def results(
         typer.Option(
             "--output-format",
             metavar="|".join(FORMS),
-            help="Write each result as JSON, as a CSV row, or as the text it is.",
+            help="Write each result as JSON, as a row of CSV or TSV, or as the text it is.",
             show_default="by the name of the output",
         ),
     ] = "",

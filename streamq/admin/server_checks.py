@@ -8,7 +8,11 @@ import msgspec
 
 from streamq.admin import acl
 from streamq.admin.probe import Probe
-from streamq.driver.server_versions import first_good, known_faults, version_of
+from streamq.driver.server_versions import (
+    first_version_without_faults,
+    known_faults,
+    version_of_server,
+)
 from streamq.errors import ServerError
 from streamq.protocol import lua
 
@@ -84,7 +88,7 @@ class ServerChecks(Examiner):
 
     def _versions(self) -> Iterator[Finding]:
         for node in self._probe.primaries():
-            version = version_of(self._probe.info(node, "server"))
+            version = version_of_server(self._probe.info(node, "server"))
             name = f"{self._probe.name(node)}: {version}"
             if version.is_too_old:
                 remedy = "use Redis 7 or newer, or Valkey"
@@ -95,7 +99,9 @@ class ServerChecks(Examiner):
             bad = known_faults(version.kind, version.numbers)
             if bad:
                 says = f"{name} {' and '.join(bad)}"
-                better = ".".join(map(str, first_good(version.kind, version.numbers)))
+                better = ".".join(
+                    map(str, first_version_without_faults(version.kind, version.numbers))
+                )
                 remedy = f"upgrade it to {better} or newer"
                 yield Finding(check="version", verdict=WARN, says=says, remedy=remedy)
             else:

@@ -1,8 +1,8 @@
 """Keeps a list of a queue's requests and workers up to date, at a bounded cost.
 
 A look reads for ``LOOK_S`` at most: first the requests whose parts run, then those that were read
-longest ago. So a look at a queue of 10,000 requests costs what one at 500 does, and a census says
-how many of them it knows.
+longest ago. So a look at a queue of 10,000 requests costs as much as one at 500, and a census says
+how many of the requests it knows.
 """
 
 import threading
@@ -20,17 +20,18 @@ from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.fleet import WorkerDetails, read_worker_details
 
-#: What a look may take: at first, until every request was read once, and then.
+#: How long a look may take: until every request was read once, and from then on.
 FIRST_LOOK_S, LOOK_S = 0.2, 0.05
 #: Requests that are read in one round trip.
 PAGE = 250
-#: So many requests and workers are known at most, the newest.
+#: The most requests and workers that a census knows: the newest.
 MOST_REQUESTS, MOST_WORKERS = 20_000, 2_000
-#: So many workers are read at one look.
+#: How many workers one look reads.
 WORKERS_A_LOOK = 200
 #: Names of workers that are gone stay in the index for a day: older ones than this are not read.
 HEARD_MS = 60_000
-#: The server's memory and the janitors are looked at so often; more than this share is nearly full.
+#: How often the server's memory and the janitors are looked at (s), and the share of memory above
+#: which the server counts as nearly full.
 PROBE_EVERY_S, FULL_SHARE = 15.0, 0.85
 #: A census is not taken more often than this.
 EVERY_S = 0.9
@@ -92,7 +93,7 @@ class Census:
         self.curve = Curve()
         #: Servers that use most of their memory: the name, and the share that is used.
         self.nearly_full: list[tuple[str, float]] = []
-        #: For how long (ms) the first look of a janitor is overdue.
+        #: How long (ms) the janitor's next look is overdue.
         self.unswept_ms = 0.0
         self._probe = Probe(protocol.connection, protocol.prefix)
         self._probed_at = 0.0
@@ -123,12 +124,12 @@ class Census:
         protocol = self._protocol
         ids = protocol.latest(self.queue, MOST_REQUESTS, with_stages=True)
         size = protocol.index_size(self.queue)
-        if size <= MOST_REQUESTS:  # all of them were read; stages of flows are no requests
+        if size <= MOST_REQUESTS:  # all ids were read: count requests without stages of flows
             size = sum("/" not in each for each in ids)
         self._blank &= set(ids)
         unread = [each for each in ids if each not in self._known and each not in self._blank]
         gone = self._known.keys() - set(ids)
-        self._read(list(gone)[:PAGE])  # what they came to counts, too
+        self._read(list(gone)[:PAGE])  # their last records count, too
         for each in gone:
             self._known.pop(each, None)
         until = begun + (FIRST_LOOK_S if unread else LOOK_S)
@@ -250,7 +251,8 @@ class Census:
             for request_id, known in self.requests.items()
             if "/" not in request_id
         ]
-        # Of a flow whose first stage is in another queue, each stage stands for itself.
+        # Where the first stage of a flow is in another queue, its other stages are shown one by
+        # one.
         others = [known for some in stages.values() for known in some]
         return found + [_whole_of_stages([each]) for each in others if each.status.state.is_live]
 

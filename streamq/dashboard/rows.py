@@ -1,4 +1,4 @@
-"""Tables of requests: filters, pages, and what a row tells."""
+"""Tables of requests: their filters, pages and rows."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from streamq.queue.flow_status import status_of
 
 #: Rows of a page.
 PAGE = 50
-#: Requests that have ended are looked for again after so long, or 20 times as long as it took.
+#: The pause between two searches for ended requests (s): this, or 20 times as long as the last
+#: search took.
 ENDED_EVERY_S, _TIMES = 5.0, 20
 STATES = ("live", "open", "loading", "paused", "ended", "done", "failed", "cancelled")
 _SORTS: dict[str, Callable[[Status], Any]] = {

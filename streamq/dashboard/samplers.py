@@ -195,7 +195,7 @@ class Workers(_OfQueue):
     """Tells of the workers of a queue."""
 
     every_s = 2.0
-    #: So many are told in full; of the others only how busy they are.
+    #: How many workers are shown in full. Of the others only their busy slots are shown.
     MOST = 200
 
     def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
@@ -225,17 +225,17 @@ class Log(_OfQueue):
     """Tells who changed what of the queue's requests."""
 
     every_s = 2.0
-    #: So many changes are told.
+    #: How many changes are shown.
     MOST = 300
 
     def read(self) -> Any:
-        """Return the changes, the last first; without the addresses that they came from."""
+        """Return the changes, the last one first, without the addresses that they came from."""
         found = read_changes(self._protocol, self.queue, self.MOST)
         return {"changes": [msgspec.structs.replace(each, address="") for each in found]}
 
 
 class Leases(_OfQueue):
-    """Tells which slot has served which request: what workers say, and one look a second."""
+    """Tells which slot has served which request, by what workers say and by one look a second."""
 
     def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
         super().__init__(protocol, censuses, queue)
@@ -255,7 +255,7 @@ class Health(_OfQueue):
     """Tells what the doctor finds."""
 
     every_s = 60.0
-    #: The books of so many requests are checked, and so many findings of a check are told.
+    #: How many requests the doctor checks, and how many findings of one check are shown.
     BOOKS, ALIKE = 100, 10
 
     def read(self) -> Any:

@@ -96,6 +96,14 @@ def submit(keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[byt
     return Call("submit", keys, args, _look_ms)
 
 
+def submit_new(
+    keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[bytes]
+) -> Call[tuple[bool, int]]:
+    """Do the same. The reply is whether the request was not there before; and when to look."""
+    call = submit(keys, policy, cursor, entries)
+    return Call("submit", keys, call.args, _new_and_look_ms)
+
+
 def first_tokens(policy: Policy) -> Tokens:
     """Return the tokens that ``submit`` asks for: a caller need not wait for its reply."""
     return Tokens(0 if policy.delay_ms else 1, token_list_of(policy.handler, policy.level))
@@ -220,6 +228,12 @@ def _read_appended(reply: Sequence[Any]) -> Appended:
 def _read_refused(reply: Sequence[Any]) -> tuple[bool, Tokens]:
     is_counted, *tokens = reply
     return bool(is_counted), read_tokens(tokens)
+
+
+def _new_and_look_ms(reply: Sequence[Any]) -> tuple[bool, int]:
+    # A request that was there asks for nothing.
+    tokens, look_ms = reply
+    return int(tokens) > 0 or int(look_ms) > 0, int(look_ms)
 
 
 def _look_ms(reply: Sequence[Any]) -> int:

@@ -8,14 +8,20 @@ short calls.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeVar
 
 from streamq import units
-from streamq.errors import InvalidValue, ServerBusy, ServerUnreachable, WaitTimeout
+from streamq.errors import (
+    InvalidValue,
+    PartlySubmitted,
+    ServerBusy,
+    ServerUnreachable,
+    WaitTimeout,
+)
 from streamq.model import MAX_PART, PREFIX, Failure, Status
 from streamq.protocol.replies import part_of_field
 from streamq.queue.client import Client
@@ -80,6 +86,30 @@ class AsyncClient:
             raise InvalidValue("payloads come from an async iterator; give a list of them")
         made = await self._call(lambda: self._client().submit(payloads, handler=handler, **options))
         return AsyncRequest(made, self._call)
+
+    async def submit_many(
+        self,
+        requests: Mapping[str, Iterable[Any]] | Iterable[Iterable[Any]],
+        *,
+        handler: str,
+        **options: Any,
+    ) -> "list[AsyncRequest]":
+        """Submit many requests of the same options in few round trips, and return them in order.
+
+        It is ``Client.submit_many``, with its options and errors. If the task is cancelled
+        meanwhile, the submission goes on to its end.
+
+        Example:
+            sent = await client.submit_many([["a"], ["b", "c"]], handler="shout")
+        """
+        try:
+            made = await self._call(
+                lambda: self._client().submit_many(requests, handler=handler, **options)
+            )
+        except PartlySubmitted as error:
+            found = {each: AsyncRequest(made, self._call) for each, made in error.requests.items()}
+            raise PartlySubmitted(found, error.errors) from None
+        return [AsyncRequest(each, self._call) for each in made]
 
     async def get(self, request_id: str) -> "AsyncRequest":
         """Return the request with that id.

@@ -299,6 +299,10 @@ class GatewayQueue:
             raise PartTooLarge(f"part {number} has more than the {self._max_part} bytes allowed")
         return msgspec.Raw(said)
 
+    def known(self, request_id: str) -> Request:
+        """Return a request that is known to be there."""
+        return GatewayRequest(self._calls, request_id)
+
     def get(self, request_id: str) -> Request:
         """Return the request with that id."""
         request = GatewayRequest(self._calls, request_id)

@@ -200,23 +200,24 @@ class Request:
         return sorted(self._located(found), key=lambda failure: (failure.part, failure.record))
 
     def _located(self, failures: list[Failure]) -> list[Failure]:
-        """Return the failures, those of whole parts with where they came from.
+        """Return the failures; those without a file with where their part came from.
 
-        A janitor that gives a part up does not know that.
+        Workers say in which line a record failed. What a pool tells of a process that it stopped,
+        and a janitor of a part that it gives up, has no place.
         """
-        whole = sorted({each.part for each in failures if not each.record and not each.records})
-        if not whole:
+        lost = sorted({each.part for each in failures if _has_no_place(each)})
+        if not lost:
             return failures
         spec = self._protocol.inspect(self.id).spec
         if not spec.files:
             return failures
         abouts: dict[int, bytes] = {}
-        for first in range(0, len(whole), _LOCATED):
-            some = whole[first : first + _LOCATED]
+        for first in range(0, len(lost), _LOCATED):
+            some = lost[first : first + _LOCATED]
             abouts |= zip(some, self._protocol.locate(self.id, some), strict=True)
         return [
             _failure_with_its_place(each, abouts[each.part], spec)
-            if not each.record and each.part in abouts
+            if _has_no_place(each) and each.part in abouts
             else each
             for each in failures
         ]
@@ -376,10 +377,15 @@ def decoded_result(result: bytes, number: int, request_id: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def _has_no_place(failure: Failure) -> bool:
+    """Return whether a failure does not say where it was."""
+    return not failure.source and not failure.records
+
+
 def _failure_with_its_place(failure: Failure, about: bytes, spec: Spec) -> Failure:
-    """Return the failure of a whole part, with where the part came from, if that is known."""
+    """Return the failure with where its part came from, if that is known."""
     place = Place.of(about, spec)
-    if place is None:
+    if place is None or (failure.record and place.records > 1):
         return failure
     lines: dict[str, Any] = {"source": place.source, "line": place.line}
     if place.records > 1:

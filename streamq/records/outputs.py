@@ -22,11 +22,11 @@ from streamq.records.belonging import OutputNote
 from streamq.records.drafts import sync_folder, sync_to_disk, write_all_bytes
 from streamq.records.output_kinds import Written
 from streamq.records.packing import name_without_compression, packed_output, packing_of, zstd
-from streamq.records.ranges import Range, copy_range, merged
+from streamq.records.ranges import Range, copy_range, merged_ranges
 from streamq.records.remote import is_remote
 
 #: How results are written.
-FORMS = ("jsonl", "csv", "raw", "parquet")
+FORMS = ("jsonl", "csv", "tsv", "raw", "parquet")
 
 
 class OutputError(StreamqError):
@@ -192,7 +192,7 @@ class FileOutput:
             return self.write(b"".join(blocks))
         grown = 0
         try:
-            for each in merged(pieces):
+            for each in merged_ranges(pieces):
                 if isinstance(each, Range):
                     copy_range(each, self._file.fileno())
                     grown += each.length
@@ -316,6 +316,10 @@ _NOT_WRITTEN = {
     ".xlsx": "is not written: name it .csv",
     ".json": "promises one JSON value, and results are lines: name it .jsonl",
 }
+_AS_LINES = "is not written, and results are lines: name it .jsonl"
+_NOT_WRITTEN |= dict.fromkeys((".xls", ".ods"), _NOT_WRITTEN[".xlsx"])
+_NOT_WRITTEN |= dict.fromkeys((".avro", ".orc"), _NOT_WRITTEN[".arrow"])
+_NOT_WRITTEN |= dict.fromkeys((".pkl", ".pickle", ".npy", ".db", ".sqlite"), _AS_LINES)
 _NOT_WRITTEN |= dict.fromkeys((".lz4", ".br", ".7z", ".tgz", ".tar"), _NOT_WRITTEN[".xz"])
 
 
@@ -355,7 +359,7 @@ def _check_parquet(name: str, given_form: str) -> None:
 
 def form_by_output_name(name: str) -> str:
     """Return the form for a file of that name: raw, lines as handlers return them, by default."""
-    forms = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+    forms = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
     return forms.get(name_without_compression(Path(name)).suffix.lower(), "raw")
 
 

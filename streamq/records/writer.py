@@ -1,4 +1,4 @@
-"""From results to the lines of an output: raw, JSON lines or CSV; or to tables, for Parquet."""
+"""Turns results into lines of an output (raw, JSON lines, CSV), or into tables for Parquet."""
 
 import csv
 import io
@@ -16,6 +16,9 @@ from streamq.records.encoding import Item
 from streamq.records.parquet import table_frame
 
 log = logging.getLogger(__name__)
+
+#: Forms of rows, and what stands between their cells.
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class Writer:
@@ -35,6 +38,8 @@ class Writer:
         ``has_keys``: each line begins with the numbers of its part and of its record there.
         """
         self._form = form
+        #: What stands between the cells of a row; "" where lines are no rows.
+        self._delimiter = _DELIMITERS.get(form, "")
         self._has_keys = has_keys
         self.header = header
         self.is_open = is_open
@@ -104,7 +109,7 @@ class Writer:
             return bytes(items[0].data)
         if self._form == "parquet":
             return self._frames(items)
-        if any(map(codec.holds_several, items)):
+        if any(map(codec.holds_several_items, items)):
             items, endings = _items_of_lines(items, endings)
         kept = [item for item in items if item is not None]
         self.has_skipped = len(kept) < len(items)
@@ -117,7 +122,7 @@ class Writer:
             )
             self.is_open = not lines.endswith(b"\n")
             return lines
-        if self._form == "csv":
+        if self._delimiter:
             return b"".join(self._row(item) for item in kept)
         return b"\n".join([*map(self._json, kept), b""])
 
@@ -148,10 +153,10 @@ class Writer:
     def _keyed_line(self, item: Item, part: int, record: int) -> bytes:
         if item is None:
             return b""
-        if codec.holds_several(item):
+        if codec.holds_several_items(item):
             lines = (self._keyed_line(each, part, record) for each in codec.spread_item(item))
             return b"".join(lines)
-        if self._form == "csv":
+        if self._delimiter:
             return self._row(item, {"part": part, "record": record})
         if codec.is_verbatim(item):
             item = bytes(item.data)
@@ -161,12 +166,12 @@ class Writer:
         """Return the line of one item alone; its line ending is a letter of ``about``, or ""."""
         if self._has_keys or item is None:
             return self._keyed_line(item, part, record)
-        if codec.holds_several(item):
+        if codec.holds_several_items(item):
             found = codec.spread_item(item)
             return b"".join(self.line(each, ending, part, record) for each in found)
         if codec.is_verbatim(item):
             return bytes(item.data)
-        if self._form == "csv":
+        if self._delimiter:
             return self._row(item)
         if self._form == "raw":
             return _raw_line(item) + (ENDINGS[ending[0]] if ending else b"\n")
@@ -200,14 +205,22 @@ class Writer:
         head = b""
         if not self.header:
             self.header = list(fields)
-            head = _csv_line(self.header)
+            head = self._line(self.header)
             self.head = len(head)
         for name in fields.keys() - self._left_out - set(self.header):
             self._left_out.add(name)
             log.warning(
-                "a CSV has the columns of its first result: %s of a later one is left out", name
+                "a %s has the columns of its first result: %s of a later one is left out",
+                self._form.upper(),
+                name,
             )
-        return head + _csv_line([self._cell(fields.get(name)) for name in self.header])
+        return head + self._line([self._cell(fields.get(name)) for name in self.header])
+
+    def _line(self, cells: list[Any]) -> bytes:
+        text = io.StringIO(newline="")
+        # With this terminator the writer quotes every cell that holds \r or \n.
+        csv.writer(text, delimiter=self._delimiter, lineterminator="\r\n").writerow(cells)
+        return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
 def _items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Item], bytes]:
@@ -219,13 +232,6 @@ def _items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Item], byte
 
 def _framed_rows(rows: list[Any]) -> bytes:
     return table_frame(arrow.table_from_rows(rows))
-
-
-def _csv_line(cells: list[Any]) -> bytes:
-    text = io.StringIO(newline="")
-    # With this terminator the writer quotes every cell that holds \r or \n.
-    csv.writer(text, lineterminator="\r\n").writerow(cells)
-    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
 def _plain_lines(items: list[Any]) -> bytes | None:

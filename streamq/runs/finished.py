@@ -17,7 +17,7 @@ _NOTE = "finished.json"
 
 
 class FinishedSeal(msgspec.Struct, frozen=True):
-    """What tells whether an output is as it was left."""
+    """The state of an output, to see later whether it is as the run has left it."""
 
     size: int
     mtime_ns: int

@@ -30,7 +30,7 @@ from streamq.runs.options import KEEP, RequestOptions, describe_flow, describe_r
 from streamq.runs.progress import Progress
 from streamq.runs.retry import new_retry_run
 from streamq.runs.run import carry_out
-from streamq.runs.same import plan_on_server, server_name
+from streamq.runs.same import name_of_server, plan_on_server
 from streamq.runs.spooling import spooled_plan
 from streamq.settings import Settings, url_with_login
 from streamq.worker.flow_reader import read_flow_apart
@@ -106,9 +106,9 @@ def collect(
 
     With ``follow`` the call returns when the request has ended. After a crash the same call
     continues where the file ends; results that are written are deleted from the server. Failures
-    of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv or raw; by default the
-    file's name decides. With ``keys`` each line has the numbers of its part and its record.
-    Results of parts that were retried are put in their place in the file.
+    of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv, tsv, raw or parquet; by
+    default the file's name decides. With ``keys`` each line has the numbers of its part and its
+    record. Results of parts that were retried are put in their place in the file.
     Return whether the request has ended and everything is in the file.
 
     Raises:
@@ -233,7 +233,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             is_patient=False,
         ):
             pass  # only to see that a server answers, before anything is stored
-    plan = plan_on_server(plan, server_name(named, prefix))
+    plan = plan_on_server(plan, name_of_server(named, prefix))
     if not stored:
         plan = spooled_plan(plan, is_wanted=spool)
     beginning = beginning_of_run(resume=resume, retry=retry_failed, is_fresh=fresh)

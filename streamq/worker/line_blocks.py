@@ -68,7 +68,7 @@ class LineBlocks:
     def end_block(self) -> None:
         """Note that the block at hand is complete, and begin the next."""
         items = self.block
-        found = codec.joined(items)
+        found = codec.items_joined_as_lines(items)
         self._blocks.append(Lines(*found) if found else items)
         self.count += len(items)
         self._state = (len(self._blocks), [])

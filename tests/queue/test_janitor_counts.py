@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -128,6 +128,9 @@ class Away(Protocol):
         if request_id in self.away:
             raise ServerUnreachable("away")
         return super().audit(request_id, pushed)
+
+    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
+        return super().audit_all([each for each in ids if each not in self.away])
 
     def tick(self, queue: str, **options: Any) -> Tick:  # type: ignore[override]
         if self.is_damaged:

@@ -215,8 +215,8 @@ class TestFile:
 
 class TestPlace:
     def test_form_goes_by_the_name(self) -> None:
-        names = ("a.jsonl", "a.CSV", "a.txt", "a", "a.jsonl.gz", "a.csv.ZST", "a.gz")
-        forms = ["jsonl", "csv", "raw", "raw", "jsonl", "csv", "raw"]
+        names = ("a.jsonl", "a.CSV", "a.tsv", "a.txt", "a", "a.jsonl.gz", "a.tsv.ZST", "a.gz")
+        forms = ["jsonl", "csv", "tsv", "raw", "raw", "jsonl", "tsv", "raw"]
         assert [form_by_output_name(name) for name in names] == forms
         assert errors_beside(Path("a.jsonl.gz")) == Path("a.errors.jsonl")
 
@@ -231,6 +231,8 @@ class TestPlace:
             "a.json",
             "a.tar.gz",
             "a.tgz",
+            "a.avro",
+            "a.sqlite",
             "s3://b/a.txt",
         ],
     )
