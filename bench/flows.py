@@ -90,7 +90,7 @@ class FlowDrain(Drain):
 
 def _passed(part: Part, facts: str) -> PassedPart:
     kind, feeds, _, join, *_ = facts.split()
-    origin = about.origin_of(part)
+    origin = about.item_of_about(part)
     if kind != "spread":
         label = about.about_of_child(part, 1, origin) if feeds == "parts" else origin
         return PassedPart(part.number, origin, [label], [RESULT], 1)

@@ -18,7 +18,7 @@ from streamq.errors import (
     StreamqError,
     WaitTimeout,
 )
-from streamq.telemetry.logs import harmless
+from streamq.telemetry.logs import harmless_log_text
 
 from . import render, signals
 from .shared_options import COMMON
@@ -96,5 +96,5 @@ def guarded_command(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _tell_error(error: StreamqError) -> None:
     if isinstance(error, AppLoadError):
-        typer.echo(harmless(error.trace), err=True, nl=False)
+        typer.echo(harmless_log_text(error.trace), err=True, nl=False)
     render.error(str(error))

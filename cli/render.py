@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from streamq.model import Failure, State, Status
-from streamq.telemetry.logs import harmless
+from streamq.telemetry.logs import harmless_log_text
 
 NOTHING = "-"
 # Seconds and letter of a unit, and the same for the smaller unit that is shown beside it.
@@ -83,12 +83,14 @@ def note(text: str) -> None:
 
 def warning(text: str) -> None:
     """Print a warning on stderr."""
-    _write_to_stderr(_in_colour(harmless(f"streamq: warning: {text}"), "yellow", sys.stderr))
+    _write_to_stderr(
+        _in_colour(harmless_log_text(f"streamq: warning: {text}"), "yellow", sys.stderr)
+    )
 
 
 def error(text: str) -> None:
     """Print on stderr why the command failed."""
-    _write_to_stderr(_in_colour(harmless(f"streamq: {text}"), "red", sys.stderr))
+    _write_to_stderr(_in_colour(harmless_log_text(f"streamq: {text}"), "red", sys.stderr))
 
 
 def _write_to_stderr(text: str) -> None:

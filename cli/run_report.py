@@ -18,7 +18,7 @@ from streamq.runs.folder import RunFolder
 from streamq.runs.home import retry_command
 from streamq.runs.plan import STANDARD
 from streamq.runs.run import Run, carry_out
-from streamq.telemetry.logs import harmless
+from streamq.telemetry.logs import harmless_log_text
 
 from . import render
 from .commands.errors import where
@@ -56,7 +56,7 @@ class RunReport:
             return carry_out(run, self._folder, show, force=force)
         except AppLoadError as error:
             show.end()
-            typer.echo(harmless(error.trace), err=True, nl=False)
+            typer.echo(harmless_log_text(error.trace), err=True, nl=False)
             self._fail(error, 4)
         except StreamqError as error:
             show.end()

@@ -168,7 +168,7 @@ def settings_files(
     if env.get("STREAMQ_CONFIG"):
         path = Path(env["STREAMQ_CONFIG"])
         found.append((path, _settings_table(path, _parsed_toml(path))))
-    elif project := _project_file(cwd or Path.cwd()):
+    elif project := _nearest_settings_file(cwd or Path.cwd()):
         found.append(project)
     home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
     if home and (path := Path(home, "streamq", "config.toml")).is_file():
@@ -238,7 +238,7 @@ def _settings_from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[An
     return found
 
 
-def _project_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
+def _nearest_settings_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
     for folder in (start, *start.parents):
         own, project = folder / "streamq.toml", folder / "pyproject.toml"
         if own.is_file():

@@ -9,7 +9,7 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue, RequestOpen
 from streamq.model import Status
-from streamq.queue.listing import Glimpse, ended_before, find_requests
+from streamq.queue.listing import Glimpse, find_requests, requests_ended_before
 from streamq.queue.request import Request
 
 from .. import render
@@ -104,7 +104,7 @@ def _search_ended_requests(
 ) -> dict[str, Glimpse]:
     """Return the ended requests that fit, the oldest first."""
     seconds = units.duration_ms(older_than or "0s", "--older-than") / 1e3
-    is_old = ended_before(seconds)
+    is_old = requests_ended_before(seconds)
 
     def fits(each: Glimpse) -> bool:
         return (is_old(each) if older_than else not each.state.is_live) and (

@@ -18,7 +18,7 @@ from streamq.runs.folder import Beginning, RunFolder, beginning_of_run
 from streamq.runs.home import load_plan
 from streamq.runs.options import KEEP, Capacity, capacity_options, describe_run
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.same import plan_on_server, server_name
+from streamq.runs.same import name_of_server, plan_on_server
 from streamq.runs.spooling import spooled_plan
 from streamq.settings import Settings
 from streamq.worker import program
@@ -301,7 +301,7 @@ def run(
         plan = options.plan(request) if not options.stored else options.stored_plan()
         given_url = named_server(url, prefix)  # checked before anything is stored
         prefix = prefix or Settings.from_env().prefix
-        plan = plan_on_server(plan, server_name(given_url, prefix))
+        plan = plan_on_server(plan, name_of_server(given_url, prefix))
         if not options.stored:
             plan = spooled_plan(plan, is_wanted=options.is_spooled)
         begun = time.monotonic()

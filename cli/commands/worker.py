@@ -7,7 +7,7 @@ import typer
 
 from streamq.errors import AppLoadError, InvalidValue
 from streamq.settings import Settings
-from streamq.telemetry.logs import harmless
+from streamq.telemetry.logs import harmless_log_text
 from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, PoolOptions, ProcessConfig
 from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
 from streamq.worker.program import words_of_program
@@ -263,7 +263,7 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
                         health_port=options.health_port,
                     )
                 except AppLoadError as error:
-                    typer.echo(harmless(error.trace), err=True, nl=False)
+                    typer.echo(harmless_log_text(error.trace), err=True, nl=False)
                     render.error(str(error))
                     code = 4
     except KeyboardInterrupt:

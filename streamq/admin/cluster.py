@@ -351,7 +351,7 @@ def _cluster_status(first: Peer, known: View, peers: dict[str, Peer]) -> Cluster
             )
         )
     problems = tuple(_cluster_problems(known, nodes, peers))
-    is_up = topology.is_ok(first)
+    is_up = topology.is_cluster_ok(first)
     return ClusterStatus(
         state="down" if not is_up else "degraded" if problems else "ok",
         slots=_slots_served(known.values()),
@@ -390,7 +390,7 @@ def _replica_problems(
 ) -> Generator[str]:
     for node in nodes:
         peer = peers.get(node.id)
-        if node.role == "replica" and peer and not topology.is_linked(peer):
+        if node.role == "replica" and peer and not topology.is_replica_linked(peer):
             yield f"{node.address} does not get the data of its primary"
     followed = {member.primary for member in known.values() if not member.is_failed}
     for node in nodes:

@@ -8,7 +8,11 @@ import msgspec
 
 from streamq.admin import acl
 from streamq.admin.probe import Probe
-from streamq.driver.server_versions import first_good, known_faults, version_of
+from streamq.driver.server_versions import (
+    first_version_without_faults,
+    known_faults,
+    version_of_server,
+)
 from streamq.errors import ServerError
 from streamq.protocol import lua
 
@@ -84,7 +88,7 @@ class ServerChecks(Examiner):
 
     def _versions(self) -> Iterator[Finding]:
         for node in self._probe.primaries():
-            version = version_of(self._probe.info(node, "server"))
+            version = version_of_server(self._probe.info(node, "server"))
             name = f"{self._probe.name(node)}: {version}"
             if version.is_too_old:
                 remedy = "use Redis 7 or newer, or Valkey"
@@ -95,7 +99,9 @@ class ServerChecks(Examiner):
             bad = known_faults(version.kind, version.numbers)
             if bad:
                 says = f"{name} {' and '.join(bad)}"
-                better = ".".join(map(str, first_good(version.kind, version.numbers)))
+                better = ".".join(
+                    map(str, first_version_without_faults(version.kind, version.numbers))
+                )
                 remedy = f"upgrade it to {better} or newer"
                 yield Finding(check="version", verdict=WARN, says=says, remedy=remedy)
             else:
@@ -217,23 +223,20 @@ class ServerChecks(Examiner):
 
     def _lacks(self, node: Any, user: str, role: str, team: str) -> list[str]:
         """Return what a role does and the user may not do, on the queue where that is least."""
-        return min(
-            (
-                [
-                    trial.what
-                    for trial in acl.trials_of_role(role, self._probe.prefix, queue, team)
-                    if not self._may(node, user, trial)
-                ]
-                for queue in self._queues
-            ),
-            key=len,
-        )
+        lacks = []
+        for queue in self._queues:
+            trials = list(acl.trials_of_role(role, self._probe.prefix, queue, team))
+            may = self._may(node, user, trials)
+            lacks.append(
+                [trial.what for trial, is_so in zip(trials, may, strict=True) if not is_so]
+            )
+        return min(lacks, key=len)
 
-    def _may(self, node: Any, user: str, trial: acl.Trial) -> bool:
-        key = (node, trial)
-        if key not in self._asked:
-            self._asked[key] = self._probe.may(node, user, trial.words, trial.filling)
-        return self._asked[key]
+    def _may(self, node: Any, user: str, trials: list[acl.Trial]) -> list[bool]:
+        new = [each for each in trials if (node, each) not in self._asked]
+        told = self._probe.may(node, user, [(each.words, each.filling) for each in new])
+        self._asked.update(zip([(node, each) for each in new], told, strict=True))
+        return [self._asked[node, each] for each in trials]
 
     def _whoami(self) -> str:
         try:

@@ -1,15 +1,17 @@
 """Keeps a list of a queue's requests and workers up to date, at a bounded cost.
 
 A look reads for ``LOOK_S`` at most: first the requests whose parts run, then those that were read
-longest ago. So a look at a queue of 10,000 requests costs what one at 500 does, and a census says
-how many of them it knows.
+longest ago. So a look at a queue of 10,000 requests costs as much as one at 500, and a census says
+how many of the requests it knows.
 """
 
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from streamq import units
 from streamq.admin.probe import Probe
@@ -20,17 +22,18 @@ from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.fleet import WorkerDetails, read_worker_details
 
-#: What a look may take: at first, until every request was read once, and then.
-FIRST_LOOK_S, LOOK_S = 0.2, 0.05
+#: How long a look may take: until every request was read once, and from then on.
+FIRST_LOOK_S, LOOK_S = 0.1, 0.05
 #: Requests that are read in one round trip.
 PAGE = 250
-#: So many requests and workers are known at most, the newest.
+#: The most requests and workers that a census knows: the newest.
 MOST_REQUESTS, MOST_WORKERS = 20_000, 2_000
-#: So many workers are read at one look.
+#: How many workers one look reads.
 WORKERS_A_LOOK = 200
 #: Names of workers that are gone stay in the index for a day: older ones than this are not read.
 HEARD_MS = 60_000
-#: The server's memory and the janitors are looked at so often; more than this share is nearly full.
+#: How often the server's memory and the janitors are looked at (s), and the share of memory above
+#: which the server counts as nearly full.
 PROBE_EVERY_S, FULL_SHARE = 15.0, 0.85
 #: A census is not taken more often than this.
 EVERY_S = 0.9
@@ -63,6 +66,8 @@ class Whole(msgspec.Struct, frozen=True):
     status: Status
     speed: float
     peak: int
+    #: What does the work: the handler, or those of all stages.
+    handlers: str
 
 
 class Census:
@@ -92,7 +97,7 @@ class Census:
         self.curve = Curve()
         #: Servers that use most of their memory: the name, and the share that is used.
         self.nearly_full: list[tuple[str, float]] = []
-        #: For how long (ms) the first look of a janitor is overdue.
+        #: How long (ms) the janitor's next look is overdue.
         self.unswept_ms = 0.0
         self._probe = Probe(protocol.connection, protocol.prefix)
         self._probed_at = 0.0
@@ -123,12 +128,12 @@ class Census:
         protocol = self._protocol
         ids = protocol.latest(self.queue, MOST_REQUESTS, with_stages=True)
         size = protocol.index_size(self.queue)
-        if size <= MOST_REQUESTS:  # all of them were read; stages of flows are no requests
+        if size <= MOST_REQUESTS:  # all ids were read: count requests without stages of flows
             size = sum("/" not in each for each in ids)
         self._blank &= set(ids)
         unread = [each for each in ids if each not in self._known and each not in self._blank]
         gone = self._known.keys() - set(ids)
-        self._read(list(gone)[:PAGE])  # what they came to counts, too
+        self._read(list(gone)[:PAGE])  # their last records count, too
         for each in gone:
             self._known.pop(each, None)
         until = begun + (FIRST_LOOK_S if unread else LOOK_S)
@@ -250,7 +255,8 @@ class Census:
             for request_id, known in self.requests.items()
             if "/" not in request_id
         ]
-        # Of a flow whose first stage is in another queue, each stage stands for itself.
+        # Where the first stage of a flow is in another queue, its other stages are shown one by
+        # one.
         others = [known for some in stages.values() for known in some]
         return found + [_whole_of_stages([each]) for each in others if each.status.state.is_live]
 
@@ -264,11 +270,13 @@ class Census:
         return any(handler in each.handlers for each in self.workers.values())
 
     def waiting_before(self, level: int) -> int:
-        """Return how many parts wait at better levels than this."""
+        """Return how many parts wait at better levels than this, and could run."""
         return sum(
-            known.status.parts.waiting
-            for known in self.requests.values()
-            if known.status.level < level and not known.status.paused
+            status.parts.waiting
+            for status in (known.status for known in self.requests.values())
+            if status.level < level
+            and not (status.paused or status.waits_for_release or status.held_until_ms)
+            and self.has_handler(status.handler)
         )
 
     def levels(self) -> list[tuple[int, int, int, int]]:
@@ -290,15 +298,46 @@ class Census:
         ]
 
 
-def _whole_of_stages(stages: list[KnownRequest]) -> Whole:
-    status = stages[0].status
+def records_foreseen(stages: Sequence[Status]) -> int:
+    """Return how many records the stages of a flow will have in all, as far as can be told.
+
+    A stage will get of the rest of the one before as much as it got of what that has finished.
+    """
+    whole = left = 0.0
+    for number, stage in enumerate(stages):
+        records = stage.records
+        if number:
+            before = stages[number - 1].records
+            finished = before.done + before.failed
+            left *= records.total / finished if finished else 1
+        expected = records.total + left
+        whole += expected
+        left = expected - records.done - records.failed
+    return round(whole)
+
+
+def limit_of_stages(stages: Sequence[Status]) -> int:
+    """Return how many parts of a flow may run at once: of the stages that have any to run."""
+    able = [each for each in stages if each.parts.waiting or each.parts.running]
+    return sum(each.limit for each in able or stages[:1])
+
+
+def _whole_of_stages(found: list[KnownRequest]) -> Whole:
+    found.sort(key=lambda each: int(each.status.id.partition("/")[2] or 1))
+    stages = [each.status for each in found]
+    status = stages[0]
     if len(stages) > 1:
-        parts = [msgspec.structs.astuple(each.status.parts) for each in stages]
-        records = [msgspec.structs.astuple(each.status.records) for each in stages]
-        status = msgspec.structs.replace(
-            status,
-            parts=PartCounts(*map(sum, zip(*parts, strict=True))),
-            records=RecordCounts(*map(sum, zip(*records, strict=True))),
+        parts = PartCounts(*map(sum, zip(*(astuple(each.parts) for each in stages), strict=True)))
+        records = RecordCounts(
+            *map(sum, zip(*(astuple(each.records) for each in stages), strict=True))
         )
-    speed = sum(each.speed for each in stages if each.status.state.is_live)
-    return Whole(status, speed, sum(each.peak for each in stages))
+        more = records_foreseen(stages) - records.total
+        status = replace(
+            status,
+            parts=replace(parts, total=parts.total + more),
+            records=replace(records, total=records.total + more),
+            limit=limit_of_stages(stages),
+        )
+    speed = sum(each.speed for each in found if each.status.state.is_live)
+    handlers = " → ".join(each.handler.removesuffix(f"-{status.id}") for each in stages)
+    return Whole(status, speed, sum(each.peak for each in found), handlers)

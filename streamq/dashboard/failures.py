@@ -1,7 +1,7 @@
 """Failures of a request in groups: by the error and the pattern of its message.
 
 Digits, quoted words, addresses and paths become holes, so that "no answer from part 17" and "no
-answer from part 18" are one group. A sample is read, never all.
+answer from part 18" are one group. Only a sample of the failures is read.
 """
 
 import re
@@ -15,11 +15,11 @@ from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 from streamq.queue.flow_status import places_of_stages
 
-#: So many failed parts are read.
+#: How many failed parts are read.
 SAMPLE = 500
-#: The input is divided into so many stretches to show where failures are.
+#: The number of stretches of the input by which the page shows where failures are.
 STRETCHES = 60
-#: So many failures of a group are shown, and so many groups.
+#: How many failures of a group are shown, and how many groups.
 MOST_SHOWN, MOST_GROUPS = 3, 100
 _MESSAGE_CHARS = 500
 _HOLES: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -38,7 +38,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     error: str
     pattern: str
-    #: How many of the sample they are, and about how many in all.
+    #: How many failures of the sample are in the group, and about how many of all.
     count: int
     about: int
     first_part: int

@@ -1,7 +1,7 @@
 """The live feed: everybody who watches a topic gets the same frames.
 
-* Every frame tells the whole of its topic. A frame that somebody could not be sent yet is replaced
-  by the next, so one who reads slowly costs no memory and slows nobody.
+* Every frame tells the whole of its topic. A frame that could not be sent to a watcher yet is
+replaced by the next one, so a slow watcher costs no memory and slows nobody.
 * A topic is read while somebody watches it, and for ``LINGER_S`` after.
 * A topic is not read again before 20 times as long as its last reading took.
 * The end of a request is told at once: a message of the server wakes its topic.
@@ -21,20 +21,21 @@ from streamq.protocol.protocol import Protocol
 
 log = logging.getLogger(__name__)
 
-#: A topic that nobody watches is read for so long.
+#: How long a topic is still read when nobody watches it any more.
 LINGER_S = 10.0
 #: A reading may take this share of a thread's time.
 _TIMES = 20
 #: Threads that read.
 READERS = 4
-#: One who watches is sent something at least so often (s).
+#: A watcher is sent a comment when nothing else was sent for this long (s), which keeps its
+#: connection open.
 COMMENT_S = 15.0
-#: So many topics of one watcher, and in all.
+#: The most topics that one watcher may have, and that there may be in all.
 MOST_TOPICS, MOST_TOPICS_IN_ALL = 12, 2_000
 
 
 class FeedWatcher:
-    """One who watches topics: the latest frame of each that was not sent yet."""
+    """A watcher of topics, with the latest frame of each that was not sent yet."""
 
     def __init__(self) -> None:
         self._frames: dict[str, bytes] = {}
@@ -92,7 +93,7 @@ class Feed:
 
     @property
     def watchers(self) -> int:
-        """How many watch."""
+        """The number of watchers."""
         # Copies, because another thread may ask.
         topics = list(self._topics.values())
         return len({each for topic in topics for each in topic.watchers.copy()})
@@ -187,7 +188,7 @@ class Feed:
             ):
                 took_s = await self._read_once(topic)
                 if is_first and (past := topic.sampler.past()) is not None:
-                    # The reading may have found what is stored of the time before.
+                    # The first reading may have loaded the history that the server stores.
                     for watcher in topic.watchers:
                         watcher.tell(
                             f"past {topic.name}", event_of_sample(topic.name, "past", past)

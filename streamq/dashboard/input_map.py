@@ -10,7 +10,7 @@ from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 
 MOST_CELLS = 2_000
-#: So many exceptions of a kind are read. If there are more, the map shows a sample of them.
+#: How many exceptions of a kind are read. If there are more, the map shows a sample of them.
 MOST_EXCEPTIONS = 2_000
 
 
@@ -51,7 +51,7 @@ def read_map(protocol: Protocol, request_id: str) -> Map:
         cells=-(-total // size),
         delivered=delivered,
         marks=[(cell, *counts) for cell, counts in sorted(marks.items())],  # type: ignore[misc]
-        # What was finished between two readings is no part of a sample.
+        # Parts that were finished between the two readings are left out of the sample.
         in_hand=in_hand if len(parts) >= MOST_EXCEPTIONS else len(parts),
         failed=failed if len(numbers) >= MOST_EXCEPTIONS else len(numbers),
         seen_in_hand=len(parts),

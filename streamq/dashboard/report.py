@@ -83,7 +83,7 @@ def _report_page(title: str, data: bytes) -> bytes:
             found["style.css"].content,
             b'</style><script type="importmap">',
             msgspec.json.encode({"imports": addresses}),
-            # No text can end the element: a less-than sign is written in another way.
+            # A less-than sign is escaped, so no text can end the element early.
             b'</script></head><body><div id="app"></div>',
             b'<script type="application/json" id="report-data">',
             data.replace(b"<", rb"\u003c"),
@@ -93,6 +93,6 @@ def _report_page(title: str, data: bytes) -> bytes:
 
 
 def _module_as_data_url(module: bytes) -> str:
-    # An address of data has no folder, so modules are named in full.
+    # A data: address has no folder, so modules are imported by their full names.
     whole = module.replace(b"'./", b"'streamq/")
     return "data:text/javascript;base64," + b64encode(whole).decode()

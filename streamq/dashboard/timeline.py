@@ -21,24 +21,25 @@ from streamq.queue.told import Span, SpansTold, slot_of_span
 
 log = logging.getLogger(__name__)
 
-#: So many looks are kept.
+#: How many looks are kept.
 LOOKS = 180
-#: Leases of so many requests are read at a look, those with the most parts that run; and so many of
-#: one request.
+#: Of how many requests a look reads leases (those with the most parts that run), and how many
+#: leases of one request.
 MOST_REQUESTS, MOST_LEASES = 100, 500
-#: All workers together may tell so many spans a second, and so many are kept.
+#: How many spans all workers together may tell in a second, and how many are kept.
 SPANS_A_SECOND, MOST_SPANS = 2_000, 20_000
-#: A frame has the spans of the last seconds, and so many at most; one who begins to watch is told
-#: more of them once.
+#: The time of which a frame has spans, how many it has at most, and how many a watcher gets in its
+#: first frame.
 FRAME_MS, MOST_IN_FRAME, MOST_TOLD = 8_000, 2_000, 6_000
-#: Workers are told so often that somebody looks, and it holds for so long.
+#: How often workers are told that somebody looks at the timeline (s), and how long they believe it
+#: (ms).
 WATCH_EVERY_S, WATCH_TTL_MS = 5.0, 20_000
-#: Entries that are read at a look.
+#: How many entries of the workers' log one look reads.
 _MOST_READ = 1_000
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """A lease that is over, as pages are told: who, when, of which request, and what it came to."""
+    """A lease that is over: its slot, its times, its request, and how many parts ran."""
 
     worker: str
     slot: str
@@ -83,7 +84,7 @@ class Timeline:
         most = max(5, SPANS_A_SECOND // max(1, len(census.pools)))
         try:
             self._protocol.watch(census.queue, most, WATCH_TTL_MS)
-        except ServerRefused as error:  # a reader: looks have to do
+        except ServerRefused as error:  # a user that may only read cannot ask workers to tell
             log.debug("workers are not told that somebody looks: %s", error)
 
     def _read(self, queue: str) -> None:

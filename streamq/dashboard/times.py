@@ -1,4 +1,4 @@
-"""How long parts run, by handler, and how many a worker finishes a second: from heartbeats."""
+"""Running times of parts by handler, and the speed of each worker, from heartbeats."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -10,9 +10,10 @@ import msgspec
 from streamq.queue.fleet import WorkerDetails
 from streamq.telemetry.metrics import BOUNDS_S, CLASSES
 
-#: So many handlers are told: those that ran the most parts.
+#: How many handlers are shown: the ones that ran the most parts.
 MOST_HANDLERS = 12
-#: A speed is that of at least so long (ms), so that two heartbeats in a moment make no spike.
+#: The shortest time that a speed is measured over (ms). Two heartbeats in quick succession would
+#: make a spike.
 LEAST_MS = 4_000
 
 
@@ -24,9 +25,9 @@ class HandlerRan(msgspec.Struct, kw_only=True):
     failed: int = 0
     retried: int = 0
     seconds: float = 0.0
-    #: How many parts ran for so long, by the classes of ``BOUNDS_S``.
+    #: How many parts are in each class of running time (``BOUNDS_S``).
     classes: list[int]
-    #: Half of the parts, and all but a twentieth of them, ran for no longer than this (s); about.
+    #: About the median and the 95th percentile of the running time (s).
     p50_s: float = 0.0
     p95_s: float = 0.0
 
@@ -53,7 +54,7 @@ def times_of_handlers(workers: Iterable[WorkerDetails]) -> list[HandlerRan]:
 
 
 def quantile_of_times(classes: Sequence[int], share: float) -> float:
-    """Return about how long (s) the part ran that this share of all parts is no longer than."""
+    """Return about the quantile of the running time (s): this share of the parts ran no longer."""
     sums = list(accumulate(classes))
     if not sums or not sums[-1]:
         return 0.0

@@ -1,4 +1,4 @@
-"""Why a request is not faster, and what of a queue needs attention: in words."""
+"""Says in words why a request is not faster, and what in a queue needs attention."""
 
 import time
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ import msgspec
 from streamq.dashboard.census import Census, KnownRequest
 from streamq.model import State, Status
 
-#: A request whose records fail more often than this needs attention, once so many failed.
+#: A request needs attention when this share of its records fail, and at least this many did.
 FAILING_SHARE, FAILING_LEAST = 0.01, 10
-#: So many lines are told at most, of so many that are looked for.
+#: How many notices are shown at most, and after how many the search ends.
 MOST_LINES, _MOST_FOUND = 20, 200
-#: A request of which nothing was finished for so long stands still (s).
+#: A request stands still when no record was finished for this long (s).
 STILL_S = 600.0
 #: If the first look is overdue by more than this, no janitor sweeps the queue.
 UNSWEPT_MS = 60_000
@@ -121,7 +121,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def notices_that_need_attention(census: Census) -> list[Notice]:
-    """Return what needs attention, so many lines at most, the worst first."""
+    """Return what needs attention, the worst first, ``MOST_LINES`` at most."""
     found = list(_notices_of_queue(census))
     for known in census.requests.values():
         if len(found) >= _MOST_FOUND:

@@ -33,12 +33,12 @@ def packed_command(words: tuple[Any, ...]) -> list[bytes]:
     Only the last two words are checked for size, and that is enough: ``finish`` sends all results
     as its last word, and the payloads of one ``append`` have about the same size.
     """
-    if not (_is_large(words[-1]) or _is_large(words[-2:][0])):
+    if not (_is_large_word(words[-1]) or _is_large_word(words[-2:][0])):
         return [hiredis.pack_command(words)]
     pieces: list[bytes] = []
     small = [b"*%d\r\n" % len(words)]
     for word in words:
-        if _is_large(word):
+        if _is_large_word(word):
             pieces += (b"".join(small) + b"$%d\r\n" % len(word), word)
             small = [b"\r\n"]
         else:
@@ -46,7 +46,7 @@ def packed_command(words: tuple[Any, ...]) -> list[bytes]:
     return [*pieces, b"".join(small)]
 
 
-def _is_large(word: Any) -> bool:
+def _is_large_word(word: Any) -> bool:
     return type(word) is bytes and len(word) > _LARGE
 
 

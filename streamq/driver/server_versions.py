@@ -47,7 +47,7 @@ class Version(NamedTuple):
         return [why for why in (_BREAKOUT, _TLS) if why in found and (is_tls or why != _TLS)]
 
 
-def version_of(info: Mapping[str, Any]) -> Version:
+def version_of_server(info: Mapping[str, Any]) -> Version:
     """Return the version that the reply to INFO states."""
     kind = "valkey" if "valkey_version" in info else "redis"
     text = str(info.get("valkey_version") or info.get("redis_version") or "")
@@ -65,7 +65,7 @@ def known_faults(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ..
     }
 
 
-def first_good(kind: str, version: tuple[int, ...]) -> tuple[int, ...]:
+def first_version_without_faults(kind: str, version: tuple[int, ...]) -> tuple[int, ...]:
     """Return the first version, from this one on, that has no known fault."""
     while bad := known_faults(kind, version):
         version = max(bad.values())

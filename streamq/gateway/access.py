@@ -1,4 +1,4 @@
-"""Tells who makes a call, and refuses calls that a strange page had a browser make.
+"""Finds out who makes a call, and refuses calls that a page of another site made a browser send.
 
 A call says who it is with a key (``Authorization: Bearer``), a client certificate, or the cookie of
 a session. A browser sends the latter two by itself, whichever page asks. So calls without a key in
@@ -26,19 +26,20 @@ from streamq.gateway.roles import LOCAL, Caller, Role
 
 log = logging.getLogger(__name__)
 
-#: The file is looked at so often, at most.
+#: The shortest time between two looks at the file of keys.
 LOOK_S = 1.0
-#: An address may fail so often in a minute to say who it is. More is answered 429, and not logged.
+#: How many calls without a good key an address may make in a minute. Further ones are answered 429,
+#: and are not logged.
 MOST_FAILURES = 10
 _MINUTE_S = 60.0
-#: Addresses that are remembered for that.
+#: How many such addresses are remembered.
 _MOST_ADDRESSES = 10_000
 _SCHEME = "bearer "
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """What a call says of where it comes from."""
+    """The parts of a call that tell where it comes from."""
 
     method: str
     headers: Mapping[str, str]
@@ -48,7 +49,7 @@ class Visit(msgspec.Struct, frozen=True):
 
 
 class Access:
-    """Tells who makes a call. With no file everybody may do everything."""
+    """Finds out who makes a call. Without a file of keys, every caller may do everything."""
 
     def __init__(
         self, path: Path | None = None, hosts: frozenset[str] = frozenset(), origin: str = ""
@@ -140,7 +141,8 @@ class Access:
     def _of_key(self, keys: Keys, authorization: str, address: str) -> Caller:
         text = authorization[len(_SCHEME) :].strip()
         key = keys.find(text) if authorization[: len(_SCHEME)].lower() == _SCHEME else None
-        # The digest was found in a table, which takes no time that tells of the key's bytes.
+        # The digest is looked up in a table: how long that takes tells nothing about the key's
+        # bytes.
         if key is None or not hmac.compare_digest(key.sha256, key_file.digest_of_key(text)):
             raise self._failures.add(address)
         return key.caller
@@ -169,8 +171,8 @@ class Access:
 
     def _check_host(self, visit: Visit) -> None:
         host = visit.headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname or "" if _is_host(host) else ""
-        if name not in self._hosts and not _is_address(name):
+        name = urlsplit(f"//{host}").hostname or "" if _is_host_of_gateway(host) else ""
+        if name not in self._hosts and not _is_ip_address(name):
             raise Problem(
                 421,
                 "HOST",
@@ -180,7 +182,7 @@ class Access:
             )
 
     def _check_page(self, visit: Visit) -> None:
-        """Refuse what a page of another site had a browser ask."""
+        """Refuse a call that a page of another site made a browser send."""
         if visit.method in _SAFE_METHODS:
             return
         site = visit.headers.get("sec-fetch-site")
@@ -204,7 +206,7 @@ class FailedLogins:
         self._times: dict[str, deque[float]] = {}
 
     def add(self, address: str) -> Problem:
-        """Count one, and return what the caller is told: too many are told to wait."""
+        """Count a failure, and return the answer for the caller. After too many it says to wait."""
         now = time.monotonic()
         if len(self._times) >= _MOST_ADDRESSES:
             self._times.clear()
@@ -245,11 +247,11 @@ def _cookie_of_visit(visit: Visit, name: str) -> str:
     return found.value if found else ""
 
 
-def _is_host(text: str) -> bool:
+def _is_host_of_gateway(text: str) -> bool:
     return not set(text) & set("/@?#\\")
 
 
-def _is_address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     """Return whether it is an IP address: no page elsewhere can have one as its own name."""
     try:
         ipaddress.ip_address(name)
@@ -259,7 +261,7 @@ def _is_address(name: str) -> bool:
 
 
 def _key_file_state(path: Path | None) -> tuple[int, ...] | None:
-    """Return what tells one state of the file from another."""
+    """Return inode, size and time of the file: they differ when the file has changed."""
     try:
         found = path.stat() if path else None
     except OSError:

@@ -26,9 +26,9 @@ from streamq.queue.request import Request
 
 T = TypeVar("T")
 
-#: What can be done to a request with an empty body.
+#: The verbs that steer a request and take no body.
 ACTIONS = ("pause", "resume", "cancel", "retry", "release")
-#: Requests whose queue is remembered.
+#: How many requests' queues are remembered.
 _MOST_KNOWN = 10_000
 STATES = (*(state.value for state in State), "paused")
 
@@ -40,7 +40,8 @@ class Control:
         self._protocol = protocol
         self._desk = desk
         self._queues = queues
-        #: The queues of requests that were touched lately: of one that was purged, nobody knows.
+        #: The queues of requests that were touched lately: after a purge the server cannot say in
+        #: which queue a request was.
         self.queue_of: dict[str, str] = {}
 
     async def act(self, caller: Caller, request_id: str, action: str) -> Controlled:
@@ -97,7 +98,7 @@ class Control:
             units.name(handler, "handler")
 
         def fits(each: Glimpse) -> bool:
-            # One that has just ended may still be among those that have not.
+            # A request that has just ended may still be in the index of open requests.
             return (
                 (not state or each.is_in(state))
                 and (not handler or each.handler == handler)
@@ -167,6 +168,6 @@ def _failure_told(failure: Failure, *, shows_all: bool) -> FailureTold:
         attempts=failure.attempts,
         source=failure.source,
         line=failure.line,
-        # It may show what code and data look like.
+        # A traceback may show code and data, so only operators see it.
         traceback=failure.traceback if shows_all else "",
     )

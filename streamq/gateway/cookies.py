@@ -1,4 +1,4 @@
-"""Sessions of browsers: a signed cookie that stands for a key. No gateway keeps a list of them."""
+"""Sessions of browsers: signed cookies that stand for a key. No gateway keeps a list of them."""
 
 import hashlib
 import hmac
@@ -12,9 +12,9 @@ from streamq.gateway.keys import Key, Keys
 COOKIE = "streamq_session"
 #: The cookie of a browser that came by a link to one request.
 SHARE_COOKIE = "streamq_share"
-#: A session lasts so long.
+#: How long a session lasts.
 SESSION_S = 12 * 3_600
-#: A link to one request lasts so many days, unless it is told otherwise, and at most.
+#: How many days a link to one request lasts: by default, and at most.
 SHARE_DAYS, MOST_SHARE_DAYS = 7, 90
 _SHARE = b"share "
 
@@ -56,7 +56,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
 
 
 def share_of_request(secret: bytes, request_id: str, by: str, days: int) -> str:
-    """Return what a link to a request ends with. It needs no key, and shows nothing else."""
+    """Return the end of a link to one request. A browser that has the link needs no key."""
     share = Share(request_id, by, round(time.time()) + days * 86_400)
     body = _base64_of_cookie(msgspec.json.encode(share))
     return f"{body}.{_cookie_signature(secret, body, _SHARE)}"
@@ -82,7 +82,7 @@ def set_cookie_header(
 
 
 def _cookie_signature(secret: bytes, body: str, use: bytes = b"session ") -> str:
-    # Another use of the secret than tickets: none can be taken for the other.
+    # The first word tells a cookie from a ticket: neither can be used as the other.
     return _base64_of_cookie(hmac.new(secret, use + body.encode(), hashlib.sha256).digest())
 
 

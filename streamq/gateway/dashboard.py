@@ -1,4 +1,4 @@
-"""The dashboard's part of the gateway: what may be watched, is read once, and is changed."""
+"""The dashboard's part of the gateway: topics to watch, details, and changes by operators."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from streamq.queue.request import Request
 
 log = logging.getLogger(__name__)
 
-#: So many bytes of a payload are shown.
+#: How many bytes of a payload are shown.
 SHOWN_BYTES = 4_096
 
 
@@ -112,7 +112,7 @@ class DashboardBoard:
     # What is changed
 
     def changed(self, who: str, address: str, request_id: str, what: str) -> None:
-        """Note who changed what, and tell those who watch the request; does not wait for that."""
+        """Note a change and its author, and have topics read again. Does not wait for that."""
         if request_id:
             self.feed.hurry(request_id)
         if not (request_id and what):
@@ -127,13 +127,13 @@ class DashboardBoard:
             known = self._queue_of.get(change.request)
             queue = known or (await self._status(change.request)).queue
             await self._in_thread(lambda: note_change(self._protocol, queue, change))
-        except StreamqError as error:  # it is gone by now, or the server is away
+        except StreamqError as error:  # the request was purged meanwhile, or the server is away
             log.debug("the change of %s is not in the log: %s", change.request, error)
         else:
             self.feed.hurry_topic(f"l:{queue}")
 
     async def changes(self, caller: Caller, queue: str) -> list[Change]:
-        """Return what was changed of the requests of a queue; addresses to operators only."""
+        """Return the changes of a queue's requests. Only operators see from which addresses."""
         self._check_queue(caller, units.name(queue, "queue"))
         found: list[Change] = await self._in_thread(lambda: read_changes(self._protocol, queue))
         if caller.role is Role.OPERATOR:

@@ -16,8 +16,9 @@ from functools import partial
 
 import msgspec
 
-from streamq.errors import Damaged, InvalidValue, ServerError, StreamqError
+from streamq.errors import Damaged, ServerError, StreamqError
 from streamq.gateway import stages
+from streamq.gateway.problems import too_many_takes
 from streamq.gateway.ticket import TicketBook
 from streamq.model import Spec
 from streamq.protocol.keys import token_list_of
@@ -29,17 +30,19 @@ from streamq.queue.taker import Claimed, Host, Invitation, Taker
 
 log = logging.getLogger(__name__)
 
-#: A take blocks for so long. What ends the gateway wakes it.
+#: How long one take blocks at the server. A gateway that stops wakes its takes.
 BLOCK_S = 10.0
-#: A line without anybody who waits ends its thread after so long.
+#: How long the thread of a line outlives the last worker that waited.
 LINGER_S = 60.0
-#: A gateway has so many lines at most: each has a thread and a connection.
+#: The most lines of a gateway: each has a thread and a connection.
 MOST_LINES = 64
-#: After an error of the server a line rests so long before it takes again.
+#: Calls of one key wait in so many lines at most.
+MOST_LINES_OF_KEY = 16
+#: How long a line rests after an error of the server, before it takes again.
 REST_S = 0.5
-#: Requests whose parts are in files that the gateway cannot read are left to other hosts so long.
+#: How long requests are left to other hosts whose parts are in files that the gateway cannot read.
 LEAVE_S = 60.0
-#: Tokens of those requests are given back so often.
+#: How often tokens of those requests are given back.
 GIVE_BACK_S = 1.0
 
 
@@ -52,17 +55,25 @@ class Wanted(msgspec.Struct, frozen=True):
     offers: tuple[tuple[str, str], ...]
 
 
+def _give_nothing_back() -> None:
+    """Do nothing: no lease was given yet."""
+
+
 class WaitingTake:
     """One call that waits for a lease. Its future belongs to the event loop."""
+
+    # There may be thousands.
+    __slots__ = ("_give_back", "_loop", "granted", "is_over", "terms")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, terms: Callable[[str, int], Terms]) -> None:
         """``terms`` says what to ask of a request, of which so many parts take about a quantum."""
         self._loop = loop
         self.terms = terms
-        self.granted: asyncio.Future[Claimed[Spec]] = loop.create_future()
+        #: The lease; None if none came in time.
+        self.granted: asyncio.Future[Claimed[Spec] | None] = loop.create_future()
         #: Whether the call was answered, or its caller has left. Written by the event loop.
         self.is_over = False
-        self._give_back: Callable[[], None] = lambda: None
+        self._give_back: Callable[[], None] = _give_nothing_back
 
     def give(self, claimed: Claimed[Spec], unwanted: Callable[[], None]) -> None:
         """Answer the call with a lease, from another thread. If the caller left, give it back."""
@@ -79,10 +90,15 @@ class WaitingTake:
         except RuntimeError:  # the loop is closed: the gateway ends
             unwanted()
 
+    def expire(self) -> None:
+        """Wait no more, and answer that nothing came."""
+        if not self.granted.done():
+            self.granted.set_result(None)
+
     def leave(self) -> None:
         """Wait no more. A lease that was just given, and that nobody heard of, goes back."""
-        if not self.granted.cancel():
-            self._give_back()
+        self.granted.cancel()
+        self._give_back()
 
     def refuse(self, error: StreamqError) -> None:
         """Answer the call with an error, from another thread."""
@@ -121,10 +137,18 @@ class LineOfTakes:
         self._give_back_at = 0.0
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits and no thread runs."""
+    def is_running(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def end_if_unused(self) -> bool:
+        """Take no more tokens if nobody waits. Returns whether that is so."""
         with self._changed:
-            return self._thread is None and not self._waiting
+            if self._drop_over():
+                return False
+            self._is_stopping = True
+            self._changed.notify()
+            return True
 
     def join(self, waiter: WaitingTake) -> None:
         """Wait behind those who wait already."""
@@ -185,7 +209,7 @@ class LineOfTakes:
         try:
             is_served = self._claim_for(waiter, invitation)
         except BaseException:
-            self._put_first(waiter)  # it is told of the error with the others
+            self._put_first(waiter)  # refuse() below answers this call, too
             raise
         if not is_served:
             self._put_first(waiter)
@@ -254,21 +278,26 @@ class Dispatch:
         self._keepers = keepers
         self._word = word
         self._lines: dict[Wanted, LineOfTakes] = {}
+        #: Lines that nobody waits in and that were ended for others. Their threads may still run.
+        self._ending: list[LineOfTakes] = []
         self._made = 0
 
     def line(self, wanted: Wanted) -> LineOfTakes:
-        """Return the line of those who ask for this. Called on the event loop only.
+        """Return the line of those who ask for this, for a call that joins it at once.
+
+        Called on the event loop only.
 
         Raises:
-            InvalidValue: there are too many lines.
+            Problem: there are too many lines.
         """
         line = self._lines.get(wanted)
         if line is None:
-            if len(self._lines) >= MOST_LINES:
-                self._lines = {key: each for key, each in self._lines.items() if not each.is_idle}
-            if len(self._lines) >= MOST_LINES:
-                raise InvalidValue(
-                    f"workers ask for more than {MOST_LINES} different sets of handlers and levels"
+            if self._is_full():
+                for key in [key for key, each in self._lines.items() if each.end_if_unused()]:
+                    self._ending.append(self._lines.pop(key))
+            if self._is_full():
+                raise too_many_takes(
+                    f"workers wait for {MOST_LINES} different sets of handlers and levels already"
                 )
             self._made += 1
             name = f"{self._word}{self._made}"
@@ -276,9 +305,13 @@ class Dispatch:
             self._lines[wanted] = line
         return line
 
+    def _is_full(self) -> bool:
+        self._ending = [line for line in self._ending if line.is_running]
+        return len(self._lines) + len(self._ending) >= MOST_LINES
+
     def stop(self) -> None:
         """End all threads."""
-        threads = [line.stop() for line in self._lines.values()]
+        threads = [line.stop() for line in (*self._lines.values(), *self._ending)]
         end = time.monotonic() + 2.0
         while any(thread and thread.is_alive() for thread in threads):
             # A thread may be just about to wait.

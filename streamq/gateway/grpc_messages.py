@@ -1,4 +1,4 @@
-"""Messages of gRPC as those of the gateway, and back. ``proto/streamq.proto`` has the former."""
+"""Turns messages of gRPC (``proto/streamq.proto``) into those of the gateway, and back."""
 
 from base64 import b64decode, b64encode
 from typing import Any
@@ -54,7 +54,7 @@ def report_from_proto(found: pb.ReportMessage, *, is_on_stream: bool = False) ->
     }
     made: messages.Report = _checked_as_json_is(said, messages.Report)
     if found.HasField("next"):
-        # On a stream it is said with hello which handlers the worker has.
+        # On a stream the worker's hello says which handlers it has.
         most = found.next.who.most or messages.Ask().most
         made.next = messages.Ask(most=most) if is_on_stream else ask_from_proto(found.next)
     return made
@@ -250,7 +250,7 @@ def _failure_from_proto(found: pb.Failure) -> dict[str, Any]:
 
 
 def _checked_as_json_is(said: dict[str, Any], kind: Any) -> Any:
-    """Return what was said with the checks that JSON gets."""
+    """Return the message as a struct, with the same checks as a body of JSON."""
     try:
         return msgspec.convert(said, kind)
     except msgspec.ValidationError as error:

@@ -27,7 +27,7 @@ from streamq.gateway.session_messages import FromWorker, ToWorker
 
 log = logging.getLogger(__name__)
 
-#: ``Watch`` looks so often.
+#: How often ``Watch`` looks at the request.
 LOOK_S = 1.0
 _PACKAGE = "streamq.v1"
 _CODES = {
@@ -80,7 +80,7 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """End: what is on its way may take so long."""
+        """Stop serving. Calls that are on their way have ``grace_s`` to end."""
         await self._server.stop(grace_s)
 
     def _listen(self, where: str, tls: Tls) -> int:
@@ -232,7 +232,7 @@ class GrpcServer:
         except (Problem, StreamqError) as error:
             status = _as_problem(error).status
             await _abort_call(context, error)
-            raise  # it was: abort does not return
+            raise  # never reached, because abort raises an error of its own
         finally:
             self._note("load", status, began)
 
@@ -297,7 +297,7 @@ class GrpcServer:
 
 
 async def _upload_data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:
-    """Yield the bytes of a file up to the chunk that says that it is the last.
+    """Yield the bytes of a file, up to the chunk that is marked as the last.
 
     Raises:
         ClientDisconnect: the stream ended before.
@@ -333,7 +333,7 @@ class _Line(msgspec.Struct):
 
 
 def _granted_parts(handed: Handed, context: Context) -> pb.Grant:
-    """Return the parts. When the call is over they have reached the worker, or go back."""
+    """Return the granted parts. They go back if the call ends before they reach the worker."""
 
     def over(context: Context) -> None:
         if context.cancelled():

@@ -1,4 +1,4 @@
-"""The file with the keys of gateways: who may call, and what tickets are signed with.
+"""The file with the keys of gateways: who may call, and the secret that signs tickets.
 
 A key is ``sqk_`` and 32 random bytes. The file has its SHA-256 digest only: whoever reads the file
 cannot call. All gateways of a fleet have the same file. They read it again when it has changed.
@@ -59,9 +59,9 @@ class Key(
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the file says."""
+    """The content of the file."""
 
-    #: What tickets and sessions are signed with, in hex.
+    #: The secret that signs tickets and sessions, in hex.
     secret: Annotated[str, Meta(pattern=r"^[0-9a-f]{32,}$")]
     keys: list[Key] = []
 
@@ -75,11 +75,11 @@ class Keys:
         self._by_digest = {key.sha256: key for key in file.keys if key.sha256}
 
     def find(self, text: str) -> Key | None:
-        """Return the key that the text is, unless there is none or it has expired."""
+        """Return the key with this text; None if there is none, or if it has expired."""
         return _key_if_not_over(self._by_digest.get(digest_of_key(text)))
 
     def named(self, name: str) -> Key | None:
-        """Return the key of that name, unless there is none or it has expired."""
+        """Return the key of that name; None if there is none, or if it has expired."""
         return _key_if_not_over(self._by_name.get(name))
 
 
@@ -88,12 +88,12 @@ def _key_if_not_over(key: Key | None) -> Key | None:
 
 
 def digest_of_key(text: str) -> str:
-    """Return what the file has of a key."""
+    """Return the digest that the file holds of a key."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_key_file(path: Path) -> KeyFile:
-    """Return what the file says.
+    """Read the file of keys.
 
     Raises:
         SettingsError: it cannot be read, others may read or change it, or it says what cannot be.

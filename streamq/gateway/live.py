@@ -1,4 +1,4 @@
-"""The live feed: the same frames as server-sent events, over WebSocket, or once."""
+"""Routes of the live feed: frames as server-sent events, over WebSocket, or a single one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -72,7 +72,7 @@ async def _serve_live_socket(board: DashboardBoard, access: Access, socket: WebS
     topics = socket.query_params.getlist("topic")
     await socket.accept()
     try:
-        # A page of another site can have a browser open a stream: it is checked as a change is.
+        # A page of another site can make a browser open a stream, so it is checked like a change.
         caller = access.caller(Visit("CONNECT", socket.headers, address, certificate))
         await board.may_watch(caller, topics)
     except (Problem, StreamqError) as error:

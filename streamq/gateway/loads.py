@@ -18,9 +18,9 @@ from streamq.queue.loading import Loading
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
 
-#: What a commit of a gateway begins with: another collector writes something else.
+#: The first characters of a gateway's commit. They tell it from the commit of another collector.
 _MARK = "gateway:"
-#: Results are forgotten so many at a time.
+#: How many results one call of a commit has the server forget.
 _FORGOTTEN = 1_000
 
 
@@ -97,7 +97,7 @@ class Loads:
             stands = _committed_part(found.optional_text("committed"))
             if commit.through > found.known_count("total"):
                 raise InvalidValue(f"there is no part {commit.through}")
-            # The same call again may find all of it done, or some.
+            # When the call is repeated, all of it or some of it may be done already.
             if not commit.after <= stands <= commit.through:
                 raise CollectorLost(f"results are committed up to part {stands}")
             while stands < commit.through:

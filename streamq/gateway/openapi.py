@@ -16,7 +16,7 @@ from streamq.gateway.route import Route
 
 _REF = "#/components/schemas/{name}"
 _ID = {"type": "string", "minLength": 1, "maxLength": 64, "pattern": r"^[A-Za-z0-9_.-]+$"}
-#: What every caller may be told, besides what a route says.
+#: Answers that every route may give, besides its own.
 _ERRORS = {
     400: "the call says what cannot be",
     401: "a key is needed",

@@ -43,7 +43,7 @@ async def report(gateway: Gateway, call: Call) -> Answer:
 def _answer_with_parts(handed: Handed) -> Answer:
     if handed.granted is None:
         return Answer(204)
-    return Answer(200, handed.granted, undo=handed.undo, delivered=handed.delivered)
+    return Answer(200, handed.granted, delivered=handed.delivered)
 
 
 async def beat(gateway: Gateway, call: Call) -> Answer:

@@ -1,4 +1,4 @@
-"""What a report says of the parts of its ticket, checked, and in the words of a lease."""
+"""Checks what a report says of the parts of its ticket, and turns it into calls under the lease."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,14 @@ from streamq.gateway.ticket import MOST_FAILURES, Ticket
 from streamq.model import Failure, Part
 from streamq.queue.outcomes import PartDone, PartNotDone
 
-#: The last 4,000 characters of a traceback are kept with a failure, and so many of a message.
+#: How many of the last characters of a traceback, and of the first of a message, are kept with a
+#: failure.
 _TRACEBACK_CHARS = 4_000
 _MESSAGE_CHARS = 4_000
 
 
 class Outcomes:
-    """What became of the parts of a ticket."""
+    """The outcomes of the parts of a ticket."""
 
     def __init__(self, ticket: Ticket, report: Report) -> None:
         """Raises:
@@ -52,7 +53,7 @@ class Outcomes:
         return self.crashed is None and not self.back
 
     def counts(self) -> dict[str, int]:
-        """Return how many parts were reported as what."""
+        """Return how many parts were reported, by their outcome."""
         return {
             "done": len(self.done),
             "failed": len(self.not_done),

@@ -15,7 +15,7 @@ from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
 
-#: Addresses of pages. All of them are the same file: what it shows follows from the address.
+#: Addresses of pages. All are the same file, which shows a page by its address.
 PAGES = ("/", "/q/{rest:path}", "/r/{rest:path}", "/login")
 SECURITY = {
     "Content-Security-Policy": POLICY,

@@ -22,7 +22,8 @@ _NO_RESULT = codec.encode_result([None])
 
 def told_parts(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
     """Return parts as a worker is told of them."""
-    # Parts of one batch often say the same of themselves, and this is most of what a call costs.
+    # Cached, because parts of one batch often have the same ``about``, and reading it is most of
+    # what a call costs.
     known: dict[bytes, _About] = {}
     said = []
     for part in parts:
@@ -52,7 +53,7 @@ def told_parts(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
 
 
 class _About(msgspec.Struct, frozen=True):
-    """What a part says of itself."""
+    """The ``about`` of a part, read."""
 
     records: int | UnsetType
     is_json: bool
@@ -73,7 +74,7 @@ def _form_of(data: bytes, form: As, *, is_json: bool) -> Value:
         try:
             msgspec.json.decode(data)
         except (ValueError, RecursionError):
-            pass  # it is told as it is
+            pass  # it is no JSON after all: shown as text or base64
         else:
             return Value(json=msgspec.Raw(data))
     return _bytes_form(data, is_text=form != "base64")

@@ -26,7 +26,8 @@ from streamq.records import encoding as codec
 
 log = logging.getLogger(__name__)
 
-#: A call that waits for the end of a request looks at it so often (s): at first, and at most.
+#: How long a call that waits for the end of a request pauses between two looks (s): at first, and
+#: later at most.
 LOOK_S = (0.02, 0.5)
 
 
@@ -81,13 +82,15 @@ class Requests:
         """Return the status of a request when it has ended, or when the time is over."""
         until = time.monotonic() + wait_s
         pause_s, most_s = LOOK_S
-        while True:
-            status = await self.status(caller, request_id)
-            left_s = until - time.monotonic()
-            if not status.state.is_live or left_s <= 0 or self._desk.is_stopping:
-                return status
-            await asyncio.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, most_s)
+        self._desk.check_waits(caller)
+        with self._desk.counted(caller):
+            while True:
+                status = await self.status(caller, request_id)
+                left_s = until - time.monotonic()
+                if not status.state.is_live or left_s <= 0 or self._desk.is_stopping:
+                    return status
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, most_s)
 
     async def results(
         self, caller: Caller, request_id: str, first: int, most: int, is_following: bool
@@ -97,9 +100,18 @@ class Requests:
         They end with a line that says where to go on. ``is_following``: wait for results until the
         request has ended.
         """
-        # This raises if there is none, or it is another queue's.
+        # This raises if there is no such request, or if it is in another queue.
         status = await self.status(caller, request_id)
-        return self._lines(request_id, first, most, is_following, status.state)
+        lines = self._lines(request_id, first, most, is_following, status.state)
+        if not is_following:
+            return lines
+        self._desk.check_waits(caller)
+        return self._counted(caller, lines)
+
+    async def _counted(self, caller: Caller, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        with self._desk.counted(caller):
+            async for some in lines:
+                yield some
 
     async def _lines(
         self, request_id: str, first: int, most: int, is_following: bool, state: State
@@ -114,7 +126,7 @@ class Requests:
             try:
                 found = await self._desk.in_thread(reader.read)
             except ServerError as error:
-                # The caller has its results so far, and asks for the others.
+                # The caller has the results so far, and asks for the others with a new call.
                 log.warning("results of %s end early: %s", request_id, error)
                 end = ResultsEnd(next=reader.next, state=state, is_over=False)
                 yield msgspec.json.encode(end) + b"\n"
@@ -134,7 +146,7 @@ class Requests:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_S[1])
-        with suppress(ServerError):  # then it is what it was when the call came
+        with suppress(ServerError):  # then the answer is the status that the call found
             status = await self._desk.in_thread(Request(self._protocol, request_id).status)
             state = status.state
         end = ResultsEnd(

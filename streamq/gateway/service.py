@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Waits at servers that hang are looked for this often (s).
+#: How often the gateway looks for takes that wait at a server which hangs (s).
 CHECK_EVERY_S = 4.0
 
 
@@ -143,11 +143,12 @@ def serve_gateway(
     )
     config = uvicorn.Config(
         gateway_application(gateway, is_read_only=options.is_read_only),
+        interface="asgi3",
         http=ListenerConnection,
         loop="uvloop",
         ws=_websocket_server(),
         ws_max_size=MOST_BODY,
-        # With it thousands of sockets take gigabytes.
+        # Compression would take gigabytes for thousands of sockets.
         ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
@@ -221,7 +222,7 @@ class _GatewayServer(uvicorn.Server):
         self._started = started
         self._look_again = look_again
         self._notifier = Notifier()
-        #: When the event loop last turned.
+        #: When the event loop was last seen running.
         self.ticked_at = time.monotonic()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

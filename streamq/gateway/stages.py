@@ -1,4 +1,4 @@
-"""Parts of a flow's stages, for workers elsewhere: what they are told, and what they hand over.
+"""Parts of a flow's stages, for workers of a gateway: payloads, and outcomes of results.
 
 A worker of a gateway runs maps and spreads. Joins and reduces read their inputs from the server by
 themselves, so they are left to native workers.
@@ -21,7 +21,7 @@ from streamq.records.decoding import ITEMS, items_of_part
 
 
 class NoSpread(Abandon):
-    """What a worker returned for a part of a spread is no list of children."""
+    """A worker returned something else than a list of children for a part of a spread."""
 
 
 #: What ``done`` raises.
@@ -34,7 +34,7 @@ def is_stage_left_to_native_workers(spec: Spec) -> bool:
 
 
 def payload_of_stage(part: Part, spec: Spec) -> tuple[bytes, bool]:
-    """Return what a worker is given of a part, and whether it is JSON."""
+    """Return the payload of a part for a worker, and whether it is JSON."""
     if spec.format != ITEMS:
         return part.payload, about.is_json_payload(part)
     values = items_of_part(part.payload)
@@ -47,7 +47,7 @@ def payload_of_stage(part: Part, spec: Spec) -> tuple[bytes, bool]:
 
 
 def outcome_of_stage(part: Part, records: int, result: bytes, facts: str) -> PartDone:
-    """Return what becomes of a part that a worker has finished; of a flow, what it hands over.
+    """Return the outcome of a part that a worker has finished; in a flow, with what it hands over.
 
     ``result`` is what the worker returned, encoded as the result of a plain request. ``facts`` is
     what the scripts know of the stage; "" for a plain request.
@@ -61,7 +61,7 @@ def outcome_of_stage(part: Part, records: int, result: bytes, facts: str) -> Par
     if not facts:
         return PartDone(result, records)
     kind, feeds, _, join, *_ = facts.split()
-    origin = about.origin_of(part)
+    origin = about.item_of_about(part)
     items, _ = codec.decode_result(result)
     if kind == "spread":
         payloads, keep = _children_of_spread(codec.decode_item(items[0]))

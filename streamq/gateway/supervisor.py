@@ -1,4 +1,4 @@
-"""Several processes of one gateway, which share its port. The dead are replaced.
+"""Runs several processes of one gateway, which share its port, and replaces those that die.
 
 Each process is started anew, because gRPC does not survive a fork. The processes know nothing of
 each other: the kernel spreads connections over them.
@@ -20,12 +20,12 @@ from streamq.telemetry.health import split_address
 
 log = logging.getLogger(__name__)
 
-#: What a process of several finds in its environment: the secret that tickets are signed with.
+#: The variable by which processes of one gateway get the secret that signs tickets.
 SECRET = "_STREAMQ_GATEWAY_SECRET"
 #: A process that died is replaced after this pause.
 REST_S = 1.0
 LOOK_S = 0.1
-#: How a command ends that was told what cannot be: to start it again would not help.
+#: The exit code of a command with a wrong option: starting it again would not help.
 _USAGE = 2
 
 
@@ -110,7 +110,7 @@ class GatewaySupervisor:
             host, port = self._health
             where = f"[{host}]:" if ":" in host else f"{host}:" if host else ""
             more = ["--health-port", f"{where}{port + index if port else 0}"]
-        # In a group of its own, so that Ctrl-C comes to the children by us only.
+        # In a group of its own, so that Ctrl-C reaches the children only through this process.
         return subprocess.Popen(
             [*self._command, *more], env=self._env, stdin=self._life, process_group=0
         )

@@ -19,8 +19,9 @@ from streamq.queue.outcomes import PartNotDone
 
 _VERSION = "t1"
 _SIGNATURE_BYTES = 16
-#: Ticket ``n`` numbers the calls of its report ``1000 n + 1`` to ``1000 n + 499``, and what the
-#: gateway says by itself before that report ``1000 n - 500`` to ``1000 n - 1``.
+#: Calls that carry out the report of ticket ``n`` have the numbers ``1000 n + 1`` to ``1000 n +
+#: 499``. Calls that the gateway makes by itself before that report have ``1000 n - 500`` to ``1000
+#: n - 1``.
 STEP = 1_000
 #: A report may tell of this many failures: a call for each comes before the other two.
 MOST_FAILURES = 400
@@ -45,7 +46,8 @@ class PackedNumbers(msgspec.Struct, frozen=True, array_like=True):
         if len(numbers) > 1 and (step := numbers[1] - numbers[0]) in (0, 1):
             first, length = numbers[0], len(numbers)
             if numbers == ([first] * length if step == 0 else [*range(first, first + length)]):
-                return cls(((first, step, length),))  # as nearly always, and in much less time
+                # Numbers are nearly always in a row: this is much faster than the loop below.
+                return cls(((first, step, length),))
         runs: list[tuple[int, int, int]] = []
         for number in numbers:
             if runs:
@@ -73,7 +75,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     handler: str
     #: The number of this ticket under the lease, from 1.
     number: int
-    #: Tells the request from another one of its id.
+    #: When the request was created: tells it from a later one with the same id.
     created_ms: int
     lease_ms: int
     #: Numbers of the parts, and how many records each has.
@@ -84,8 +86,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     #: How long parts wait for their next attempt: at first, and at most.
     backoff_ms: int
     backoff_max_ms: int
-    #: A batch is as large as takes so long; how long a part took so far (s); when the batch was
-    #: handed out, and when others are to have a turn (ms since 1970, by the gateway's clock).
+    #: How long a batch should take, how long a part took so far (s), when the batch was handed out,
+    #: and when other requests are to have a turn (ms since 1970, by the gateway's clock).
     quantum_ms: int
     part_s: float
     handed_ms: int
@@ -134,7 +136,7 @@ class TicketSigner:
         return f"{_VERSION}.{body}.{self._signature(body)}"
 
     def open(self, text: str, key: str) -> Ticket:
-        """Return the ticket that the text is, if it was given to that key.
+        """Read a ticket from its text. It must have been given to that key.
 
         Raises:
             BadTicket: it was not, or the text is none of ours.

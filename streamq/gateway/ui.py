@@ -13,11 +13,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from streamq.driver.connection import Connection
+from streamq.gateway import listener as listening
 from streamq.gateway.access import Access, Visit, refused_without_key
 from streamq.gateway.control import Control
 from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.desk import Desk
-from streamq.gateway.http import gateway_application
+from streamq.gateway.http import framework_application
 from streamq.gateway.listener import listening_socket
 from streamq.gateway.loads import Loads
 from streamq.gateway.problems import Problem
@@ -86,10 +87,11 @@ def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
             lambda: "",
             board,
         )
-        app = gateway_application(gateway)
+        app = framework_application(gateway)
         app.router.routes.insert(0, Route("/enter/{key}", access.enter))
         config = uvicorn.Config(
             app,
+            http=listening.ListenerConnection,
             loop="uvloop",
             ws="none",
             lifespan="off",

@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect
 
 from streamq import units
 from streamq.errors import InvalidValue, LoadGap, RequestUnknown, damaged_if_unreadable
-from streamq.gateway.desk import Desk, too_many_takes
+from streamq.gateway.desk import Desk
 from streamq.gateway.messages import Uploaded, UploadOptions
-from streamq.gateway.problems import Problem
+from streamq.gateway.problems import Problem, too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
@@ -30,11 +30,12 @@ from streamq.records.splitting import Cursor
 from streamq.runs.load import Load
 from streamq.runs.options import Source, describe_source
 
-#: So many uploads are read at the same time.
+#: How many uploads are read at the same time.
 MOST_UPLOADS = 8
-#: And so many of one key, so that others are let in beside a caller that sends byte by byte.
+#: How many of these may be of one key, so that a caller that sends byte by byte does not keep all
+#: others out.
 MOST_OF_KEY = 4
-#: A caller that sends no byte for so long is given up.
+#: How long a caller may send no byte before its upload is given up.
 SILENT_S = 30.0
 
 

@@ -201,7 +201,7 @@ class Client:
             lines = (f"line {n}" for n in range(1_000))
             request = client.submit(lines, handler="shout", level=10, limit=4, id="nightly")
         """
-        options = _options_of(
+        options = _submission_options(
             queue=queue,
             level=level,
             limit=limit,
@@ -311,7 +311,7 @@ class Client:
             trace=given.pop("trace", False),
         )
         deadline = given.pop("deadline", None)
-        meant = self._meant(handler, None, _options_of(**given), follow)
+        meant = self._meant(handler, None, _submission_options(**given), follow)
         return meant if deadline is None else with_deadline(meant, deadline, "deadline")
 
     def _meant(
@@ -394,7 +394,7 @@ class Client:
         self.close()
 
 
-def _options_of(  # noqa: PLR0913  the options of a request are many and flat
+def _submission_options(  # noqa: PLR0913  the options of a request are many and flat
     *,
     queue: str = "default",
     level: int = LEVEL,

@@ -10,7 +10,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import part_of_field
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.flow_status import places_of_stages, stage_name
-from streamq.records.about import Place, origin_of
+from streamq.records.about import Place, item_of_about
 
 #: How many parts are located in one call: the server reads each of them with its payload.
 _LOCATED = 50
@@ -44,7 +44,7 @@ def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
         some = failed[first : first + _LOCATED]
         abouts = protocol.locate(place, [number for number, _ in some])
         for (number, text), about in zip(some, abouts, strict=True):
-            item = origin_of(Part(number, b"", about))
+            item = item_of_about(Part(number, b"", about))
             where = Place.of(about, spec)
             for failure in read_failures(text):
                 # A worker knows the line of each record; a janitor says nothing of where it was.

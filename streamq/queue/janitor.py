@@ -189,7 +189,7 @@ class Janitor:
             for request_id, score in some:
                 yield from self._watch(tick)
                 if request_id in closed:
-                    yield request_id, _nothing
+                    yield request_id, _closed_already
                     continue
                 audit = audits.get(request_id)
                 is_stale = time.monotonic() - asked_at > BELIEVED_S
@@ -404,7 +404,7 @@ class Janitor:
             log.info("purged %s", request_id)
 
 
-def _nothing() -> None:
+def _closed_already() -> None:
     """Look at a request that is closed already."""
 
 

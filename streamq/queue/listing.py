@@ -104,7 +104,7 @@ def find_requests(
     return Found(newest, looked, total, damaged)
 
 
-def ended_before(seconds: float) -> Callable[[Glimpse], bool]:
+def requests_ended_before(seconds: float) -> Callable[[Glimpse], bool]:
     """Return whether a request ended longer ago than this, by this machine's clock."""
     before_ms = (time.time() - seconds) * 1e3
     return lambda each: not each.state.is_live and each.finished_ms < before_ms

@@ -151,7 +151,7 @@ class Renewals:
                     failed.add(request_id)
                     errors[id(answer)] = answer
                 else:
-                    unwanted |= unwanted_of(request_id, running, answer)
+                    unwanted |= unwanted_holders(request_id, running, answer)
             for error in errors.values():
                 is_well = False
                 self._outages.saw(node)
@@ -190,7 +190,7 @@ def _renewal_batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call
         yield batch
 
 
-def unwanted_of(
+def unwanted_holders(
     request_id: str, running: dict[str, int | None], answer: Renewed | StreamqError
 ) -> set[str]:
     """Return the holders nobody wants any more, by what the server answered."""

@@ -346,7 +346,7 @@ def encoded_parts(payloads: Iterable[Any]) -> tuple[str, list[bytes]]:
     return content.cursor, _submitted_entries(list(parts))
 
 
-def is_small(parts: Sequence[bytes]) -> bool:
+def is_small_submission(parts: Sequence[bytes]) -> bool:
     """Return whether one call can carry all of the parts."""
     return 0 < len(parts) <= CHUNK_PARTS and sum(map(len, parts)) <= CHUNK_BYTES
 

@@ -20,7 +20,7 @@ from streamq.errors import (
 from streamq.model import CHUNK_BYTES, Policy
 from streamq.protocol.protocol import Protocol
 from streamq.queue.loading import unregister_request
-from streamq.queue.submission import Submission, is_small
+from streamq.queue.submission import Submission, is_small_submission
 
 #: So many requests, and about so many parts and bytes, go together.
 _MOST_REQUESTS = 200
@@ -131,7 +131,7 @@ class ManySubmissions(OneByOne):
         except StreamqError as error:
             self.errors[request.id] = error
             return None
-        if not is_small(entries[::2]):
+        if not is_small_submission(entries[::2]):
             self._try(request)
             return None
         return _Ready(request, cursor, entries)

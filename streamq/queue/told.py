@@ -1,4 +1,4 @@
-"""What workers tell of their work for those who look at it: tallies by handler, spans of slots."""
+"""The reports of workers for dashboards and ``top``: tallies by handler, and spans of slots."""
 
 import msgspec
 

@@ -41,7 +41,7 @@ def about_of_whole_file(file: int) -> bytes:
     return about_of_lines(1, file, 1)
 
 
-def origin_of(part: Part) -> str:
+def item_of_about(part: Part) -> str:
     """Return the item that a part of a flow is: the number of an input, or of a child of it."""
     _, at, origin = part.about.partition(b"@")
     return origin.decode() if at else str(part.number)

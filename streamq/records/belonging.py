@@ -18,7 +18,7 @@ import msgspec
 
 log = logging.getLogger(__name__)
 
-#: So many bytes before the end of what was committed, and of a file's beginning, are compared.
+#: How many bytes are compared: before the end of what was committed, and of a file's beginning.
 _SAMPLE = 4096
 _COPY = 2**20
 

@@ -112,7 +112,7 @@ def ended_by_newlines(data: bytes, seen: bytes, *, is_end: bool) -> tuple[bytes,
     return both[0], both[1]
 
 
-def mended(data: bytes, spec: Spec) -> bytes:
+def bytes_as_loaded(data: bytes, spec: Spec) -> bytes:
     """Return the bytes of a part as a file has them, as a loader would send them."""
     if spec.format != "csv" or b"\r" not in data:
         return data

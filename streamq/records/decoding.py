@@ -1,4 +1,4 @@
-"""Records of a part: how a part's bytes become what a handler is called with.
+"""Decodes the records of a part: its bytes become the values that a handler is called with.
 
 Records come without their line ending. Which ending each had is kept with the result
 where it is not a plain newline, so that raw output can put it back.
@@ -27,7 +27,7 @@ from streamq.records.boundaries import (
     names_of_csv_header,
     records_between_boundaries,
 )
-from streamq.records.encoding import decode_item, decode_result, holds_several
+from streamq.records.encoding import decode_item, decode_result, holds_several_items
 from streamq.records.inputs import MARK
 
 #: Formats whose records are lines or rows of a file.
@@ -72,7 +72,7 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
     if spec.format == "csv":
         return _plain_rows(payload, annotation, spec)
     if spec.format == "jsonl":
-        objects = _plain_objects(payload, annotation)
+        objects = _plain_json_lines(payload, annotation)
         return None if objects is None else (objects, b"")
     if spec.format in TABLE_FORMATS:
         rows = arrow.plain_rows(payload, annotation)
@@ -132,7 +132,7 @@ def _plain_rows(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any],
         return None
 
 
-def _plain_objects(payload: bytes, annotation: Any) -> list[Any] | None:
+def _plain_json_lines(payload: bytes, annotation: Any) -> list[Any] | None:
     """Return the objects of a part of JSON lines, each a line; None where a line is anything else.
 
     No object has a closing brace, a newline and an opening brace in a row: between two braces it
@@ -253,7 +253,7 @@ def item_decoder(annotation: Any) -> Callable[[Any], Any]:
     from_json = msgspec.json.Decoder(annotation).decode
 
     def decode(item: Any) -> Any:
-        if holds_several(item):
+        if holds_several_items(item):
             return msgspec.convert(decode_item(item), annotation)
         data = item.data if isinstance(item, msgspec.msgpack.Ext) else item
         if annotation is bytes:

@@ -3,10 +3,10 @@
 A result is kept as a MessagePack array with one item for each record: nil, bytes or text as the
 handler returned them, JSON (extension 1) for anything else, or bytes that are to be written exactly
 as they are (extension 3). Several items that are all bytes (extension 4) or all text (extension 5)
-and have no newline in them are kept as lines instead. A table is an Arrow stream (extension 7), and
-what a generator yields an array of items (extension 8). A last item (extension 2) tells how the
-records' lines ended, if not all ended with a plain newline. So a collector can write results to a
-file without decoding each item.
+and have no newline in them are kept as lines instead. A table is an Arrow stream (extension 7). The
+values that a generator yields are an array of items (extension 8). A last item (extension 2) tells
+how the records' lines ended, if not all ended with a plain newline. So a collector can write
+results to a file without decoding each item.
 
 Instead of items, extension 6 says where the lines of a part are: in a spool (``records/spool.py``).
 """
@@ -95,7 +95,7 @@ def is_table(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
     return isinstance(item, msgspec.msgpack.Ext) and item.code == _TABLE
 
 
-def holds_several(item: Item) -> bool:
+def holds_several_items(item: Item) -> bool:
     """Return whether the item stands for several lines: it is a table, or what was yielded."""
     return isinstance(item, msgspec.msgpack.Ext) and item.code in (_TABLE, _MANY)
 
@@ -126,7 +126,7 @@ def decode_item(item: Item) -> Any:
     """
     if is_verbatim(item):
         return bytes(item.data)
-    if holds_several(item):
+    if holds_several_items(item):
         return list(map(decode_item, spread_item(item)))
     if isinstance(item, msgspec.msgpack.Ext):
         with damaged_if_unreadable("a result"):
@@ -153,7 +153,7 @@ def size_of_results(item: Item) -> int:
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
     """Return the encoded result of a part; ``endings`` has a letter for each line ending."""
-    if len(items) > 1 and (found := joined(items)):
+    if len(items) > 1 and (found := items_joined_as_lines(items)):
         lines, is_text = found
         items = [_lines_item(memoryview(lines)[:-1], is_text=is_text)]
     return _encode_items([*items, *_line_endings_item(endings)])
@@ -164,7 +164,7 @@ def encode_lines(blocks: Sequence[bytes], *, is_text: bool) -> bytes:
     return _encode_items([_lines_item(memoryview(b"".join(blocks))[:-1], is_text=is_text)])
 
 
-def joined(items: Sequence[Any]) -> tuple[bytes, bool] | None:
+def items_joined_as_lines(items: Sequence[Any]) -> tuple[bytes, bool] | None:
     """Return items as lines, each with a newline, and whether they are text.
 
     Return None unless all are bytes, or all are text, and none has a newline.
@@ -208,7 +208,7 @@ def spooled_lines(result: bytes) -> bytes | None:
 
 
 def as_lines(items: list[Any]) -> bytes | None:
-    """Return items of ``unchecked`` as lines, unless they have to be decoded one by one (None)."""
+    """Return items of ``decode_unchecked`` as lines; None if they have to be decoded one by one."""
     if len(items) != 1 or not isinstance(items[0], msgspec.msgpack.Ext):
         return None
     item = items[0]
@@ -236,7 +236,7 @@ def decode_unchecked(result: bytes) -> list[Any]:
 
 
 def checked_items(items: list[Any]) -> tuple[list[Item], bytes]:
-    """Check what ``unchecked`` returned. Return the items, and how the records' lines ended.
+    """Check what ``decode_unchecked`` returned. Return the items, and how the lines ended.
 
     Raises:
         Damaged: the items are no result.

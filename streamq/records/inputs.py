@@ -38,7 +38,7 @@ STDIN = "-"
 #: was made to fill memory or disk.
 MOST_RATIO = 1_000
 _RATIO_FROM = 64 * 2**20
-#: So many bytes of a file's beginning, and of its end, go into its digest.
+#: How many bytes of a file's beginning, and of its end, go into its digest.
 _SAMPLE = 2**16
 #: How often a reader that waits for standard input calls ``while_waiting``.
 _WAIT_S = 0.05
@@ -135,7 +135,7 @@ class InputIdentity(msgspec.Struct, frozen=True):
 
 
 def _digest_of_beginning(file: BinaryIO, size: int) -> str:
-    """Return a digest of how the first bytes of a file, so many, begin and end."""
+    """Return a digest of a file's first ``size`` bytes: of how they begin and how they end."""
     sample = file.read(min(_SAMPLE, size))
     begin = file.seek(max(0, size - _SAMPLE))
     sample += file.read(size - begin)
@@ -408,7 +408,7 @@ def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
     return found[1] if found else _whole_stdin()
 
 
-#: What this thread reads as standard input, if it is something else.
+#: The stream that this thread reads instead of standard input, if any.
 _instead: ContextVar[tuple[ArrivingInput, Input] | None] = ContextVar("instead", default=None)
 
 

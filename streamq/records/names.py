@@ -12,10 +12,9 @@ from streamq.model import Spec
 from streamq.records.boundaries import (
     csv_header_without_mark,
     fields_of_csv_row,
-    mask_of_boundaries,
 )
 from streamq.records.inputs import COMPRESSED, STDIN
-from streamq.records.remote import is_remote
+from streamq.records.remote import is_pattern_of_objects, is_remote, matching_objects
 from streamq.records.splitting import header_of_csv
 
 #: How files may be split into records. ``auto`` goes by the name of the first file.
@@ -26,6 +25,8 @@ _BY_SUFFIX |= {".parquet": "parquet", ".arrow": "arrow", ".ipc": "arrow", ".feat
 
 def expand_file_names(files: Iterable[str]) -> list[str]:
     """Return the files that the arguments name: files, patterns that match, and files in folders.
+
+    Objects behind URLs are named in the same ways.
 
     The files of one pattern or folder are sorted by name. Hidden files in folders are left out, as
     patterns leave them out.
@@ -44,7 +45,7 @@ def _files_of_argument(name: str) -> list[str]:
     if not name:
         raise InvalidValue("a file has no name: ''")
     if is_remote(name):
-        return [name]
+        return matching_objects(name) if is_pattern_of_objects(name) else [name]
     found = [name.removeprefix("file://")]
     if not Path(found[0]).exists() and glob.has_magic(found[0]):
         found = sorted(glob.glob(found[0], recursive=True))  # noqa: PTH207  absolute ones too
@@ -154,11 +155,6 @@ def _first_header(spec: Spec, is_strict: bool) -> tuple[str, str]:
 
 def _header_of_file(name: str, spec: Spec) -> str:
     header = header_of_csv(name, spec)
-    if spec.by_reference and b"\r" in mask_of_boundaries(spec)(header.rstrip(b"\r\n")):
-        raise InvalidValue(
-            f"{name}: line 1: rows end in a carriage return alone, and workers cannot read such a "
-            "file by reference"
-        )
     try:
         return header.decode()
     except UnicodeDecodeError as error:

@@ -22,7 +22,7 @@ from streamq.records.belonging import OutputNote
 from streamq.records.drafts import sync_folder, sync_to_disk, write_all_bytes
 from streamq.records.output_kinds import Written
 from streamq.records.packing import name_without_compression, packed_output, packing_of, zstd
-from streamq.records.ranges import Range, copy_range, merged
+from streamq.records.ranges import Range, copy_range, merged_ranges
 from streamq.records.remote import is_remote
 
 #: How results are written.
@@ -192,7 +192,7 @@ class FileOutput:
             return self.write(b"".join(blocks))
         grown = 0
         try:
-            for each in merged(pieces):
+            for each in merged_ranges(pieces):
                 if isinstance(each, Range):
                     copy_range(each, self._file.fileno())
                     grown += each.length

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _HEAD = struct.Struct("<4sQ")
 _MAGIC = b"SQT1"
-#: A row group has so many rows, or about so many bytes, at most.
+#: The most rows of a row group, and about the most bytes.
 _ROWS = 2**20
 _BYTES = 2**27
 

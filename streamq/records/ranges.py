@@ -27,7 +27,7 @@ class Range(NamedTuple):
         return os.pread(self.fd, self.length, self.offset)
 
 
-def merged(pieces: Iterable[bytes | Range]) -> Iterator[bytes | Range]:
+def merged_ranges(pieces: Iterable[bytes | Range]) -> Iterator[bytes | Range]:
     """Yield the same bytes in fewer pieces: ranges that follow one another as one, nothing empty.
 
     Parts that a process runs one after another are beside each other in its spool.

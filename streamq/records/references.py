@@ -19,8 +19,8 @@ import msgspec
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
 from streamq.model import Spec
-from streamq.records.boundaries import mended
-from streamq.records.inputs import Input
+from streamq.records.boundaries import bytes_as_loaded
+from streamq.records.inputs import Input, InputIdentity
 from streamq.records.remote import (
     Object,
     RangeFile,
@@ -52,6 +52,12 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
     #: A checksum of the bytes (CRC-32), by which they are good in a file that was written to since,
     #: such as one that grows.
     check: int = NO_CHECK
+
+    @classmethod
+    def payload(cls, file: InputIdentity, offset: int, length: int, check: int = NO_CHECK) -> bytes:
+        """Return the payload of a part that consists of these bytes of a file."""
+        check = check if file.mtime_ns else NO_CHECK
+        return msgspec.json.encode(cls(offset, length, file.size, file.version, check))
 
 
 class _KeptFile:
@@ -149,7 +155,7 @@ class ReferenceReader:
         self._check_url(url)
         then = Object(reference.size, reference.version)
         if spec.format != "file":
-            return mended(read_range(url, reference.offset, reference.length, then), spec)
+            return bytes_as_loaded(read_range(url, reference.offset, reference.length, then), spec)
         with closing(RemoteFile(url)) as file:
             if file.object != then:
                 raise RemoteChanged
@@ -177,7 +183,7 @@ class ReferenceReader:
 
     def _checked(self, name: str, file: BinaryIO, reference: Reference, spec: Spec) -> bytes:
         """Return the bytes a part refers to, if they are those that were loaded."""
-        data = mended(_read_range(name, file, reference), spec)
+        data = bytes_as_loaded(_read_range(name, file, reference), spec)
         if reference.check == NO_CHECK:
             self._check_unchanged(name, file, reference)
         elif (why := self._has_changed(file, reference)) and zlib.crc32(data) != reference.check:

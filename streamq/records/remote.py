@@ -130,6 +130,58 @@ def head_of_object(url: str) -> Object:
     return _object_of_meta(meta)
 
 
+def is_pattern_of_objects(url: str) -> bool:
+    """Return whether a URL names a folder of a cloud's objects, or many of them by ``*``.
+
+    A web server cannot say what it has, so there ``*`` is a character as any other.
+    """
+    is_web = url.partition("://")[0].lower() in _DEFAULT_PORTS
+    return not is_web and (url.endswith("/") or "*" in url)
+
+
+def matching_objects(url: str) -> list[str]:
+    """Return the URLs of the objects that a pattern names, sorted: ``s3://bucket/2026/*.csv``.
+
+    ``*`` stands for anything within a name, ``**`` for any folders, and a ``/`` at the end for all
+    that is below a folder. Names that begin with a dot are left out, unless they are spelled out.
+
+    Raises:
+        RemoteMissing: nothing matches, or the store may not be listed.
+        RemoteUnreachable: the store does not answer.
+    """
+    location = locate_url(url)
+    pattern = [*location.segments, "**", "*"] if url.endswith("/") else list(location.segments)
+    fixed = next(index for index, each in enumerate(pattern) if "*" in each)
+    scheme_and_host = f"{location.scheme}://{location.host}"
+    base = Location(location.scheme, location.host, (*location.segments[:fixed], "-")).folder
+    _obstore(url)
+    found = []
+    try:
+        for page in _obstore(url).list(_store_of_folder(base)):
+            for meta in page:
+                names = str(meta["path"]).split("/")
+                if _fits_pattern(names, pattern[fixed:]):
+                    found.append("/".join((scheme_and_host, *location.segments[:fixed], *names)))
+    except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
+        raise _object_missing(url, error) from None
+    if not found:
+        raise RemoteMissing(f"{url} matches no object")
+    return sorted(found)
+
+
+def _fits_pattern(names: list[str], pattern: list[str]) -> bool:
+    """Return whether the names on the way to an object fit those of a pattern."""
+    if not pattern or not names:
+        return not names and all(each == "**" for each in pattern)
+    if pattern[0] == "**":
+        is_below = not names[0].startswith(".") and _fits_pattern(names[1:], pattern)
+        return is_below or _fits_pattern(names, pattern[1:])
+    words = map(re.escape, pattern[0].split("*"))
+    is_hidden = names[0].startswith(".") and not pattern[0].startswith(".")
+    is_fitting = not is_hidden and re.fullmatch(".*".join(words), names[0], re.DOTALL)
+    return bool(is_fitting) and _fits_pattern(names[1:], pattern[1:])
+
+
 class RemoteFile:
     """An object as a stream of bytes that can be read from any place on."""
 

@@ -26,9 +26,9 @@ from streamq.records.inputs import BadInput, Input, open_input
 from streamq.records.sizes import PartSize, Step
 from streamq.records.strange import HEAD, strangeness_of
 
-#: At least so many bytes are read at once.
+#: How many bytes are read at once, at least.
 BLOCK = 2**20
-#: The ends of up to so many records are looked for one by one.
+#: Up to this many records, their ends are looked for one by one.
 _FEW = 64
 
 
@@ -45,6 +45,11 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
     #: Whether bytes are counted after decompression or decoding, so not as they were sent.
     is_unpacked: bool = False
+
+    @property
+    def text(self) -> str:
+        """The cursor as the server keeps it; "" at the beginning of the first file."""
+        return "" if self == Cursor() else msgspec.json.encode(self).decode()
 
 
 def blank_lines_before_cursor(cursor: str) -> int:
@@ -107,10 +112,10 @@ def split_input(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Ite
 def split_by_steps(
     source: Input, spec: Spec, size: PartSize, start: Cursor, steer: Callable[[], Step]
 ) -> Iterator[Chunk]:
-    """Yield what ``split`` does, in parts of as many records as ``steer`` says each time.
+    """Yield the same as ``split_input``, in parts of as many records as ``steer`` says each time.
 
     Raises:
-        BadInput: as ``split``.
+        BadInput: as ``split_input``.
     """
     rest, cursor, is_end, mask = b"", start, False, mask_of_boundaries(spec)
     while not is_end:

@@ -1,8 +1,8 @@
 """Spools: results of a run that wait in files on its disk, instead of in the server.
 
 A process writes the lines of a part, as the output will have them, to a spool of its own in the
-run's folder. What it tells the server is where they are. The collector copies them from there to
-the output, inside the kernel, and removes a spool when all of it is copied.
+run's folder. The server is told only where they are. The collector copies them from there to the
+output, inside the kernel, and removes a spool when all of it is copied.
 
 A spool is not synced. After a crash of any process its bytes are still there; after a power cut
 they may not be, so a collector that goes on compares a checksum before it takes lines that an
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 #: Smaller results go through the server: to tell it where they are would take almost as long.
 LEAST_BYTES = 4096
-#: A process begins a new spool after so many bytes, so that the one before can be removed.
+#: After this many bytes a process begins a new spool, so that the one before can be removed.
 ROLL_BYTES = 2**25
 #: Forms whose lines do not depend on the lines before them. The columns of a CSV do.
 FORMS = ("raw", "jsonl", "parquet")
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True):
-    """What the server is told of a part whose lines are in a spool."""
+    """The result that the server keeps of a part whose lines are in a spool: where they are."""
 
     spool: str
     offset: int
@@ -75,9 +75,13 @@ class SpoolWriter:
             return None
         return self._keep([lines], payload, about, is_value=writer.is_value)
 
-    def keep_lines(self, blocks: Sequence[bytes], payload: bytes, about: bytes) -> bytes | None:
+    def keep_lines(
+        self, blocks: Sequence[bytes], payload: bytes, about: bytes, *, is_text: bool
+    ) -> bytes | None:
         """Do the same with a result that consists of these lines."""
-        return self._keep(blocks, payload, about) if self._form == "raw" else None
+        if self._form != "raw":
+            return self.keep(codec.encode_lines(blocks, is_text=is_text), payload, about)
+        return self._keep(blocks, payload, about)
 
     def _keep(
         self, blocks: Sequence[bytes], payload: bytes, about: bytes, *, is_value: bool = False

@@ -7,7 +7,7 @@ import msgspec
 
 from streamq.records.packing import name_without_compression
 
-#: So many bytes of a file's beginning are looked at.
+#: How many bytes of a file's beginning are looked at.
 HEAD = 4096
 
 _TABLE = "is not read yet: write it as CSV or JSON lines first"
@@ -36,7 +36,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def strangeness_of(name: str, head: bytes, form: str) -> str:
-    """Return why a file of this format cannot be read as it is, and what to do; "" if it can.
+    """Return why a file cannot be read in this format, and what to do about it; "" if it can.
 
     ``head`` is how its content begins, decompressed.
     """

@@ -200,7 +200,7 @@ def table_chunks(
     size: PartSize,
     steer: Callable[[], Step] | None,
 ) -> Iterator[Chunk]:
-    """Yield the rest of a file in chunks of parts, from the cursor on. It stands in a row group.
+    """Yield the rest of a file in chunks of parts, from the cursor on.
 
     A part has all rows of a group, or so many as ``size`` or ``steer`` say, and never of two.
 

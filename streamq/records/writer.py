@@ -1,4 +1,4 @@
-"""From results to the lines of an output: raw, JSON lines or CSV; or to tables, for Parquet."""
+"""Turns results into lines of an output (raw, JSON lines, CSV), or into tables for Parquet."""
 
 import csv
 import io
@@ -109,7 +109,7 @@ class Writer:
             return bytes(items[0].data)
         if self._form == "parquet":
             return self._frames(items)
-        if any(map(codec.holds_several, items)):
+        if any(map(codec.holds_several_items, items)):
             items, endings = _items_of_lines(items, endings)
         kept = [item for item in items if item is not None]
         self.has_skipped = len(kept) < len(items)
@@ -153,7 +153,7 @@ class Writer:
     def _keyed_line(self, item: Item, part: int, record: int) -> bytes:
         if item is None:
             return b""
-        if codec.holds_several(item):
+        if codec.holds_several_items(item):
             lines = (self._keyed_line(each, part, record) for each in codec.spread_item(item))
             return b"".join(lines)
         if self._delimiter:
@@ -166,7 +166,7 @@ class Writer:
         """Return the line of one item alone; its line ending is a letter of ``about``, or ""."""
         if self._has_keys or item is None:
             return self._keyed_line(item, part, record)
-        if codec.holds_several(item):
+        if codec.holds_several_items(item):
             found = codec.spread_item(item)
             return b"".join(self.line(each, ending, part, record) for each in found)
         if codec.is_verbatim(item):

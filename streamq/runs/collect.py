@@ -1,4 +1,4 @@
-"""Collecting results: each is written once, in input order or as they come, even across crashes.
+"""Writes results to an output: each once, in input order or as they come, even across crashes.
 
 A commit stores in the request how many bytes are written and which result comes next; the same
 script call deletes the results from the server. When a collector is started again, it cuts the file
@@ -51,9 +51,9 @@ _MOST_LATE = 2**26
 def show_results(
     protocol: Protocol, request_id: str, form: str, *, follow: bool, has_keys: bool = False
 ) -> Iterator[bytes]:
-    """Yield results in input order for somebody who only looks: the server keeps them."""
+    """Yield results in input order, for printing: the server keeps them."""
     spec = protocol.inspect(request_id).spec
-    # What a flow makes of rows is no row of its input.
+    # Results of a flow are no rows of its input, so they get no header.
     preamble = b"" if spec.stage else spec.header.encode()
     writer = Writer(form, [], preamble=preamble, has_keys=has_keys)
     reader = ResultReader(protocol, request_id, is_patient=follow)
@@ -159,7 +159,7 @@ class Collector:
         self._look(force)
         self._output.open(self._done.offset, has_begun=bool(self._token), force=force)
         try:
-            # Before we had the lock, another collector may have written and committed more.
+            # Another collector may have written and committed more before this one got the lock.
             spec = self._look(force)
             if self._is_anew:
                 self._tell_lost()
@@ -251,7 +251,8 @@ class Collector:
         if name:
             if not force:
                 self._check_errors(OutputError)
-            # Both contents count as ours, since we may be killed before the old one is replaced.
+            # Both the old and the new content count as ours: the process may be killed before the
+            # old one is replaced.
             lines = error_lines(self.failures)
             errors = sorted({digest_of_errors_file(Path(name)), digest_of_failures(lines)})
         preamble = self._writer.preamble()
@@ -263,7 +264,7 @@ class Collector:
             self._in_place.end(is_complete=not self.failures)
 
     def _seal(self, spec: Spec) -> None:
-        """Make Parquet of what was written, if it is to be that and is not yet."""
+        """Turn the frames that were written into Parquet, unless that is done already."""
         done = self._done
         if self._form != "parquet" or (done.sealed and done.sealed == done.offset):
             return

@@ -71,7 +71,7 @@ def is_run_kept(run_id: str) -> bool:
 
 
 def live_runs(run_id: str = "") -> list[FoundRun]:
-    """Return the runs that go on in this folder, the last first; with an id only that one.
+    """Return the runs that go on in this folder, the last one first; with an id only that one.
 
     Raises:
         InvalidValue: there is none.

@@ -1,4 +1,4 @@
-"""Keeps what a retry needs of a run that is done with failures.
+"""The note that a run leaves in its folder when it is done with failures, for a retry.
 
 Needs no redis-py.
 """
@@ -17,7 +17,7 @@ _NOTE = "finished.json"
 
 
 class FinishedSeal(msgspec.Struct, frozen=True):
-    """What tells whether an output is as it was left."""
+    """The state of an output, to see later whether it is as the run has left it."""
 
     size: int
     mtime_ns: int

@@ -1,6 +1,6 @@
-"""The parts of a run that are needed before redis-py is imported.
+"""The folder of a run, with its plan and its lock, and the embedded server that it starts.
 
-They are its folder (plan, lock), and its embedded server, which starts in the background.
+The server starts in the background. Both are needed before redis-py is imported.
 """
 
 import threading
@@ -25,8 +25,8 @@ from streamq.runs.home import HOME
 from streamq.runs.plan import STANDARD, Plan
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
 
-#: How a run begins: it goes on (resumed); it goes on if the same command was stopped, else it is
-#: new (found); it is new, whatever was stopped (fresh); what failed in it is run again (retried).
+#: How a run begins. resumed: it goes on. found: it goes on if the same command was stopped, else it
+#: is new. fresh: it is new, whatever was stopped. retried: its failed records run again.
 Beginning = Literal["resumed", "found", "fresh", "retried"]
 
 
@@ -214,7 +214,7 @@ class RunFolder:
             self.errors_problem = error
 
     def _keep(self, status: Status) -> None:
-        """Keep the run, so that what failed can be retried. That it cannot be kept is no error."""
+        """Keep the run for retries of its failed records. A disk that refuses that is no error."""
         seal = FinishedSeal.of(Path(self.plan.output))
         if seal is None or not self.plan.can_go_on:
             return

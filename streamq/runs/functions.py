@@ -30,7 +30,7 @@ from streamq.runs.options import KEEP, RequestOptions, describe_flow, describe_r
 from streamq.runs.progress import Progress
 from streamq.runs.retry import new_retry_run
 from streamq.runs.run import carry_out
-from streamq.runs.same import plan_on_server, server_name
+from streamq.runs.same import name_of_server, plan_on_server
 from streamq.runs.spooling import spooled_plan
 from streamq.settings import Settings, url_with_login
 from streamq.worker.flow_reader import read_flow_apart
@@ -233,7 +233,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             is_patient=False,
         ):
             pass  # only to see that a server answers, before anything is stored
-    plan = plan_on_server(plan, server_name(named, prefix))
+    plan = plan_on_server(plan, name_of_server(named, prefix))
     if not stored:
         plan = spooled_plan(plan, is_wanted=spool)
     beginning = beginning_of_run(resume=resume, retry=retry_failed, is_fresh=fresh)

@@ -83,7 +83,7 @@ def home_locked() -> Generator[None]:
                         HOME.rmdir()
                 return
         except FileNotFoundError:
-            continue  # it was removed while we waited
+            continue  # another process removed the folder while this one waited
         finally:
             os.close(descriptor)
 

@@ -19,13 +19,13 @@ MakeWriter = Callable[[], Writer]
 
 
 class _Record(msgspec.Struct):
-    """Of a failure only which record of its part it is about: 0 for the whole part."""
+    """Of a failure, the number of its record (0 for the whole part). Nothing else is read."""
 
     record: int = 0
 
 
 class _PartInPlace(NamedTuple):
-    """What the records of a part came to, in all of its runs."""
+    """The outcomes of a part's records, of all of its runs."""
 
     items: list[Item]
     endings: bytes
@@ -113,7 +113,7 @@ class InPlace:
         self._file.remove_others(self.generation)
 
     def end(self, *, is_complete: bool) -> None:
-        """Delete the gaps, if no failure is left that a retry could fill one of them for."""
+        """Delete the gaps if no failure is left whose retry could fill one of them."""
         if is_complete and not self._gaps:
             self._file.remove_others(0)
 
@@ -206,7 +206,7 @@ def _records_that_failed(
 
 
 def _merged_outcomes(results: Mapping[str, bytes]) -> dict[int, _PartInPlace]:
-    """Return what each part came to. A later run has only the records that failed before."""
+    """Return the outcome of each part. A later run has only the records that failed before."""
     merged: dict[int, _PartInPlace] = {}
     for field in sorted(results, key=_run_of_part):
         items, endings = codec.decode_result(results[field])

@@ -1,4 +1,4 @@
-"""Loading files: parts go to the server while the files are read, and the cursor with them.
+"""Loads files: parts go to the server while the files are read, and the cursor with them.
 
 The cursor moves in the same step as the parts, so a load that is killed at any moment and
 run again with the same id goes on at the byte where it stood, and every record is there
@@ -32,7 +32,7 @@ from streamq.records import about
 from streamq.records.arrow import TABLE_FORMATS
 from streamq.records.decoding import TEXT_FORMATS
 from streamq.records.inputs import MARK, STDIN, BadInput, Input, InputIdentity, open_input, stdin
-from streamq.records.references import NO_CHECK, Reference
+from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.sizes import AS_LARGE_AS_ALLOWED, MOST_RECORDS, PartSize, Sizing, Step
 from streamq.records.splitting import (
@@ -60,7 +60,7 @@ _STAYS = (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, RequestE
 
 
 class _Stopped(Exception):
-    """The caller of the load wants no more of it now."""
+    """The caller has told the load to stop."""
 
 
 class Load:
@@ -172,7 +172,7 @@ class Load:
             is_over = isinstance(error, RequestEnded)
             if is_over and not self._protocol.inspect(self._id).is_sealed:
                 raise
-            if STDIN in self._files:  # it cannot be read again
+            if STDIN in self._files:  # standard input cannot be read a second time
                 raise
             return False
         return True
@@ -234,7 +234,7 @@ class Load:
         return opened
 
     def _compare(self, now: list[InputIdentity]) -> None:
-        """Refuse to go on when the request was made of something else."""
+        """Refuse to go on if the request was made of other files or options."""
         snapshot = self._protocol.inspect(self._id)
         kept = snapshot.optional_text("source")
         with damaged_if_unreadable(f"what {self._id} was loaded from"):
@@ -255,7 +255,7 @@ class Load:
         for index in range(self._cursor.file, len(self._files)):
             self._load_file(index)
         self._flush()
-        if self._bad:  # nothing at all could be loaded
+        if self._bad:  # no file could be read at all
             raise self._bad[0][1]
         self._loading.wait()
 
@@ -270,7 +270,7 @@ class Load:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         except BadInput as error:
-            # A flow has no place for a part of its first stage that was never there.
+            # A flow cannot count a part of its first stage that was never loaded.
             if self._policy.spec.is_strict or self._policy.flow or STDIN in self._files:
                 raise
             self._flush()
@@ -290,7 +290,7 @@ class Load:
                 line=self._cursor.record if is_begun else 0,
             )
             after, self._cursor = self._stands, Cursor(file + 1, blank=self._cursor.blank)
-            self._stands = _encoded_cursor(self._cursor)
+            self._stands = self._cursor.text
             self._loading.refuse(failure, after, self._stands)
             self.refused.append(str(error))
         self._bad.clear()
@@ -350,7 +350,7 @@ class Load:
         return msgspec.structs.replace(size, bytes=size.most) if size.records else size
 
     def _next_step(self) -> Step:
-        """Return what to cut next. Wait while nothing more is wanted."""
+        """Return what to cut next. Wait while the workers have enough."""
         if left := self._canary_left():
             return Step(1, left)
         if not self._sizing:
@@ -384,29 +384,23 @@ class Load:
     def _whole_file(self, source: Input, file: int) -> Chunk:
         if not self._policy.spec.by_reference:
             return input_as_one_part(source, file, self._size.most)
-        size = self._identities[file].size
-        if size > self._size.most:
+        found = self._identities[file]
+        if found.size > self._size.most:
             raise BadInput(f"{source.name} is larger than the {self._size.most} bytes of a part")
-        payload = self._reference(file, 0, size)
+        payload = Reference.payload(found, 0, found.size)
         return Chunk(
             [payload], [about.about_of_whole_file(file)], 1, len(payload), Cursor(file + 1)
         )
 
     def _referred(self, chunk: Chunk) -> Chunk:
         """Return the chunk with where the bytes are, instead of the bytes."""
-        file, offset = chunk.end.file, chunk.end.offset - chunk.size
+        found, offset = self._identities[chunk.end.file], chunk.end.offset - chunk.size
         for index, payload in enumerate(chunk.payloads):
             check = zlib.crc32(payload)
-            chunk.payloads[index] = self._reference(file, offset, len(payload), check)
+            chunk.payloads[index] = Reference.payload(found, offset, len(payload), check)
             offset += len(payload)
         chunk.input_size, chunk.size = chunk.size, sum(map(len, chunk.payloads))
         return chunk
-
-    def _reference(self, file: int, offset: int, length: int, check: int = NO_CHECK) -> bytes:
-        found = self._identities[file]
-        check = check if found.mtime_ns else NO_CHECK
-        reference = Reference(offset, length, found.size, found.version, check)
-        return msgspec.json.encode(reference)
 
     def _start(self, source: Input, file: int) -> Cursor:
         """Return where to begin with a file: where the load stood, or after mark and header."""
@@ -487,7 +481,7 @@ class Load:
             self._cursor = msgspec.structs.replace(
                 chunk.end, digest=digest, is_unpacked=self._is_unpacked
             )
-        self._stands = _encoded_cursor(self._cursor)
+        self._stands = self._cursor.text
         self.keys.note(self._loading.parts + 1, chunk.payloads)
         self._loading.append_ahead(entries, after, self._stands, chunk.records)
         if self._window:
@@ -504,7 +498,3 @@ class Load:
             if self._should_stop():
                 raise _Stopped
             time.sleep(_WINDOW_S)
-
-
-def _encoded_cursor(cursor: Cursor) -> str:
-    return "" if cursor == Cursor() else msgspec.json.encode(cursor).decode()

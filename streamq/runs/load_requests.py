@@ -16,14 +16,14 @@ from streamq import units
 from streamq.errors import RequestExists
 from streamq.model import MAX_PART, Policy, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.queue.submission import Submission, is_small, submit_all
+from streamq.queue.submission import Submission, is_small_submission, submit_all
 from streamq.records.inputs import STDIN, BadInput, open_input
 from streamq.records.sizes import PartSize
 from streamq.records.splitting import Cursor, split_input
 
 #: Longest line, in bytes.
 _MOST_LINE = 2**26
-#: One round trip submits at most so many requests, and about so many parts.
+#: The most requests that one round trip submits, and about the most parts.
 _MOST_REQUESTS = 200
 _MOST_PARTS = 2_000
 _LIMIT = re.compile(rb"[1-9][0-9]{0,8}")
@@ -120,7 +120,7 @@ class _LineSubmitter:
     def put(self, request_id: str, line: RequestLine, *, is_new: bool) -> None:
         """Submit a request, or keep it for ``flush``. ``is_new``: the server has none of the id."""
         own = msgspec.structs.replace(self._policy, limit=line.limit)
-        if is_new and is_small(line.parts):
+        if is_new and is_small_submission(line.parts):
             self._waiting.append((request_id, own, line.parts))
             self._parts += len(line.parts)
             if self._parts >= _MOST_PARTS or len(self._waiting) >= _MOST_REQUESTS:

@@ -44,7 +44,7 @@ class RequestOptions(TypedDict, total=False):
     #: A part holds whole records up to this size: ``"256KiB"``. Without ``bytes`` and ``lines`` a
     #: part holds what takes about a quarter of a second, up to 256 KiB.
     bytes: str | int
-    #: A part holds so many records; used instead of ``bytes``.
+    #: How many records a part holds, instead of ``bytes``.
     lines: int
     #: For CSV: the character between fields; the one around fields, "" for none; the one before a
     #: character that is meant literally.
@@ -71,11 +71,11 @@ class RequestOptions(TypedDict, total=False):
     #: stage.
     track: bool
     trace: bool
-    #: The priority: 0 goes first, 99 last.
+    #: The priority: level 0 goes first, level 99 last.
     level: int
     #: The share among requests of the same level: 1 to 64, a 4 gets half as many turns as an 8.
     weight: int
-    #: At most so many starts of records (map) or parts in a time: ``"100/s"``.
+    #: How many records (map) or parts may start in a time: ``"100/s"``.
     rate: str | None
     #: Attempts after the first.
     retries: int | None

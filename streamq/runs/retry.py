@@ -20,7 +20,7 @@ class RetryRun(Run):
     """One retry of the failed records of a run that was done."""
 
     def retry(self, note: FinishedNote) -> "RetryRun":
-        """Say where it is noted how the run ended. Return the run itself."""
+        """Tell the run where the note about its end is. Return the run itself."""
         self._finished = note
         return self
 

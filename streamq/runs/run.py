@@ -112,7 +112,7 @@ class Run:
             BrokenPipeError: the reader of the output is gone.
         """
         if self._spool:
-            # Where that is not possible, processes send results to the server.
+            # If the spool cannot be made, processes send their results to the server.
             with suppress(OSError):
                 self._spool.mkdir(mode=0o700, exist_ok=True)
         # One connection each for the loader, the collector, the watcher and the pool's keeper.

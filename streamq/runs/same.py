@@ -28,7 +28,7 @@ _FREE |= {"output", "target", "argv", "code", "server", "policy.spec.files", "po
 #: These are changed in a request while it runs, as ``streamq set`` does.
 STEERED = ("level", "limit", "rate_ms", "weight")
 _FREE |= {f"policy.{name}" for name in STEERED} | {"policy.labels", "policy.delay_ms"}
-#: Options that are called otherwise than the field that keeps them.
+#: Options whose names differ from the names of their fields.
 _OPTIONS = {
     "form": "output_format",
     "is_ordered": "ordered",
@@ -180,7 +180,7 @@ def _steered_fields(then: Policy, now: Policy) -> dict[str, Any]:
     return {name: WEIGHT if value is msgspec.UNSET else value for name, value in found.items()}
 
 
-def server_name(url: str, prefix: str) -> str:
+def name_of_server(url: str, prefix: str) -> str:
     """Return what tells a server that was named from others, without passwords; "" for none."""
     return f"{mask_passwords(url)} {prefix}" if url else ""
 
@@ -213,7 +213,7 @@ def code_file_and_digest(target: str, argv: Sequence[str]) -> tuple[str, str]:
 
 def _files_of_plan(target: str, argv: Sequence[str]) -> Iterator[Path]:
     if argv:
-        # A program that is found on the path is installed, and none that its user just wrote.
+        # A program on the path was installed: its user does not edit it between two runs.
         if "/" in argv[0]:
             yield Path(argv[0])
         return

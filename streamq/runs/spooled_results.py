@@ -115,7 +115,7 @@ class SpooledResults:
             self._policy, max_failures=-1, max_percent=-1.0, canary=unset, delay_ms=0
         )
         loading = Loading(self._protocol, again, policy)
-        # After a crash in the middle it is there already, perhaps at its end.
+        # After a crash the request of this second run may be there already, perhaps done.
         if loading.open(again).state is State.LOADING:
             if not loading.parts:
                 loading.append([lost.payload, lost.about], "", "1", 1)

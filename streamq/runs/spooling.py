@@ -1,4 +1,4 @@
-"""Which runs keep bytes away from their server. Needs no redis-py.
+"""Decides which runs keep bytes away from their server. Needs no redis-py.
 
 Where it can, a run hands out parts by reference: its processes read the input themselves. And they
 write results to spools in the run's folder, from which the collector copies them to the output.
@@ -49,7 +49,7 @@ def _is_plain_local_input(name: str) -> bool:
         return False
     try:
         state = os.stat(name)  # noqa: PTH116  names are no paths yet
-        # What a system makes up when it is read has no size.
+        # Files that the system makes up while they are read, as in /proc, have the size 0.
         if not stat.S_ISREG(state.st_mode) or not state.st_size:
             return False
         with closing(open_input(name)) as source:

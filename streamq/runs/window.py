@@ -1,4 +1,4 @@
-"""How much of a load may be under way: in the server, and in spools beside it."""
+"""Bounds how many bytes of a load are under way, in the server and in spools beside it."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ class Window:
         return self._room <= 0
 
     def add(self, parts: int, size: int) -> None:
-        """Note that parts were added, which have so many bytes of the input."""
+        """Note that parts were added, and how many bytes of the input they have."""
         self._room -= size
         self._parts += parts
         self._input += size

@@ -78,12 +78,12 @@ class Launcher:
         if not isinstance(pid, int):
             raise ServerError(f"the supervisor of the server answered {pid!r}")
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _is_ready(address, pid):
+        while not _is_server_ready(address, pid):
             if (code := self._ask("poll", pid)) is not None:
                 raise ServerError(
                     f"the server ended at its start, code {code}: {tail_of_log(log, begin)}"
                 )
-            if _is_loading(address, pid):
+            if _is_server_loading(address, pid):
                 deadline = time.monotonic() + START_TIMEOUT_S
             if time.monotonic() > deadline:
                 self.end(pid, signal.SIGKILL)
@@ -251,12 +251,12 @@ def _free_port() -> int:
     draw = random.SystemRandom()
     for _ in range(100):
         port = draw.randrange(11_000, 20_000)
-        if _is_free(port) and _is_free(port + _BUS_OFFSET):
+        if _is_port_free(port) and _is_port_free(port + _BUS_OFFSET):
             return port
     raise ServerError(f"no free port found on {LOOPBACK}")
 
 
-def _is_free(port: int) -> bool:
+def _is_port_free(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind((LOOPBACK, port))
@@ -265,14 +265,14 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _is_ready(address: Address, pid: int) -> bool:
+def _is_server_ready(address: Address, pid: int) -> bool:
     """Return whether our server, and not another one at this address, answers commands."""
     with suppress(ServerUnreachable, ServerRefused):
         return _is_our_server(address, pid) and ask_server(address, "PING") == "PONG"
     return False
 
 
-def _is_loading(address: Address, pid: int) -> bool:
+def _is_server_loading(address: Address, pid: int) -> bool:
     with suppress(ServerUnreachable, ServerRefused):
         return _is_our_server(address, pid) and "\nloading:1" in ask_server(
             address, "INFO", "persistence"

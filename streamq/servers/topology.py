@@ -108,17 +108,17 @@ def settle_cluster(peers: Sequence[Peer], timeout_s: float) -> None:
         ServerError: the nodes do not agree in time.
     """
     wait = _WaitForNodes(timeout_s)
-    if not all(map(_is_whole, peers)):
+    if not all(map(_is_cluster_whole, peers)):
         _introduce_nodes(peers, wait)
     _settle_nodes(peers, wait)
 
 
-def is_linked(peer: Peer) -> bool:
+def is_replica_linked(peer: Peer) -> bool:
     """Return whether the node is a primary, or a replica that gets its primary's data."""
     return "\nmaster_link_status:down" not in peer.ask("INFO", "replication")
 
 
-def is_ok(peer: Peer) -> bool:
+def is_cluster_ok(peer: Peer) -> bool:
     """Return whether the node takes commands for the slots of the cluster."""
     return "cluster_state:ok" in _lines_of_cluster_reply(peer, "INFO")
 
@@ -155,7 +155,7 @@ def _introduce_nodes(peers: Sequence[Peer], wait: _WaitForNodes) -> None:
 
 
 def _settle_nodes(peers: Sequence[Peer], wait: _WaitForNodes) -> None:
-    for condition in (is_linked, _is_whole):
+    for condition in (is_replica_linked, _is_cluster_whole):
         for peer in peers:
             wait.until(condition, peer)
     wait.until(
@@ -163,10 +163,10 @@ def _settle_nodes(peers: Sequence[Peer], wait: _WaitForNodes) -> None:
     )
 
 
-def _is_whole(peer: Peer) -> bool:
+def _is_cluster_whole(peer: Peer) -> bool:
     is_covered = f"cluster_slots_ok:{SLOTS}" in _lines_of_cluster_reply(peer, "INFO")
     is_failing = any(member.is_failed for member in view_of_nodes(peer).values())
-    return is_ok(peer) and is_covered and not is_failing
+    return is_cluster_ok(peer) and is_covered and not is_failing
 
 
 def _likely_trouble(peer: Peer) -> str:
@@ -180,7 +180,7 @@ def _likely_trouble(peer: Peer) -> str:
             f"{peer.name} does not reach the others; is the port of the cluster bus "
             f"({port} and so on) open between the nodes?"
         )
-    if not is_linked(peer):
+    if not is_replica_linked(peer):
         return (
             f"{peer.name} does not get the data of its primary; "
             "servers with a password need it as masterauth too"

@@ -10,7 +10,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
 
-def harmless(text: str) -> str:
+def harmless_log_text(text: str) -> str:
     """Return the text with its newlines and tabs, and every other control character escaped.
 
     The text holds words of users, such as errors of handlers and names of files, which could move a
@@ -33,12 +33,12 @@ class TextFormatter(logging.Formatter):
 
     def formatException(self, exc_info: Any) -> str:  # noqa: N802  the name is logging's
         """Return the traceback, with control characters escaped."""
-        return harmless(super().formatException(exc_info))
+        return harmless_log_text(super().formatException(exc_info))
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line. Further lines of the message are indented; a traceback follows."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        message = harmless(record.getMessage()).replace("\n", "\n    ")
+        message = harmless_log_text(record.getMessage()).replace("\n", "\n    ")
         line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {message}"
         if sys.stderr is not None and sys.stderr.isatty():
             # There may be a progress line on the terminal, even of another process. This line

@@ -25,7 +25,7 @@ def telling_the_watch(
     return told
 
 
-def tamed_error(error: BaseException) -> Exception:
+def error_that_ends_one_part(error: BaseException) -> Exception:
     """Return an error that ends only the part, instead of one that would end the process."""
     if isinstance(error, Exception):
         return error

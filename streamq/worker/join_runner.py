@@ -50,7 +50,7 @@ class JoinRunner(StageRunner):
         self._decode_child = item_decoder(_element_of_children(annotation))
 
     def _given(self, part: Part) -> list[bytes]:
-        return [about.origin_of(part).encode()]
+        return [about.item_of_about(part).encode()]
 
     def decode_record(self, record: bytes, is_json: bool) -> Any:
         """Return what the handler is called with: what was kept, and the children."""

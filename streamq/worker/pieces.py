@@ -19,7 +19,7 @@ from streamq.worker.marks import BegunRecords, Late
 PIECES = 16
 
 
-def most_deaths(records: int, poison: int) -> int:
+def most_deaths_of_part(records: int, poison: int) -> int:
     """Return how many workers a part may cost before all that is left of it is given up."""
     factor, reach = 2, 1
     while reach < records:
@@ -42,7 +42,7 @@ class Pieces:
         #: Records that are given up without being run, because workers died of them.
         self.deadly: list[int] = []
         #: Whether these are all that is left, because the part has cost too many workers.
-        self.is_hopeless = self.is_careful and part.crashes > most_deaths(
+        self.is_hopeless = self.is_careful and part.crashes > most_deaths_of_part(
             part.records or count, part.poison
         )
         if self.is_hopeless:

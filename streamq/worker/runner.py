@@ -25,7 +25,7 @@ from streamq.records.encoding import Item
 from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes, yielding
-from streamq.worker.calling import Timeout, tamed_error, telling_the_watch
+from streamq.worker.calling import Timeout, error_that_ends_one_part, telling_the_watch
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
 from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
@@ -37,7 +37,7 @@ from streamq.worker.verdicts import Verdicts
 _NOTHING = PartDone(codec.encode_result([None]), 1)
 
 
-def _outcomes_of(items: list[Item], count: int) -> Outcomes:
+def _kept_outcomes_of(items: list[Item], count: int) -> Outcomes:
     return kept_outcomes.outcomes_of_items(items[:], count)
 
 
@@ -103,7 +103,7 @@ class Runner(Verdicts):
             values, letter = plain
             count = len(values)
             run = partial(self._run_plain, call, items)
-            so_far = partial(_outcomes_of, items, count)
+            so_far = partial(_kept_outcomes_of, items, count)
             error = self._run_stretches(run, values, items, watch, so_far, is_last_use=True)
             if len(items) == count:
                 return self.done(part, items, count, letter * count)
@@ -112,7 +112,7 @@ class Runner(Verdicts):
         # Where some lines are blank, records are run one by one.
         if not (self._may_skip(part) and any(map(self._is_blank, given))):
             run = partial(self._run_straight, call, items, about.is_json_payload(part))
-            so_far = partial(_outcomes_of, items, len(given))
+            so_far = partial(_kept_outcomes_of, items, len(given))
             error = self._run_stretches(run, given, items, watch, so_far)
             if len(items) == len(given):
                 return self.done(part, items, len(items), self.endings(given))
@@ -217,7 +217,7 @@ class Runner(Verdicts):
         if not isinstance(run, RecordByRecord):
             return run
         if error and run.decode():
-            run.failed(tamed_error(error))
+            run.failed(error_that_ends_one_part(error))
         if run.is_whole and len(given) > 1:
             watch.offer(lambda: self._so_far(run.outcomes))
         return self._call_each(call, run, watch)
@@ -232,7 +232,7 @@ class Runner(Verdicts):
             try:
                 returned = call(run.value)
             except BaseException as raised:  # noqa: BLE001  whatever it is, it is the part's
-                run.failed(tamed_error(raised))
+                run.failed(error_that_ends_one_part(raised))
             else:
                 run.returned(returned)
             if run.is_whole and watch.is_due() and not watch.is_over():
@@ -309,7 +309,7 @@ class Runner(Verdicts):
                     break
                 run.failed(self._cancelled(reason))
             except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
-                run.failed(tamed_error(error))
+                run.failed(error_that_ends_one_part(error))
             else:
                 run.returned(returned)
             if run.is_whole and watch.is_due():

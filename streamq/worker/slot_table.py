@@ -167,7 +167,7 @@ class SlotTable:
         # An id may have all 64 bytes, so the stage of a place has a word of its own.
         request_id, slash, stage = request_id.partition("/")
         _NAMES.pack_into(self._memory, at * 8 + _HOLDER, holder.encode(), request_id.encode())
-        words[at + STAGE] = _stage_number(stage) if slash else 0
+        words[at + STAGE] = _stage_as_word(stage) if slash else 0
         _memory_fence()
         words[at + VERSION] += 1
 
@@ -285,7 +285,7 @@ class SlotTable:
             *divmod(words[at + RETRY_MS], _ATTEMPTS),
             words[at + RECORD],
             texts[0],
-            texts[1] + _stage_text(words[at + STAGE]),
+            texts[1] + _stage_of_word(words[at + STAGE]),
             texts[2],
             tuple(words[at + _NUMBERS : at + _NUMBERS + count]),
         )
@@ -315,12 +315,12 @@ class SlotTable:
             self._words[slot * _SLOT + ASKED_TO_STOP] = 1
 
 
-def _stage_number(stage: str) -> int:
+def _stage_as_word(stage: str) -> int:
     """Return a word that stands for the stage of a place."""
     return int(stage) if stage.isdigit() else -1 - EPILOGUES.index(stage)
 
 
-def _stage_text(word: int) -> str:
+def _stage_of_word(word: int) -> str:
     if not word:
         return ""
     return f"/{word if word > 0 else EPILOGUES[-1 - word]}"

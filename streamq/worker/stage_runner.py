@@ -90,7 +90,7 @@ class StageRunner(Runner):
         return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
 
     def _passed(self, part: Part, payloads: list[bytes], records: int) -> PassedPart:
-        origin = about.origin_of(part)
+        origin = about.item_of_about(part)
         label = about.about_of_child(part, records, origin) if self._feeds == "parts" else origin
         return PassedPart(part.number, origin, [label] * len(payloads), payloads, records)
 
@@ -151,7 +151,7 @@ class SpreadRunner(StageRunner):
             )
             failure = self.describe(error, part, 0)
             return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
-        origin = about.origin_of(part)
+        origin = about.item_of_about(part)
         if self._feeds == "parts":
             labels = [
                 about.about_of_child(part, 1, f"{origin}/{n}") for n in range(1, len(payloads) + 1)

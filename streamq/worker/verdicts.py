@@ -90,7 +90,7 @@ class Verdicts:
         blocks, is_text = lines
         count = self._count(part, found.count)
         if self._spool and part.reference:
-            told = self._spool.keep_lines(blocks, part.reference, part.about)
+            told = self._spool.keep_lines(blocks, part.reference, part.about, is_text=is_text)
             if told:
                 return PartDone(told, count, spooled=sum(map(len, blocks)))
         return PartDone(codec.encode_lines(blocks, is_text=is_text), count)

@@ -14,7 +14,7 @@ from redis import Redis
 
 from streamq import Client, Connection
 from streamq.admin import acl
-from streamq.driver.server_versions import first_good, known_faults
+from streamq.driver.server_versions import first_version_without_faults, known_faults
 from streamq.protocol import lua
 from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
 from streamq.servers.local import LocalServer
@@ -245,8 +245,8 @@ def test_bad_versions(
 
 
 def test_what_to_upgrade_to_is_good_itself() -> None:
-    assert first_good("redis", (7, 0, 15)) == (7, 2, 11)
-    assert first_good("valkey", (8, 0, 1)) == (8, 0, 10)
+    assert first_version_without_faults("redis", (7, 0, 15)) == (7, 2, 11)
+    assert first_version_without_faults("valkey", (8, 0, 1)) == (8, 0, 10)
 
 
 @ONE_KIND

@@ -128,7 +128,10 @@ def _stage_of(
         {int(number) for number in failed},
         leases,
         [
-            (int(id_.partition(b"-")[0]), about.origin_of(Part(int(id_[:-2]), b"", next(iter(of)))))
+            (
+                int(id_.partition(b"-")[0]),
+                about.item_of_about(Part(int(id_[:-2]), b"", next(iter(of)))),
+            )
             for id_, of in parts
         ],
         {name.decode(): value for name, value in got.items()},
@@ -256,7 +259,7 @@ class Simulation:
         stage = holding.stage
         kind = self.kinds[stage.number - 1]
         for part in holding.parts:
-            origin = about.origin_of(part)
+            origin = about.item_of_about(part)
             if kind == "join":
                 found = self.protocol.inbox_of_group(stage.id, origin)
                 fields = [each for each in found[1:] if each is not None]
@@ -284,7 +287,9 @@ class Simulation:
         first = holding.parts[0]
         if kind == "join":
             return "!" in holding.inputs[first.number]
-        return kind == "reduce" and "-" not in about.origin_of(first) and self.failures(stage) > 0
+        return (
+            kind == "reduce" and "-" not in about.item_of_about(first) and self.failures(stage) > 0
+        )
 
     def failures(self, stage: StageByHand) -> int:
         shape = self.flow.policy.flow
@@ -297,7 +302,7 @@ class Simulation:
     def passed(self, holding: Holding, part: Part) -> PassedPart:
         stage = holding.stage
         kind, feeds, _, join, *_ = stage.facts.split()
-        origin = about.origin_of(part)
+        origin = about.item_of_about(part)
         own = item_of(origin)
         if part.payload and stage.number > 1:
             said = part.payload.decode()
@@ -586,7 +591,7 @@ class Simulation:
             self.check_leaf(f"{item}/{child}", seen)
 
     def named(self, stage: StageByHand, parts: list[Part]) -> str:
-        told = ", ".join(f"{part.number}={about.origin_of(part)}" for part in parts)
+        told = ", ".join(f"{part.number}={about.item_of_about(part)}" for part in parts)
         return f"stage {stage.number} [{told}]"
 
     def say(self, what: str) -> None:

@@ -1,6 +1,7 @@
 """Workers on a stream: WebSocket sessions of a real gateway."""
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -182,6 +183,32 @@ def test_stop_asks_streams_to_go_and_is_not_held_up(gate: Gate, hello: dict[str,
     stream.say(bye={})
     stream.socket.close()
     assert gate.process.wait(20) == 0
+
+
+def test_slot_is_free_again_whose_ticket_is_of_no_use_any_more(
+    serve: Callable[..., Gate], tmp_path: Path, hello: dict[str, Any]
+) -> None:
+    file = tmp_path / "streamq.keys"
+    text = keys.add_key(file, "al", Role.OPERATOR)
+    gate = serve("--keys", str(file))
+    gate.headers = {"Authorization": f"Bearer {text}"}
+    gate.submit(["a", "b"], limit=10)
+    stream = Stream(gate)
+    stream.say(hello=hello | {"slots": 1})
+    grant = stream.hear_of("grant")
+    # With another secret no ticket of before is valid.
+    secret = keys.read_key_file(file).secret
+    file.write_text(file.read_text().replace(secret, secret[::-1]))
+    gate.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: gate.post("/v1/leave", {"tickets": [grant["ticket"]]}).status == 410)
+    assert stream.answer(stream.say(report=done(grant)))["error"]["code"] == "TICKET"
+    assert stream.hear_of("grant")["parts"]
+
+
+def test_reconnect_with_tickets_of_no_use_is_told_so(gate: Gate, hello: dict[str, Any]) -> None:
+    stream = Stream(gate)
+    said = hello | {"holding": [{"ticket": "t1.x.y"}]}
+    assert stream.answer(stream.say(hello=said))["welcome"]["unwanted"] == ["t1.x.y"]
 
 
 class TestBadStreams:

@@ -15,7 +15,7 @@ from streamq.errors import Damaged
 from streamq.model import Spec
 from streamq.records import spool
 from streamq.records.encoding import Verbatim, decode_result, encode_item, encode_result
-from streamq.records.ranges import Range, copy_range
+from streamq.records.ranges import Range, copy_range, merged_ranges
 from streamq.records.references import Reference, ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, SpoolWriter, spooled_of
 from streamq.records.writer import Writer
@@ -152,6 +152,16 @@ class TestDamage:
 
         assert text_of(reader, one) == TEXT
         assert reader.find(two) is None
+
+    def test_lines_of_several_blocks_have_one_checksum(
+        self, writer: SpoolWriter, tmp_path: Path
+    ) -> None:
+        told = writer.keep_lines([TEXT, TEXT[:100]], b"payload", b"1010 0 1", is_text=False)
+        assert told
+        spooled = spooled_of(told)
+        assert spooled
+
+        assert text_of(SpoolReader(tmp_path), spooled) == TEXT + TEXT[:100]
 
     @pytest.mark.parametrize("name", ["../in.txt", "/etc/passwd", "7.1"])
     def test_only_spools_of_the_folder_are_opened(self, tmp_path: Path, name: str) -> None:
@@ -319,3 +329,27 @@ class TestReading:
         read = reader.read("in.txt", msgspec.json.encode(found), Spec(format="csv"))
 
         assert read == b'1,"x\ry"\n2,z\r\n'
+
+
+class TestMerging:
+    def test_ranges_that_follow_one_another_become_one(self) -> None:
+        pieces: list[bytes | Range] = [
+            b"head\n",
+            Range(3, 0, 10),
+            b"",
+            Range(3, 10, 5),
+            Range(3, 20, 5),
+            Range(4, 25, 5),
+            b"\n",
+            Range(4, 30, 1),
+        ]
+
+        assert list(merged_ranges(pieces)) == [
+            b"head\n",
+            Range(3, 0, 15),
+            Range(3, 20, 5),
+            Range(4, 25, 5),
+            b"\n",
+            Range(4, 30, 1),
+        ]
+        assert list(merged_ranges([])) == []

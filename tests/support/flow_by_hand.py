@@ -61,7 +61,7 @@ class StageByHand(RequestByHand):
 
     def _passed(self, part: Part, payloads: Sequence[bytes] | None) -> PassedPart:
         kind, feeds, *_ = self.facts.split()
-        origin = about.origin_of(part)
+        origin = about.item_of_about(part)
         payloads = [part.payload or b"j" + origin.encode()] if payloads is None else payloads
         if kind != "spread":
             label = about.about_of_child(part, 1, origin) if feeds == "parts" else origin

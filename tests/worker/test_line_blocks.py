@@ -2,15 +2,20 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamq import Abandon
 from streamq.app import describe_handler
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone, PartNotDone
+from streamq.records.decoding import plain_values
 from streamq.records.encoding import decode_item, decode_result
+from streamq.records.references import Reference, ReferenceReader
+from streamq.records.spool import SpoolWriter, spooled_of
 from streamq.records.writer import Writer
 from streamq.worker import line_blocks
 from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut
@@ -93,10 +98,13 @@ CASES: list[tuple[Callable[..., Any], Spec, bytes]] = [
     (same, LINES, lines() + b"x" * 100_000 + b"\n" + lines()),
     (parsed, JSON, objects()),
     (parsed, JSON, objects(b"\n \n") + objects()),
+    (same, JSON, objects(b"\n \n") + objects()),
     (parsed, JSON, objects(b"{}\n") + objects()),
+    (parsed, JSON, objects(b'{"n": 1}{"n": 2}\n') + objects()),
     (parsed, JSON, objects(b"no JSON\n") + objects()),
     (row, CSV, rows()),
     (row, CSV, rows(b"\n") + rows()),
+    (same, CSV, rows(b"\n") + rows()),
     (row, CSV, rows(b"1,2,3\n") + rows()),
     (row, CSV, rows(b'1,"a\nb"\n') + rows()),
 ]
@@ -128,6 +136,32 @@ def test_a_part_comes_to_the_same_in_blocks(
     monkeypatch.setattr(line_blocks, "BLOCK_BYTES", size)
 
     assert ran(function, spec, payload) == whole
+
+
+def test_a_line_that_holds_a_newline_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 64)
+
+    _, records, items, *_ = ran(breaking, LINES, lines())
+
+    assert records == COUNT
+    assert items == [breaking(line) for line in lines().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"a":1}{"b":2}\n{"c":3}\n',
+        # Two lines and two objects, but the second begins in a line that the first ends.
+        b'{"a":\n1} {"b":2}\n',
+        b'{"a":1}\n\n{"b":2}\n',
+        b'{"a":1}\n[1]\n',
+        b'{"a":1}\n{"b":2}',
+        b'{"a":1}\n{"b":\n',
+    ],
+)
+def test_objects_are_decoded_at_once_only_if_each_line_is_one(payload: bytes) -> None:
+    assert plain_values(payload, Any, JSON) is None
+    assert plain_values(b'{"a":1}\n' + b'{"b":2}\n', Any, JSON) == ([{"a": 1}, {"b": 2}], b"")
 
 
 def test_only_lines_that_are_records_are_cut() -> None:
@@ -220,3 +254,32 @@ def test_what_came_so_far_is_told_at_any_moment() -> None:
     found.end_block()
     assert found.lines() is None
     assert found.count == 3
+
+
+@pytest.mark.parametrize("form", ["raw", "jsonl"])
+@pytest.mark.parametrize("function", [same, text, mixed], ids=["bytes", "text", "mixed"])
+def test_what_a_run_yields_in_blocks_goes_to_its_spool(
+    tmp_path: Path, form: str, function: Callable[..., Any]
+) -> None:
+    data, count = lines(20_000), 20_000
+    (tmp_path / "in.txt").write_bytes(data)
+    (tmp_path / "spool").mkdir()
+    state = (tmp_path / "in.txt").stat()
+    reference = Reference(0, len(data), state.st_size, str(state.st_mtime_ns))
+    spec = Spec(format="lines", by_reference=True, files=("in.txt",))
+    reader = ReferenceReader(["in.txt"], str(tmp_path))
+    spool = SpoolWriter(str(tmp_path / "spool"), form)
+    runner = Runner(describe_handler(function, is_map=True), spec, reader=reader, spool=spool)
+
+    done = runner.run(Part(1, msgspec.json.encode(reference), b"%d 0 1" % count), None)
+    reader.close()
+
+    assert isinstance(done, PartDone)
+    assert done.records == count
+    told = spooled_of(done.result)
+    assert told
+    written = (tmp_path / "spool" / told.spool).read_bytes()
+    whole = Runner(describe_handler(function, is_map=True), LINES).run(
+        Part(1, data, b"%d 0 1" % count), None
+    )
+    assert written == Writer(form, []).lines(whole.result)

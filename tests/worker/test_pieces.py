@@ -7,7 +7,7 @@ import pytest
 from streamq.model import Part
 from streamq.worker import marks
 from streamq.worker.marks import BegunRecords, Late
-from streamq.worker.pieces import Pieces, most_deaths
+from streamq.worker.pieces import Pieces, most_deaths_of_part
 
 
 class Story:
@@ -70,8 +70,8 @@ def test_part_full_of_deadly_records_costs_a_bounded_number_of_workers(
     story = Story(count, set(range(count)), poison)
 
     assert story.given_up == set(range(count))
-    assert story.part.crashes <= most_deaths(count, poison) + 1
-    assert most_deaths(count, poison) == poison * (2 + levels(count))
+    assert story.part.crashes <= most_deaths_of_part(count, poison) + 1
+    assert most_deaths_of_part(count, poison) == poison * (2 + levels(count))
 
 
 def test_two_deadly_records_are_both_found() -> None:

@@ -11,7 +11,7 @@ from streamq.app import describe_handler
 from streamq.flows.flow import MOST_CHILDREN
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone, PartNotDone
-from streamq.records.encoding import decode_item, decode_result, holds_several
+from streamq.records.encoding import decode_item, decode_result, holds_several_items
 from streamq.records.writer import Writer
 from streamq.worker.runner import Runner
 from streamq.worker.stage_runner import SpreadRunner
@@ -140,7 +140,7 @@ def test_what_returns_an_iterator_is_no_generator() -> None:
     found = outcome(listing, b"a\n")
 
     assert values(found) == [["a"]]
-    assert not any(map(holds_several, decode_result(found.result)[0]))
+    assert not any(map(holds_several_items, decode_result(found.result)[0]))
 
 
 @pytest.mark.parametrize("function", [words, later])
