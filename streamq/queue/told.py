@@ -1,4 +1,4 @@
-"""The reports of workers for dashboards and ``top``: tallies by handler, and spans of slots."""
+"""The reports of workers for the dashboard: tallies by handler, and spans of what slots did."""
 
 import msgspec
 
