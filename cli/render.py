@@ -243,7 +243,7 @@ class Progress:
                 write_no_more(sys.stderr)
 
 
-#: So many failures are shown at the end.
+#: How many failures are shown at the end.
 _FIRST_FAILURES = 3
 _MOST_KINDS = 5
 

@@ -95,6 +95,12 @@ def place(value: str) -> tuple[str, str]:
     return name(request_id, "request id"), stage
 
 
+def is_place(value: str) -> bool:
+    """Return whether ``place`` would take the value; many are asked for at once."""
+    request_id, slash, stage = value.partition("/")
+    return bool(_NAME.fullmatch(request_id)) and (not slash or stage in _LATER)
+
+
 def labels(value: object, what: str = "labels") -> tuple[tuple[str, str], ...]:
     """Return labels, names and values by name, if there are 8 at most and all can be shown."""
     if not isinstance(value, Mapping):

@@ -29,7 +29,7 @@ Where = Literal["", "waits", "waiting", "running", "retry", "done", "failed", "d
 _UNFINISHED: tuple[Where, ...] = ("retry", "running", "waiting")
 #: Most children of one part.
 _CHILDREN = MOST_CHILDREN
-#: Items are looked for under the names of so many redrives at most.
+#: Items are looked for under the names of this many redrives at most.
 _MOST_RUNS = 50
 _PARKED = "-"
 #: Stands for the result of an item that dropped out, or failed; as in ``lua/lib/handover.lua``.

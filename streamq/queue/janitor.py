@@ -55,7 +55,7 @@ CONFIRM_MS = 180_000
 #: A callback that could be purged, but that its parent still owes, is looked at again after this.
 ASK_AGAIN_MS = 60_000
 
-#: A sweep clears at most so many lists of tokens of ended requests; each takes some milliseconds.
+#: The most lists of tokens of ended requests that one sweep clears; each takes some milliseconds.
 MOST_LISTS = 10
 
 #: A sweep looks at up to so many requests with one call to each node, and closes those of them that

@@ -1,4 +1,4 @@
-"""Collecting results: each is written once, in input order or as they come, even across crashes.
+"""Writes results to an output: each once, in input order or as they come, even across crashes.
 
 A commit stores in the request how many bytes are written and which result comes next; the same
 script call deletes the results from the server. When a collector is started again, it cuts the file

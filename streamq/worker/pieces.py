@@ -15,7 +15,7 @@ from streamq.model import Part
 from streamq.worker import marks
 from streamq.worker.marks import BegunRecords, Late
 
-#: Records that may be deadly are run in so many pieces.
+#: The number of pieces in which records are run that may be deadly.
 PIECES = 16
 
 
