@@ -224,7 +224,7 @@ class Desk:
         return verdict
 
     async def leave(self, caller: Caller, leave: Leave) -> Left:
-        """End the leases of a worker that goes. What it did not finish runs elsewhere at once."""
+        """End the leases of a worker that goes. Its unfinished parts run elsewhere at once."""
         tickets = self._valid(caller, leave.tickets)
 
         def release() -> None:
