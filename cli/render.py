@@ -273,6 +273,6 @@ def first_line(failure: Failure) -> str:
         place = f"{failure.source}:{failure.line}"
     message = failure.message.strip().splitlines()
     why = f"{failure.error}: {message[0]}" if message else failure.error
-    # What a file that cannot be read is refused with names the file, too.
+    # The message about a file that cannot be read names the file already.
     is_named = bool(failure.source and message and message[0].startswith(failure.source))
     return clean(why if is_named else f"{place}: {why}")

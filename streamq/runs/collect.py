@@ -192,7 +192,7 @@ class Collector:
         if self._done.offset:
             self._output.packing = self._done.packing
         # Decided anew at each look: since the last one another collector may have begun the file,
-        # or somebody may have put it back. What counts is what the locked file has.
+        # or somebody may have put it back. Only the content of the locked file counts.
         self._is_anew = self._may_renew and self._output.lacks(self._done.written)
         self._gone = found.count("done") - found.known_count("results") if self._is_anew else 0
         if self._is_anew:

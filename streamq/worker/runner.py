@@ -330,7 +330,7 @@ class Runner(Verdicts):
         try:
             return RecordByRecord(self, part, given, items, watch)
         except Damaged as error:
-            # What the server has is of no use: a redrive runs all of the part.
+            # The outcomes that the server keeps cannot be read: a redrive runs all of the part.
             failure = self.describe(error, part, 0)
             return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
 
