@@ -61,7 +61,7 @@ def _do_nothing_for_lease() -> None:
     """Do nothing: there is no lease to speak for."""
 
 
-def _keep_confirmed_lease(_: WasLost) -> None:
+def _do_nothing_when_delivered(_: WasLost) -> None:
     """Do nothing: the lease was confirmed before."""
 
 
@@ -78,7 +78,7 @@ class Handed(msgspec.Struct, frozen=True):
     granted: Granted | None
     #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
-    delivered: Callable[[WasLost], None] = _keep_confirmed_lease
+    delivered: Callable[[WasLost], None] = _do_nothing_when_delivered
     undo: Callable[[], None] = _do_nothing_for_lease
 
 
