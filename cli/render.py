@@ -221,7 +221,7 @@ def moment(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
-class Progress:
+class StatusLine:
     """A line on stderr that is overwritten. If stderr is no terminal, nothing is shown."""
 
     def __init__(self, *, is_shown: bool = True) -> None:

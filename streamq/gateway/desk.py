@@ -390,7 +390,7 @@ class Desk:
         )
 
     def _lease(self, ticket: Ticket, terms: Terms, place: int) -> HeldLease:
-        host = _TicketHost(self._protocol, self._keepers[ticket.queue], ticket.queue, terms)
+        host = _DeskLeaseHost(self._protocol, self._keepers[ticket.queue], ticket.queue, terms)
         book = TicketBook(ticket.number, place)
         lease = HeldLease(host, book, ticket.holder, ticket.request_id, is_insisting=False)
         lease.handler, lease.created_ms = ticket.handler, ticket.created_ms
@@ -398,7 +398,7 @@ class Desk:
         return lease
 
 
-class _TicketHost:
+class _DeskLeaseHost:
     """What a ``HeldLease`` needs of its host, for the calls of one ticket."""
 
     def __init__(self, protocol: Protocol, keeper: LeaseKeeper, queue: str, terms: Terms) -> None:
