@@ -227,7 +227,7 @@ class StatusLine:
     def __init__(self, *, is_shown: bool = True) -> None:
         self._is_shown = is_shown and is_terminal(sys.stderr)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "StatusLine":
         return self
 
     def __exit__(self, *_: object) -> None:
