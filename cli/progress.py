@@ -21,7 +21,7 @@ class Display:
         """``is_quiet``: results go to the same terminal, so nothing is shown."""
         self._is_quiet = is_quiet
         self._is_live = render.is_terminal(sys.stderr)
-        self._line = render.Progress(is_shown=not is_quiet)
+        self._line = render.StatusLine(is_shown=not is_quiet)
         self._said = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
