@@ -1,4 +1,4 @@
-// Charts of our own: lines with a band, the map of the input, the timeline.
+// Charts: lines with a band, the map of the input, the timeline.
 import {html, svg, nothing} from './lit-html.js';
 import {num, short, clock, here} from './core.js';
 
