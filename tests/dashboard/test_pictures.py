@@ -180,6 +180,7 @@ class TestTables:
         whole = {each.status.id: each.status for each in census.wholes()}
         assert whole.keys() == {request.id, plain.id}
         assert whole[request.id].parts.waiting == 3 + 3
+        assert whole[request.id].limit == 2 * request.status().limit
 
     def test_flow_that_grows_is_foreseen(self) -> None:
         def stage(total: int, done: int, failed: int = 0, waiting: int = 1, limit: int = 4) -> Any:
