@@ -28,8 +28,9 @@ async def answer(scope: dict[str, Any], receive: Any, send: Any) -> None:
     said = json.loads(body)
     if done := said.get("done"):
         await redis.incrby("bare:done", len(done))
-    payloads: Any = await redis.lpop("bare", BATCH) or []
-    if not payloads:
+    is_beat = scope["path"] == "/v1/beat"
+    payloads: Any = [] if is_beat else await redis.lpop("bare", BATCH) or []
+    if not payloads and not is_beat:
         await asyncio.sleep(0.05)
     parts = [{"number": n, "text": each.decode()} for n, each in enumerate(payloads, 1)]
     told = json.dumps({"ticket": "t", "handler": "job", "request": "r", "parts": parts}).encode()

@@ -4,11 +4,11 @@
     python bench/files.py --memory [--lines 1000000 5000000]             memory, and the round trip
 
 Speed: the same function on the same lines in the same parts and processes, results in input order
-into a file, by ``streamq run``, by the same with ``--spool``, by ``multiprocessing.Pool.imap``
-and, where it is installed, by GNU parallel ``--pipepart``. Every output is compared with that of a
-plain loop. Times are from start to end of the whole command, with everything it starts. The ways
-take turns, round by round. The tables show the median, the quickest and the slowest round of each
-way, and the median of its time in a round divided by that of Pool.imap.
+into a file, by ``streamq run``, by the same with ``--no-spool``, by ``multiprocessing.Pool.imap``
+and, where they are installed, by GNU parallel ``--pipepart`` and by Dask. Every output is compared
+with that of a plain loop. Times are from start to end of the whole command, with everything it
+starts. The ways take turns, round by round. The tables show the median, the quickest and the
+slowest round of each way, and the median of its time in a round divided by that of Pool.imap.
 
 Memory: the highest resident memory of the run's parent (loader and collector), of a worker process
 and of the server, and the most that the server had on disk, for an identity map in input order
@@ -16,7 +16,11 @@ whose output is compared with the input byte for byte.
 """
 
 import argparse
+import csv
 import filecmp
+import importlib
+import importlib.util
+import io
 import json
 import os
 import random
@@ -36,10 +40,16 @@ from typing import Any
 
 WORDS = b"stream queue token lease part record worker janitor limit level handler pool".split()
 HERE = Path(__file__).resolve()
-WAYS = ("streamq", "spool", "Pool.imap", "parallel")
-FUNCTIONS = ("same", "count_words", "parse_json")
-#: What each function is given: lines of text, or JSON.
-INPUTS = {"same": "in.txt", "count_words": "in.txt", "parse_json": "in.jsonl"}
+WAYS = ("streamq", "no spool", "Pool.imap", "parallel", "dask")
+FUNCTIONS = ("same", "count_words", "parse_json", "csv_row")
+#: What each function is given: lines of text, JSON, or rows.
+INPUTS = {
+    "same": "in.txt",
+    "count_words": "in.txt",
+    "parse_json": "in.jsonl",
+    "csv_row": "in.csv",
+}
+COLUMNS = ["id", "text", "is_new"]
 SIZES = ("1MiB", "100 lines")
 
 
@@ -61,6 +71,11 @@ def parse_json(record: dict[str, Any]) -> str:
     return str(record["text"])
 
 
+def csv_row(row: dict[str, str]) -> str:
+    """Return a text out of the fields of a row."""
+    return row["text"]
+
+
 def run_chunk(name: str, chunk: bytes) -> bytes:
     """Put a chunk of lines through the function, as a user would write it by hand."""
     if name == "same":
@@ -68,6 +83,9 @@ def run_chunk(name: str, chunk: bytes) -> bytes:
     if name == "parse_json":
         lines = (parse_json(json.loads(line)) for line in chunk.splitlines())
         return "".join(line + "\n" for line in lines).encode()
+    if name == "csv_row":
+        rows = csv.DictReader(io.StringIO(chunk.decode()), COLUMNS)
+        return "".join(csv_row(row) + "\n" for row in rows).encode()
     return "".join(count_words(line) + "\n" for line in chunk.decode().splitlines()).encode()
 
 
@@ -86,10 +104,24 @@ def parse_json_chunk(chunk: bytes) -> bytes:
     return run_chunk("parse_json", chunk)
 
 
+def csv_row_chunk(chunk: bytes) -> bytes:
+    """Run ``csv_row`` on a chunk: a pool takes a function of one argument."""
+    return run_chunk("csv_row", chunk)
+
+
+WORK = {
+    "same": same_chunk,
+    "count_words": count_words_chunk,
+    "parse_json": parse_json_chunk,
+    "csv_row": csv_row_chunk,
+}
+
+
 def make_input(path: Path, lines: int) -> None:
     """Write lines of words, the same in every run: as text, or as JSON."""
     chance = random.Random(7)
-    form = b'{"id": %d, "text": "%b", "is_new": true}\n' if path.suffix == ".jsonl" else b"%d %b\n"
+    forms = {".jsonl": b'{"id": %d, "text": "%b", "is_new": true}\n', ".csv": b"%d,%b,true\n"}
+    form = forms.get(path.suffix, b"%d %b\n")
     with path.open("wb") as file:
         for number in range(lines):
             file.write(form % (number, b" ".join(chance.choices(WORDS, k=5))))
@@ -108,27 +140,45 @@ def chunks(path: Path, size: str) -> Iterator[bytes]:
 
 def by_pool(source: Path, target: Path, function: str, size: str, processes: int) -> None:
     """Run ``Pool.imap`` with a task for each chunk."""
-    work = {
-        "same": same_chunk,
-        "count_words": count_words_chunk,
-        "parse_json": parse_json_chunk,
-    }[function]
     with Pool(processes) as pool, target.open("wb") as out:
-        for result in pool.imap(work, chunks(source, size)):
+        for result in pool.imap(WORK[function], chunks(source, size)):
             out.write(result)
+
+
+def by_dask(source: Path, target: Path, function: str, size: str, processes: int) -> None:
+    """Run Dask's bag of parts in processes, each written to a file, and put the files together."""
+    dask, bags = (importlib.import_module(name) for name in ("dask", "dask.bag"))
+    read_bytes = importlib.import_module("dask.bytes").read_bytes
+    _, blocks = read_bytes(str(source), delimiter=b"\n", blocksize=2**20, sample=False)
+    parts = bags.from_delayed([dask.delayed(_listed)(function, each) for each in blocks[0]])
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder, target.open("wb") as out:
+        names = parts.to_textfiles(f"{folder}/*.txt", compute=False)
+        dask.compute(*names, scheduler="processes", num_workers=processes)
+        for path in sorted(Path(folder).iterdir(), key=lambda path: int(path.stem)):
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, out, 2**20)
+
+
+def _listed(function: str, chunk: bytes) -> list[str]:
+    """Return a part as the one text that its file has; ``to_textfiles`` adds the last newline."""
+    return [run_chunk(function, chunk).decode()[:-1] + "\n"]
 
 
 def command_of(
     way: str, source: Path, target: Path, function: str, size: str, processes: int
 ) -> list[str] | None:
     """Return the command for one of the ways; None where it is not installed or not possible."""
-    if way in ("streamq", "spool"):
+    if way in ("streamq", "no spool"):
         words = [sys.executable, "-m", "streamq.cli", "run", str(source), "-p", str(processes)]
         words += ["--map", f"{HERE}:{function}", "-o", str(target), "--output-format", "raw"]
-        words += ["--spool"] if way == "spool" else []
+        words += ["--no-spool"] if way == "no spool" else []
+        words += ["--header", ",".join(COLUMNS)] if function == "csv_row" else []
         return [*words, *(["--bytes", "1MiB"] if size == "1MiB" else ["--lines", "100"])]
-    if way == "Pool.imap":
-        words = [sys.executable, str(HERE), "--pool", str(source), str(target)]
+    if way in ("Pool.imap", "dask"):
+        if way == "dask" and (importlib.util.find_spec("dask") is None or size != "1MiB"):
+            return None
+        option = "--dask" if way == "dask" else "--pool"
+        words = [sys.executable, str(HERE), option, str(source), str(target)]
         return [*words, function, size, str(processes)]
     found = shutil.which("parallel")
     if found is None or size != "1MiB":
@@ -223,7 +273,7 @@ def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[di
             for chunk in chunks(source, "1MiB"):
                 out.write(run_chunk(function, chunk))
         for size in args.sizes:
-            tries = take_turns(folder, function, size, args.processes, args.rounds)
+            tries = take_turns(folder, function, size, args)
             for row in summed_up(tries):
                 found.append({"lines": lines, "function": function, "size": size, **row})
                 print(
@@ -233,21 +283,21 @@ def compare_speed(folder: Path, lines: int, args: argparse.Namespace) -> list[di
                     f"{row['ratio']:.2f} x Pool.imap",
                     flush=True,
                 )
-            why = "is not installed" if size == "1MiB" else "starts a program for each part"
-            for way in (way for way in WAYS if way not in tries):
+            why = "is not installed" if size == "1MiB" else "is not for parts that small"
+            for way in (way for way in args.ways if way not in tries):
                 print(f"{lines:>9,}  {function:<12} {size:<10} {way:<10} not run: it {why}")
     return found
 
 
 def take_turns(
-    folder: Path, function: str, size: str, processes: int, rounds: int
+    folder: Path, function: str, size: str, args: argparse.Namespace
 ) -> dict[str, list[dict[str, float]]]:
     """Measure each way in each round; within a round the ways come one after another."""
     source, expected, target = folder / INPUTS[function], folder / "expected", folder / "out"
     tries: dict[str, list[dict[str, float]]] = {}
-    for _ in range(rounds):
-        for way in WAYS:
-            command = command_of(way, source, target, function, size, processes)
+    for _ in range(args.rounds):
+        for way in args.ways:
+            command = command_of(way, source, target, function, size, args.processes)
             if command is None:
                 continue
             target.unlink(missing_ok=True)
@@ -303,9 +353,10 @@ def measure_memory(folder: Path, counts: list[int], processes: int) -> list[dict
 
 def main() -> None:
     """Measure and print."""
-    if sys.argv[1:2] == ["--pool"]:
+    if sys.argv[1:2] in (["--pool"], ["--dask"]):
         source, target, function, size, processes = sys.argv[2:]
-        by_pool(Path(source), Path(target), function, size, int(processes))
+        by = by_pool if sys.argv[1] == "--pool" else by_dask
+        by(Path(source), Path(target), function, size, int(processes))
         return
     if sys.argv[1:2] == ["--filter"]:
         sys.stdout.buffer.write(run_chunk(sys.argv[2], sys.stdin.buffer.read()))
@@ -315,6 +366,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=FUNCTIONS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="with Pool.imap")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json", action="store_true")

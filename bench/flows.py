@@ -90,11 +90,11 @@ class FlowDrain(Drain):
 
 def _passed(part: Part, facts: str) -> PassedPart:
     kind, feeds, _, join, *_ = facts.split()
-    origin = about.origin_of(part)
+    origin = about.item_of_about(part)
     if kind != "spread":
-        label = about.of_child(part, 1, origin) if feeds == "parts" else origin
+        label = about.about_of_child(part, 1, origin) if feeds == "parts" else origin
         return PassedPart(part.number, origin, [label], [RESULT], 1)
-    labels = [about.of_child(part, 1, f"{origin}/{n}") for n in range(1, CHILDREN + 1)]
+    labels = [about.about_of_child(part, 1, f"{origin}/{n}") for n in range(1, CHILDREN + 1)]
     payloads = [RESULT] * CHILDREN
     if join != "0":
         labels, payloads = [f"{origin}/0", *labels], [b"", *payloads]

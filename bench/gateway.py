@@ -108,10 +108,10 @@ def gateway(url: str) -> Iterator[tuple[int, int, int]]:
 
 
 @contextmanager
-def native_pool(url: str) -> Iterator[int]:
-    """Start a pool of one process with two slots."""
+def native_pool(url: str, ready: str = " ready: ") -> Iterator[int]:
+    """Start a pool of one process with two slots, and wait until it says that it is ready."""
     command = [sys.executable, "-m", "streamq.cli", "worker", "gateway.py:app", "-p", "1"]
-    with started([*command, "-c", "2", "--url", url], " ready: ") as (pid, _):
+    with started([*command, "-c", "2", "--url", url], ready) as (pid, _):
         yield pid
 
 
@@ -147,12 +147,12 @@ def drained(done: Callable[[], int], parts: int, pids: dict[str, int]) -> dict[s
     return {"parts/s": ran / seconds, **spent}
 
 
-def drain_streamq(client: Client, parts: int, pids: dict[str, int]) -> dict[str, float]:
-    """Measure whatever works for this server."""
+@contextmanager
+def waiting_parts(client: Client, parts: int) -> Iterator[Callable[[], int]]:
+    """Have so many parts wait before anybody works; yields what counts those that are done."""
     request = client.submit([PAYLOAD] * parts, handler="job", limit=64)
-    found = drained(lambda: request.status().parts.done, parts, pids)
+    yield lambda: request.status().parts.done
     request.purge()
-    return found
 
 
 def measure_drain(server: LocalServer, client: Client, parts: int, rounds: int) -> None:
@@ -167,11 +167,14 @@ def measure_drain(server: LocalServer, client: Client, parts: int, rounds: int) 
 
     print(f"drain of {parts:,} parts of 100 bytes, {rounds} rounds in turn:")
     for _ in range(rounds):
-        with native_pool(server.url) as pid:
-            note("native pool", drain_streamq(client, parts, {"worker": pid}))
-        with gateway(server.url) as (pid, port, _), node_worker(port, BATCH) as node:
-            pids = {"gateway": pid, "node": node}
-            note("node at the gateway", drain_streamq(client, parts, pids))
+        with waiting_parts(client, parts) as done, native_pool(server.url, "") as pid:
+            note("native pool", drained(done, parts, {"worker": pid}))
+        with (
+            waiting_parts(client, parts) as done,
+            gateway(server.url) as (pid, port, _),
+            node_worker(port, BATCH) as node,
+        ):
+            note("node at the gateway", drained(done, parts, {"gateway": pid, "node": node}))
         for begin in range(0, parts, 10_000):
             redis.rpush("bare", *[PAYLOAD] * min(10_000, parts - begin))
         redis.set("bare:done", 0)
@@ -292,7 +295,7 @@ def call_grpc(port: int, goes_on: Callable[[], bool]) -> int:
         granted = next(each.grant for each in hears if each.HasField("grant"))
         calls = 0
         while goes_on():
-            done = [pb.Done(part=part.number) for part in granted.parts]
+            done = [pb.Result(part=part.number) for part in granted.parts]
             report = pb.ReportMessage(ticket=granted.ticket, done=done, next=pb.Ask(most=1))
             says.put(pb.FromWorker(seq=calls + 2, report=report))
             granted, calls = next(hears).grant, calls + 1
@@ -475,7 +478,7 @@ def main() -> None:
     quick = args.quick
     steps: dict[str, Callable[[LocalServer, Client], None]] = {
         "drain": lambda server, client: measure_drain(
-            server, client, 40_000 if quick else 100_000, 1 if quick else 3
+            server, client, 100_000 if quick else 300_000, 1 if quick else 3
         ),
         "latency": lambda server, client: measure_latency(server, client, 90 if quick else 300),
         "calls": lambda server, client: measure_calls(server, client, 2.0 if quick else 5.0),

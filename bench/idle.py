@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from streamq import App, Client, Protocol
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.servers.local import LocalServer
 
 PROCESSES = 8
@@ -197,8 +197,8 @@ def measure_takes(protocol: Protocol, times: int) -> None:
     print("a take, of all lists / of those in use:")
     for many in (1, 10, 25, 100):
         handlers = tuple(f"handler{number:03d}" for number in range(many))
-        used = frozenset(list_of(name, 50) for name in handlers)
-        tokens = QueueKeys(queue, to=list_of(handlers[-1], 50)).tokens
+        used = frozenset(token_list_of(name, 50) for name in handlers)
+        tokens = QueueKeys(queue, to=token_list_of(handlers[-1], 50)).tokens
         take_used = partial(protocol.take_used, levels=LEVELS, used=used)
         found: list[float] = []
         for take in (protocol.take, take_used):

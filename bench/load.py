@@ -20,7 +20,7 @@ from typing import Any
 
 from streamq import Connection, Protocol
 from streamq.model import MAX_PART, Policy, Spec
-from streamq.queue.loading import forget
+from streamq.queue.loading import forget_request
 from streamq.records.sizes import PartSize
 from streamq.runs.load import Load
 from streamq.servers.local import LocalServer
@@ -53,7 +53,7 @@ def load(url: str, path: str, size: PartSize) -> dict[str, float]:
         "parts": parts,
     }
     protocol.cancel(request_id)
-    forget(protocol, policy.queue, request_id)
+    forget_request(protocol, policy.queue, request_id)
     return took
 
 

@@ -13,13 +13,13 @@ _SIGINT = 2
 def main() -> None:
     """Run the command that was typed. A signal during its import ends it without a traceback."""
     try:
-        _run(sys.argv[1:])
+        _run_typed_command(sys.argv[1:])
     except KeyboardInterrupt as error:
         # TERM and HUP are told as a kind of it (``signals.Terminated``).
         raise SystemExit(128 + getattr(error, "number", _SIGINT)) from None
 
 
-def _run(words: list[str]) -> None:
+def _run_typed_command(words: list[str]) -> None:
     if words[:1] == ["_complete"]:
         from .completing import complete
 
@@ -27,7 +27,7 @@ def _run(words: list[str]) -> None:
         return
     from . import signals
 
-    signals.heed(is_worker=words[:1] == ["worker"])
+    signals.raise_on_term_and_hup(is_worker=words[:1] == ["worker"])
     from .app import main as run
 
     run()

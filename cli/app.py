@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .exits import guarded
+from .exits import guarded_command
 from .help_text import Command, Group
 from .shared_options import ConfigOption, InsecureOption, PrefixOption, UrlOption
 
@@ -59,15 +59,15 @@ _OF_A_RUN = ("--resume", "--retry-failed")
 
 def main() -> None:
     """Run the command that was typed."""
-    _keep_standard_numbers()
-    words = with_last(sys.argv[1:])
+    _keep_standard_descriptors()
+    words = command_with_last(sys.argv[1:])
     # If the first word is a command, only that one is put together. Else all are listed, and a word
     # that happens to be a command's name only costs its import.
     shown = words[:1] if COMMANDS.keys() & words[:1] else COMMANDS
     application(words, shown)(words, prog_name="streamq")
 
 
-def with_last(words: Sequence[str]) -> list[str]:
+def command_with_last(words: Sequence[str]) -> list[str]:
     """Return the words of a command, with the last run where an option of ``run`` names none."""
     found = list(words)
     if found[:1] == ["run"]:
@@ -77,7 +77,7 @@ def with_last(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _keep_standard_numbers() -> None:
+def _keep_standard_descriptors() -> None:
     """Open /dev/null for each closed standard stream, so that no other file gets its number."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)
@@ -100,40 +100,40 @@ def application(wanted: Container[str], shown: Iterable[str] = COMMANDS) -> type
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+    app.callback()(_root_command)
     for name in shown:
         panel, summary = COMMANDS[name]
-        command = _load(name) if name in wanted else _stub(summary)
+        command = _load_command(name) if name in wanted else _command_stub(summary)
         options: dict[str, Any] = {"rich_help_panel": panel, "short_help": summary}
-        options["help"], options["epilog"] = _help(command)
+        options["help"], options["epilog"] = _command_help(command)
         if name in GROUPS and name in wanted:
-            app.add_typer(_group(name), name=name, cls=Group, callback=command, **options)
+            app.add_typer(_command_group(name), name=name, cls=Group, callback=command, **options)
         else:
             app.command(name, cls=Command, **options)(command)
     return app
 
 
-def _load(name: str, second: str = "") -> Callable[..., Any]:
+def _load_command(name: str, second: str = "") -> Callable[..., Any]:
     module = import_module(f".commands.{name}", __package__)
     word = second or name
     # `set` is a name of Python's own, so that function is called `set_`.
-    return guarded(getattr(module, word, None) or getattr(module, f"{word}_"))
+    return guarded_command(getattr(module, word, None) or getattr(module, f"{word}_"))
 
 
-def _group(name: str) -> typer.Typer:
+def _command_group(name: str) -> typer.Typer:
     is_alone = name in ALONE
     group = typer.Typer(
         no_args_is_help=not is_alone, invoke_without_command=is_alone, rich_markup_mode=None
     )
     for second in GROUPS[name]:
-        command = _load(name, second)
+        command = _load_command(name, second)
         summary = (command.__doc__ or "").partition("\n")[0]
-        says, example = _help(command)
+        says, example = _command_help(command)
         group.command(second, cls=Command, short_help=summary, help=says, epilog=example)(command)
     return group
 
 
-def _stub(summary: str) -> Callable[[], None]:
+def _command_stub(summary: str) -> Callable[[], None]:
     def command() -> None:
         raise AssertionError("a command that was not typed was run")
 
@@ -141,7 +141,7 @@ def _stub(summary: str) -> Callable[[], None]:
     return command
 
 
-def _help(command: Callable[..., Any]) -> tuple[str, str]:
+def _command_help(command: Callable[..., Any]) -> tuple[str, str]:
     """Return a command's docstring as its help, and the example that stands at its end."""
     paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").split("\n\n")]
     example = paragraphs.pop() if paragraphs[-1].startswith("streamq ") else ""
@@ -156,7 +156,7 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-def _root(
+def _root_command(
     url: UrlOption = None,
     prefix: PrefixOption = None,
     insecure: InsecureOption = None,

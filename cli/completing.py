@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: So many requests and handlers are offered at most, the newest first.
+#: The most requests and handlers that are offered, the newest first.
 _MOST = 100
 #: Options of every command that name a server.
 _URL, _PREFIX, _QUEUE = ("--url", "-u"), ("--prefix",), ("--queue",)
@@ -113,11 +113,11 @@ class _Completion:
 
     def _ask(self, *words: str) -> Any:
         from streamq.driver.glance import Glance
-        from streamq.settings import Settings, with_login
+        from streamq.settings import Settings, url_with_login
 
         if not hasattr(self, "_glance"):
             settings = Settings.from_env()
-            url = with_login(self._given(_URL) or settings.url, settings)
+            url = url_with_login(self._given(_URL) or settings.url, settings)
             self._glance = Glance(url) if url else None
         return self._glance.ask(*words) if self._glance else None
 

@@ -16,7 +16,7 @@ from streamq.errors import (
     ServerUnreachable,
     SettingsError,
 )
-from streamq.settings import Settings, with_login
+from streamq.settings import Settings, url_with_login
 
 from . import render
 
@@ -29,7 +29,7 @@ NO_URL = """which server? Give its URL in one of three ways:
   export STREAMQ_URL_FILE=FILE     a file that holds it, for URLs with a password"""
 
 
-def url_of(given: str | None) -> str:
+def url_of_options(given: str | None) -> str:
     """Return the server's URL, from the option or the settings.
 
     Raises:
@@ -41,15 +41,15 @@ def url_of(given: str | None) -> str:
         raise SettingsError(NO_URL)
     is_typed = given is not None and given != settings.url
     if is_typed and {"password", "ssl_password"} & ServerURL(url).options.keys():
-        _warn_once(
+        _warn_of_insecurity(
             "everybody on this machine can see the password in --url (ps shows it): "
             "better give it in STREAMQ_PASSWORD_FILE, STREAMQ_URL or STREAMQ_URL_FILE"
         )
-    return with_login(url, settings)
+    return url_with_login(url, settings)
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
+def _warn_of_insecurity(text: str) -> None:
     render.warning(text)
 
 
@@ -74,13 +74,13 @@ def connected(
     """
     from streamq.protocol import connecting
 
-    address, settings = url_of(url), Settings.from_env()
-    with connecting.connected(
+    address, settings = url_of_options(url), Settings.from_env()
+    with connecting.connected_protocol(
         address,
         prefix or settings.prefix,
         is_insecure=settings.insecure,
         say=render.warning,
-        warn=_warn_once if is_warned else len,
+        warn=_warn_of_insecurity if is_warned else len,
         is_patient=is_patient,
     ) as protocol:
         try:
@@ -97,12 +97,12 @@ def named_server(url: str | None, prefix: str | None) -> str:
     named = url or settings.url
     if named:
         with connected(url, prefix, is_patient=False):
-            named = with_login(named, settings)
+            named = url_with_login(named, settings)
     return named
 
 
 @contextmanager
-def naming(request_id: str) -> Generator[None]:
+def naming_request(request_id: str) -> Generator[None]:
     """Put the request's id before the message of a refusal: scripts do not know it."""
     try:
         yield

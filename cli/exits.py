@@ -18,7 +18,7 @@ from streamq.errors import (
     StreamqError,
     WaitTimeout,
 )
-from streamq.telemetry.logs import harmless
+from streamq.telemetry.logs import harmless_log_text
 
 from . import render, signals
 from .shared_options import COMMON
@@ -56,7 +56,7 @@ def exit_code(error: StreamqError) -> int:
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
-def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+def guarded_command(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command, with known errors as one line on stderr and an exit code."""
 
     @functools.wraps(command)
@@ -66,7 +66,7 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except StreamqError as error:
-            _tell(error)
+            _tell_error(error)
             raise typer.Exit(exit_code(error)) from None
         except BrokenPipeError:
             # The reader of our output has closed the pipe. /dev/null takes what Python flushes at
@@ -94,7 +94,7 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _tell(error: StreamqError) -> None:
+def _tell_error(error: StreamqError) -> None:
     if isinstance(error, AppLoadError):
-        typer.echo(harmless(error.trace), err=True, nl=False)
+        typer.echo(harmless_log_text(error.trace), err=True, nl=False)
     render.error(str(error))

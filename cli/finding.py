@@ -11,7 +11,7 @@ from streamq.runs.finding import FoundRun, has_runs, live_runs
 from streamq.settings import Settings
 
 from . import render
-from .connecting import NO_URL, connected, naming
+from .connecting import NO_URL, connected, naming_request
 from .exits import exit_code
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     run: FoundRun | None = None
 
 
-def places_of(
+def places_of_requests(
     ids: Iterable[str], url: str | None, prefix: str | None, *, steers: bool = False
 ) -> list[Place]:
     """Return where the requests are: all on the server that is named, or each on its run's own.
@@ -45,12 +45,12 @@ def places_of(
         InvalidValue: no such run goes on here; or several do, and the command ``steers``.
     """
     wanted = tuple(dict.fromkeys(ids))
-    if is_named(url):
-        return [Place(url, prefix, wanted or (_one("", steers=steers).id,))]
-    return [_place(_one(each, steers=steers), prefix) for each in wanted or ("",)]
+    if is_server_named(url):
+        return [Place(url, prefix, wanted or (_one_live_run("", steers=steers).id,))]
+    return [_place_of_run(_one_live_run(each, steers=steers), prefix) for each in wanted or ("",)]
 
 
-def place_of(
+def place_of_request(
     request_id: str | None, url: str | None, prefix: str | None, *, queue: str = _DEFAULT_QUEUE
 ) -> Place:
     """Return where a request is, or the run of this folder if no id is given.
@@ -59,20 +59,20 @@ def place_of(
         SettingsError: as ``places_of``.
         InvalidValue: as ``places_of``.
     """
-    place = places_of([request_id] if request_id else [], url, prefix)[0]
+    place = places_of_requests([request_id] if request_id else [], url, prefix)[0]
     return place._replace(queue=place.queue if queue == _DEFAULT_QUEUE else queue)
 
 
-def queue_place(url: str | None, prefix: str | None, queue: str) -> Place:
+def place_of_queue(url: str | None, prefix: str | None, queue: str) -> Place:
     """Return the server whose queue is looked at: the one that is named, or a run's.
 
     Raises:
         SettingsError: as ``places_of``.
         InvalidValue: as ``places_of``.
     """
-    if is_named(url):
+    if is_server_named(url):
         return Place(url, prefix, queue=queue)
-    return place_of(None, url, prefix, queue=queue)
+    return place_of_request(None, url, prefix, queue=queue)
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def found_requests(
 
     with ExitStack() as stack:
         found = []
-        for place in places_of(ids, url, prefix, steers=steers):
+        for place in places_of_requests(ids, url, prefix, steers=steers):
             protocol = stack.enter_context(
                 connected(place.url, place.prefix, is_patient=is_patient)
             )
@@ -114,27 +114,27 @@ def found_request(
     """
     with found_requests([request_id] if request_id else [], url, prefix) as found:
         request, _ = found[0]
-        with naming(request.id):
+        with naming_request(request.id):
             yield request
 
 
-def is_named(url: str | None) -> bool:
+def is_server_named(url: str | None) -> bool:
     """Return whether an option or the settings name a server."""
     return bool(url or Settings.from_env().url)
 
 
-def _one(run_id: str, *, steers: bool) -> FoundRun:
+def _one_live_run(run_id: str, *, steers: bool) -> FoundRun:
     if not has_runs():
-        if not run_id and is_named(None):
+        if not run_id and is_server_named(None):
             raise InvalidValue("which request? Give its id; streamq ls lists them")
         raise SettingsError(f"{NO_URL}\nand no run goes on in this folder that could be meant")
     runs = live_runs(run_id)
     if len(runs) > 1:
-        _tell(runs, steers=steers)
+        _tell_of_several_runs(runs, steers=steers)
     return runs[0]
 
 
-def _tell(runs: Sequence[FoundRun], *, steers: bool) -> None:
+def _tell_of_several_runs(runs: Sequence[FoundRun], *, steers: bool) -> None:
     """Refuse to choose for a command that steers; tell a command that reads which run it is."""
     if steers:
         listed = "".join(f"\n  {run.id}  writes {run.output}" for run in runs)
@@ -142,7 +142,7 @@ def _tell(runs: Sequence[FoundRun], *, steers: bool) -> None:
     render.note(f"this is run {runs[0].id}, the newest of {len(runs)} that go on in this folder")
 
 
-def _place(run: FoundRun, prefix: str | None) -> Place:
+def _place_of_run(run: FoundRun, prefix: str | None) -> Place:
     if not run.url:
         raise InvalidValue(
             f"run {run.id} works on a server that was named with --url or a variable: "
@@ -151,7 +151,7 @@ def _place(run: FoundRun, prefix: str | None) -> Place:
     return Place(run.url, prefix or run.prefix, (run.id,), run.queue, run)
 
 
-def steer(
+def steer_each_request(
     ids: Iterable[str],
     url: str | None,
     prefix: str | None,
@@ -168,18 +168,18 @@ def steer(
     ``act`` returns what it did, in words and as values. As JSON there is an object for each
     request: its id, ``ok``, and the values or the ``error``.
     """
-    from streamq.queue.changes import Change, note, this_user
+    from streamq.queue.changes import Change, note_change, user_who_changes
 
     codes, told = {0}, []
     with found_requests(ids, url, prefix, steers=True) as requests:
         for request, _ in requests:
             try:
-                with naming(request.id):
-                    before = _status_of(request) if noted else None
+                with naming_request(request.id):
+                    before = _status_of_place(request) if noted else None
                     says, values = act(request)
                 if noted and before:
-                    change = Change(who=this_user(), what=noted(before), request=request.id)
-                    note(request.protocol, before.queue, change)
+                    change = Change(who=user_who_changes(), what=noted(before), request=request.id)
+                    note_change(request.protocol, before.queue, change)
                 told.append({"id": request.id, "ok": True, **values})
                 if not as_json:
                     render.note(f"{request.id}: {says}")
@@ -193,7 +193,7 @@ def steer(
         raise typer.Exit(max(codes))
 
 
-def _status_of(request: "Request") -> "Status | None":
+def _status_of_place(request: "Request") -> "Status | None":
     """Return where a request stands; None where that cannot be told: it may be damaged."""
     with suppress(ProtocolError):
         return request.status()

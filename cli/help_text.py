@@ -22,7 +22,7 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the command."""
-        formatter.write(_text(self, ctx))
+        formatter.write(_help_in_words(self, ctx))
 
 
 class Group(TyperGroup):
@@ -30,16 +30,16 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the group."""
-        formatter.write(_text(self, ctx))
+        formatter.write(_help_in_words(self, ctx))
 
 
-def names_of(option: Any) -> str:
+def names_of_parameter(option: Any) -> str:
     """Return the names of an option and its value: ``-o, --output FILE``."""
-    names = sorted([*option.opts, *filter(str.strip, option.secondary_opts)], key=_dashes)
-    return ", ".join(names) + (f" {value}" if (value := value_of(option)) else "")
+    names = sorted([*option.opts, *filter(str.strip, option.secondary_opts)], key=_leading_dashes)
+    return ", ".join(names) + (f" {value}" if (value := value_of_parameter(option)) else "")
 
 
-def value_of(option: Any) -> str:
+def value_of_parameter(option: Any) -> str:
     """Return what stands for the value of an option; "" for one without."""
     if option.metavar or option.is_flag:
         return option.metavar or ""
@@ -49,7 +49,7 @@ def value_of(option: Any) -> str:
     return "N" if option.type.name.startswith("int") else "TEXT"
 
 
-def default_of(option: Any) -> str:
+def default_of_parameter(option: Any) -> str:
     """Return the default of an option, as it is typed or in words; "" if there is none to tell."""
     if isinstance(option.show_default, str):
         return option.show_default
@@ -64,7 +64,7 @@ def default_of(option: Any) -> str:
     return ", ".join(str(each.value if isinstance(each, Enum) else each) for each in values)
 
 
-def panels_of(params: Iterable[Any]) -> dict[str, list[Any]]:
+def panels_of_command(params: Iterable[Any]) -> dict[str, list[Any]]:
     """Return options and arguments by panel, in the order of the panels."""
     found: dict[str, list[Any]] = {}
     for each in params:
@@ -74,45 +74,47 @@ def panels_of(params: Iterable[Any]) -> dict[str, list[Any]]:
     return {panel: found[panel] for panel in panels.ORDER if panel in found}
 
 
-def argument_of(argument: Any) -> str:
+def argument_name(argument: Any) -> str:
     """Return an argument as the usage shows it: ``ID``, ``[ID]`` or ``FILE...``."""
     name = str(argument.metavar or argument.name.upper()).strip("[]")
     name += "..." if argument.nargs == -1 and not name.endswith("...") else ""
     return name if argument.required else f"[{name}]"
 
 
-def usage_of(command: Any) -> str:
+def usage_of_command(command: Any) -> str:
     """Return what may follow the command's words."""
-    arguments = [argument_of(each) for each in command.params if each.param_type_name == "argument"]
+    arguments = [
+        argument_name(each) for each in command.params if each.param_type_name == "argument"
+    ]
     seconds = ["COMMAND ..."] if getattr(command, "commands", None) else []
     return " ".join(["[OPTIONS]", *arguments, *seconds])
 
 
-def _text(command: Any, ctx: typer.Context) -> str:
+def _help_in_words(command: Any, ctx: typer.Context) -> str:
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    lines = [f"Usage: {ctx.command_path} {usage_of(command)}", ""]
+    lines = [f"Usage: {ctx.command_path} {usage_of_command(command)}", ""]
     for paragraph in (command.help or "").split("\n\n"):
         lines += [*textwrap.wrap(paragraph, width, break_on_hyphens=False), ""]
     if command.epilog:
         lines += [render.heading("Example:"), f"  {command.epilog}", ""]
-    params = panels_of(command.get_params(ctx))
-    named = {name: [_row(each) for each in some] for name, some in params.items()}
+    params = panels_of_command(command.get_params(ctx))
+    named = {name: [_row_of_parameter(each) for each in some] for name, some in params.items()}
     listed: dict[str, list[tuple[str, str]]] = {}
     for name, each in getattr(command, "commands", {}).items():
         panel = each.rich_help_panel if isinstance(each.rich_help_panel, str) else "Commands"
         listed.setdefault(panel, []).append((name, each.short_help or ""))
     for title, rows in (listed | named).items():
-        lines += [render.heading(f"{title}:"), *_columns(rows, width), ""]
+        lines += [render.heading(f"{title}:"), *_help_columns(rows, width), ""]
     return "\n".join(lines[:-1])
 
 
-def _row(param: Any) -> tuple[str, str]:
+def _row_of_parameter(param: Any) -> tuple[str, str]:
     """Return a parameter, and what it does with its default and its variable."""
     if param.param_type_name == "argument":
-        return argument_of(param).strip("[]"), param.help or ""
-    names = names_of(param)
+        return argument_name(param).strip("[]"), param.help or ""
+    names = names_of_parameter(param)
     more = []
-    if default := default_of(param):
+    if default := default_of_parameter(param):
         more.append(f"default: {default}")
     if param.envvar:
         more.append(f"variable {param.envvar}")
@@ -122,7 +124,7 @@ def _row(param: Any) -> tuple[str, str]:
     return names, says.strip()
 
 
-def _columns(rows: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
+def _help_columns(rows: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
     rows = list(rows)
     column = min(_COLUMN, 4 + max(len(name) for name, _ in rows))
     for name, says in rows:
@@ -134,5 +136,5 @@ def _columns(rows: Iterable[tuple[str, str]], width: int) -> Iterable[str]:
         yield from (f"{'':<{column}}{line}" for line in wrapped)
 
 
-def _dashes(name: str) -> int:
+def _leading_dashes(name: str) -> int:
     return 2 if name.startswith("--") else 1

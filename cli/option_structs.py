@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import msgspec
 
 
-def named(option: str) -> str:
+def option_name(option: str) -> str:
     """Return what an option is called on the command line: ``--max-idle`` of ``max_idle``."""
     return f"--{option.replace('_', '-')}"
 
@@ -20,7 +20,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     hints = get_type_hints(command, include_extras=True)
     structs = {
-        name: _options(kind) for name, kind in hints.items() if isinstance(kind, msgspec.StructMeta)
+        name: _parameters_of_struct(kind)
+        for name, kind in hints.items()
+        if isinstance(kind, msgspec.StructMeta)
     }
 
     @functools.wraps(command)
@@ -40,7 +42,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _options(struct: Any) -> list[inspect.Parameter]:
+def _parameters_of_struct(struct: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(struct, include_extras=True)
     return [
         inspect.Parameter(

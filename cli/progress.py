@@ -30,34 +30,34 @@ class Display:
             return
         if self._is_live:
             width = shutil.get_terminal_size().columns - 1
-            text = words(progress)
-            wide = f"{bar(progress)} {text}"
+            text = progress_in_words(progress)
+            wide = f"{progress_bar(progress)} {text}"
             self._line.show((wide if len(wide) <= width else text)[:width])
         elif time.monotonic() - self._said >= _SHOW_EVERY_S:
             self._said = time.monotonic()
-            render.note(words(progress))
+            render.note(progress_in_words(progress))
 
     def end(self) -> None:
         """Clear the line."""
         self._line.show("")
 
 
-def bar(progress: Progress) -> str:
+def progress_bar(progress: Progress) -> str:
     """Return a bar for the finished part of the whole."""
     full = round(_BAR * min(1.0, progress.done or 0.0))
     return "━" * full + "─" * (_BAR - full)
 
 
-def words(progress: Progress) -> str:
+def progress_in_words(progress: Progress) -> str:
     """Return the progress in one line."""
     status = progress.status
     records = status.records
     failed = sum(each.records.failed for each in progress.stages) or records.failed
     told = [
         "     " if progress.done is None else f"{progress.done:4.0%} ",
-        _of_stages(progress.stages)
+        _progress_of_stages(progress.stages)
         if progress.stages
-        else f"{records.done + records.failed:,}{_of_all(progress)} records",
+        else f"{records.done + records.failed:,}{_progress_of_all(progress)} records",
         *(f" · {each}" for each in render.pace(progress.rate, records.done + records.failed)),
         "" if progress.eta_s is None else f" · {render.span(max(1.0, progress.eta_s) * 1e3)} left",
         f" · {progress.busy}/{progress.slots} busy",
@@ -67,7 +67,7 @@ def words(progress: Progress) -> str:
     return "".join(told)
 
 
-def _of_stages(stages: Sequence[StageStatus]) -> str:
+def _progress_of_stages(stages: Sequence[StageStatus]) -> str:
     """Return for each stage of a flow how many records are finished of those that came so far."""
     return ", ".join(
         f"{each.name} {each.records.done + each.records.failed:,}/{each.records.total:,}"
@@ -75,7 +75,7 @@ def _of_stages(stages: Sequence[StageStatus]) -> str:
     )
 
 
-def _of_all(progress: Progress) -> str:
+def _progress_of_all(progress: Progress) -> str:
     if progress.total is None:
         return ""
     return f"{'/' if progress.is_counted else ' of about '}{progress.total:,}"

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from streamq.model import Failure, State, Status
-from streamq.telemetry.logs import harmless
+from streamq.telemetry.logs import harmless_log_text
 
 NOTHING = "-"
 # Seconds and letter of a unit, and the same for the smaller unit that is shown beside it.
@@ -50,7 +50,7 @@ def is_full_terminal(stream: TextIO | None) -> bool:
     return is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _paint(text: str, colour: str | None, stream: TextIO | None) -> str:
+def _in_colour(text: str, colour: str | None, stream: TextIO | None) -> str:
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     if colour is None or is_plain or not is_terminal(stream):
         return text
@@ -78,20 +78,22 @@ def as_json(value: Any) -> None:
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    _say(text)
+    _write_to_stderr(text)
 
 
 def warning(text: str) -> None:
     """Print a warning on stderr."""
-    _say(_paint(harmless(f"streamq: warning: {text}"), "yellow", sys.stderr))
+    _write_to_stderr(
+        _in_colour(harmless_log_text(f"streamq: warning: {text}"), "yellow", sys.stderr)
+    )
 
 
 def error(text: str) -> None:
     """Print on stderr why the command failed."""
-    _say(_paint(harmless(f"streamq: {text}"), "red", sys.stderr))
+    _write_to_stderr(_in_colour(harmless_log_text(f"streamq: {text}"), "red", sys.stderr))
 
 
-def _say(text: str) -> None:
+def _write_to_stderr(text: str) -> None:
     """Write to stderr. If the terminal was closed meanwhile, drop the text."""
     try:
         typer.echo(text, err=True)
@@ -108,12 +110,12 @@ def write_no_more(stream: TextIO) -> None:
 
 def alarm(text: str) -> str:
     """Return the text in red, to stand out among data."""
-    return _paint(text, "red", sys.stdout)
+    return _in_colour(text, "red", sys.stdout)
 
 
 def verdict(word: str) -> str:
     """Return ``ok``, ``warn`` or ``fail``, in its colour and four columns wide."""
-    return _paint(f"{word:<4}", _COLOURS.get(word), sys.stdout)
+    return _in_colour(f"{word:<4}", _COLOURS.get(word), sys.stdout)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -126,7 +128,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         is_right = headers[column].startswith(">")
         padded = text.rjust(widths[column]) if is_right else text.ljust(widths[column])
         colour = _COLOURS.get(text) if names[column] == "STATE" else None
-        return _paint(padded, colour, sys.stdout)
+        return _in_colour(padded, colour, sys.stdout)
 
     return "\n".join(
         "  ".join(cell(text, column) for column, text in enumerate(line)).rstrip() for line in lines
@@ -241,7 +243,7 @@ class Progress:
                 write_no_more(sys.stderr)
 
 
-#: So many failures are shown at the end.
+#: How many failures are shown at the end.
 _FIRST_FAILURES = 3
 _MOST_KINDS = 5
 

@@ -7,13 +7,13 @@ import typer
 
 from streamq.flows.flow import Flow
 from streamq.model import LEVEL, WEIGHT, Policy
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.records.names import FORMATS
 from streamq.runs import options
 from streamq.runs.options import Source, describe_flow, describe_source
 
 from . import panels
-from .option_structs import named
+from .option_structs import option_name
 
 _OF_FILES = [each for each in FORMATS if each != "requests"]
 
@@ -244,7 +244,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             "queue": self.queue,
             "limit": self.limit,
             "keep": self.keep,
-            "named": named,
+            "named": option_name,
             **self.given(),
         }
         if flow:
@@ -279,7 +279,7 @@ class RequestOptions(msgspec.Struct, kw_only=True):
 
     def policy_of_each(self) -> Policy:
         """Return the policy that all requests of ``--format requests`` have in common."""
-        return policy(
+        return policy_of_options(
             handler=self.handler,
             queue=self.queue,
             level=self.level,
@@ -290,5 +290,5 @@ class RequestOptions(msgspec.Struct, kw_only=True):
             timeout=self.timeout or None,
             max_failures=self.max_failures or None,
             keep=self.keep,
-            named=named,
+            named=option_name,
         )

@@ -18,7 +18,7 @@ from streamq.runs.folder import RunFolder
 from streamq.runs.home import retry_command
 from streamq.runs.plan import STANDARD
 from streamq.runs.run import Run, carry_out
-from streamq.telemetry.logs import harmless
+from streamq.telemetry.logs import harmless_log_text
 
 from . import render
 from .commands.errors import where
@@ -26,9 +26,9 @@ from .exits import exit_code
 from .progress import Display
 from .resuming import resume_command, resume_hint
 
-#: A rate is shown for runs of so many seconds, or of so many records.
+#: A rate is shown for runs of at least this many seconds, or this many records.
 _RATE_FROM_S, _RATE_FROM = 5.0, 1_000
-#: So many failures are printed where there is no file to write them to.
+#: How many failures are printed where there is no file to write them to.
 _MOST_TOLD = 10
 
 
@@ -56,7 +56,7 @@ class RunReport:
             return carry_out(run, self._folder, show, force=force)
         except AppLoadError as error:
             show.end()
-            typer.echo(harmless(error.trace), err=True, nl=False)
+            typer.echo(harmless_log_text(error.trace), err=True, nl=False)
             self._fail(error, 4)
         except StreamqError as error:
             show.end()
@@ -78,21 +78,21 @@ class RunReport:
         if is_json:
             self._print(status, seconds)
         if not run.is_complete:
-            own = _own_records(status)
+            own = _records_of_this_run(status)
             done = own.done + own.failed
             hint = resume_hint(plan, is_kept=self._folder.is_kept, is_retry=self._folder.is_retry)
             render.note(f"stopped after {render.count(done, 'record')}{hint}")
             return 128 + (run.stopped_by or signal.SIGINT)
         where = "" if plan.output == STANDARD else f"; results in {plan.output}"
         records = status.records
-        own = _own_records(status)
+        own = _records_of_this_run(status)
         finished = own.done + own.failed
         # The rate of a moment says nothing: most of it is the start.
         is_long = seconds >= _RATE_FROM_S or finished >= _RATE_FROM
         rate = f", {render.rate(finished / max(seconds, 1e-3))}" if finished and is_long else ""
         render.note(
             f"{status.state} in {seconds:.1f} s: "
-            f"{render.count(finished, 'record')} {_through(status)}"
+            f"{render.count(finished, 'record')} {_parts_or_stages_of_run(status)}"
             f"{render.blank_lines(run.blank_lines)}"
             f"{'' if self._folder.is_resumed else rate}{where}"
         )
@@ -101,7 +101,7 @@ class RunReport:
         if self._folder.errors_file:
             render.failures(run.failures, self._folder.errors_file)
         else:
-            _tell(run.failures)
+            _tell_first_failures(run.failures)
         if self._folder.can_retry:
             render.note(f"to run them again: {retry_command(plan.id)}")
         if problem:
@@ -116,12 +116,12 @@ class RunReport:
         )
 
 
-def _own_records(status: Status) -> RecordCounts:
+def _records_of_this_run(status: Status) -> RecordCounts:
     """Return how many records of the input have ended; of a flow, in its first stage."""
     return status.stages[0].records if status.stages else status.records
 
 
-def _through(status: Status) -> str:
+def _parts_or_stages_of_run(status: Status) -> str:
     failed = status.records.failed
     if status.stages:
         stages = render.count(len(status.stages), "stage")
@@ -129,7 +129,7 @@ def _through(status: Status) -> str:
     return f"in {render.count(status.parts.total, 'part')}, {render.failed_of(failed)}"
 
 
-def _tell(failures: list[Failure]) -> None:
+def _tell_first_failures(failures: list[Failure]) -> None:
     """Print the first failures."""
     for each in failures[:_MOST_TOLD]:
         place = where(each) or f"part {each.part}"

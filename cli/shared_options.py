@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from streamq.errors import SettingsError
-from streamq.settings import gather, variable_of
+from streamq.settings import gather_settings, variable_of
 from streamq.telemetry import logs
 
 from . import panels, render
@@ -32,7 +32,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def _inherited(
+def _option_before_or_after_command(
     context: typer.Context, option: typer.CallbackParam, value: str | None
 ) -> str | None:
     """Return the option's value; it may stand before the command's name or after it."""
@@ -50,7 +50,7 @@ def _use_config(context: typer.Context, path: str | None) -> None:
     if path:
         os.environ["STREAMQ_CONFIG"] = path
     try:
-        gathered = gather()
+        gathered = gather_settings()
     except SettingsError as error:
         render.error(str(error))
         raise typer.Exit(2) from None
@@ -100,7 +100,7 @@ UrlOption = Annotated[
         metavar="URL",
         help="URL of the server, such as redis://HOST:6379, redis+cluster://HOST:6379 or "
         "unix:///PATH.",
-        callback=_inherited,
+        callback=_option_before_or_after_command,
         rich_help_panel=panels.SERVER,
     ),
 ]
@@ -111,7 +111,7 @@ PrefixOption = Annotated[
         envvar="STREAMQ_PREFIX",
         metavar="NAME",
         help="Begin every key in the server with this name.",
-        callback=_inherited,
+        callback=_option_before_or_after_command,
         show_default="sq",
         rich_help_panel=panels.SERVER,
     ),
@@ -202,4 +202,4 @@ def log_style(format: LogFormat) -> str:
 
 def configure_logs(level: LogLevel, format: LogFormat) -> None:
     """Write the library's log lines of this level and above to stderr."""
-    logs.configure(level.value, log_style(format))
+    logs.send_logs_to_stderr(level.value, log_style(format))

@@ -18,7 +18,7 @@ def exit_code(error: KeyboardInterrupt) -> int:
     return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
-def heed(*, is_worker: bool) -> None:
+def raise_on_term_and_hup(*, is_worker: bool) -> None:
     """Make TERM and HUP raise an exception, as INT does, so that a command can clean up.
 
     A worker restarts its processes at HUP; before it has any, HUP does nothing. A signal that our

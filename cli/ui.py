@@ -9,17 +9,19 @@ from . import render
 
 
 @contextmanager
-def watched(url: str, prefix: str, queue: str, *, wanted: bool) -> Generator[None]:
+def dashboard_shown_meanwhile(
+    url: str, prefix: str, queue: str, *, wanted: bool
+) -> Generator[None]:
     """Serve the dashboard while the block lasts, if that is wanted, and print its address."""
     if not wanted:
         yield
         return
     try:
-        from streamq.gateway.ui import dashboard
+        from streamq.gateway.ui import dashboard_served
     except ModuleNotFoundError as error:
         raise SettingsError(
             f"the dashboard needs the package {error.name}: pip install 'streamq[serve]'"
         ) from None
-    with dashboard(url, prefix, queue) as address:
+    with dashboard_served(url, prefix, queue) as address:
         render.note(f"watch it at {address} (this URL works once)")
         yield

@@ -255,7 +255,7 @@ class App:
 
     def _register(self, function: Any, *, is_map: bool, options: dict[str, Any]) -> Any:
         def register(wanted: F) -> F:
-            handler = describe(wanted, is_map=is_map, **options)
+            handler = describe_handler(wanted, is_map=is_map, **options)
             if handler.name in self.handlers:
                 raise InvalidValue(f"two handlers of one app have the name {handler.name!r}")
             self.handlers[handler.name] = handler
@@ -264,7 +264,7 @@ class App:
         return register if function is None else register(function)
 
 
-def describe(
+def describe_handler(
     function: Callable[..., Any],
     *,
     is_map: bool,
@@ -278,7 +278,7 @@ def describe(
         InvalidValue: the function takes no record, or its name cannot be a handler's.
     """
     name = units.name(name or str(getattr(function, "__name__", "")), "handler")
-    annotation, context_name, second = _parameters(name, function, is_map=is_map)
+    annotation, context_name, second = _handler_parameters(name, function, is_map=is_map)
     yields_async = inspect.isasyncgenfunction(function)
     return Handler(
         name,
@@ -294,7 +294,7 @@ def describe(
     )
 
 
-def _parameters(
+def _handler_parameters(
     name: str, function: Callable[..., Any], *, is_map: bool
 ) -> tuple[Any, str | None, Any]:
     """Return the first parameter's annotation, the name of the parameter for the context, and the
@@ -311,7 +311,7 @@ def _parameters(
         signature.bind(None, **context)
         takes_two = False
     except TypeError as error:
-        takes_two = not is_map and _takes_two(signature, context)
+        takes_two = not is_map and _takes_two_parameters(signature, context)
         if not takes_two:
             raise InvalidValue(
                 f"handler {name} is called with a record or a part, and its Context if it has one "
@@ -370,7 +370,7 @@ def _checked_type(annotation: Any) -> Any:
     return args[0] if args else Any
 
 
-def _takes_two(signature: inspect.Signature, context: dict[str, None]) -> bool:
+def _takes_two_parameters(signature: inspect.Signature, context: dict[str, None]) -> bool:
     """Return whether a function can be called with two values, as the handler of a join is."""
     try:
         signature.bind(None, None, **context)

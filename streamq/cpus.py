@@ -11,12 +11,12 @@ GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 
-def usable() -> int:
+def usable_cpus() -> int:
     """Return how many CPUs this process and its children may keep busy at once; at least 1."""
-    return max(1, min(_allowed(), *(math.ceil(quota) for quota in _quotas())))
+    return max(1, min(_scheduler_cpus(), *(math.ceil(quota) for quota in _group_cpu_limits())))
 
 
-def _allowed() -> int:
+def _scheduler_cpus() -> int:
     """Return the number of CPUs that the scheduler may put this process on."""
     if hasattr(os, "process_cpu_count"):  # from Python 3.13 on
         return os.process_cpu_count() or 1
@@ -25,22 +25,24 @@ def _allowed() -> int:
     return os.cpu_count() or 1
 
 
-def _quotas() -> Iterator[float]:
+def _group_cpu_limits() -> Iterator[float]:
     """Yield the limit of each of our control groups, in CPUs. The first one yielded is no limit."""
     yield 2.0**31
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:  # cgroup version 2: one tree for all controllers
-                for folder in _upwards(GROUPS, path):
-                    yield from _quota(folder / "cpu.max")
+                for folder in _control_group_folders(GROUPS, path):
+                    yield from _cpu_limit_in(folder / "cpu.max")
             elif "cpu" in controllers.split(","):
                 for name in (controllers, "cpu"):
-                    for folder in _upwards(GROUPS / name, path):
-                        yield from _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+                    for folder in _control_group_folders(GROUPS / name, path):
+                        yield from _cpu_limit_in(
+                            folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
+                        )
 
 
-def _upwards(root: Path, path: str) -> Iterator[Path]:
+def _control_group_folders(root: Path, path: str) -> Iterator[Path]:
     """Yield the folder of our group and those above it: their limits hold for us, too.
 
     In a container the path may be the one on the host. Then only ``root`` itself exists here.
@@ -49,7 +51,7 @@ def _upwards(root: Path, path: str) -> Iterator[Path]:
     yield from (root / each for each in (own, *own.parents))
 
 
-def _quota(*files: Path) -> Iterator[float]:
+def _cpu_limit_in(*files: Path) -> Iterator[float]:
     """Yield the limit in CPUs: time per period, read from the files. No limit: yield nothing."""
     with suppress(OSError, ValueError, ZeroDivisionError):
         time, period = (int(word) for file in files for word in file.read_text().split())

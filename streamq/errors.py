@@ -14,6 +14,7 @@ StreamqError
 │       └── FlowUntold     FLOW      the caller does not know that it is a flow
 ├── InvalidValue           a name, level, limit, size, duration or URL that cannot be
 │   └── PartTooLarge       a part over the size limit
+├── PartlySubmitted        some of many requests were not submitted
 ├── FleetTooOld            a live worker cannot run what was to be submitted
 ├── AppLoadError           the app or the function cannot be imported, or is not one
 ├── RecordError            a record fails for good, before or after its handler ran
@@ -40,7 +41,7 @@ values. An exception means that a caller broke a rule or that something is missi
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class StreamqError(Exception):
@@ -109,6 +110,22 @@ class RequestNewer(Damaged):
     """
 
     code = "NEWER"
+
+
+class PartlySubmitted(StreamqError):
+    """Some of many requests were not submitted.
+
+    ``requests`` has those that were submitted, and ``errors`` says why the others were not; both by
+    the requests' ids.
+    """
+
+    def __init__(self, requests: dict[str, Any], errors: dict[str, StreamqError]) -> None:
+        request_id, error = next(iter(errors.items()))
+        total = len(requests) + len(errors)
+        what = f"{len(errors)} of {total} requests were not submitted"
+        super().__init__(f"{what}; the first, {request_id}: {error}")
+        self.requests = requests
+        self.errors = errors
 
 
 class FleetTooOld(StreamqError):

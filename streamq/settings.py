@@ -42,7 +42,7 @@ _CHECKS = {"prefix": units.name, "queue": units.name, "team": units.team}
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-def _says(text: str) -> Any:
+def _described_setting(text: str) -> Any:
     return msgspec.Meta(description=text)
 
 
@@ -53,41 +53,54 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         url = Settings.from_env().full_url
     """
 
-    url: Annotated[str, _says("The URL of the server.")] = ""
-    username: Annotated[str, _says("The user to log in as, if the URL names none.")] = ""
-    password: Annotated[str, _says("The user's password, if the URL has none.")] = ""
-    key: Annotated[str, _says("The key for a gateway, if the URL is one's.")] = ""
+    url: Annotated[str, _described_setting("The URL of the server.")] = ""
+    username: Annotated[
+        str, _described_setting("The user to log in as, if the URL names none.")
+    ] = ""
+    password: Annotated[str, _described_setting("The user's password, if the URL has none.")] = ""
+    key: Annotated[str, _described_setting("The key for a gateway, if the URL is one's.")] = ""
     tls_ca_file: Annotated[
-        str, _says("File with the CA certificates that the server's is checked with.")
+        str, _described_setting("File with the CA certificates that the server's is checked with.")
     ] = ""
     tls_cert_file: Annotated[
-        str, _says("File with the certificate that we show to the server.")
+        str, _described_setting("File with the certificate that we show to the server.")
     ] = ""
-    tls_key_file: Annotated[str, _says("File with the key of that certificate.")] = ""
+    tls_key_file: Annotated[str, _described_setting("File with the key of that certificate.")] = ""
     insecure: Annotated[
-        bool, _says("Use a server on another machine that asks for no password.")
+        bool, _described_setting("Use a server on another machine that asks for no password.")
     ] = False
-    prefix: Annotated[str, _says("What every key begins with.")] = PREFIX
-    queue: Annotated[str, _says("The queue of commands that name none.")] = "default"
+    prefix: Annotated[str, _described_setting("What every key begins with.")] = PREFIX
+    queue: Annotated[str, _described_setting("The queue of commands that name none.")] = "default"
     team: Annotated[
-        str, _says("The team whose users we are: ids of new requests begin with its name.")
+        str,
+        _described_setting("The team whose users we are: ids of new requests begin with its name."),
     ] = ""
     patience_ms: Annotated[
-        int, _says("How long a command waits for a server that fails over or starts.")
+        int, _described_setting("How long a command waits for a server that fails over or starts.")
     ] = 30_000
-    lease_ms: Annotated[int, _says("How long a lease holds without being renewed.")] = 20_000
-    beat_ms: Annotated[int, _says("Most time between heartbeats; 4 s with leases of 20 s.")] = 5_000
-    audit_ms: Annotated[int, _says("Time between two looks of a janitor at an open request.")] = (
-        5_000
-    )
-    processes: Annotated[int, _says("Processes of a worker pool.")] = 1
-    concurrency: Annotated[int, _says("Slots of each process.")] = 1
-    grace: Annotated[str, _says("Time for running parts to end after a stop signal.")] = "25s"
-    health_port: Annotated[str, _says("Address of the health and metrics pages: [HOST:]PORT.")] = ""
+    lease_ms: Annotated[
+        int, _described_setting("How long a lease holds without being renewed.")
+    ] = 20_000
+    beat_ms: Annotated[
+        int, _described_setting("Most time between heartbeats; 4 s with leases of 20 s.")
+    ] = 5_000
+    audit_ms: Annotated[
+        int, _described_setting("Time between two looks of a janitor at an open request.")
+    ] = 5_000
+    processes: Annotated[int, _described_setting("Processes of a worker pool.")] = 1
+    concurrency: Annotated[int, _described_setting("Slots of each process.")] = 1
+    grace: Annotated[
+        str, _described_setting("Time for running parts to end after a stop signal.")
+    ] = "25s"
+    health_port: Annotated[
+        str, _described_setting("Address of the health and metrics pages: [HOST:]PORT.")
+    ] = ""
     log_level: Annotated[
-        str, _says("Lowest level that is logged: debug, info, warning or error.")
+        str, _described_setting("Lowest level that is logged: debug, info, warning or error.")
     ] = "info"
-    log_format: Annotated[str, _says("Form of log lines: text, json or auto.")] = "text"
+    log_format: Annotated[str, _described_setting("Form of log lines: text, json or auto.")] = (
+        "text"
+    )
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> "Settings":
@@ -96,12 +109,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             SettingsError: a value or a key is not allowed, or a file cannot be read.
         """
-        return gather(env, cwd).settings
+        return gather_settings(env, cwd).settings
 
     @property
     def full_url(self) -> str:
         """The URL, with the user, password and certificates that were set beside it."""
-        return with_login(self.url, self)
+        return url_with_login(self.url, self)
 
 
 class Gathered(msgspec.Struct, frozen=True):
@@ -122,7 +135,7 @@ def variable_of(name: str) -> str:
     return f"STREAMQ_{name.upper()}"
 
 
-def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gathered:
+def gather_settings(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gathered:
     """Return every setting and where it came from. An empty variable counts as not set.
 
     Raises:
@@ -130,8 +143,8 @@ def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gath
     """
     sources = [
         _from_variables(env),
-        *(_from_file(*file) for file in files(env, cwd)),
-        _from_others(env),
+        *(_settings_from_file(*file) for file in settings_files(env, cwd)),
+        _url_from_other_programs(env),
         {name: (field.default, "default") for name, field in FIELDS.items()},
     ]
     merged: dict[str, tuple[Any, str]] = {}
@@ -141,27 +154,29 @@ def gather(env: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Gath
     settings = msgspec.convert({name: value for name, (value, _) in merged.items()}, Settings)
     if settings.beat_ms >= settings.lease_ms:
         raise SettingsError(
-            f"{_named('beat_ms', origins)} is {settings.beat_ms}: give less than lease_ms "
+            f"{_setting_named('beat_ms', origins)} is {settings.beat_ms}: give less than lease_ms "
             f"({settings.lease_ms}), or leases end before their heartbeat comes"
         )
     return Gathered(settings, origins, _unknown_variables(env))
 
 
-def files(env: Mapping[str, str], cwd: Path | None = None) -> list[tuple[Path, dict[str, Any]]]:
+def settings_files(
+    env: Mapping[str, str], cwd: Path | None = None
+) -> list[tuple[Path, dict[str, Any]]]:
     """Return the files that settings are read from, and their content. The first one wins."""
     found = []
     if env.get("STREAMQ_CONFIG"):
         path = Path(env["STREAMQ_CONFIG"])
-        found.append((path, _table(path, _parsed(path))))
-    elif project := _project_file(cwd or Path.cwd()):
+        found.append((path, _settings_table(path, _parsed_toml(path))))
+    elif project := _nearest_settings_file(cwd or Path.cwd()):
         found.append(project)
     home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
     if home and (path := Path(home, "streamq", "config.toml")).is_file():
-        found.append((path, _parsed(path)))
+        found.append((path, _parsed_toml(path)))
     return found
 
 
-def with_login(url: str, settings: Settings) -> str:
+def url_with_login(url: str, settings: Settings) -> str:
     """Return the URL with user, password and certificates added where it has none itself."""
     if not url or "://" not in url:
         return url
@@ -191,50 +206,50 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     for name in FIELDS:
         variable = variable_of(name)
         if env.get(variable):
-            found[name] = _value(name, env[variable], variable), variable
+            found[name] = _setting_value(name, env[variable], variable), variable
         elif name in SECRETS and env.get(f"{variable}_FILE"):
             origin = f"{variable}_FILE"
-            found[name] = _secret(Path(env[origin]), origin), origin
+            found[name] = _secret_from_file(Path(env[origin]), origin), origin
     return found
 
 
-def _from_others(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+def _url_from_other_programs(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     """Return the URL from the variables that other programs use too."""
     named = next((name for name in ("REDIS_URL", "VALKEY_URL") if env.get(name)), None)
     return {"url": (env[named], named)} if named else {}
 
 
-def _from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+def _settings_from_file(path: Path, table: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {}
     for key, value in table.items():
         name = key.removesuffix("_file") if key.removesuffix("_file") in SECRETS else key
         what = f"{key} in {path}"
         if name not in FIELDS:
-            raise SettingsError(f"{path}: there is no setting {key!r}{_nearest(key)}")
+            raise SettingsError(f"{path}: there is no setting {key!r}{_nearest_setting(key)}")
         if key in ("password", "key"):
             raise SettingsError(
                 f"{path}: others may read this file, so it must not hold a {key}: "
                 f"put it into a file of its own and name that with {key}_file"
             )
         if name != key:
-            found[name] = _secret(path.parent / str(value), what), str(path)
+            found[name] = _secret_from_file(path.parent / str(value), what), str(path)
         else:
-            found[name] = _value(name, value, what), str(path)
+            found[name] = _setting_value(name, value, what), str(path)
     return found
 
 
-def _project_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
+def _nearest_settings_file(start: Path) -> tuple[Path, dict[str, Any]] | None:
     for folder in (start, *start.parents):
         own, project = folder / "streamq.toml", folder / "pyproject.toml"
         if own.is_file():
-            return own, _parsed(own)
+            return own, _parsed_toml(own)
         if project.is_file():
-            table = _table(project, _parsed(project))
+            table = _settings_table(project, _parsed_toml(project))
             return (project, table) if table else None
     return None
 
 
-def _table(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+def _settings_table(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in a parsed file: the whole file, or a table of ``pyproject.toml``."""
     if path.name != "pyproject.toml":
         return document
@@ -244,7 +259,7 @@ def _table(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parsed_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -253,7 +268,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not TOML: {error}") from None
 
 
-def _nearest(key: str) -> str:
+def _nearest_setting(key: str) -> str:
     near = difflib.get_close_matches(key, [*FIELDS, *(f"{name}_file" for name in SECRETS)], 1)
     return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(FIELDS)}"
 
@@ -270,19 +285,19 @@ def _unknown_variables(env: Mapping[str, str]) -> list[str]:
     )
 
 
-def _named(name: str, origins: Mapping[str, str]) -> str:
+def _setting_named(name: str, origins: Mapping[str, str]) -> str:
     origin = origins[name]
     return origin if origin.startswith("STREAMQ_") else f"{name} of {origin}"
 
 
-def _value(name: str, value: Any, what: str) -> str | int | bool:
+def _setting_value(name: str, value: Any, what: str) -> str | int | bool:
     """Return a value in the type of its setting, from text or from TOML."""
     kind = type(FIELDS[name].default)
     try:
         if kind is bool:
-            return _truth(value, what)
+            return _setting_truth(value, what)
         if kind is int:
-            return units.whole(_number(name, value, what), what, 1)
+            return units.whole(_setting_number(name, value, what), what, 1)
         if name == "health_port" and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
@@ -295,7 +310,7 @@ def _value(name: str, value: Any, what: str) -> str | int | bool:
         raise SettingsError(f"{what} {value!r} is not a whole number") from None
 
 
-def _number(name: str, value: Any, what: str) -> Any:
+def _setting_number(name: str, value: Any, what: str) -> Any:
     """Return a number that is given as text; a time may have a unit, and is in ms without one."""
     if not isinstance(value, str):
         return value
@@ -304,14 +319,14 @@ def _number(name: str, value: Any, what: str) -> Any:
     return int(value)
 
 
-def _truth(value: Any, what: str) -> bool:
+def _setting_truth(value: Any, what: str) -> bool:
     truth = value if isinstance(value, bool) else _TRUTHS.get(str(value).lower())
     if truth is None:
         raise SettingsError(f"{what} {value!r} is neither true nor false")
     return truth
 
 
-def _secret(path: Path, what: str) -> str:
+def _secret_from_file(path: Path, what: str) -> str:
     try:
         return path.read_text("utf-8").strip()
     except OSError as error:

@@ -95,6 +95,12 @@ def place(value: str) -> tuple[str, str]:
     return name(request_id, "request id"), stage
 
 
+def is_place(value: str) -> bool:
+    """Return whether ``place`` would take the value; many are asked for at once."""
+    request_id, slash, stage = value.partition("/")
+    return bool(_NAME.fullmatch(request_id)) and (not slash or stage in _LATER)
+
+
 def labels(value: object, what: str = "labels") -> tuple[tuple[str, str], ...]:
     """Return labels, names and values by name, if there are 8 at most and all can be shown."""
     if not isinstance(value, Mapping):
@@ -153,7 +159,7 @@ def duration_ms(value: str | float, what: str = "duration") -> int:
 
 
 def _sum_ms(value: object, what: str) -> float:
-    amounts = _amounts(value, what, _DURATIONS)
+    amounts = _amounts_with_units(value, what, _DURATIONS)
     if len(amounts) == 1 and not amounts[0][1]:
         return amounts[0][0] * 1_000
     ms, last_ms = 0.0, float("inf")
@@ -179,7 +185,7 @@ def size_bytes(value: str | int, what: str = "size") -> int:
     """Return the bytes of ``"64k"``, ``"256KiB"``, ``"2GB"``, or of a bare number of bytes."""
     if isinstance(value, int):
         return whole(value, what, 1)
-    amounts = _amounts(value, what, _SIZES)
+    amounts = _amounts_with_units(value, what, _SIZES)
     amount, unit = amounts[0]
     if len(amounts) > 1:
         raise InvalidValue(f"{what} {value!r:.80}: write one number and its unit: {_SIZES}")
@@ -227,7 +233,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _amounts(value: object, what: str, examples: str) -> list[tuple[float, str]]:
+def _amounts_with_units(value: object, what: str, examples: str) -> list[tuple[float, str]]:
     """Return the numbers of ``1h 30 min``, each with its unit or with ""."""
     text, at, found = value.strip() if isinstance(value, str) else "", 0, []
     while match := _NUMBER_AND_UNIT.match(text, at):

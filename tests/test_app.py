@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streamq import App, Context
-from streamq.app import describe
+from streamq.app import describe_handler
 from streamq.errors import InvalidValue
 
 
@@ -19,14 +19,14 @@ from streamq.errors import InvalidValue
 )
 def test_function_that_cannot_be_called_with_a_record_is_refused(function: Any) -> None:
     with pytest.raises(InvalidValue):
-        describe(function, is_map=True, name="f")
+        describe_handler(function, is_map=True, name="f")
 
 
 def test_context_before_the_record_is_refused() -> None:
     def wrong(context: Context, line: str) -> None: ...
 
     with pytest.raises(InvalidValue, match="record"):
-        describe(wrong, is_map=True)
+        describe_handler(wrong, is_map=True)
 
 
 def test_annotation_that_cannot_be_decoded_is_refused_at_once() -> None:

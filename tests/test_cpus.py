@@ -21,13 +21,13 @@ class TestCpus:
         monkeypatch.setattr(os, "process_cpu_count", lambda: 40, raising=False)
 
     def test_those_that_we_may_run_on_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert cpus.usable() == 40
+        assert cpus.usable_cpus() == 40
         monkeypatch.delattr(os, "process_cpu_count")
-        assert cpus.usable() == 48
+        assert cpus.usable_cpus() == 48
         monkeypatch.delattr(os, "sched_getaffinity")
-        assert cpus.usable() == 64
+        assert cpus.usable_cpus() == 64
         monkeypatch.setattr(os, "cpu_count", lambda: None)
-        assert cpus.usable() == 1
+        assert cpus.usable_cpus() == 1
 
     @pytest.mark.parametrize(
         ("own", "said", "expected"),
@@ -61,4 +61,4 @@ class TestCpus:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text + "\n")
 
-        assert cpus.usable() == expected
+        assert cpus.usable_cpus() == expected

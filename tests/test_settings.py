@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamq import Settings, SettingsError
-from streamq.settings import FIELDS, gather, variable_of, with_login
+from streamq.settings import FIELDS, gather_settings, url_with_login, variable_of
 from tests.support.command import run
 
 
@@ -20,7 +20,7 @@ def nowhere(tmp_path: Path) -> Path:
 
 
 def test_without_anything_everything_has_its_default(nowhere: Path) -> None:
-    gathered = gather({}, nowhere)
+    gathered = gather_settings({}, nowhere)
 
     assert gathered.settings == Settings()
     assert set(gathered.origins.values()) == {"default"}
@@ -80,7 +80,7 @@ def test_the_stronger_source_wins(nowhere: Path, tmp_path: Path) -> None:
     project = nowhere.parent / "pyproject.toml"
 
     def url() -> tuple[str, str]:
-        gathered = gather(env, nowhere)
+        gathered = gather_settings(env, nowhere)
         return gathered.settings.url, gathered.origins["url"]
 
     assert url() == ("redis://other", "REDIS_URL")
@@ -132,7 +132,7 @@ def test_a_file_that_is_wrong_is_named_with_what_is(nowhere: Path, text: str, sa
     file.write_text(text)
 
     with pytest.raises(SettingsError, match=says) as failure:
-        gather({}, nowhere)
+        gather_settings({}, nowhere)
 
     assert str(file) in str(failure.value)
     assert "hush" not in str(failure.value)
@@ -178,7 +178,7 @@ def test_url_and_password_from_a_file_unless_they_are_given(tmp_path: Path) -> N
     ],
 )
 def test_url_is_completed_by_what_it_does_not_say(url: str, full: str) -> None:
-    assert with_login(url, Settings(username="me", password="p/w", tls_ca_file="/ca")) == full
+    assert url_with_login(url, Settings(username="me", password="p/w", tls_ca_file="/ca")) == full
 
 
 def test_url_from_the_names_others_use(nowhere: Path) -> None:

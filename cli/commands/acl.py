@@ -83,7 +83,7 @@ def acl(
         prefix=units.name(prefix or Settings.from_env().prefix, "prefix"),
         queues=tuple(chosen or ([team] if team else [])),
         team=units.team(team, "--team") if team is not None else "",
-        loading=_loading(only_janitors=only_janitors_load, readers=readers_load),
+        loading=_roles_that_load_scripts(only_janitors=only_janitors_load, readers=readers_load),
     )
     file = folder / FILE
     before = file.read_text("utf-8") if file.exists() else ""
@@ -92,9 +92,11 @@ def acl(
     if scope.team:
         _check_team(scope.team, before, file)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    passwords = {user: _password(folder / f"{user}.password") for user in scope.users}
-    _write(file, rights.file_text(passwords, scope, before, is_keeping=is_keeping))
-    users = {user: _says(user) for user in scope.users}
+    passwords = {user: _password_of_file(folder / f"{user}.password") for user in scope.users}
+    _replace_private_file(
+        file, rights.acl_file_text(passwords, scope, before, is_keeping=is_keeping)
+    )
+    users = {user: _about_role(user) for user in scope.users}
     if as_json:
         render.as_json({"file": str(file), "users": users})
         return
@@ -107,7 +109,7 @@ def acl(
         render.note(f"programs of the team need {variables}")
 
 
-def _loading(*, only_janitors: bool, readers: bool) -> tuple[str, ...]:
+def _roles_that_load_scripts(*, only_janitors: bool, readers: bool) -> tuple[str, ...]:
     """Return the roles that may load scripts."""
     if only_janitors:
         return (rights.JANITOR,)
@@ -130,22 +132,22 @@ def _check_team(team: str, before: str, file: Path) -> None:
             )
 
 
-def _says(user: str) -> str:
+def _about_role(user: str) -> str:
     role, _ = rights.role_of(user)
     return rights.ROLES[role].says if role else rights.OTHERS[user][0]
 
 
-def _password(file: Path) -> str:
+def _password_of_file(file: Path) -> str:
     """Return the password in the file; if there is no file, make one with a new password."""
     if not file.exists():
-        _write(file, secrets.token_urlsafe(32) + "\n")
+        _replace_private_file(file, secrets.token_urlsafe(32) + "\n")
     password = file.read_text("utf-8").strip()
     if len(password) < 16:
         raise InvalidValue(f"{file}: the password is too short: 16 characters or more")
     return password
 
 
-def _write(file: Path, text: str) -> None:
+def _replace_private_file(file: Path, text: str) -> None:
     """Replace a file in one step. From its first moment on only its owner can read it."""
     new = file.with_name(f".{file.name}.new")
     new.unlink(missing_ok=True)

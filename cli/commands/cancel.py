@@ -9,7 +9,7 @@ from streamq.errors import InvalidValue
 from streamq.queue.request import Request
 
 from .. import render
-from ..finding import steer
+from ..finding import steer_each_request
 from ..shared_options import JsonOption, PrefixOption, RunIdsArgument, UrlOption
 
 
@@ -39,4 +39,4 @@ def cancel(
         says = f"cancelled, {render.count(unfinished, 'part')} not finished"
         return says, {"unfinished": unfinished}
 
-    steer(ids, url, prefix, act, lambda _: "cancel", as_json=as_json)
+    steer_each_request(ids, url, prefix, act, lambda _: "cancel", as_json=as_json)

@@ -10,10 +10,10 @@ from streamq.admin import cluster as clusters
 from streamq.admin.cluster import ClusterStatus, NodeStatus
 from streamq.driver.url import ServerURL
 from streamq.servers.topology import SLOTS
-from streamq.settings import Settings, with_login
+from streamq.settings import Settings, url_with_login
 
 from .. import render
-from ..connecting import url_of
+from ..connecting import url_of_options
 from ..shared_options import JsonOption, UrlOption
 
 
@@ -52,20 +52,20 @@ def create(
 
         streamq cluster create n1:6379 n2:6379 n3:6379 n4:6379 n5:6379 n6:6379
     """
-    target = _target(url, nodes)
+    target = _target_nodes(url, nodes)
     is_insecure = Settings.from_env().insecure
     timeout_s = units.duration_ms(timeout, "--timeout") / 1e3
-    is_new = clusters.create(
+    is_new = clusters.create_cluster(
         target, replicas, timeout_s, is_waiting=is_waiting, is_insecure=is_insecure
     )
-    found = clusters.status(target, is_insecure=is_insecure)
+    found = clusters.status_of_cluster(target, is_insecure=is_insecure)
     if is_json:
         render.as_json(found)
     else:
-        _show(found)
+        _show_cluster(found)
     render.note("the cluster is made" if is_new else "the cluster stands already, as asked")
     for node in found.nodes:
-        if node.primary and _host(node.address) == _host(node.primary):
+        if node.primary and _host_of_address(node.address) == _host_of_address(node.primary):
             render.warning(f"{node.address} is on the host of its primary: both may go at once")
             break
 
@@ -86,30 +86,32 @@ def status(
 
         streamq cluster status
     """
-    target = _target(url, nodes or [])
-    found = clusters.status(target, is_insecure=Settings.from_env().insecure)
+    target = _target_nodes(url, nodes or [])
+    found = clusters.status_of_cluster(target, is_insecure=Settings.from_env().insecure)
     if is_json:
         render.as_json(found)
     else:
-        _show(found)
+        _show_cluster(found)
     if found.state != "ok":
         raise typer.Exit(1)
 
 
-def _target(url: str | None, nodes: Sequence[str]) -> ServerURL:
+def _target_nodes(url: str | None, nodes: Sequence[str]) -> ServerURL:
     """Return the given nodes, or those of the URL, with login and TLS of the URL."""
     settings = Settings.from_env()
-    places = [clusters.address(node) for node in nodes]
+    places = [clusters.host_and_port_of(node) for node in nodes]
     is_named = bool(url or settings.url)
     hosts = f"redis+cluster://{','.join(nodes)}"
-    target = ServerURL(url_of(url) if is_named or not nodes else with_login(hosts, settings))
+    target = ServerURL(
+        url_of_options(url) if is_named or not nodes else url_with_login(hosts, settings)
+    )
     target.hosts = places or target.hosts
     return target
 
 
-def _show(found: ClusterStatus) -> None:
+def _show_cluster(found: ClusterStatus) -> None:
     headers = ("NODE", "ROLE", "STATE", ">KEYS", "SLOTS", "FOLLOWS")
-    render.data(render.table(headers, map(_row, found.nodes)))
+    render.data(render.table(headers, map(_row_of_node, found.nodes)))
     render.data("")
     roles = [node.role for node in found.nodes]
     primaries = (
@@ -121,7 +123,7 @@ def _show(found: ClusterStatus) -> None:
         render.data(render.alarm(f"  {problem}"))
 
 
-def _row(node: NodeStatus) -> Sequence[str]:
+def _row_of_node(node: NodeStatus) -> Sequence[str]:
     slots = ",".join(
         f"{first}-{last}" if first != last else str(first) for first, last in node.slots
     )
@@ -135,5 +137,5 @@ def _row(node: NodeStatus) -> Sequence[str]:
     )
 
 
-def _host(address: str) -> str:
+def _host_of_address(address: str) -> str:
     return address.rpartition(":")[0]

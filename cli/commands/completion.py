@@ -69,10 +69,10 @@ def completion(
     if not is_installed:
         render.data(script.rstrip("\n"))
         return
-    place = _place(wanted)
+    place = _completion_file(wanted)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(script, encoding="utf-8")
-    render.note(f"wrote {place}; new shells complete streamq{_advice(wanted, place)}")
+    render.note(f"wrote {place}; new shells complete streamq{_completion_advice(wanted, place)}")
 
 
 def _own_shell() -> Shell:
@@ -85,7 +85,7 @@ def _own_shell() -> Shell:
         ) from None
 
 
-def _place(shell: Shell) -> Path:
+def _completion_file(shell: Shell) -> Path:
     """Return the file in which the shell looks for completions of a user."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -96,7 +96,7 @@ def _place(shell: Shell) -> Path:
     }[shell]
 
 
-def _advice(shell: Shell, place: Path) -> str:
+def _completion_advice(shell: Shell, place: Path) -> str:
     if shell is Shell.ZSH:
         return f", if .zshrc has: fpath+=({place.parent}); autoload -U compinit; compinit"
     return " (with the package bash-completion)" if shell is Shell.BASH else ""

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from streamq.driver.url import mask
-from streamq.settings import files, gather, variable_of
+from streamq.driver.url import mask_passwords
+from streamq.settings import gather_settings, settings_files, variable_of
 
 from .. import render
 from ..shared_options import ConfigOption, JsonOption
@@ -45,24 +45,24 @@ def config(
 
         streamq config show --origin
     """
-    gathered = gather()
+    gathered = gather_settings()
     values = msgspec.structs.asdict(gathered.settings)
-    values["url"] = mask(values["url"])
+    values["url"] = mask_passwords(values["url"])
     for secret in ("password", "key"):
         values[secret] = "***" if values[secret] else ""
     settings = [Setting(name, values[name], gathered.origins[name]) for name in values]
     if as_json:
         render.as_json(settings)
         return
-    rows = ((each.name, _text(each.value), each.origin) for each in settings)
+    rows = ((each.name, _setting_text(each.value), each.origin) for each in settings)
     headers = ("SETTING", "VALUE", "FROM")
     width = len(headers) if with_origin else 2
     render.data(render.table(headers[:width], [row[:width] for row in rows]))
-    for path, _ in files(os.environ):
+    for path, _ in settings_files(os.environ):
         render.note(f"read {path}")
     for variable in gathered.unknown:
         render.warning(f"{variable} is no setting; see {variable_of('url')} and the others")
 
 
-def _text(value: str | int | bool) -> str:
+def _setting_text(value: str | int | bool) -> str:
     return f"{value}".lower() if isinstance(value, bool) else f"{value}"

@@ -20,7 +20,7 @@ from streamq.runs.run import Run
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
 from streamq.telemetry import logs
 
-from ..ui import watched
+from ..ui import dashboard_shown_meanwhile
 
 TARGET = "streamq.runs.demo:count_letters"
 PROCESSES = 2
@@ -46,19 +46,19 @@ def demo(
 
     streamq demo
     """
-    logs.configure("error", "text")
+    logs.send_logs_to_stderr("error", "text")
     lines = lines * 10 if has_ui and lines == DEFAULT_LINES else lines
     with tempfile.TemporaryDirectory(prefix="streamq-demo-") as folder:
         source, output = Path(folder, "words.txt"), Path(folder, "letters.jsonl")
         size = demonstration.make_input(source, lines)
         typer.echo(f"made      words.txt: {lines:,} lines, {size / 1e6:.1f} MB")
         typer.echo(f"running   streamq run words.txt --map {TARGET} -o letters.jsonl")
-        plan = _plan(source, output)
+        plan = _demo_plan(source, output)
         home = Path(folder, "server")
         with LocalServer.start(home, persist=True, options=FOR_ONE_RUN) as server:
             run = Run(plan, server.url, PREFIX, log_level="error")
             killer = _Killer(run, is_armed=has_chaos)
-            with watched(server.url, PREFIX, plan.policy.queue, wanted=has_ui):
+            with dashboard_shown_meanwhile(server.url, PREFIX, plan.policy.queue, wanted=has_ui):
                 begun = time.monotonic()
                 status = run.run(killer, force=True)
                 seconds = time.monotonic() - begun
@@ -82,7 +82,7 @@ def demo(
     typer.echo("          streamq run --help, streamq worker --help")
 
 
-def _plan(source: Path, output: Path) -> Plan:
+def _demo_plan(source: Path, output: Path) -> Plan:
     spec = Spec(format="lines", files=(str(source),))
     return Plan(
         id="demo",

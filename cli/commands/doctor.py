@@ -12,7 +12,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.settings import Settings
 
 from .. import render
-from ..connecting import url_of
+from ..connecting import url_of_options
 from ..shared_options import JsonOption, PrefixOption, UrlOption
 
 
@@ -39,7 +39,7 @@ def doctor(
     settings = Settings.from_env()
     name = units.name(prefix or settings.prefix, "prefix")
     chosen = [units.name(queue, "queue") for queue in queues or ()]
-    connection = Connection(url_of(url))
+    connection = Connection(url_of_options(url))
     try:
         connection.enter(is_insecure=settings.insecure)
         findings: list[Finding] = []
@@ -47,7 +47,7 @@ def doctor(
         for finding in physician.examine(chosen):
             findings.append(finding)
             if not as_json:
-                _show(finding)
+                _show_finding(finding)
     finally:
         connection.close()
     if as_json:
@@ -56,7 +56,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _show(finding: Finding) -> None:
+def _show_finding(finding: Finding) -> None:
     verdict = render.verdict(finding.verdict)
     render.data(f"{verdict}  {finding.check:<11} {render.clean(finding.says)}")
     if finding.remedy:

@@ -7,10 +7,10 @@ import msgspec
 import typer
 
 from streamq.model import Failure
-from streamq.runs.finding import kept_failures
+from streamq.runs.finding import failures_of_kept_run
 
 from .. import render
-from ..finding import found_request, is_named
+from ..finding import found_request, is_server_named
 from ..shared_options import JsonOption, PrefixOption, RunIdArgument, UrlOption
 
 HEADERS = (">PART", ">RECORD", "WHERE", ">ATTEMPTS", "ERROR")
@@ -53,27 +53,27 @@ def errors(
 
     streamq errors nightly --group
     """
-    failures = None if is_named(url) else kept_failures(request_id or "")
+    failures = None if is_server_named(url) else failures_of_kept_run(request_id or "")
     if failures is None:
         with found_request(request_id, url, prefix) as request:
             request.status()
             failures, request_id = request.errors(), request.id
-    found = _groups(failures) if is_grouped else failures
+    found = _groups_of_failures(failures) if is_grouped else failures
     shown = found[: limit or None]
     if as_json:
         render.as_json(shown)
     elif not found:
         render.note(f"{request_id}: nothing failed")
     elif is_grouped or is_traced:
-        render.data("\n".join(_block(each, is_traced=is_traced) for each in shown))
+        render.data("\n".join(_group_with_traceback(each, is_traced=is_traced) for each in shown))
     else:
         headers = FLOW_HEADERS if any(each.stage for each in failures) else HEADERS
-        render.data(render.table(headers, map(_row, failures[: limit or None])))
+        render.data(render.table(headers, map(_row_of_failure, failures[: limit or None])))
     if len(shown) < len(found):
         render.note(f"{len(shown):,} of {len(found):,} are shown; --limit 0 shows every one")
 
 
-def _groups(failures: list[Failure]) -> Sequence[Group | Failure]:
+def _groups_of_failures(failures: list[Failure]) -> Sequence[Group | Failure]:
     alike: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         alike.setdefault((failure.error, failure.message), []).append(failure)
@@ -81,29 +81,29 @@ def _groups(failures: list[Failure]) -> Sequence[Group | Failure]:
     return sorted(groups, key=lambda group: -group.count)
 
 
-def _block(each: Group | Failure, *, is_traced: bool) -> str:
+def _group_with_traceback(each: Group | Failure, *, is_traced: bool) -> str:
     """Return ``2x ValueError: no (e.g. part 1)``, with the traceback below it."""
     if isinstance(each, Group):
         failure = each.example
-        line = f"{each.count}x {_what(failure)} (e.g. {_place(failure)})"
+        line = f"{each.count}x {_error_and_message(failure)} (e.g. {_place_of_failure(failure)})"
     else:
         failure = each
-        line = f"{_place(failure)}: {_what(failure)}"
+        line = f"{_place_of_failure(failure)}: {_error_and_message(failure)}"
     trace = failure.traceback.splitlines() if is_traced else []
     return "\n".join([render.clean(line), *(f"    {render.clean(text)}" for text in trace)])
 
 
-def _row(failure: Failure) -> tuple[str, ...]:
+def _row_of_failure(failure: Failure) -> tuple[str, ...]:
     return (
         *((failure.stage, failure.item) if failure.stage else (f"{failure.part}",)),
         f"{failure.record or render.NOTHING}",
         where(failure) or render.NOTHING,
         f"{failure.attempts or render.NOTHING}",
-        _what(failure),
+        _error_and_message(failure),
     )
 
 
-def _place(failure: Failure) -> str:
+def _place_of_failure(failure: Failure) -> str:
     what = f"item {failure.item} in {failure.stage}" if failure.stage else f"part {failure.part}"
     places = [where(failure), what]
     if failure.record:
@@ -123,5 +123,5 @@ def where(failure: Failure) -> str:
     return f"{failure.source}:{failure.line}-{failure.last_line} ({records})"
 
 
-def _what(failure: Failure) -> str:
+def _error_and_message(failure: Failure) -> str:
     return f"{failure.error}: {failure.message}" if failure.message else failure.error

@@ -9,17 +9,17 @@ import typer
 
 from streamq.errors import InvalidValue
 from streamq.protocol.protocol import Protocol
-from streamq.queue.find import Item, ItemPart, ItemStage, find_item, requests_with
+from streamq.queue.find import Item, ItemPart, ItemStage, find_item, requests_with_item
 from streamq.records.keys import key_name
 
 from .. import render
-from ..connecting import connected, naming
-from ..finding import Place, place_of, queue_place
+from ..connecting import connected, naming_request
+from ..finding import Place, place_of_queue, place_of_request
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-#: Items in so many requests, or of one request, are shown at most.
+#: The most requests with the item, or the most items of one request, that are shown.
 _MOST_SHOWN = 10
-#: So many children that are not done are named in a line.
+#: How many children that are not done are named in a line.
 _MOST_NAMED = 3
 _MOST_CHARS = 120
 #: Nothing was found.
@@ -59,27 +59,31 @@ def find(
 
         streamq find --flow shop sku=B-62
     """
-    request_id, name, value = _read(words or [])
+    request_id, name, value = _read_find_arguments(words or [])
     if bool(item) == bool(name):
         raise InvalidValue("find what? Give FIELD=VALUE, such as sku=B-62, or ID --item N")
-    place = queue_place(url, prefix, queue)
+    place = place_of_queue(url, prefix, queue)
     if item or request_id:
-        place = place_of(request_id or None, url, prefix, queue=queue)
+        place = place_of_request(request_id or None, url, prefix, queue=queue)
     with connected(place.url, place.prefix) as protocol:
         if item:
-            with naming(place.ids[0]):
+            with naming_request(place.ids[0]):
                 found = [find_item(protocol, place.ids[0], None, item)]
         else:
-            ids = [request_id] if request_id else _searched(protocol, place, name, value, flow)
-            found = [_found(protocol, each, name, value) for each in ids[:_MOST_SHOWN]]
+            ids = (
+                [request_id]
+                if request_id
+                else _requests_to_search(protocol, place, name, value, flow)
+            )
+            found = [_find_in_request(protocol, each, name, value) for each in ids[:_MOST_SHOWN]]
             if len(ids) > _MOST_SHOWN:
                 render.note(f"{len(ids):,} requests have it; the newest {_MOST_SHOWN} are shown")
     items = [each for each in found if each]
     if as_json:
         render.as_json(items)
     elif items:
-        more = chain.from_iterable(_again(protocol, each) for each in items)
-        render.data("\n\n".join(_text(each) for each in [*items, *more]))
+        more = chain.from_iterable(_inputs_with_same_key(protocol, each) for each in items)
+        render.data("\n\n".join(_item_text(each) for each in [*items, *more]))
     if not items:
         what = f"item {item}" if item else f"{name}={value}"
         where = f"request {place.ids[0]}" if place.ids else f"the requests of queue {place.queue}"
@@ -87,7 +91,7 @@ def find(
         raise typer.Exit(_NOT_FOUND)
 
 
-def _read(words: list[str]) -> tuple[str, str, str]:
+def _read_find_arguments(words: list[str]) -> tuple[str, str, str]:
     """Return the request, the name of the key, and its value, as far as they were given."""
     request_id = name = value = ""
     for word in words:
@@ -101,24 +105,26 @@ def _read(words: list[str]) -> tuple[str, str, str]:
     return request_id, name, value
 
 
-def _searched(protocol: Protocol, place: Place, name: str, value: str, flow: str) -> list[str]:
+def _requests_to_search(
+    protocol: Protocol, place: Place, name: str, value: str, flow: str
+) -> list[str]:
     """Return the requests of a queue, or the run of this folder, that have the key."""
     ids: Iterable[str] = place.ids
     if not place.ids:
         pages = (protocol.newest(place.queue, closed=closed, page=500) for closed in (False, True))
         ids = dict.fromkeys(each for each in chain.from_iterable(pages) if "/" not in each)
-    return requests_with(protocol, list(ids), name, value, flow)
+    return requests_with_item(protocol, list(ids), name, value, flow)
 
 
-def _found(protocol: Protocol, request_id: str, name: str, value: str) -> Item | None:
-    with naming(request_id):
+def _find_in_request(protocol: Protocol, request_id: str, name: str, value: str) -> Item | None:
+    with naming_request(request_id):
         kept = protocol.inspect(request_id).optional_text("key")
         if kept and kept not in (name, "key", "."):
             raise InvalidValue(f"request {request_id} finds records by {kept}, not by {name}")
         return find_item(protocol, request_id, value)
 
 
-def _again(protocol: Protocol, item: Item) -> list[Item]:
+def _inputs_with_same_key(protocol: Protocol, item: Item) -> list[Item]:
     """Return the other inputs with the same key."""
     if not item.again:
         return []
@@ -132,16 +138,18 @@ def _again(protocol: Protocol, item: Item) -> list[Item]:
     return [msgspec.structs.replace(each, key=item.key, value=item.value) for each in found if each]
 
 
-def _text(item: Item) -> str:
+def _item_text(item: Item) -> str:
     """Return an item and a line for each stage."""
     key = f"  {item.key}={item.value}" if item.key else ""
     head = f"{item.request}  {'input' if '/' not in item.item else 'item'} {item.item}{key}"
     width = max(len(f"{each.number} {each.name}") for each in item.stages)
-    lines = [f"  {f'{each.number} {each.name}':<{width}}  {_stage(each)}" for each in item.stages]
+    lines = [
+        f"  {f'{each.number} {each.name}':<{width}}  {_stage_text(each)}" for each in item.stages
+    ]
     return "\n".join(render.clean(line) for line in [head, *lines])
 
 
-def _stage(stage: ItemStage) -> str:
+def _stage_text(stage: ItemStage) -> str:
     if stage.waits_for:
         return f"waits for {stage.waits_for:,} of {stage.children:,}"
     parts = [each for each in stage.parts if each.where]
@@ -150,16 +158,16 @@ def _stage(stage: ItemStage) -> str:
     if len(parts) == 1 and (stage.kind != "map" or "/" not in parts[0].item):
         children = f"{stage.children:,} {'child' if stage.children == 1 else 'children'}"
         is_spread = stage.kind == "spread" and parts[0].where == "done"
-        return _part(parts[0], f"  {children}" if is_spread else "")
+        return _part_text(parts[0], f"  {children}" if is_spread else "")
     told = [f"{count:,} {where}" for where, count in stage.counts.items() if where == "done"]
     others = [each for each in parts if each.where != "done"]
-    told += [f"{each.item} {_part(each)}" for each in others[:_MOST_NAMED]]
+    told += [f"{each.item} {_part_text(each)}" for each in others[:_MOST_NAMED]]
     if len(others) > _MOST_NAMED:
         told.append(f"{len(others) - _MOST_NAMED:,} more are not done")
     return ", ".join(told)
 
 
-def _part(part: ItemPart, more: str = "") -> str:
+def _part_text(part: ItemPart, more: str = "") -> str:
     is_back = part.where == "retry" and not part.due_ms and part.attempt == 1
     words = {
         "retry": "waiting, given back" if is_back else "in retry",

@@ -11,9 +11,9 @@ from streamq import units
 from streamq.errors import InvalidValue, ServerError
 from streamq.model import LIMIT, Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import callbacks_of, refuse_taken_names, with_deadline
+from streamq.queue.callbacks import callbacks_of, refuse_taken_callback_ids, with_deadline
 from streamq.queue.fleet import check_fleet, live_workers
-from streamq.records.names import expand
+from streamq.records.names import expand_file_names
 from streamq.records.remote import RemoteUnreachable
 from streamq.runs.load import Load
 from streamq.runs.load_requests import submit_lines
@@ -23,11 +23,11 @@ from streamq.worker.flow_reader import read_flow_apart
 
 from .. import panels, render
 from ..connecting import connected
-from ..option_structs import named, with_options
+from ..option_structs import option_name, with_options
 from ..request_options import RequestOptions
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-#: So many files that cannot be read are named.
+#: How many files that cannot be read are named.
 _MOST_TOLD = 3
 
 
@@ -166,12 +166,12 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
 
         streamq load big.csv --handler clean --limit 20
     """
-    options.handler = _handler(handler, flow)
+    options.handler = _handler_unless_flow(handler, flow)
     options.files, options.queue = files, queue
     options.limit, options.keep = limit, keep
     told = units.labels(dict(units.label(each) for each in labels or ()), "--label")
     name = units.request_id(request_id, Settings.from_env().team, "--id")
-    if check_format(options.form, named) == "requests":
+    if check_format(options.form, option_name) == "requests":
         if options.key or flow or canary or then or on_failure or finally_ or finish_by:
             raise InvalidValue(
                 "--flow, --key, --canary, --finish-by and callbacks are for one request, and "
@@ -184,7 +184,12 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     policy, size = options.source(read_flow_apart(flow, has_handlers=False) if flow else None)
     first = units.whole(canary, "--canary", 1) if canary else UNSET
     calls = callbacks_of(
-        queue=queue, keep=keep, then=then, on_failure=on_failure, finally_=finally_, named=named
+        queue=queue,
+        keep=keep,
+        then=then,
+        on_failure=on_failure,
+        finally_=finally_,
+        named=option_name,
     )
     policy = replace(
         policy,
@@ -196,7 +201,7 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     room = units.size_bytes(window, "--window") if window else 0
     with connected(url, prefix, advice="") as protocol:
         _check_workers(protocol, policy)
-        refuse_taken_names(protocol, name, policy)
+        refuse_taken_callback_ids(protocol, name, policy)
         load_ = Load(protocol, name, policy, size, window_bytes=room)
         try:
             parts = load_.run(lambda: None if as_json else typer.echo(name))
@@ -207,10 +212,10 @@ def load(  # noqa: PLR0913  the options of a load are many and flat
     if as_json:
         render.as_json({"id": name, "parts": parts})
         return
-    _tell(load_, name, policy.spec.files, parts)
+    _tell_what_was_loaded(load_, name, policy.spec.files, parts)
 
 
-def _tell(load_: Load, name: str, files: Sequence[str], parts: int) -> None:
+def _tell_what_was_loaded(load_: Load, name: str, files: Sequence[str], parts: int) -> None:
     """Tell what was loaded, and what was not."""
     for why in load_.refused[:_MOST_TOLD]:
         render.warning(f"{why}. It is one failure, and the other files are loaded")
@@ -219,10 +224,10 @@ def _tell(load_: Load, name: str, files: Sequence[str], parts: int) -> None:
     for words in load_.keys.words():
         render.warning(words)
     blank = render.blank_lines(load_.blank_lines)
-    render.note(f"loaded {_few(files)}: {render.count(parts, 'part')}{blank}")
+    render.note(f"loaded {_few_names(files)}: {render.count(parts, 'part')}{blank}")
 
 
-def _handler(handler: str, flow: str) -> str:
+def _handler_unless_flow(handler: str, flow: str) -> str:
     if bool(handler) == bool(flow):
         raise InvalidValue("give either --handler or --flow")
     return handler
@@ -269,7 +274,7 @@ def _load_requests(
     can_go_on: bool,
     as_json: bool,
 ) -> None:
-    files = expand(patterns)
+    files = expand_file_names(patterns)
     ids: list[str] = []
     tell = ids.append if as_json else typer.echo
     with connected(url, prefix, advice="") as protocol:
@@ -282,8 +287,8 @@ def _load_requests(
     if as_json:
         render.as_json({"ids": ids, "requests": count})
         return
-    render.note(f"loaded {_few(files)}: {render.count(count, 'request')}")
+    render.note(f"loaded {_few_names(files)}: {render.count(count, 'request')}")
 
 
-def _few(names: Sequence[str]) -> str:
+def _few_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{' ...' if names[3:] else ''}"

@@ -11,12 +11,12 @@ from streamq import units
 from streamq.errors import Damaged, RequestUnknown
 from streamq.model import Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.listing import MOST_LOOKS, Glimpse, find
+from streamq.queue.listing import MOST_LOOKS, Glimpse, find_requests
 from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected
-from ..finding import queue_place
+from ..finding import place_of_queue
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 HEADERS = (
@@ -103,16 +103,16 @@ def ls(
         )
 
     most = MOST_LOOKS if rows else None
-    place = queue_place(url, prefix, queue)
+    place = place_of_queue(url, prefix, queue)
     with connected(place.url, place.prefix) as protocol:
-        found = find(protocol, place.queue, fits, ended=has_ended, most=most)
-        shown = list(islice(_statuses(protocol, found.requests), rows or None))
+        found = find_requests(protocol, place.queue, fits, ended=has_ended, most=most)
+        shown = list(islice(_statuses_of_glimpses(protocol, found.requests), rows or None))
     for request_id in found.damaged:
         render.warning(f"{request_id}: what the server has of it cannot be read")
     if as_json:
         render.as_json(shown)
     else:
-        render.data(_table(shown))
+        render.data(_table_of_requests(shown))
     is_narrow = bool(is_failed or handler or wanted)
     if len(found.requests) > len(shown) and rows:
         render.note(f"only the newest {rows} are shown; -n 0 shows every one")
@@ -129,7 +129,7 @@ def ls(
         )
 
 
-def _statuses(protocol: Protocol, found: Iterable[Glimpse]) -> Iterator[Status]:
+def _statuses_of_glimpses(protocol: Protocol, found: Iterable[Glimpse]) -> Iterator[Status]:
     for each in found:
         try:
             yield Request(protocol, each.id).status()
@@ -139,14 +139,16 @@ def _statuses(protocol: Protocol, found: Iterable[Glimpse]) -> Iterator[Status]:
             render.warning(f"{each.id}: {error}")
 
 
-def _table(shown: Sequence[Status]) -> str:
+def _table_of_requests(shown: Sequence[Status]) -> str:
     """Return the table; labels have a column of their own if a request has any."""
     has_labels = any(status.labels for status in shown)
-    rows = [_row(status) + (render.labels(status.labels),) * has_labels for status in shown]
+    rows = [
+        _row_of_request(status) + (render.labels(status.labels),) * has_labels for status in shown
+    ]
     return render.table(HEADERS + ("LABELS",) * has_labels, rows)
 
 
-def _row(status: Status) -> tuple[str, ...]:
+def _row_of_request(status: Status) -> tuple[str, ...]:
     return (
         status.id,
         status.handler,

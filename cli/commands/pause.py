@@ -4,7 +4,7 @@ from typing import Any
 
 from streamq.queue.request import Request
 
-from ..finding import steer
+from ..finding import steer_each_request
 from ..shared_options import JsonOption, PrefixOption, RunIdsArgument, UrlOption
 
 
@@ -23,4 +23,4 @@ def pause(
         request.pause()
         return "paused", {"paused": True}
 
-    steer(ids or [], url, prefix, act, lambda _: "pause", as_json=as_json)
+    steer_each_request(ids or [], url, prefix, act, lambda _: "pause", as_json=as_json)

@@ -9,12 +9,12 @@ import typer
 from streamq import units
 from streamq.errors import InvalidValue, RequestOpen
 from streamq.model import Status
-from streamq.queue.listing import Glimpse, ended_before, find
+from streamq.queue.listing import Glimpse, find_requests, requests_ended_before
 from streamq.queue.request import Request
 
 from .. import render
 from ..connecting import connected
-from ..finding import steer
+from ..finding import steer_each_request
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 HEADERS = ("ID", "HANDLER", "STATE", ">ENDED")
@@ -70,10 +70,10 @@ def purge(
             if ids
             else "which requests? Give their ids, --older-than 7d or --state done"
         )
-    chosen = _search(older_than, state, queue, url, prefix) if is_search else {}
+    chosen = _search_ended_requests(older_than, state, queue, url, prefix) if is_search else {}
     wanted = list(chosen) if is_search else list(dict.fromkeys(ids or ()))
     if is_dry or not wanted:
-        _show(wanted, chosen, as_json=as_json, url=url, prefix=prefix)
+        _show_what_would_be_purged(wanted, chosen, as_json=as_json, url=url, prefix=prefix)
         return
     if not is_sure:
         what = f"{render.count(len(wanted), 'request')} with all results"
@@ -82,29 +82,29 @@ def purge(
         typer.confirm(f"Purge {what}?", abort=True, err=True)
 
     def act(request: Request) -> tuple[str, dict[str, Any]]:
-        status = _ended(request)
+        status = _status_if_ended(request)
         seen = chosen.get(request.id)
         if seen and (status.finished_ms or 0) != seen.finished_ms:
             raise RequestOpen("it was run again meanwhile, and is left alone")
         request.purge()
         return "purged", {"purged": True, "state": status.state, "finished_ms": status.finished_ms}
 
-    steer(wanted, url, prefix, act, lambda _: "purge", as_json=as_json)
+    steer_each_request(wanted, url, prefix, act, lambda _: "purge", as_json=as_json)
 
 
-def _ended(request: Request) -> Status:
+def _status_if_ended(request: Request) -> Status:
     status = request.status()
     if status.state.is_live:
         raise RequestOpen(f"the request is {status.state}: cancel it first")
     return status
 
 
-def _search(
+def _search_ended_requests(
     older_than: str | None, state: Ended | None, queue: str, url: str | None, prefix: str | None
 ) -> dict[str, Glimpse]:
     """Return the ended requests that fit, the oldest first."""
     seconds = units.duration_ms(older_than or "0s", "--older-than") / 1e3
-    is_old = ended_before(seconds)
+    is_old = requests_ended_before(seconds)
 
     def fits(each: Glimpse) -> bool:
         return (is_old(each) if older_than else not each.state.is_live) and (
@@ -112,13 +112,13 @@ def _search(
         )
 
     with connected(url, prefix) as protocol:
-        found = find(protocol, queue, fits, ended=True, most=None)
+        found = find_requests(protocol, queue, fits, ended=True, most=None)
     for request_id in found.damaged:
         render.warning(f"{request_id}: what the server has of it cannot be read; it is left alone")
     return {each.id: each for each in reversed(found.requests)}
 
 
-def _show(
+def _show_what_would_be_purged(
     wanted: list[str],
     chosen: dict[str, Glimpse],
     *,
@@ -130,11 +130,11 @@ def _show(
     if wanted and not chosen:
 
         def act(request: Request) -> tuple[str, dict[str, Any]]:
-            status = _ended(request)
+            status = _status_if_ended(request)
             values = {"purged": False, "state": status.state, "finished_ms": status.finished_ms}
             return "would be purged", values
 
-        steer(wanted, url, prefix, act, None, as_json=as_json)
+        steer_each_request(wanted, url, prefix, act, None, as_json=as_json)
         return
     if as_json:
         render.as_json(

@@ -4,7 +4,7 @@ from typing import Any
 
 from streamq.queue.request import Request
 
-from ..finding import steer
+from ..finding import steer_each_request
 from ..shared_options import JsonOption, PrefixOption, RunIdsArgument, UrlOption
 
 
@@ -25,4 +25,4 @@ def release(
         request.release()
         return "released", {"canary": None}
 
-    steer(ids or [], url, prefix, act, lambda _: "release", as_json=as_json)
+    steer_each_request(ids or [], url, prefix, act, lambda _: "release", as_json=as_json)

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from streamq.errors import InvalidValue
+from streamq.queue.request import Request
 
 from .. import render
-from ..connecting import connected, naming
+from ..connecting import connected, naming_request
 from ..shared_options import IdArgument, JsonOption, PrefixOption, UrlOption
 
 
@@ -34,8 +35,8 @@ def report(
     target = Path(output)
     if target.exists() and not force:
         raise InvalidValue(f"{output} exists: give another name, or --force")
-    with connected(url, prefix) as protocol, naming(request_id):
-        page = make_report(protocol, request_id)
+    with connected(url, prefix) as protocol, naming_request(request_id):
+        page = make_report(protocol, Request(protocol, request_id).id)
     try:
         target.write_bytes(page)
     except OSError as error:

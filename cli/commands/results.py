@@ -12,13 +12,20 @@ from streamq.model import State, Status
 from streamq.queue.request import Request
 from streamq.records.gaps import gaps_beside
 from streamq.records.manifest import check_manifest, write_manifest
-from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
-from streamq.runs.collect import Collector, show, write_errors
-from streamq.runs.committed import file_of
+from streamq.records.outputs import (
+    FORMS,
+    FileOutput,
+    check_keys,
+    check_output_name,
+    form_by_output_name,
+    is_stream_output,
+)
+from streamq.runs.collect import Collector, show_results, write_errors
+from streamq.runs.committed import file_of_committed
 
 from .. import render
-from ..connecting import connected, naming
-from ..finding import Place, place_of
+from ..connecting import connected, naming_request
+from ..finding import Place, place_of_request
 from ..shared_options import PrefixOption, RunIdArgument, UrlOption
 
 
@@ -53,7 +60,7 @@ def results(
         typer.Option(
             "--output-format",
             metavar="|".join(FORMS),
-            help="Write each result as JSON, as a CSV row, or as the text it is.",
+            help="Write each result as JSON, as a row of CSV or TSV, or as the text it is.",
             show_default="by the name of the output",
         ),
     ] = "",
@@ -90,18 +97,19 @@ def results(
 
         streamq results ID -o out.jsonl --follow
     """
-    check_name(output, form)
-    form = form or form_of(output)
-    _check(form, output, is_ordered=is_ordered, has_keys=has_keys)
-    place = place_of(request_id, url, prefix)
+    check_output_name(output, form)
+    form = form or form_by_output_name(output)
+    _check_result_options(form, output, is_ordered=is_ordered, has_keys=has_keys)
+    place = place_of_request(request_id, url, prefix)
     request_id = place.ids[0]
     _refuse_run(place, output)
-    with connected(place.url, place.prefix) as protocol, naming(request_id):
+    with connected(place.url, place.prefix) as protocol, naming_request(request_id):
+        request = Request(protocol, request_id)
         if not output:
-            for data in show(protocol, request_id, form, follow=follow, has_keys=has_keys):
+            for data in show_results(protocol, request_id, form, follow=follow, has_keys=has_keys):
                 sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-            _account(Request(protocol, request_id), file_of(protocol, request_id))
+            _account_for_unshown_results(request, file_of_committed(protocol, request_id))
             return
         path = Path(output)
         if has_manifest:
@@ -120,7 +128,6 @@ def results(
             render.note("stopped; the same command goes on")
             raise
         if is_complete:
-            request = Request(protocol, request_id)
             render.failures(collector.failures, write_errors(collector.failures, path))
             if has_manifest:
                 files = protocol.inspect(request_id).spec.files
@@ -136,7 +143,7 @@ def _refuse_run(place: Place, output: str) -> None:
         raise InvalidValue(f"run {place.run.id} itself writes its results, to {place.run.output}")
 
 
-def _check(form: str, output: str, *, is_ordered: bool, has_keys: bool) -> None:
+def _check_result_options(form: str, output: str, *, is_ordered: bool, has_keys: bool) -> None:
     if form not in FORMS:
         raise InvalidValue(f"--output-format {form!r} is none of {', '.join(FORMS)}")
     if has_keys:
@@ -144,11 +151,11 @@ def _check(form: str, output: str, *, is_ordered: bool, has_keys: bool) -> None:
     if not output and not is_ordered:
         raise InvalidValue("--unordered goes with -o FILE")
     units.file_name(str(Path(output).absolute()))
-    if output and is_stream(Path(output)):
+    if output and is_stream_output(Path(output)):
         raise InvalidValue(f"{output} is no regular file: leave -o out, and use the shell's >")
 
 
-def _account(request: Request, file: str) -> None:
+def _account_for_unshown_results(request: Request, file: str) -> None:
     """Tell the user which results were not among those shown."""
     status = request.status()
     if file:

@@ -4,7 +4,7 @@ from typing import Any
 
 from streamq.queue.request import Request
 
-from ..finding import steer
+from ..finding import steer_each_request
 from ..shared_options import JsonOption, PrefixOption, RunIdsArgument, UrlOption
 
 
@@ -23,4 +23,4 @@ def resume(
         request.resume()
         return "resumed", {"paused": False}
 
-    steer(ids or [], url, prefix, act, lambda _: "resume", as_json=as_json)
+    steer_each_request(ids or [], url, prefix, act, lambda _: "resume", as_json=as_json)

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from streamq.queue.changes import Change, note, this_user
+from streamq.queue.changes import Change, note_change, user_who_changes
 from streamq.queue.request import Request
 
 from .. import render
-from ..connecting import connected, naming
+from ..connecting import connected, naming_request
 from ..shared_options import IdArgument, JsonOption, PrefixOption, UrlOption
 
 
@@ -30,11 +30,13 @@ def retry(
 
     streamq retry nightly
     """
-    with connected(url, prefix) as protocol, naming(request_id):
+    with connected(url, prefix) as protocol, naming_request(request_id):
         request = Request(protocol, request_id)
         queue = request.status().queue
         parts = request.retry(stage=stage)
-        note(protocol, queue, Change(who=this_user(), what="retry", request=request_id))
+        note_change(
+            protocol, queue, Change(who=user_who_changes(), what="retry", request=request_id)
+        )
     if as_json:
         render.as_json({"id": request_id, "parts": parts})
         return

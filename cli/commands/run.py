@@ -14,12 +14,12 @@ from streamq import units
 from streamq.errors import InvalidValue
 from streamq.records import outputs
 from streamq.records.remote import is_remote
-from streamq.runs.folder import Beginning, RunFolder, beginning_of
+from streamq.runs.folder import Beginning, RunFolder, beginning_of_run
 from streamq.runs.home import load_plan
-from streamq.runs.options import KEEP, Capacity, capacity, describe_run
+from streamq.runs.options import KEEP, Capacity, capacity_options, describe_run
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.same import on_server, server_name
-from streamq.runs.spooling import spooled
+from streamq.runs.same import name_of_server, plan_on_server
+from streamq.runs.spooling import spooled_plan
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS
@@ -27,7 +27,7 @@ from streamq.worker.spawning import Spawner
 
 from .. import panels, render
 from ..connecting import named_server
-from ..option_structs import named, with_options
+from ..option_structs import option_name, with_options
 from ..request_options import RequestOptions
 from ..resuming import resume_hint
 from ..shared_options import (
@@ -40,7 +40,7 @@ from ..shared_options import (
     UrlOption,
     configure_logs,
 )
-from ..ui import watched
+from ..ui import dashboard_shown_meanwhile
 
 
 class RunOptions(msgspec.Struct, kw_only=True):
@@ -113,7 +113,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
         typer.Option(
             "--output-format",
             metavar="|".join(outputs.FORMS),
-            help="Write each result as JSON, as a CSV row, or as the text it is.",
+            help="Write each result as JSON, as a row of CSV or TSV, or as the text it is.",
             show_default="by the name of the output",
             rich_help_panel=panels.OUTPUT,
         ),
@@ -198,11 +198,11 @@ class RunOptions(msgspec.Struct, kw_only=True):
         bool,
         typer.Option(
             "--spool/--no-spool",
-            help="Let processes read local files and keep results in files of the run, instead of "
-            "sending all bytes through its server. The files must not change meanwhile.",
+            help="Let processes read local files themselves and keep results in files of the run. "
+            "With --no-spool all bytes go through its server, and inputs may change meanwhile.",
             rich_help_panel=panels.SPEED,
         ),
-    ] = False
+    ] = True
     is_json: Annotated[
         bool, typer.Option("--json", help="Print the summary at the end as JSON, for programs.")
     ] = False
@@ -225,17 +225,17 @@ class RunOptions(msgspec.Struct, kw_only=True):
     @property
     def beginning(self) -> Beginning:
         """How the run begins."""
-        return beginning_of(resume=self.resume, retry=self.retry, is_fresh=self.is_fresh)
+        return beginning_of_run(resume=self.resume, retry=self.retry, is_fresh=self.is_fresh)
 
     @property
     def room(self) -> Capacity:
         """How many processes there are, and how many parts run at once."""
-        return capacity(self.processes, self.slots)
+        return capacity_options(self.processes, self.slots)
 
     @property
     def argv(self) -> tuple[str, ...]:
         """The words of the program to run; empty without ``--exec``."""
-        return program.words_of(self.command)
+        return program.words_of_program(self.command)
 
     def stored_plan(self) -> Plan:
         """Return the run that is gone on with or retried.
@@ -271,7 +271,7 @@ class RunOptions(msgspec.Struct, kw_only=True):
             keep=self.keep,
             manifest=self.has_manifest,
             queue=request.queue,
-            named=named,
+            named=option_name,
             **request.given(),
         )
 
@@ -301,19 +301,19 @@ def run(
         plan = options.plan(request) if not options.stored else options.stored_plan()
         given_url = named_server(url, prefix)  # checked before anything is stored
         prefix = prefix or Settings.from_env().prefix
-        plan = on_server(plan, server_name(given_url, prefix))
+        plan = plan_on_server(plan, name_of_server(given_url, prefix))
         if not options.stored:
-            plan = spooled(plan, is_wanted=options.is_spooled)
+            plan = spooled_plan(plan, is_wanted=options.is_spooled)
         begun = time.monotonic()
-        folder = RunFolder(plan, options.beginning, named=named)
-        with folder.held(), _hinted(folder), folder.server(given_url, prefix) as address:
+        folder = RunFolder(plan, options.beginning, named=option_name)
+        with folder.held(), _resume_hinted(folder), folder.server(given_url, prefix) as address:
             # Importing redis-py takes about as long as server and processes take to start.
-            from streamq.runs.retry import new_run
+            from streamq.runs.retry import new_retry_run
 
             from ..run_report import RunReport
 
             report = RunReport(folder, begun=begun)
-            this_run = new_run(
+            this_run = new_retry_run(
                 folder,
                 address(),
                 prefix,
@@ -322,13 +322,15 @@ def run(
                 spawner=None if options.stored else spawner,
                 on_begun=report.begin,
             )
-            with watched(address(), prefix, folder.plan.policy.queue, wanted=options.has_ui):
+            with dashboard_shown_meanwhile(
+                address(), prefix, folder.plan.policy.queue, wanted=options.has_ui
+            ):
                 status = report.work(this_run, force=options.force)
     raise typer.Exit(report.sum_up(this_run, status, is_json=options.is_json))
 
 
 @contextmanager
-def _hinted(folder: RunFolder) -> Generator[None]:
+def _resume_hinted(folder: RunFolder) -> Generator[None]:
     """Tell the user how to resume a run that Ctrl-C ends."""
     if folder.is_found:
         render.note(f"going on with run {folder.plan.id}, which was stopped; --fresh starts over")
@@ -351,5 +353,5 @@ def _place_of(output: str) -> str:
     if not output:
         raise InvalidValue("where to? Give -o FILE, or -o - for this terminal")
     if is_remote(output):
-        outputs.check_name(output)
+        outputs.check_output_name(output)
     return units.file_name(str(Path(output).absolute()))

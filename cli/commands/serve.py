@@ -138,36 +138,40 @@ def serve(
     try:
         from streamq.gateway import supervisor
         from streamq.gateway.listener import Tls
-        from streamq.gateway.service import Options, serve
+        from streamq.gateway.service import Options, serve_gateway
 
         if doors.grpc:
             import_module("streamq.gateway.grpc_service")
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
-    host, port = _address(listen, "--listen")
+        raise _missing_package(error) from None
+    host, port = _address_option(listen, "--listen")
     options = Options(
         host=host,
         port=port,
         queues=tuple(units.name(queue, "queue") for queue in dict.fromkeys(queues)),
-        grpc=_address(doors.grpc, "--grpc") if doors.grpc and not doors.is_read_only else None,
+        grpc=_address_option(doors.grpc, "--grpc")
+        if doors.grpc and not doors.is_read_only
+        else None,
         grace_s=units.duration_ms(grace, "--grace") / 1e3,
         keys=doors.keys,
         tls=Tls(doors.tls_cert, doors.tls_key, doors.tls_client_ca),
         is_insecure=Settings.from_env().insecure,
-        origin=_origin(doors.origin),
+        origin=_origin_option(doors.origin),
         is_read_only=doors.is_read_only,
         health_port=doors.health_port,
         connections=doors.max_connections,
     )
     configure_logs(log_level, log_format)
-    if processes > 1 and supervisor.secret() is None:
+    if processes > 1 and supervisor.secret_of_processes() is None:
         if options.grpc and not options.grpc[1]:
             raise InvalidValue("several processes share a port: give --grpc one that is not 0")
-        several = supervisor.Supervisor(sys.argv[1:], processes, host, port, doors.health_port)
+        several = supervisor.GatewaySupervisor(
+            sys.argv[1:], processes, host, port, doors.health_port
+        )
         several.run(options.grace_s)
         return
     with connected(url, prefix, is_patient=False, is_warned=True) as protocol:
-        serve(protocol, options, lambda address: render.note(f"serving at {address}"))
+        serve_gateway(protocol, options, lambda address: render.note(f"serving at {address}"))
 
 
 def key(
@@ -197,13 +201,13 @@ def key(
         from streamq.gateway import keys as key_file
         from streamq.gateway.roles import Role
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise _missing_package(error) from None
     chosen = [
         units.name(queue, "queue") for words in queues or () for queue in words.split(",") if queue
     ]
     lasts_s = units.duration_ms(expires, "--expires") / 1e3 if expires else None
     units.name(name, "key")
-    text = key_file.add(keys, name, Role(role.value), chosen or None, lasts_s)
+    text = key_file.add_key(keys, name, Role(role.value), chosen or None, lasts_s)
     if as_json:
         render.as_json({"name": name, "role": role.value, "key": text, "file": str(keys)})
         return
@@ -212,21 +216,21 @@ def key(
     render.note(f"gateways need it: streamq serve --keys {keys}")
 
 
-def _missing(error: ModuleNotFoundError) -> SettingsError:
+def _missing_package(error: ModuleNotFoundError) -> SettingsError:
     extra = "grpc" if str(error.name).startswith(("grpc", "google")) else "serve"
     return SettingsError(
         f"the gateway needs the package {error.name}: pip install 'streamq[{extra}]'"
     )
 
 
-def _address(text: str, option: str) -> tuple[str, int]:
+def _address_option(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not host:
         raise InvalidValue(f"{option} {text!r}: write 127.0.0.1:8470 or [::1]:8470")
     return host.strip("[]"), units.whole(int(port), option, 0, 65_535)
 
 
-def _origin(text: str) -> str:
+def _origin_option(text: str) -> str:
     if text and not text.startswith(("http://", "https://")):
         raise InvalidValue(f"--origin {text!r}: write https://queue.example")
     return text

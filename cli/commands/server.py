@@ -72,14 +72,14 @@ def server(
     if is_stopping:
         if is_detached or port is not None:
             raise InvalidValue("--stop goes with --dir only")
-        _stop(directory or detached.HOME, as_json=as_json)
+        _stop_server(directory or detached.HOME, as_json=as_json)
     elif is_detached:
-        _detach(directory or detached.HOME, port, as_json=as_json)
+        _detach_server(directory or detached.HOME, port, as_json=as_json)
     else:
-        _serve(cluster, replicas, port, directory, as_json=as_json)
+        _serve_until_signal(cluster, replicas, port, directory, as_json=as_json)
 
 
-def _serve(
+def _serve_until_signal(
     cluster: int, replicas: int, port: int | None, directory: Path | None, *, as_json: bool
 ) -> None:
     """Run a server in this process, until a signal comes."""
@@ -91,9 +91,11 @@ def _serve(
         if cluster
         else LocalServer.start(directory, persist=directory is not None, port=port)
     )
-    with detached.announced(directory, started.url) if directory else nullcontext(), started:
+    with detached.announced_server(directory, started.url) if directory else nullcontext(), started:
         if as_json:
-            render.as_json(_told(detached.Serving(started.url, os.getpid(), str(directory or ""))))
+            render.as_json(
+                _serving_as_dict(detached.Serving(started.url, os.getpid(), str(directory or "")))
+            )
             sys.stdout.flush()
         else:
             typer.echo(started.url)
@@ -105,16 +107,16 @@ def _serve(
             typer.echo("stopped", err=True)
 
 
-def _detach(folder: Path, port: int | None, *, as_json: bool) -> None:
+def _detach_server(folder: Path, port: int | None, *, as_json: bool) -> None:
     # -P: a module in the current folder must not be taken for one of ours.
     command = [sys.executable, "-P", "-m", "streamq.cli", "server", "--dir", str(folder.absolute())]
     if port is not None:
         command += ["--port", str(port)]
-    serving, is_new = detached.start(folder, command)
+    serving, is_new = detached.start_detached(folder, command)
     if port and not serving.url.endswith(f":{port}"):
         raise ServerError(f"a server runs in {folder} already, at {serving.url}; --stop ends it")
     if as_json:
-        render.as_json(_told(serving) | {"new": is_new})
+        render.as_json(_serving_as_dict(serving) | {"new": is_new})
         return
     typer.echo(serving.url)
     where = "" if folder == detached.HOME else f" --dir {shlex.quote(str(folder))}"
@@ -122,15 +124,15 @@ def _detach(folder: Path, port: int | None, *, as_json: bool) -> None:
     render.note(f"{how}, process {serving.pid}; data in {folder}; streamq server --stop{where}")
 
 
-def _stop(folder: Path, *, as_json: bool) -> None:
-    serving = detached.stop(folder)
+def _stop_server(folder: Path, *, as_json: bool) -> None:
+    serving = detached.stop_detached(folder)
     if as_json:
-        render.as_json(_told(serving) if serving else None)
+        render.as_json(_serving_as_dict(serving) if serving else None)
     elif serving:
         render.note(f"stopped, process {serving.pid}; data stay in {folder}")
     if serving is None:
         raise ServerError(f"no server runs in {folder}")
 
 
-def _told(serving: detached.Serving) -> dict[str, Any]:
+def _serving_as_dict(serving: detached.Serving) -> dict[str, Any]:
     return {"url": serving.url, "pid": serving.pid, "dir": serving.folder or None}

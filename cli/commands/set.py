@@ -5,10 +5,10 @@ from typing import Annotated, Any
 import typer
 
 from streamq.errors import InvalidValue
-from streamq.queue.changes import describe
+from streamq.queue.changes import describe_change
 from streamq.queue.request import Request
 
-from ..finding import steer
+from ..finding import steer_each_request
 from ..shared_options import JsonOption, PrefixOption, RunIdArgument, UrlOption
 
 
@@ -59,11 +59,11 @@ def set_(
         request.set(level=level, limit=limit, rate=rate, weight=weight, stage=stage or None)
         return ", ".join(f"{name} {value}" for name, value in changes.items()), changes
 
-    steer(
+    steer_each_request(
         [request_id] if request_id else [],
         url,
         prefix,
         act,
-        lambda before: describe(before, changes),
+        lambda before: describe_change(before, changes),
         as_json=as_json,
     )

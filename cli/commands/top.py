@@ -20,7 +20,7 @@ from streamq.queue.watching import View, Watch, Watched
 
 from .. import render
 from ..connecting import connected
-from ..finding import queue_place
+from ..finding import place_of_queue
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
 EVERY_S = 1.0
@@ -84,11 +84,11 @@ def top(
     """
     if sort not in SORTS:
         raise InvalidValue(f"--sort {sort!r} is none of {', '.join(SORTS)}")
-    place = queue_place(url, prefix, queue)
+    place = place_of_queue(url, prefix, queue)
     queue = place.queue
     with connected(place.url, place.prefix, is_patient=is_once or as_json) as protocol:
         if is_once or as_json:
-            view = _whole(Watch(protocol, queue))
+            view = _view_read_once(Watch(protocol, queue))
             if as_json:
                 render.as_json(_for_programs(view, sort))
                 return
@@ -99,7 +99,7 @@ def top(
             raise InvalidValue("this is no terminal to watch on: say --once or --json")
         hasty = protocol.hasty(REPLY_S)
         try:
-            _watch(Watch(hasty, queue), queue, sort)
+            _watch_until_q(Watch(hasty, queue), queue, sort)
         finally:
             hasty.connection.close()
 
@@ -123,9 +123,9 @@ def frame(
         f"streamq top - queue {view.queue}, {render.count(view.open, 'request')} open, "
         f"by {name}  {note}".rstrip(),
         f"{render.count(len(view.workers), 'worker')}, {busy:,} of {slots:,} slots busy",
-        _levels(view),
+        _levels_line(view),
     ]
-    workers = [_worker(each) for each in sorted(view.workers, key=lambda each: -each.busy)]
+    workers = [_worker_line(each) for each in sorted(view.workers, key=lambda each: -each.busy)]
     if height is None:
         rows = len(requests)
     else:
@@ -137,7 +137,7 @@ def frame(
         workers = _cut_off(workers, kept)
     first = max(0, min(first, len(requests) - rows))
     some = requests[first : first + rows]
-    lines = [*head, *_table([_cells(each) for each in some], width)]
+    lines = [*head, *_top_table([_cells_of_request(each) for each in some], width)]
     if height is not None:
         above, below = first, len(requests) - first - len(some)
         lines += [""] * (rows - len(some))
@@ -147,10 +147,12 @@ def frame(
     if height is not None:
         lines.append("n newest  p progress  r rate  f failures  l level  arrows  q quit")
         lines = lines[:height]
-    return Frame([_fit(line, width) for line in lines], [each.status.id for each in some], first)
+    return Frame(
+        [_cut_to_columns(line, width) for line in lines], [each.status.id for each in some], first
+    )
 
 
-def _cells(each: Watched) -> tuple[str, ...]:
+def _cells_of_request(each: Watched) -> tuple[str, ...]:
     status = each.status
     return (
         status.id,
@@ -158,16 +160,16 @@ def _cells(each: Watched) -> tuple[str, ...]:
         f"{status.level}",
         status.handler,
         render.labels(status.labels) or render.NOTHING,
-        f"{_short(status.parts.done)}/{_short(status.parts.total)}",
-        _short(status.records.total),
+        f"{_short_number(status.parts.done)}/{_short_number(status.parts.total)}",
+        _short_number(status.records.total),
         render.rate(each.rate) if each.rate else render.NOTHING,
         render.NOTHING if each.eta_s is None else render.span(each.eta_s * 1e3),
-        _short(status.records.failed or status.parts.failed),
+        _short_number(status.records.failed or status.parts.failed),
         f"{status.parts.running}/{status.limit}",
     )
 
 
-def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+def _top_table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     """Return the lines of the table. Long ids, handlers and labels are cut to fit the width."""
     names = [header.lstrip(">") for header in HEADERS]
     lines = [tuple(names), *(tuple(render.clean(cell) for cell in row) for row in rows)]
@@ -183,19 +185,21 @@ def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
         surplus -= 1
 
     def cell(text: str, at: int) -> str:
-        cut = _fit(text, widths[at])
+        cut = _cut_to_columns(text, widths[at])
         padding = " " * (widths[at] - cell_len(cut))
         return padding + cut if HEADERS[at].startswith(">") else cut + padding
 
     return [" ".join(cell(text, at) for at, text in enumerate(line)).rstrip() for line in lines]
 
 
-def _levels(view: View) -> str:
-    waiting = ", ".join(f"{level}: {_short(tokens)}" for level, tokens in view.levels.items())
+def _levels_line(view: View) -> str:
+    waiting = ", ".join(
+        f"{level}: {_short_number(tokens)}" for level, tokens in view.levels.items()
+    )
     return f"tokens waiting by level  {waiting or render.NOTHING}"
 
 
-def _worker(worker: Any) -> str:
+def _worker_line(worker: Any) -> str:
     names = ",".join(worker.handlers) or render.NOTHING
     return (
         f"  {worker.busy:>4}/{worker.slots:<4} {render.clean(worker.name)}  {render.clean(names)}"
@@ -209,14 +213,14 @@ def _cut_off(lines: list[str], most: int) -> list[str]:
     return [*lines[: most - 1], f"  and {len(lines) - most + 1:,} more"]
 
 
-def _fit(text: str, width: int) -> str:
+def _cut_to_columns(text: str, width: int) -> str:
     """Return the text cut to so many columns; some characters take two."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(0, width - 1)) + "…"
 
 
-def _short(number: float) -> str:
+def _short_number(number: float) -> str:
     """Return ``950``, ``12k``, ``1.2M``."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if number >= size:
@@ -225,7 +229,7 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _whole(watch: Watch) -> View:
+def _view_read_once(watch: Watch) -> View:
     """Return a view in which every request was read once."""
     view = watch.look()
     while watch.unread:
@@ -247,7 +251,7 @@ def _for_programs(view: View, sort: str) -> dict[str, Any]:
     }
 
 
-def _watch(watch: Watch, queue: str, sort: str) -> None:
+def _watch_until_q(watch: Watch, queue: str, sort: str) -> None:
     """Show the queue until somebody types q, once a second and after each key."""
     from rich.console import Console
     from rich.live import Live
@@ -256,7 +260,7 @@ def _watch(watch: Watch, queue: str, sort: str) -> None:
     console = Console(highlight=False)
     view = View(queue=queue, requests=[], open=0, levels={}, workers=[])
     picture, first, note, look_at = Frame([], [], 0), 0, "", 0.0
-    with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+    with _keys_one_by_one() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             if time.monotonic() >= look_at:
                 try:
@@ -268,7 +272,7 @@ def _watch(watch: Watch, queue: str, sort: str) -> None:
             picture = frame(view, sort, size.width, size.height, first, note)
             first = picture.first
             between = Text("\n", no_wrap=True, overflow="crop")
-            live.update(between.join(map(_painted, picture.lines)), refresh=True)
+            live.update(between.join(map(_painted_state, picture.lines)), refresh=True)
             page = max(1, len(picture.shown))
             for key in keys(max(0.0, look_at - time.monotonic())):
                 if key in ("q", "Q", "\x03", ""):
@@ -279,7 +283,7 @@ def _watch(watch: Watch, queue: str, sort: str) -> None:
                 first = max(0, first + steps.get(key, 0))
 
 
-def _painted(line: str) -> Any:
+def _painted_state(line: str) -> Any:
     """Return the line with the words of a state in their colours; without any under NO_COLOR."""
     from rich.text import Text
 
@@ -292,7 +296,7 @@ def _painted(line: str) -> Any:
 
 
 @contextmanager
-def _keys() -> Generator[Callable[[float], Iterable[str]]]:
+def _keys_one_by_one() -> Generator[Callable[[float], Iterable[str]]]:
     """Let keys be read one by one. The terminal is as before at the end."""
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamq.records.manifest import verify as compare
+from streamq.records.manifest import verify_output as compare
 
 from .. import render
 from ..shared_options import JsonOption

@@ -11,10 +11,10 @@ from streamq.errors import ServerBusy, ServerUnreachable, StreamqError, WaitTime
 from streamq.model import State, Status
 from streamq.queue.outages import Outage
 from streamq.queue.request import Request
-from streamq.runs.finding import FoundRun, is_kept, live_runs
+from streamq.runs.finding import FoundRun, is_run_kept, live_runs
 
 from .. import render
-from ..connecting import naming
+from ..connecting import naming_request
 from ..finding import found_requests
 from ..shared_options import JsonOption, PrefixOption, RunIdsArgument, UrlOption
 
@@ -60,7 +60,7 @@ def wait(
             for request in requests:
                 _first_look(request, deadline)
             ends = [
-                _follow(request, deadline, is_quiet=is_quiet, for_canary=for_canary)
+                _follow_request(request, deadline, is_quiet=is_quiet, for_canary=for_canary)
                 for request in requests
             ]
         except KeyboardInterrupt:
@@ -69,7 +69,7 @@ def wait(
             raise
     if as_json:
         render.as_json(ends)
-    raise typer.Exit(max(map(_code, ends)))
+    raise typer.Exit(max(map(_exit_code_of_status, ends)))
 
 
 class Waited(NamedTuple):
@@ -92,48 +92,56 @@ class Waited(NamedTuple):
         """
         if self.run is None:
             return
-        if not is_kept(self.run.id):
+        if not is_run_kept(self.run.id):
             raise StreamqError(
                 f"run {self.run.id} has ended before it was seen how; it wrote {self.run.output}"
             )
         live_runs(self.run.id)
 
 
-def _follow(request: Waited, deadline: float, *, is_quiet: bool, for_canary: bool) -> Status:
-    with naming(request.id), render.Progress(is_shown=not is_quiet) as progress:
-        status = _end(request, deadline, progress, for_canary=for_canary)
+def _follow_request(
+    request: Waited, deadline: float, *, is_quiet: bool, for_canary: bool
+) -> Status:
+    with naming_request(request.id), render.Progress(is_shown=not is_quiet) as progress:
+        status = _wait_for_end(request, deadline, progress, for_canary=for_canary)
     if not is_quiet:
         render.note(_last_words(status))
     return status
 
 
-def _code(status: Status) -> int:
+def _exit_code_of_status(status: Status) -> int:
     if status.state is State.CANCELLED:
         return 5
     return 1 if status.state is State.FAILED or status.has_failures else 0
 
 
 def _first_look(request: Waited, deadline: float) -> None:
-    with naming(request.id), render.Progress(is_shown=False) as progress:
-        _insist(request, lambda _: request.request.status(), lambda _: True, deadline, progress)
+    with naming_request(request.id), render.Progress(is_shown=False) as progress:
+        _look_until_enough(
+            request, lambda _: request.request.status(), lambda _: True, deadline, progress
+        )
 
 
-def _end(
+def _wait_for_end(
     request: Waited, deadline: float, progress: render.Progress, *, for_canary: bool
 ) -> Status:
     """Wait for the end of the request, or of its canary. Return its last status."""
 
     def is_last(status: Status) -> bool:
         if status.state.is_live:
-            progress.show(_progress(status))
+            progress.show(_progress_in_words(status))
         return not status.state.is_live or (for_canary and status.waits_for_release)
 
-    return _insist(
-        request, lambda seconds: _look(request.request, seconds), is_last, deadline, progress
+    return _look_until_enough(
+        request,
+        lambda seconds: _look_at_request(request.request, seconds),
+        is_last,
+        deadline,
+        progress,
     )
 
 
-def _insist(
+def _look_until_enough(
     request: Waited,
     look: Callable[[float], Status],
     is_enough: Callable[[Status], bool],
@@ -164,14 +172,14 @@ def _insist(
             raise WaitTimeout(f"request {request.id} is not finished")
 
 
-def _look(request: Request, seconds: float) -> Status:
+def _look_at_request(request: Request, seconds: float) -> Status:
     try:
         return request.wait(timeout=seconds)
     except WaitTimeout:
         return request.status()
 
 
-def _progress(status: Status) -> str:
+def _progress_in_words(status: Status) -> str:
     records = status.records
     told = render.pace(status.rate, records.done + records.failed)
     pace = "".join(f", {each}" for each in told)

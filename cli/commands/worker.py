@@ -7,15 +7,15 @@ import typer
 
 from streamq.errors import AppLoadError, InvalidValue
 from streamq.settings import Settings
-from streamq.telemetry.logs import harmless
+from streamq.telemetry.logs import harmless_log_text
 from streamq.worker.channel import MOST_PROCESSES, MOST_SLOTS, PoolOptions, ProcessConfig
 from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
-from streamq.worker.program import words_of
+from streamq.worker.program import words_of_program
 from streamq.worker.spawning import Spawner
 
 from .. import panels, render
-from ..connecting import connected, url_of
-from ..option_structs import named, with_options
+from ..connecting import connected, url_of_options
+from ..option_structs import option_name, with_options
 from ..shared_options import (
     ExecOption,
     HealthPortOption,
@@ -195,12 +195,12 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
 
     def config(self, url: str | None, prefix: str | None) -> ProcessConfig:
         """Return the configuration of the pool's processes."""
-        argv = words_of(self.command)
+        argv = words_of_program(self.command)
         if bool(self.target) == bool(argv) or bool(argv) != bool(self.handler):
             raise InvalidValue("give MODULE:APP, or --exec 'PROGRAM ARGS' --handler NAME")
         return describe_process(
             self.target,
-            url=url_of(url),
+            url=url_of_options(url),
             prefix=prefix or Settings.from_env().prefix,
             command=self.command,
             handler=self.handler,
@@ -214,7 +214,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
             allow_post=self.allow_post,
             log_level=self.log_level.value,
             log_format=log_style(self.log_format),
-            named=named,
+            named=option_name,
         )
 
     def pool(self) -> PoolOptions:
@@ -229,7 +229,7 @@ class WorkerOptions(msgspec.Struct, kw_only=True):
             grace=self.grace,
             cancel_grace=self.cancel_grace,
             reload=self.is_reloading,
-            named=named,
+            named=option_name,
         )
 
 
@@ -263,7 +263,7 @@ def worker(options: WorkerOptions, url: UrlOption = None, prefix: PrefixOption =
                         health_port=options.health_port,
                     )
                 except AppLoadError as error:
-                    typer.echo(harmless(error.trace), err=True, nl=False)
+                    typer.echo(harmless_log_text(error.trace), err=True, nl=False)
                     render.error(str(error))
                     code = 4
     except KeyboardInterrupt:

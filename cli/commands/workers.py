@@ -4,10 +4,10 @@ from streamq.queue.fleet import WorkerDetails, live_workers
 
 from .. import render
 from ..connecting import connected
-from ..finding import queue_place
+from ..finding import place_of_queue
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-#: The table shows at most so many running parts of a worker.
+#: The most running parts of a worker that the table shows.
 RUNNING = 3
 HEADERS = (
     "NAME",
@@ -37,18 +37,18 @@ def workers(
 
         streamq workers --queue default
     """
-    place = queue_place(url, prefix, queue)
+    place = place_of_queue(url, prefix, queue)
     with connected(place.url, place.prefix) as protocol:
         found = live_workers(protocol, place.queue)
     if as_json:
         render.as_json(found)
         return
-    render.data(render.table(HEADERS, map(_row, found)))
+    render.data(render.table(HEADERS, map(_row_of_worker, found)))
     if not found:
         render.note(f"no live worker in queue {place.queue}")
 
 
-def _row(worker: WorkerDetails) -> tuple[str, ...]:
+def _row_of_worker(worker: WorkerDetails) -> tuple[str, ...]:
     return (
         worker.name,
         worker.host or render.NOTHING,
@@ -58,11 +58,11 @@ def _row(worker: WorkerDetails) -> tuple[str, ...]:
         f"{worker.busy}/{worker.slots}",
         render.age(worker.started_ms),
         render.age(worker.beat_ms),
-        _running(worker),
+        _running_parts(worker),
     )
 
 
-def _running(worker: WorkerDetails) -> str:
+def _running_parts(worker: WorkerDetails) -> str:
     oldest = sorted(worker.running, key=lambda part: part.since_ms)
     # At the heartbeat, by the worker's clock: a short part may have ended long ago by now.
     shown = [

@@ -272,7 +272,9 @@ class Scope(msgspec.Struct, frozen=True):
         return [f"{self.team}-{role}" for role in ROLES] if self.team else [*ROLES, *OTHERS]
 
 
-def file_text(passwords: Mapping[str, str], scope: Scope, before: str, *, is_keeping: bool) -> str:
+def acl_file_text(
+    passwords: Mapping[str, str], scope: Scope, before: str, *, is_keeping: bool
+) -> str:
     """Return an ACL file with the users that have a password, and those of other scopes.
 
     ``before`` is the earlier file. Its users that have no password here stay as they are. With
@@ -285,7 +287,7 @@ def file_text(passwords: Mapping[str, str], scope: Scope, before: str, *, is_kee
         if user in OTHERS:
             _, rights = OTHERS[user]
         else:
-            digests = _kept_digests(before, user) if is_keeping else []
+            digests = _digests_in_acl_file(before, user) if is_keeping else []
             rights = " ".join(rights_of(role_of(user)[0], scope, digests))
         lines.append(f"{login} {rights}")
     mine = {"default", *passwords}
@@ -313,8 +315,8 @@ def role_of(user: str) -> tuple[str, str]:
 def rights_of(name: str, scope: Scope, digests: Iterable[str] = ()) -> list[str]:
     """Return a role's rights, in the words of the server's ACL."""
     role = ROLES[name]
-    allowed = sorted({*map(lua.digest, role.scripts), *digests})
-    patterns, channels = _patterns(role, scope)
+    allowed = sorted({*map(lua.script_digest, role.scripts), *digests})
+    patterns, channels = _patterns_of_role(role, scope)
     not_allowed = {*(_OF_ALL_TEAMS if scope.team else ())}
     if name not in scope.loading:
         not_allowed.add(_LOAD)
@@ -324,16 +326,16 @@ def rights_of(name: str, scope: Scope, digests: Iterable[str] = ()) -> list[str]
         "-@all",
         *(f"~{pattern}" for pattern in patterns),
         *(f"&{channel}" for channel in channels),
-        *(f"+{command}" for command in commands_of(role) if command not in not_allowed),
+        *(f"+{command}" for command in commands_of_role(role) if command not in not_allowed),
         *(f"+evalsha|{digest}" for digest in allowed),
     ]
 
 
-def commands_of(role: Role) -> list[str]:
+def commands_of_role(role: Role) -> list[str]:
     """Return the commands a role uses, in scripts and outside of them."""
     used = {*_EVERYBODY, _LOAD, *role.commands}
     for script in role.scripts:
-        for command, word in _CALL.findall(lua.source(script)):
+        for command, word in _CALL.findall(lua.script_source(script)):
             is_two = command in _WITH_SUBCOMMANDS
             used.add((f"{command}|{word}" if is_two else command).lower())
     return sorted(used)
@@ -347,7 +349,7 @@ class Trial(msgspec.Struct, frozen=True):
     filling: str = ""
 
 
-def trials_of(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Trial]:
+def trials_of_role(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Trial]:
     """Yield a call for each script, key and command that a role, or that of a team, needs.
 
     A role can do without the right to load scripts, as long as a user who has it loads them.
@@ -359,28 +361,34 @@ def trials_of(name: str, prefix: str, queue: str, team: str = "") -> Iterator[Tr
     request = RequestKeys(f"{units.id_head(team)}ID", prefix)
     keys = QueueKeys(queue, prefix, worker="WORKER", spoilt="due")
     for script in role.scripts:
-        own = [_key(key, request, keys) for key in lua.signature(script)[0]]
-        words = ("EVALSHA", lua.digest(script), str(len(own)), *own)
+        own = [
+            _key_of_request_or_queue(key, request, keys) for key in lua.script_signature(script)[0]
+        ]
+        words = ("EVALSHA", lua.script_digest(script), str(len(own)), *own)
         yield Trial(f"run {script}", words)
     for key in role.keys:
-        spelt = _key(key, request, keys)
+        spelt = _key_of_request_or_queue(key, request, keys)
         yield Trial(f"read {spelt}", ("HGET", spelt, "field"))
-    for command in commands_of(role):
+    for command in commands_of_role(role):
         if command in optional:
             continue
         filling = request.events if "subscribe" in command or command == "spublish" else spelt
         yield Trial(command, tuple(command.split("|")), filling)
 
 
-def _key(name: str, request: RequestKeys, keys: QueueKeys) -> str:
+def _key_of_request_or_queue(name: str, request: RequestKeys, keys: QueueKeys) -> str:
     is_queue = not hasattr(request, name)
     return str(getattr(keys, name.removeprefix("queue_")) if is_queue else getattr(request, name))
 
 
-def _patterns(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
+def _patterns_of_role(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
     """Return patterns of the keys and of the channels that a role touches."""
-    names = {key for script in role.scripts for key in lua.signature(script)[0]} | {*role.keys}
-    names |= {key for script in role.scripts for key in MORE.get(lua.more_keys(script), ())}
+    names = {key for script in role.scripts for key in lua.script_signature(script)[0]} | {
+        *role.keys
+    }
+    names |= {
+        key for script in role.scripts for key in MORE.get(lua.further_script_keys(script), ())
+    }
     names.discard("spoilt")  # it is one of the other keys
     prefix, queues = scope.prefix, scope.queues
     request, stage = RequestKeys("ID", prefix), RequestKeys("ID/2", prefix)
@@ -403,6 +411,6 @@ def _patterns(role: Role, scope: Scope) -> tuple[list[str], list[str]]:
     return sorted(found), sorted(channels)
 
 
-def _kept_digests(text: str, user: str) -> list[str]:
+def _digests_in_acl_file(text: str, user: str) -> list[str]:
     lines = (line for line in text.splitlines() if user_of(line) == user)
     return [digest for line in lines for digest in _DIGEST.findall(line)]

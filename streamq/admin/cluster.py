@@ -48,7 +48,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     problems: tuple[str, ...]
 
 
-def address(text: str) -> tuple[str, int]:
+def host_and_port_of(text: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``.
 
     Raises:
@@ -64,7 +64,7 @@ def address(text: str) -> tuple[str, int]:
     return host, port
 
 
-def create(
+def create_cluster(
     target: ServerURL, replicas: int, timeout_s: float, *, is_waiting: bool, is_insecure: bool
 ) -> bool:
     """Make a cluster of the target's hosts. Return False if they already are the wanted one.
@@ -77,28 +77,28 @@ def create(
         ServerError: a node cannot be used, has data, or belongs to another cluster.
     """
     places = target.hosts
-    primaries = _primaries(len(set(places)), len(places), replicas)
+    primaries = _number_of_primaries(len(set(places)), len(places), replicas)
     if not is_insecure:
-        refuse_open(target, ", ".join(_text(*place) for place in places))
+        refuse_open(target, ", ".join(_host_and_port(*place) for place in places))
     if is_waiting:
-        _wait(target, timeout_s)
-    with _peers(places, target) as peers:
-        views = {peer.name: topology.view(peer) for peer in peers}
-        _refuse_twins(peers, views)
-        if _stands(list(views.values()), primaries, replicas):
-            topology.settle(peers, timeout_s)
+        _wait_until_nodes_answer(target, timeout_s)
+    with _connected_nodes(places, target) as peers:
+        views = {peer.name: topology.view_of_nodes(peer) for peer in peers}
+        _refuse_same_node_twice(peers, views)
+        if _is_wanted_cluster(list(views.values()), primaries, replicas):
+            topology.settle_cluster(peers, timeout_s)
             return False
-        groups = arrange(peers, replicas)
+        groups = arranged_groups(peers, replicas)
         for peer in peers:
-            _refuse_used(peer, peers, views)
+            _refuse_used_node(peer, peers, views)
         _refuse_other_layout(groups, views)
         if replicas and "password" in target.options:
             _refuse_without_masterauth(peers)
-        topology.join(groups, timeout_s)
+        topology.join_nodes(groups, timeout_s)
     return True
 
 
-def _wait(target: ServerURL, timeout_s: float) -> None:
+def _wait_until_nodes_answer(target: ServerURL, timeout_s: float) -> None:
     """Wait until every node answers."""
     deadline = time.monotonic() + timeout_s
     for place in target.hosts:
@@ -112,21 +112,21 @@ def _wait(target: ServerURL, timeout_s: float) -> None:
                 time.sleep(_POLL_S)
 
 
-def arrange(peers: Sequence[Peer], replicas: int) -> Groups:
+def arranged_groups(peers: Sequence[Peer], replicas: int) -> Groups:
     """Return groups with primaries on as many machines as possible, and replicas on others."""
-    spread = _interleaved(peers)
+    spread = _nodes_by_machine_in_turn(peers)
     count = len(peers) // (1 + replicas)
     groups = [[peer] for peer in spread[:count]]
     for begin in range(count, len(spread), count):
         newcomers = spread[begin : begin + count]
-        placed = _matched(newcomers, groups)
+        placed = _groups_with_newcomers(newcomers, groups)
         left = [peer for peer in newcomers if peer not in placed.values()]
         for index, group in enumerate(groups):
             group.append(placed[index] if index in placed else left.pop(0))
     return groups
 
 
-def status(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
+def status_of_cluster(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
     """Return the cluster of the first of the target's hosts that answers, as all its nodes see it.
 
     Raises:
@@ -136,22 +136,22 @@ def status(target: ServerURL, *, is_insecure: bool) -> ClusterStatus:
     if not places:
         raise InvalidValue("a cluster is reached by host and port, not by a socket")
     if not is_insecure:
-        refuse_open(target, ", ".join(_text(*place) for place in places))
+        refuse_open(target, ", ".join(_host_and_port(*place) for place in places))
     with ExitStack() as stack:
-        first = stack.enter_context(_first(places, target))
-        _refuse_single(first)
-        known = topology.view(first)
+        first = stack.enter_context(_first_node_that_answers(places, target))
+        _refuse_node_without_cluster(first)
+        known = topology.view_of_nodes(first)
         peers: dict[str, Peer] = {}
         for member in known.values():
             place = (member.host or first.machine, member.port)
             try:
-                peers[member.id] = stack.enter_context(_peer(place, target))
+                peers[member.id] = stack.enter_context(_connected_node(place, target))
             except ServerUnreachable:
                 continue
-        return _summary(first, known, peers)
+        return _cluster_status(first, known, peers)
 
 
-def _primaries(distinct: int, count: int, replicas: int) -> int:
+def _number_of_primaries(distinct: int, count: int, replicas: int) -> int:
     if distinct < count:
         raise InvalidValue("a node is given twice")
     primaries, left = divmod(count, 1 + replicas)
@@ -169,10 +169,10 @@ def _primaries(distinct: int, count: int, replicas: int) -> int:
 
 
 @contextmanager
-def _peer(place: tuple[str, int], target: ServerURL) -> Generator[Peer]:
+def _connected_node(place: tuple[str, int], target: ServerURL) -> Generator[Peer]:
     host, port = place
     node = NodeClient(target, host, port)
-    name = _text(host, port)
+    name = _host_and_port(host, port)
     try:
         # CLUSTER MEET takes addresses, not names.
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -184,21 +184,23 @@ def _peer(place: tuple[str, int], target: ServerURL) -> Generator[Peer]:
 
 
 @contextmanager
-def _peers(places: Iterable[tuple[str, int]], target: ServerURL) -> Generator[list[Peer]]:
+def _connected_nodes(places: Iterable[tuple[str, int]], target: ServerURL) -> Generator[list[Peer]]:
     with ExitStack() as stack:
-        peers = [stack.enter_context(_peer(place, target)) for place in places]
+        peers = [stack.enter_context(_connected_node(place, target)) for place in places]
         for peer in peers:
-            _refuse_single(peer)
+            _refuse_node_without_cluster(peer)
         yield peers
 
 
 @contextmanager
-def _first(places: Sequence[tuple[str, int]], target: ServerURL) -> Generator[Peer]:
+def _first_node_that_answers(
+    places: Sequence[tuple[str, int]], target: ServerURL
+) -> Generator[Peer]:
     """Give the first peer that answers."""
     with ExitStack() as stack:
         for index, place in enumerate(places):
             try:
-                peer = stack.enter_context(_peer(place, target))
+                peer = stack.enter_context(_connected_node(place, target))
                 break
             except ServerUnreachable:
                 if index == len(places) - 1:
@@ -206,26 +208,26 @@ def _first(places: Sequence[tuple[str, int]], target: ServerURL) -> Generator[Pe
         yield peer
 
 
-def _refuse_single(peer: Peer) -> None:
+def _refuse_node_without_cluster(peer: Peer) -> None:
     if "cluster_enabled:1" not in peer.ask("INFO", "cluster"):
         raise ServerRefused(f"{peer.name} is a server by itself: start it with cluster-enabled yes")
 
 
-def _refuse_twins(peers: Sequence[Peer], views: dict[str, View]) -> None:
+def _refuse_same_node_twice(peers: Sequence[Peer], views: dict[str, View]) -> None:
     seen: dict[str, str] = {}
     for peer in peers:
-        twin = seen.setdefault(topology.own(views[peer.name]).id, peer.name)
+        twin = seen.setdefault(topology.own_member(views[peer.name]).id, peer.name)
         if twin != peer.name:
             raise InvalidValue(f"{twin} and {peer.name} are one and the same server")
 
 
-def _refuse_used(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> None:
+def _refuse_used_node(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> None:
     """Raise unless the server knows only the given servers and has no keys.
 
     A node that the server has just been introduced to has a made-up id until it answers: such a
     node is known by its address.
     """
-    ours = {topology.own(known).id for known in views.values()}
+    ours = {topology.own_member(known).id for known in views.values()}
     places = {(each.machine, each.port) for each in peers}
     strangers = [
         member
@@ -234,9 +236,9 @@ def _refuse_used(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> N
         and not ("handshake" in member.flags and (member.host, member.port) in places)
     ]
     if strangers:
-        others = ", ".join(sorted(_text(member.host, member.port) for member in strangers))
+        others = ", ".join(sorted(_host_and_port(member.host, member.port) for member in strangers))
         raise ServerRefused(f"{peer.name} is already in a cluster, with {others}")
-    keys = _keys(peer)
+    keys = _number_of_keys(peer)
     if keys:
         raise ServerRefused(
             f"{peer.name} has data ({keys} keys): only empty servers are made into a cluster"
@@ -246,11 +248,11 @@ def _refuse_used(peer: Peer, peers: Iterable[Peer], views: dict[str, View]) -> N
 def _refuse_other_layout(groups: Groups, views: dict[str, View]) -> None:
     """Raise if the nodes are in a cluster of another layout: we undo nothing that we did not do."""
     for index, (primary, *replicas) in enumerate(groups):
-        mine = topology.own(views[primary.name])
-        planned = (topology.share(index, len(groups)),)
+        mine = topology.own_member(views[primary.name])
+        planned = (topology.share_of_slots(index, len(groups)),)
         is_as_planned = not mine.primary and mine.slots in ((), planned)
         for replica in replicas:
-            its = topology.own(views[replica.name])
+            its = topology.own_member(views[replica.name])
             is_as_planned &= its.primary in ("", mine.id) and not its.slots
         if not is_as_planned:
             raise ServerRefused(
@@ -272,25 +274,25 @@ def _refuse_without_masterauth(peers: Iterable[Peer]) -> None:
             )
 
 
-def _stands(views: list[View], primaries: int, replicas: int) -> bool:
+def _is_wanted_cluster(views: list[View], primaries: int, replicas: int) -> bool:
     """Return whether the nodes are one cluster, of so many primaries with so many replicas each."""
     known = views[0]
-    if known.keys() != {topology.own(each).id for each in views}:
+    if known.keys() != {topology.own_member(each).id for each in views}:
         return False
     followers = dict.fromkeys((m.id for m in known.values() if not m.primary), 0)
     for member in known.values():
         if member.primary in followers:
             followers[member.primary] += 1
-    is_agreed = len({topology.shape(each) for each in views}) == 1
+    is_agreed = len({topology.shape_of_cluster(each) for each in views}) == 1
     is_asked = list(followers.values()) == [replicas] * primaries
-    return is_agreed and is_asked and _served(known.values()) == SLOTS
+    return is_agreed and is_asked and _slots_served(known.values()) == SLOTS
 
 
-def _served(members: Iterable[ClusterMember]) -> int:
+def _slots_served(members: Iterable[ClusterMember]) -> int:
     return sum(last - first + 1 for member in members for first, last in member.slots)
 
 
-def _interleaved(peers: Sequence[Peer]) -> list[Peer]:
+def _nodes_by_machine_in_turn(peers: Sequence[Peer]) -> list[Peer]:
     """Return the peers, one of each machine in turn."""
     machines: dict[str, list[Peer]] = {}
     for peer in peers:
@@ -299,7 +301,7 @@ def _interleaved(peers: Sequence[Peer]) -> list[Peer]:
     return [row[i] for i in range(longest) for row in machines.values() if i < len(row)]
 
 
-def _matched(newcomers: Sequence[Peer], groups: Groups) -> dict[int, Peer]:
+def _groups_with_newcomers(newcomers: Sequence[Peer], groups: Groups) -> dict[int, Peer]:
     """Place as many newcomers as possible, each in a group with no node on its machine."""
     placed: dict[int, Peer] = {}
 
@@ -319,22 +321,23 @@ def _matched(newcomers: Sequence[Peer], groups: Groups) -> dict[int, Peer]:
     return placed
 
 
-def _keys(peer: Peer) -> int:
+def _number_of_keys(peer: Peer) -> int:
     lines = peer.ask("INFO", "keyspace").splitlines()
     counts = (line.partition("keys=")[2].partition(",")[0] for line in lines if "keys=" in line)
     return sum(map(int, counts))
 
 
-def _text(host: str, port: int) -> str:
+def _host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _summary(first: Peer, known: View, peers: dict[str, Peer]) -> ClusterStatus:
+def _cluster_status(first: Peer, known: View, peers: dict[str, Peer]) -> ClusterStatus:
     names = {
-        member.id: _text(member.host or first.machine, member.port) for member in known.values()
+        member.id: _host_and_port(member.host or first.machine, member.port)
+        for member in known.values()
     }
     nodes = []
-    for member in sorted(known.values(), key=partial(_rank, known)):
+    for member in sorted(known.values(), key=partial(_node_rank, known)):
         reached = peers.get(member.id)
         nodes.append(
             NodeStatus(
@@ -344,27 +347,29 @@ def _summary(first: Peer, known: View, peers: dict[str, Peer]) -> ClusterStatus:
                 state="failed" if member.is_failed else "ok" if reached else "unreachable",
                 primary=names.get(member.primary),
                 slots=member.slots,
-                keys=_keys(reached) if reached else None,
+                keys=_number_of_keys(reached) if reached else None,
             )
         )
-    problems = tuple(_problems(known, nodes, peers))
-    is_up = topology.is_ok(first)
+    problems = tuple(_cluster_problems(known, nodes, peers))
+    is_up = topology.is_cluster_ok(first)
     return ClusterStatus(
         state="down" if not is_up else "degraded" if problems else "ok",
-        slots=_served(known.values()),
+        slots=_slots_served(known.values()),
         nodes=tuple(nodes),
         problems=problems,
     )
 
 
-def _rank(known: View, member: ClusterMember) -> tuple[object, ...]:
+def _node_rank(known: View, member: ClusterMember) -> tuple[object, ...]:
     """Return a key that sorts primaries by their slots, and replicas behind their primary."""
     leader = known.get(member.primary, member)
     return leader.slots, leader.id, member.primary, member.port
 
 
-def _problems(known: View, nodes: Sequence[NodeStatus], peers: dict[str, Peer]) -> Generator[str]:
-    missing = SLOTS - _served(known.values())
+def _cluster_problems(
+    known: View, nodes: Sequence[NodeStatus], peers: dict[str, Peer]
+) -> Generator[str]:
+    missing = SLOTS - _slots_served(known.values())
     if missing:
         yield f"{missing} of {SLOTS} slots are served by nobody"
     for node in nodes:
@@ -374,8 +379,10 @@ def _problems(known: View, nodes: Sequence[NodeStatus], peers: dict[str, Peer]) 
             yield f"{node.address} does not answer here"
     yield from _replica_problems(known, nodes, peers)
     for id_, peer in peers.items():
-        if topology.shape(topology.view(peer)) != topology.shape(known):
-            yield f"{_address(nodes, id_)} sees another cluster than the first node asked"
+        if topology.shape_of_cluster(topology.view_of_nodes(peer)) != topology.shape_of_cluster(
+            known
+        ):
+            yield f"{_node_address(nodes, id_)} sees another cluster than the first node asked"
 
 
 def _replica_problems(
@@ -383,7 +390,7 @@ def _replica_problems(
 ) -> Generator[str]:
     for node in nodes:
         peer = peers.get(node.id)
-        if node.role == "replica" and peer and not topology.is_linked(peer):
+        if node.role == "replica" and peer and not topology.is_replica_linked(peer):
             yield f"{node.address} does not get the data of its primary"
     followed = {member.primary for member in known.values() if not member.is_failed}
     for node in nodes:
@@ -391,5 +398,5 @@ def _replica_problems(
             yield f"{node.address} has no replica, others have"
 
 
-def _address(nodes: Sequence[NodeStatus], id_: str) -> str:
+def _node_address(nodes: Sequence[NodeStatus], id_: str) -> str:
     return next(node.address for node in nodes if node.id == id_)

@@ -51,11 +51,11 @@ class Doctor(Examiner):
         chosen = queues or self._queues()
         server = ServerChecks(self._probe, chosen[:MOST_QUEUES], is_mending=self._is_mending)
         for name, check in server.all():
-            yield from _guarded(name, check)
+            yield from _check_or_say_why_not(name, check)
         for queue in chosen:
-            yield from _guarded("queue", partial(self._queue, queue))
+            yield from _check_or_say_why_not("queue", partial(self._queue, queue))
         if not queues:
-            yield from _guarded("orphans", self._orphans)
+            yield from _check_or_say_why_not("orphans", self._orphans)
 
     def _queues(self) -> list[str]:
         try:
@@ -95,7 +95,7 @@ class Doctor(Examiner):
     def _requests(self, queue: str, found: backlog.Backlog) -> Iterator[Finding]:
         """Check the queue's requests."""
         for request_id, error in found.damaged:
-            yield _unusable(request_id, error)
+            yield _unreadable_request(request_id, error)
         for status in found.unserved():
             yield Finding(
                 check="handler",
@@ -108,7 +108,7 @@ class Doctor(Examiner):
             try:
                 yield from self._request(queue, status.id)
             except Damaged as error:
-                yield _unusable(status.id, error)
+                yield _unreadable_request(status.id, error)
         if self._most_books and len(found.requests) > self._most_books:
             yield Finding(
                 check="books",
@@ -143,12 +143,12 @@ class Doctor(Examiner):
     def _lasting_complaints(self, request_id: str) -> list[tuple[str, str]]:
         """Return complaints that every reading showed: a single one may be work in progress."""
         try:
-            lasting = set(_complaints(self._probe.books(request_id)))
+            lasting = set(_request_complaints(self._probe.books(request_id)))
             for _ in range(_READINGS - 1):
                 if not lasting:
                     break
                 time.sleep(_PAUSE_S)
-                lasting &= set(_complaints(self._probe.books(request_id)))
+                lasting &= set(_request_complaints(self._probe.books(request_id)))
         except RequestUnknown:
             return []
         return sorted(lasting)
@@ -169,7 +169,7 @@ class Doctor(Examiner):
             except (RequestUnknown, Damaged):  # just purged; or damaged, and reported already
                 continue
             if not queue:
-                yield _damage(request_id, "it does not say which queue it is of")
+                yield _damage_found(request_id, "it does not say which queue it is of")
             elif not self._probe.indexed(queue, request_id):
                 lost.append((queue, request_id))
         for queue, request_id in lost:
@@ -186,21 +186,21 @@ class Doctor(Examiner):
             yield Finding(check="orphans", verdict=OK, says="every request is in its queue's index")
 
 
-def _guarded(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _check_or_say_why_not(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Make a check. If it cannot be made, yield a finding about that, and go on with the others."""
     try:
         yield from look()
     except Damaged as error:
-        yield _damage(check, str(error))
+        yield _damage_found(check, str(error))
     except ServerError as error:
         remedy = "ask as a user that may: admin, or reader of streamq acl"
         yield Finding(check=check, verdict=WARN, says=f"cannot look: {error}", remedy=remedy)
 
 
-def _unusable(request_id: str, error: Damaged) -> Finding:
+def _unreadable_request(request_id: str, error: Damaged) -> Finding:
     """Tell of a request that cannot be read here: a later version made it, or it is damaged."""
     if not isinstance(error, RequestNewer):
-        return _damage(request_id, str(error))
+        return _damage_found(request_id, str(error))
     return Finding(
         check="version",
         verdict=WARN,
@@ -210,7 +210,7 @@ def _unusable(request_id: str, error: Damaged) -> Finding:
     )
 
 
-def _damage(what: str, error: str) -> Finding:
+def _damage_found(what: str, error: str) -> Finding:
     return Finding(
         check="damage",
         verdict=FAIL,
@@ -219,14 +219,14 @@ def _damage(what: str, error: str) -> Finding:
     )
 
 
-def _complaints(books: Books) -> Iterator[tuple[str, str]]:
+def _request_complaints(books: Books) -> Iterator[tuple[str, str]]:
     """Yield what does not add up in the counts of a live request, and what stands still."""
     if books.request.state.is_live:
-        yield from _miscounts(books)
-        yield from _standstills(books)
+        yield from _request_miscounts(books)
+        yield from _request_standstills(books)
 
 
-def _miscounts(books: Books) -> Iterator[tuple[str, str]]:
+def _request_miscounts(books: Books) -> Iterator[tuple[str, str]]:
     count = books.request.count
     total, done, failed = count("total"), count("done"), count("failed")
     left = total - done - failed + (books.request.state is State.LOADING)
@@ -242,7 +242,7 @@ def _miscounts(books: Books) -> Iterator[tuple[str, str]]:
         yield "parts", f"holder {holder} has parts and no lease"
 
 
-def _standstills(books: Books) -> Iterator[tuple[str, str]]:
+def _request_standstills(books: Books) -> Iterator[tuple[str, str]]:
     for holder, ms in books.expired.items():
         # A janitor looks every few seconds.
         if ms > UNSWEPT_MS:

@@ -8,7 +8,11 @@ import msgspec
 
 from streamq.admin import acl
 from streamq.admin.probe import Probe
-from streamq.driver.server_versions import first_good, troubles, version_of
+from streamq.driver.server_versions import (
+    first_version_without_faults,
+    known_faults,
+    version_of_server,
+)
 from streamq.errors import ServerError
 from streamq.protocol import lua
 
@@ -84,7 +88,7 @@ class ServerChecks(Examiner):
 
     def _versions(self) -> Iterator[Finding]:
         for node in self._probe.primaries():
-            version = version_of(self._probe.info(node, "server"))
+            version = version_of_server(self._probe.info(node, "server"))
             name = f"{self._probe.name(node)}: {version}"
             if version.is_too_old:
                 remedy = "use Redis 7 or newer, or Valkey"
@@ -92,10 +96,12 @@ class ServerChecks(Examiner):
                     check="version", verdict=FAIL, says=f"{name} is too old", remedy=remedy
                 )
                 continue
-            bad = troubles(version.kind, version.numbers)
+            bad = known_faults(version.kind, version.numbers)
             if bad:
                 says = f"{name} {' and '.join(bad)}"
-                better = ".".join(map(str, first_good(version.kind, version.numbers)))
+                better = ".".join(
+                    map(str, first_version_without_faults(version.kind, version.numbers))
+                )
                 remedy = f"upgrade it to {better} or newer"
                 yield Finding(check="version", verdict=WARN, says=says, remedy=remedy)
             else:
@@ -198,7 +204,7 @@ class ServerChecks(Examiner):
         roles = [own] if own else list(acl.ROLES)
         for node in self._probe.primaries():
             missing = {name: self._lacks(node, user, name, team) for name in roles}
-            able = _largest(name for name, lacks in missing.items() if not lacks)
+            able = _roles_in_no_other(name for name, lacks in missing.items() if not lacks)
             where = f"{self._probe.name(node)}: user {user}"
             if able:
                 says = f"{where} may be {', '.join(able)}"
@@ -217,23 +223,20 @@ class ServerChecks(Examiner):
 
     def _lacks(self, node: Any, user: str, role: str, team: str) -> list[str]:
         """Return what a role does and the user may not do, on the queue where that is least."""
-        return min(
-            (
-                [
-                    trial.what
-                    for trial in acl.trials_of(role, self._probe.prefix, queue, team)
-                    if not self._may(node, user, trial)
-                ]
-                for queue in self._queues
-            ),
-            key=len,
-        )
+        lacks = []
+        for queue in self._queues:
+            trials = list(acl.trials_of_role(role, self._probe.prefix, queue, team))
+            may = self._may(node, user, trials)
+            lacks.append(
+                [trial.what for trial, is_so in zip(trials, may, strict=True) if not is_so]
+            )
+        return min(lacks, key=len)
 
-    def _may(self, node: Any, user: str, trial: acl.Trial) -> bool:
-        key = (node, trial)
-        if key not in self._asked:
-            self._asked[key] = self._probe.may(node, user, trial.words, trial.filling)
-        return self._asked[key]
+    def _may(self, node: Any, user: str, trials: list[acl.Trial]) -> list[bool]:
+        new = [each for each in trials if (node, each) not in self._asked]
+        told = self._probe.may(node, user, [(each.words, each.filling) for each in new])
+        self._asked.update(zip([(node, each) for each in new], told, strict=True))
+        return [self._asked[node, each] for each in trials]
 
     def _whoami(self) -> str:
         try:
@@ -243,7 +246,7 @@ class ServerChecks(Examiner):
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def _scripts(self) -> Iterator[Finding]:
-        known = len(lua.names())
+        known = len(lua.script_names())
         scripts = self._probe.scripts
         for node in self._probe.primaries():
             missing = scripts.missing(node)
@@ -261,7 +264,7 @@ class ServerChecks(Examiner):
             yield Finding(check="scripts", verdict=OK, says=says)
 
 
-def _largest(names: Iterable[str]) -> list[str]:
+def _roles_in_no_other(names: Iterable[str]) -> list[str]:
     """Return those of the roles that no other one of them includes."""
     scripts_of = {name: set(acl.ROLES[name].scripts) for name in names}
     return [

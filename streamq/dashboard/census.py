@@ -1,15 +1,17 @@
 """Keeps a list of a queue's requests and workers up to date, at a bounded cost.
 
 A look reads for ``LOOK_S`` at most: first the requests whose parts run, then those that were read
-longest ago. So a look at a queue of 10,000 requests costs what one at 500 does, and a census says
-how many of them it knows.
+longest ago. So a look at a queue of 10,000 requests costs as much as one at 500, and a census says
+how many of the requests it knows.
 """
 
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from streamq import units
 from streamq.admin.probe import Probe
@@ -18,25 +20,26 @@ from streamq.errors import Damaged
 from streamq.model import PartCounts, RecordCounts, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.fleet import WorkerDetails, read_details
+from streamq.queue.fleet import WorkerDetails, read_worker_details
 
-#: What a look may take: at first, until every request was read once, and then.
-FIRST_LOOK_S, LOOK_S = 0.2, 0.05
+#: How long a look may take: until every request was read once, and from then on.
+FIRST_LOOK_S, LOOK_S = 0.1, 0.05
 #: Requests that are read in one round trip.
 PAGE = 250
-#: So many requests and workers are known at most, the newest.
+#: The most requests and workers that a census knows: the newest.
 MOST_REQUESTS, MOST_WORKERS = 20_000, 2_000
-#: So many workers are read at one look.
+#: How many workers one look reads.
 WORKERS_A_LOOK = 200
 #: Names of workers that are gone stay in the index for a day: older ones than this are not read.
 HEARD_MS = 60_000
-#: The server's memory and the janitors are looked at so often; more than this share is nearly full.
+#: How often the server's memory and the janitors are looked at (s), and the share of memory above
+#: which the server counts as nearly full.
 PROBE_EVERY_S, FULL_SHARE = 15.0, 0.85
 #: A census is not taken more often than this.
 EVERY_S = 0.9
 
 
-class Known(msgspec.Struct):
+class KnownRequest(msgspec.Struct):
     """A request as it was read last, and how fast it went lately."""
 
     status: Status
@@ -63,6 +66,8 @@ class Whole(msgspec.Struct, frozen=True):
     status: Status
     speed: float
     peak: int
+    #: What does the work: the handler, or those of all stages.
+    handlers: str
 
 
 class Census:
@@ -74,9 +79,9 @@ class Census:
         self._lock = threading.Lock()
         self._looked_at = 0.0
         #: All requests of the index: some have ended, and a janitor has not closed them yet.
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownRequest] = {}
         #: Requests that are not finished, by id, the newest first.
-        self.requests: dict[str, Known] = {}
+        self.requests: dict[str, KnownRequest] = {}
         #: Requests that cannot be read.
         self.damaged: list[str] = []
         #: Requests of the index of which nothing is known: damaged, not opened yet, or just purged.
@@ -92,7 +97,7 @@ class Census:
         self.curve = Curve()
         #: Servers that use most of their memory: the name, and the share that is used.
         self.nearly_full: list[tuple[str, float]] = []
-        #: For how long (ms) the first look of a janitor is overdue.
+        #: How long (ms) the janitor's next look is overdue.
         self.unswept_ms = 0.0
         self._probe = Probe(protocol.connection, protocol.prefix)
         self._probed_at = 0.0
@@ -123,12 +128,12 @@ class Census:
         protocol = self._protocol
         ids = protocol.latest(self.queue, MOST_REQUESTS, with_stages=True)
         size = protocol.index_size(self.queue)
-        if size <= MOST_REQUESTS:  # all of them were read; stages of flows are no requests
+        if size <= MOST_REQUESTS:  # all ids were read: count requests without stages of flows
             size = sum("/" not in each for each in ids)
         self._blank &= set(ids)
         unread = [each for each in ids if each not in self._known and each not in self._blank]
         gone = self._known.keys() - set(ids)
-        self._read(list(gone)[:PAGE])  # what they came to counts, too
+        self._read(list(gone)[:PAGE])  # their last records count, too
         for each in gone:
             self._known.pop(each, None)
         until = begun + (FIRST_LOOK_S if unread else LOOK_S)
@@ -165,7 +170,9 @@ class Census:
         if not ids:
             return
         now, now_ms = time.monotonic(), round(time.time() * 1e3)
-        for request_id, found in zip(ids, glances.rows(self._protocol, ids, now_ms), strict=True):
+        for request_id, found in zip(
+            ids, glances.glance_at_rows(self._protocol, ids, now_ms), strict=True
+        ):
             self._blank.add(request_id)
             if found is None:  # registered and not opened yet, or just purged
                 continue
@@ -181,7 +188,7 @@ class Census:
         records = status.records
         before = self._known.get(request_id)
         if before is None:
-            before = self._known[request_id] = Known(status, now)
+            before = self._known[request_id] = KnownRequest(status, now)
         else:
             was = before.status.records
             self.finished += max(0, records.done + records.failed - was.done - was.failed)
@@ -207,7 +214,7 @@ class Census:
             if text is None:
                 workers.pop(name, None)
             else:
-                workers[name] = read_details(name, text, self.queue)
+                workers[name] = read_worker_details(name, text, self.queue)
         self.workers = dict(sorted(workers.items()))
 
     def _look_at_server(self) -> None:
@@ -239,18 +246,19 @@ class Census:
 
     def wholes(self) -> list[Whole]:
         """Return the requests that are not finished, the newest first, each flow as one."""
-        stages: dict[str, list[Known]] = {}
+        stages: dict[str, list[KnownRequest]] = {}
         for request_id, known in self._known.items():
             if "/" in request_id:
                 stages.setdefault(request_id.partition("/")[0], []).append(known)
         found = [
-            _whole([known, *stages.pop(request_id, ())])
+            _whole_of_stages([known, *stages.pop(request_id, ())])
             for request_id, known in self.requests.items()
             if "/" not in request_id
         ]
-        # Of a flow whose first stage is in another queue, each stage stands for itself.
+        # Where the first stage of a flow is in another queue, its other stages are shown one by
+        # one.
         others = [known for some in stages.values() for known in some]
-        return found + [_whole([each]) for each in others if each.status.state.is_live]
+        return found + [_whole_of_stages([each]) for each in others if each.status.state.is_live]
 
     def slots_of(self, handler: str) -> tuple[int, int]:
         """Return how many slots can run the handler, and how many of these are busy."""
@@ -262,11 +270,13 @@ class Census:
         return any(handler in each.handlers for each in self.workers.values())
 
     def waiting_before(self, level: int) -> int:
-        """Return how many parts wait at better levels than this."""
+        """Return how many parts wait at better levels than this, and could run."""
         return sum(
-            known.status.parts.waiting
-            for known in self.requests.values()
-            if known.status.level < level and not known.status.paused
+            status.parts.waiting
+            for status in (known.status for known in self.requests.values())
+            if status.level < level
+            and not (status.paused or status.waits_for_release or status.held_until_ms)
+            and self.has_handler(status.handler)
         )
 
     def levels(self) -> list[tuple[int, int, int, int]]:
@@ -288,15 +298,46 @@ class Census:
         ]
 
 
-def _whole(stages: list[Known]) -> Whole:
-    status = stages[0].status
+def records_foreseen(stages: Sequence[Status]) -> int:
+    """Return how many records the stages of a flow will have in all, as far as can be told.
+
+    A stage will get of the rest of the one before as much as it got of what that has finished.
+    """
+    whole = left = 0.0
+    for number, stage in enumerate(stages):
+        records = stage.records
+        if number:
+            before = stages[number - 1].records
+            finished = before.done + before.failed
+            left *= records.total / finished if finished else 1
+        expected = records.total + left
+        whole += expected
+        left = expected - records.done - records.failed
+    return round(whole)
+
+
+def limit_of_stages(stages: Sequence[Status]) -> int:
+    """Return how many parts of a flow may run at once: of the stages that have any to run."""
+    able = [each for each in stages if each.parts.waiting or each.parts.running]
+    return sum(each.limit for each in able or stages[:1])
+
+
+def _whole_of_stages(found: list[KnownRequest]) -> Whole:
+    found.sort(key=lambda each: int(each.status.id.partition("/")[2] or 1))
+    stages = [each.status for each in found]
+    status = stages[0]
     if len(stages) > 1:
-        parts = [msgspec.structs.astuple(each.status.parts) for each in stages]
-        records = [msgspec.structs.astuple(each.status.records) for each in stages]
-        status = msgspec.structs.replace(
-            status,
-            parts=PartCounts(*map(sum, zip(*parts, strict=True))),
-            records=RecordCounts(*map(sum, zip(*records, strict=True))),
+        parts = PartCounts(*map(sum, zip(*(astuple(each.parts) for each in stages), strict=True)))
+        records = RecordCounts(
+            *map(sum, zip(*(astuple(each.records) for each in stages), strict=True))
         )
-    speed = sum(each.speed for each in stages if each.status.state.is_live)
-    return Whole(status, speed, sum(each.peak for each in stages))
+        more = records_foreseen(stages) - records.total
+        status = replace(
+            status,
+            parts=replace(parts, total=parts.total + more),
+            records=replace(records, total=records.total + more),
+            limit=limit_of_stages(stages),
+        )
+    speed = sum(each.speed for each in found if each.status.state.is_live)
+    handlers = " → ".join(each.handler.removesuffix(f"-{status.id}") for each in stages)
+    return Whole(status, speed, sum(each.peak for each in found), handlers)

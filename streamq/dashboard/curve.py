@@ -1,4 +1,4 @@
-"""The speed of a request and its end, foretold: a band instead of a number that jumps."""
+"""The speed of a request, and a forecast of its end: a band instead of a number that jumps."""
 
 from collections import deque
 
@@ -7,9 +7,9 @@ import msgspec
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 
-#: So many points are kept. When there are more, every second one of the older half is dropped.
+#: How many points are kept. When there are more, every second one of the older half is dropped.
 MOST_POINTS = 600
-#: The speed of now is that of about the last 10 s.
+#: The present speed is measured over about the last 10 s.
 SPEED_MS = 10_000
 #: The band comes from speeds in stretches of 10 s of the last 10 minutes, six of them at least.
 STRETCH_MS, STRETCHES, LEAST_STRETCHES = 10_000, 60, 6
@@ -40,7 +40,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 def curve_of(protocol: Protocol, request_id: str) -> list[Point]:
     """Return the curve that a request keeps of itself: janitors add a point now and then."""
-    found = glances.curve_of(protocol, request_id)
+    found = glances.curve_of_request(protocol, request_id)
     return [Point(t, done, failed, running, total) for t, done, failed, total, running in found]
 
 

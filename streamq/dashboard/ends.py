@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 #: Requests that somebody began to watch are subscribed to within this time (s).
 TURN_S = 0.25
-#: After an outage it is tried again so often (s).
+#: The pause between tries to subscribe during an outage (s).
 AGAIN_S = 2.0
 
 

@@ -1,7 +1,7 @@
 """Failures of a request in groups: by the error and the pattern of its message.
 
 Digits, quoted words, addresses and paths become holes, so that "no answer from part 17" and "no
-answer from part 18" are one group. A sample is read, never all.
+answer from part 18" are one group. Only a sample of the failures is read.
 """
 
 import re
@@ -13,13 +13,13 @@ from streamq.errors import UNREADABLE
 from streamq.model import Failure
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.flow_status import places_of
+from streamq.queue.flow_status import places_of_stages
 
-#: So many failed parts are read.
+#: How many failed parts are read.
 SAMPLE = 500
-#: The input is divided into so many stretches to show where failures are.
+#: The number of stretches of the input by which the page shows where failures are.
 STRETCHES = 60
-#: So many failures of a group are shown, and so many groups.
+#: How many failures of a group are shown, and how many groups.
 MOST_SHOWN, MOST_GROUPS = 3, 100
 _MESSAGE_CHARS = 500
 _HOLES: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -38,7 +38,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     error: str
     pattern: str
-    #: How many of the sample they are, and about how many in all.
+    #: How many failures of the sample are in the group, and about how many of all.
     count: int
     about: int
     first_part: int
@@ -84,7 +84,7 @@ def read_groups(protocol: Protocol, request_id: str, *, traces: bool) -> Groups:
 
     Of a flow, each stage has its own groups.
     """
-    places = places_of(protocol.inspect(request_id))
+    places = places_of_stages(protocol.inspect(request_id))
     found = [_groups_of(protocol, place, SAMPLE // len(places), traces=traces) for place in places]
     if len(places) == 1:
         return found[0]
@@ -110,13 +110,14 @@ def _groups_of(protocol: Protocol, place: str, most: int, *, traces: bool) -> Gr
             by_kind.setdefault((failure.error, pattern_of(failure.message)), []).append(failure)
     scale = parts / len(found) if found else 1.0
     groups = [
-        _group(kind, some, scale, total_parts, traces=traces) for kind, some in by_kind.items()
+        _group_of_failures(kind, some, scale, total_parts, traces=traces)
+        for kind, some in by_kind.items()
     ]
     groups.sort(key=lambda each: (-each.count, each.error, each.pattern))
     return Groups(parts=parts, sample=len(found), groups=groups[:MOST_GROUPS])
 
 
-def _group(
+def _group_of_failures(
     kind: tuple[str, str], some: list[Failure], scale: float, total_parts: int, *, traces: bool
 ) -> Group:
     where = [0] * STRETCHES
@@ -136,11 +137,11 @@ def _group(
         where=where,
         source=source,
         source_count=sources[source],
-        samples=[_shown(each, traces=traces) for each in some[:MOST_SHOWN]],
+        samples=[_shortened_failure(each, traces=traces) for each in some[:MOST_SHOWN]],
     )
 
 
-def _shown(failure: Failure, *, traces: bool) -> Failure:
+def _shortened_failure(failure: Failure, *, traces: bool) -> Failure:
     message = failure.message[:_MESSAGE_CHARS]
     trace = failure.traceback if traces else ""
     return msgspec.structs.replace(failure, message=message, traceback=trace)

@@ -1,7 +1,7 @@
 """The live feed: everybody who watches a topic gets the same frames.
 
-* Every frame tells the whole of its topic. A frame that somebody could not be sent yet is replaced
-  by the next, so one who reads slowly costs no memory and slows nobody.
+* Every frame tells the whole of its topic. A frame that could not be sent to a watcher yet is
+replaced by the next one, so a slow watcher costs no memory and slows nobody.
 * A topic is read while somebody watches it, and for ``LINGER_S`` after.
 * A topic is not read again before 20 times as long as its last reading took.
 * The end of a request is told at once: a message of the server wakes its topic.
@@ -15,26 +15,27 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streamq.dashboard.ends import Ends
-from streamq.dashboard.samplers import Censuses, Sampler, encoded, sampler
+from streamq.dashboard.samplers import Censuses, Sampler, event_of_sample, sampler_of_topic
 from streamq.errors import Damaged, RequestUnknown, ServerError, StreamqError
 from streamq.protocol.protocol import Protocol
 
 log = logging.getLogger(__name__)
 
-#: A topic that nobody watches is read for so long.
+#: How long a topic is still read when nobody watches it any more.
 LINGER_S = 10.0
 #: A reading may take this share of a thread's time.
 _TIMES = 20
 #: Threads that read.
 READERS = 4
-#: One who watches is sent something at least so often (s).
+#: A watcher is sent a comment when nothing else was sent for this long (s), which keeps its
+#: connection open.
 COMMENT_S = 15.0
-#: So many topics of one watcher, and in all.
+#: The most topics that one watcher may have, and that there may be in all.
 MOST_TOPICS, MOST_TOPICS_IN_ALL = 12, 2_000
 
 
-class Watcher:
-    """One who watches topics: the latest frame of each that was not sent yet."""
+class FeedWatcher:
+    """A watcher of topics, with the latest frame of each that was not sent yet."""
 
     def __init__(self) -> None:
         self._frames: dict[str, bytes] = {}
@@ -71,7 +72,7 @@ class Topic:
     def __init__(self, name: str, sampler: Sampler) -> None:
         self.name = name
         self.sampler = sampler
-        self.watchers: set[Watcher] = set()
+        self.watchers: set[FeedWatcher] = set()
         self.frame = b""
         self.hurry = asyncio.Event()
         #: What is wrong with it for good: then it is not read again.
@@ -92,7 +93,7 @@ class Feed:
 
     @property
     def watchers(self) -> int:
-        """How many watch."""
+        """The number of watchers."""
         # Copies, because another thread may ask.
         topics = list(self._topics.values())
         return len({each for topic in topics for each in topic.watchers.copy()})
@@ -106,7 +107,7 @@ class Feed:
         """Return what reads the topic; InvalidValue if there is no such topic."""
         if topic in self._topics:
             return self._topics[topic].sampler
-        return sampler(self._protocol, self._censuses, topic)
+        return sampler_of_topic(self._protocol, self._censuses, topic)
 
     def past(self, topic: str) -> Any:
         """Return what is known of a topic's time before; None if nobody watches it."""
@@ -114,7 +115,7 @@ class Feed:
 
     async def frame(self, topic: str) -> bytes:
         """Return the frame of a topic once, for those who cannot keep a stream open."""
-        watcher = Watcher()
+        watcher = FeedWatcher()
         self.join(watcher, [topic])
         try:
             while not (found := self._topics[topic].frame):
@@ -124,7 +125,7 @@ class Feed:
         finally:
             self.leave(watcher)
 
-    def join(self, watcher: Watcher, topics: Iterable[str]) -> None:
+    def join(self, watcher: FeedWatcher, topics: Iterable[str]) -> None:
         """Let somebody watch these topics."""
         for name in topics:
             topic = self._topics.get(name)
@@ -136,11 +137,11 @@ class Feed:
             topic.watchers.add(watcher)
             past = topic.sampler.past()
             if past is not None:
-                watcher.tell(f"past {name}", encoded(name, "past", past))
+                watcher.tell(f"past {name}", event_of_sample(name, "past", past))
             if topic.frame:
                 watcher.tell(name, topic.frame)
 
-    def leave(self, watcher: Watcher) -> None:
+    def leave(self, watcher: FeedWatcher) -> None:
         """Let somebody watch no more."""
         for topic in self._topics.values():
             topic.watchers.discard(watcher)
@@ -187,9 +188,11 @@ class Feed:
             ):
                 took_s = await self._read_once(topic)
                 if is_first and (past := topic.sampler.past()) is not None:
-                    # The reading may have found what is stored of the time before.
+                    # The first reading may have loaded the history that the server stores.
                     for watcher in topic.watchers:
-                        watcher.tell(f"past {topic.name}", encoded(topic.name, "past", past))
+                        watcher.tell(
+                            f"past {topic.name}", event_of_sample(topic.name, "past", past)
+                        )
                 is_first = False
                 pause_s = max(topic.sampler.every_s, _TIMES * took_s)
                 topic.hurry.clear()
@@ -213,19 +216,21 @@ class Feed:
         kind = topic.name.partition(":")[0]
 
         def read() -> bytes:
-            return encoded(topic.name, kind, topic.sampler.read())
+            return event_of_sample(topic.name, kind, topic.sampler.read())
 
         try:
             frame = await loop.run_in_executor(self._readers, read)
         except RequestUnknown:
-            frame = encoded(topic.name, "gone", {"says": "there is no such request, or no more"})
+            frame = event_of_sample(
+                topic.name, "gone", {"says": "there is no such request, or no more"}
+            )
         except Damaged as error:
-            frame = encoded(topic.name, "wrong", {"says": str(error)})
+            frame = event_of_sample(topic.name, "wrong", {"says": str(error)})
         except ServerError:
-            frame = encoded(topic.name, "away", {"says": "the server does not answer"})
+            frame = event_of_sample(topic.name, "away", {"says": "the server does not answer"})
         except Exception:
             log.exception("the topic %s could not be read", topic.name)
-            frame = encoded(topic.name, "wrong", {"says": "the gateway stumbled over it"})
+            frame = event_of_sample(topic.name, "wrong", {"says": "the gateway stumbled over it"})
         topic.frame = frame
         for watcher in topic.watchers:
             watcher.tell(topic.name, frame)

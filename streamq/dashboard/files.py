@@ -1,4 +1,4 @@
-"""The files of the pages, from the package: read once, and named by their digest."""
+"""The files that browsers get, from the package: read once, and named by their digest."""
 
 import hashlib
 from functools import cache
@@ -39,7 +39,7 @@ class Pages(msgspec.Struct, frozen=True):
 
 
 @cache
-def pages() -> Pages:
+def dashboard_pages() -> Pages:
     """Return the files of the pages."""
     found = {
         each.name: File(each.read_bytes(), _TYPES[each.name.rpartition(".")[2]])

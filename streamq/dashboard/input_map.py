@@ -10,7 +10,7 @@ from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
 
 MOST_CELLS = 2_000
-#: So many exceptions of a kind are read. If there are more, the map shows a sample of them.
+#: How many exceptions of a kind are read. If there are more, the map shows a sample of them.
 MOST_EXCEPTIONS = 2_000
 
 
@@ -37,7 +37,7 @@ def read_map(protocol: Protocol, request_id: str) -> Map:
     snapshot = protocol.inspect(request_id)
     total, delivered = snapshot.count("total"), snapshot.count("delivered")
     size = max(1, -(-total // MOST_CELLS))
-    in_hand, parts = glances.in_hand(protocol, request_id, MOST_EXCEPTIONS)
+    in_hand, parts = glances.parts_in_hand(protocol, request_id, MOST_EXCEPTIONS)
     failed, numbers = glances.failed_numbers(protocol, request_id, MOST_EXCEPTIONS)
     marks: dict[int, list[int]] = {}
     for part in parts:
@@ -51,7 +51,7 @@ def read_map(protocol: Protocol, request_id: str) -> Map:
         cells=-(-total // size),
         delivered=delivered,
         marks=[(cell, *counts) for cell, counts in sorted(marks.items())],  # type: ignore[misc]
-        # What was finished between two readings is no part of a sample.
+        # Parts that were finished between the two readings are left out of the sample.
         in_hand=in_hand if len(parts) >= MOST_EXCEPTIONS else len(parts),
         failed=failed if len(numbers) >= MOST_EXCEPTIONS else len(numbers),
         seen_in_hand=len(parts),

@@ -13,9 +13,9 @@ import msgspec
 from streamq.dashboard import failures
 from streamq.dashboard.census import Census
 from streamq.dashboard.curve import Curve, Point, curve_of
-from streamq.dashboard.files import pages
+from streamq.dashboard.files import dashboard_pages
 from streamq.dashboard.input_map import read_map
-from streamq.dashboard.why import reason
+from streamq.dashboard.why import reason_held_back
 from streamq.protocol.protocol import Protocol
 from streamq.queue.changes import read_changes
 from streamq.queue.flow_status import status_of
@@ -54,7 +54,7 @@ def make_report(protocol: Protocol, request_id: str, points: list[Point] | None 
                 "status": status,
                 "speed": status.rate,
                 "ending": curve.ending(status.rate) if status.state == "open" else None,
-                "why": reason(status, census),
+                "why": reason_held_back(status, census),
                 "slots": {"able": slots, "busy": busy},
                 "spec": snapshot.spec,
             },
@@ -64,13 +64,13 @@ def make_report(protocol: Protocol, request_id: str, points: list[Point] | None 
         },
         "points": {f"r:{request_id}": curve.points},
     }
-    return _page(request_id, msgspec.json.encode(data))
+    return _report_page(request_id, msgspec.json.encode(data))
 
 
-def _page(title: str, data: bytes) -> bytes:
-    found = pages().files
+def _report_page(title: str, data: bytes) -> bytes:
+    found = dashboard_pages().files
     addresses = {
-        f"streamq/{name}": _address(file.content)
+        f"streamq/{name}": _module_as_data_url(file.content)
         for name, file in found.items()
         if name.endswith(".js")
     }
@@ -83,7 +83,7 @@ def _page(title: str, data: bytes) -> bytes:
             found["style.css"].content,
             b'</style><script type="importmap">',
             msgspec.json.encode({"imports": addresses}),
-            # No text can end the element: a less-than sign is written in another way.
+            # A less-than sign is escaped, so no text can end the element early.
             b'</script></head><body><div id="app"></div>',
             b'<script type="application/json" id="report-data">',
             data.replace(b"<", rb"\u003c"),
@@ -92,7 +92,7 @@ def _page(title: str, data: bytes) -> bytes:
     )
 
 
-def _address(module: bytes) -> str:
-    # An address of data has no folder, so modules are named in full.
+def _module_as_data_url(module: bytes) -> str:
+    # A data: address has no folder, so modules are imported by their full names.
     whole = module.replace(b"'./", b"'streamq/")
     return "data:text/javascript;base64," + b64encode(whole).decode()

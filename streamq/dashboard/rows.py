@@ -1,4 +1,4 @@
-"""Tables of requests: filters, pages, and what a row tells."""
+"""Tables of requests: their filters, pages and rows."""
 
 import time
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec.structs import replace
 
 from streamq.dashboard import why
 from streamq.dashboard.census import Census, Whole
@@ -18,7 +19,8 @@ from streamq.queue.flow_status import status_of
 
 #: Rows of a page.
 PAGE = 50
-#: Requests that have ended are looked for again after so long, or 20 times as long as it took.
+#: The pause between two searches for ended requests (s): this, or 20 times as long as the last
+#: search took.
 ENDED_EVERY_S, _TIMES = 5.0, 20
 STATES = ("live", "open", "loading", "paused", "ended", "done", "failed", "cancelled")
 _SORTS: dict[str, Callable[[Status], Any]] = {
@@ -105,7 +107,7 @@ class Ended:
         """Return the requests that fit, the newest first."""
         begun = time.monotonic()
         if self._found is None or begun >= self._good_until:
-            self._found = listing.find(
+            self._found = listing.find_requests(
                 self._protocol, self._queue, filters.fits_glimpse, ended=True
             )
             now = time.monotonic()
@@ -113,7 +115,9 @@ class Ended:
         return self._found
 
 
-def page(protocol: Protocol, census: Census, ended: Ended, filters: Filters) -> dict[str, Any]:
+def table_page(
+    protocol: Protocol, census: Census, ended: Ended, filters: Filters
+) -> dict[str, Any]:
     """Return one page of a table. The requests on it are read anew, the others are not."""
     first = (filters.page - 1) * PAGE
     wholes: list[Whole] = []
@@ -136,11 +140,11 @@ def page(protocol: Protocol, census: Census, ended: Ended, filters: Filters) -> 
         "page": filters.page,
         "pages": max(1, -(-count // PAGE)),
         "handlers": sorted(handlers)[:200],
-        "rows": _fresh(protocol, census, ids, wholes),
+        "rows": _rows_read_anew(protocol, census, ids, wholes),
     }
 
 
-def _fresh(
+def _rows_read_anew(
     protocol: Protocol, census: Census, ids: list[str], wholes: list[Whole]
 ) -> list[dict[str, Any]]:
     known = {each.status.id: each for each in wholes}
@@ -148,20 +152,26 @@ def _fresh(
     for request_id, snapshot in zip(ids, protocol.inspect_all(ids), strict=True):
         if not isinstance(snapshot, Snapshot):
             continue
-        status, whole = snapshot.status(), known.get(request_id)
-        if snapshot.count("stages"):
-            status = whole.status if whole else status_of(protocol, snapshot)
-        speed = whole.speed if whole and status.state.is_live else status.rate
-        found.append(row(status, speed, census, whole.peak if whole else 0))
+        whole, status = known.get(request_id), snapshot.status()
+        if whole is None:
+            status = status_of(protocol, snapshot)
+            whole = Whole(status, status.rate, 0, status.handler)
+        elif not snapshot.count("stages"):  # of a flow the census knows the stages
+            whole = replace(whole, status=status)
+        found.append(table_row(whole, census))
     return found
 
 
-def row(status: Status, speed: float, census: Census, peak: int = 0) -> dict[str, Any]:
+def table_row(whole: Whole, census: Census) -> dict[str, Any]:
     """Return what a row of a table tells of a request."""
+    status = whole.status
     left = status.records.total - status.records.done - status.records.failed
-    reason = why.reason(status, census, peak)
+    speed = whole.speed if status.state.is_live else status.rate
+    if status.paused or status.waits_for_release:
+        speed = 0.0
     return {
-        **card(status),
+        **request_card(status),
+        "handler": whole.handlers,
         "limit": status.limit,
         "records": status.records,
         "created_ms": status.created_ms,
@@ -169,16 +179,12 @@ def row(status: Status, speed: float, census: Census, peak: int = 0) -> dict[str
         "finished_ms": status.finished_ms,
         "labels": status.labels,
         "speed": round(speed, 3),
-        "eta_s": round(left / speed, 1) if speed > 0 and _moves(status) else None,
-        "why": reason,
+        "eta_s": round(left / speed, 1) if speed > 0 and status.state is State.OPEN else None,
+        "why": why.reason_held_back(status, census, whole.peak),
     }
 
 
-def _moves(status: Status) -> bool:
-    return status.state is State.OPEN and not status.waits_for_release
-
-
-def card(status: Status) -> dict[str, Any]:
+def request_card(status: Status) -> dict[str, Any]:
     """Return what a small card tells of a request."""
     return {
         "id": status.id,

@@ -17,7 +17,7 @@ from streamq import units
 from streamq.admin.doctor import Doctor
 from streamq.admin.server_checks import Finding
 from streamq.dashboard import rows, times, why
-from streamq.dashboard.census import Census
+from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.curve import Curve, Ending, Point, curve_of
 from streamq.dashboard.failures import read_groups
 from streamq.dashboard.input_map import read_map
@@ -117,9 +117,9 @@ class Overview(_OfQueue):
             "rate": census.curve.speed(),
             "point": census.curve.points[-1:],
             "levels": census.levels(),
-            "notices": why.notices(census),
-            "handlers_ran": times.of_handlers(workers),
-            "top": [rows.row(each.status, each.speed, census, each.peak) for each in top],
+            "notices": why.notices_that_need_attention(census),
+            "handlers_ran": times.times_of_handlers(workers),
+            "top": [rows.table_row(each, census) for each in top],
         }
 
     def past(self) -> Any:
@@ -139,7 +139,7 @@ class Table(_OfQueue):
     def read(self) -> Any:
         """Return the rows of the page, each read anew."""
         self._census.look()
-        return rows.page(self._protocol, self._census, self._ended, self._filters)
+        return rows.table_page(self._protocol, self._census, self._ended, self._filters)
 
 
 class Levels(_OfQueue):
@@ -157,7 +157,11 @@ class Levels(_OfQueue):
             if "/" not in known.status.id:  # a stage is changed with its request
                 cards.setdefault(known.status.level, []).append(known.status)
         shown = max(self.LEAST, min(self.MOST, self.CARDS // max(1, len(cards))))
-        busy = [status.level for status in map(_status, census.requests.values()) if _runs(status)]
+        busy = [
+            status.level
+            for status in map(_status_of_known, census.requests.values())
+            if _has_running_parts(status)
+        ]
         return {
             "serving": min(busy, default=None),
             "unread": census.unread,
@@ -168,7 +172,7 @@ class Levels(_OfQueue):
                     "waiting": waiting,
                     "running": running,
                     "cards": [
-                        rows.card(each)
+                        rows.request_card(each)
                         for each in sorted(
                             cards.get(level, []), key=lambda each: -each.parts.waiting
                         )
@@ -179,11 +183,11 @@ class Levels(_OfQueue):
         }
 
 
-def _status(known: Any) -> Status:
+def _status_of_known(known: Any) -> Status:
     return known.status  # type: ignore[no-any-return]
 
 
-def _runs(status: Status) -> bool:
+def _has_running_parts(status: Status) -> bool:
     return status.parts.running > 0
 
 
@@ -191,7 +195,7 @@ class Workers(_OfQueue):
     """Tells of the workers of a queue."""
 
     every_s = 2.0
-    #: So many are told in full; of the others only how busy they are.
+    #: How many workers are shown in full. Of the others only their busy slots are shown.
     MOST = 200
 
     def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
@@ -213,7 +217,7 @@ class Workers(_OfQueue):
             "told": min(len(pools), self.MOST),
             "versions": sorted({each.version for each in found}),
             "strip": [[each.name, each.busy, each.slots] for each in pools],
-            "workers": [times.row(each, speeds[each.name]) for each in found[: self.MOST]],
+            "workers": [times.row_of_times(each, speeds[each.name]) for each in found[: self.MOST]],
         }
 
 
@@ -221,17 +225,17 @@ class Log(_OfQueue):
     """Tells who changed what of the queue's requests."""
 
     every_s = 2.0
-    #: So many changes are told.
+    #: How many changes are shown.
     MOST = 300
 
     def read(self) -> Any:
-        """Return the changes, the last first; without the addresses that they came from."""
+        """Return the changes, the last one first, without the addresses that they came from."""
         found = read_changes(self._protocol, self.queue, self.MOST)
         return {"changes": [msgspec.structs.replace(each, address="") for each in found]}
 
 
 class Leases(_OfQueue):
-    """Tells which slot has served which request: what workers say, and one look a second."""
+    """Tells which slot has served which request, by what workers say and by one look a second."""
 
     def __init__(self, protocol: Protocol, censuses: Censuses, queue: str) -> None:
         super().__init__(protocol, censuses, queue)
@@ -251,7 +255,7 @@ class Health(_OfQueue):
     """Tells what the doctor finds."""
 
     every_s = 60.0
-    #: The books of so many requests are checked, and so many findings of a check are told.
+    #: How many requests the doctor checks, and how many findings of one check are shown.
     BOOKS, ALIKE = 100, 10
 
     def read(self) -> Any:
@@ -336,7 +340,8 @@ class OneRequest(_OfRequest):
             census.look()
         records = status.records
         now_ms = snapshot.count("now_ms")
-        point = Point(now_ms, records.done, records.failed, status.parts.running, records.total)
+        whole = records_foreseen(status.stages) if status.stages else records.total
+        point = Point(now_ms, records.done, records.failed, status.parts.running, whole)
         points = self._curve.points
         if status.state.is_live or not points or point.finished != points[-1].finished:
             self._curve.add(point)  # after its end a request stands still
@@ -350,15 +355,23 @@ class OneRequest(_OfRequest):
             "status": status,
             "speed": status.rate if speed is None or not status.state.is_live else speed,
             "ending": ending,
-            "why": why.reason(status, census, self._curve.peak()),
+            "why": why.reason_held_back(_with_limit(status), census, self._curve.peak()),
             "slots": {"able": slots, "busy": busy},
             "spec": snapshot.spec,
             "point": point,
+            #: Of a flow: also the records that later stages do not have yet, as far as can be told.
+            "foreseen": whole,
         }
 
     def past(self) -> Any:
         """Return the points of its curve so far."""
         return {"points": self._curve.points}
+
+
+def _with_limit(status: Status) -> Status:
+    if not status.stages:
+        return status
+    return msgspec.structs.replace(status, limit=limit_of_stages(status.stages))
 
 
 class MapOfRequest(_OfRequest):
@@ -391,7 +404,7 @@ _KINDS: dict[str, Callable[[Protocol, Censuses, str], Sampler]] = {
 }
 
 
-def sampler(protocol: Protocol, censuses: Censuses, topic: str) -> Sampler:
+def sampler_of_topic(protocol: Protocol, censuses: Censuses, topic: str) -> Sampler:
     """Return what reads the topic.
 
     Raises:
@@ -403,7 +416,7 @@ def sampler(protocol: Protocol, censuses: Censuses, topic: str) -> Sampler:
     return _KINDS[kind](protocol, censuses, about)
 
 
-def encoded(topic: str, event: str, told: Any) -> bytes:
+def event_of_sample(topic: str, event: str, told: Any) -> bytes:
     """Return an event as a browser gets it; the bytes are the same for all."""
     data = msgspec.json.encode({"topic": topic, "told": told})
     return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"

@@ -17,28 +17,29 @@ from streamq.dashboard.census import Census
 from streamq.errors import UNREADABLE, ServerRefused
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.told import Span, SpansTold, slot_of
+from streamq.queue.told import Span, SpansTold, slot_of_span
 
 log = logging.getLogger(__name__)
 
-#: So many looks are kept.
+#: How many looks are kept.
 LOOKS = 180
-#: Leases of so many requests are read at a look, those with the most parts that run; and so many of
-#: one request.
+#: Of how many requests a look reads leases (those with the most parts that run), and how many
+#: leases of one request.
 MOST_REQUESTS, MOST_LEASES = 100, 500
-#: All workers together may tell so many spans a second, and so many are kept.
+#: How many spans all workers together may tell in a second, and how many are kept.
 SPANS_A_SECOND, MOST_SPANS = 2_000, 20_000
-#: A frame has the spans of the last seconds, and so many at most; one who begins to watch is told
-#: more of them once.
+#: The time of which a frame has spans, how many it has at most, and how many a watcher gets in its
+#: first frame.
 FRAME_MS, MOST_IN_FRAME, MOST_TOLD = 8_000, 2_000, 6_000
-#: Workers are told so often that somebody looks, and it holds for so long.
+#: How often workers are told that somebody looks at the timeline (s), and how long they believe it
+#: (ms).
 WATCH_EVERY_S, WATCH_TTL_MS = 5.0, 20_000
-#: Entries that are read at a look.
+#: How many entries of the workers' log one look reads.
 _MOST_READ = 1_000
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """A lease that is over, as pages are told: who, when, of which request, and what it came to."""
+    """A lease that is over: its slot, its times, its request, and how many parts ran."""
 
     worker: str
     slot: str
@@ -83,14 +84,14 @@ class Timeline:
         most = max(5, SPANS_A_SECOND // max(1, len(census.pools)))
         try:
             self._protocol.watch(census.queue, most, WATCH_TTL_MS)
-        except ServerRefused as error:  # a reader: looks have to do
+        except ServerRefused as error:  # a user that may only read cannot ask workers to tell
             log.debug("workers are not told that somebody looks: %s", error)
 
     def _read(self, queue: str) -> None:
         """Read what workers have told since the last look."""
         after = self._after or f"{round(time.time() * 1e3) - 60_000}-0"
         try:
-            found = glances.spans_of(self._protocol, queue, after, _MOST_READ)
+            found = glances.spans_of_workers(self._protocol, queue, after, _MOST_READ)
         except ServerRefused as error:  # its ACL is of an earlier version
             log.debug("spans cannot be read: %s", error)
             return
@@ -102,7 +103,7 @@ class Timeline:
             except UNREADABLE:
                 continue
             self._left_out += told.left_out
-            self.spans.extend(_ended(told.worker, span) for span in told.spans)
+            self.spans.extend(_ended_span(told.worker, span) for span in told.spans)
 
     def _held_now(self, census: Census) -> list[tuple[str, str, str]]:
         """Return for each slot that holds a lease now: its worker, its name, and the request."""
@@ -114,18 +115,18 @@ class Timeline:
         pools = {each.pool: name for name, each in census.workers.items() if each.pool}
         slots: list[tuple[str, str, str]] = []
         for request_id, holders in zip(
-            ids, glances.holders_of(self._protocol, ids, MOST_LEASES), strict=True
+            ids, glances.holders_of_parts(self._protocol, ids, MOST_LEASES), strict=True
         ):
             for holder in holders:
-                slots.append((*_slot_of(holder, pools), request_id))
+                slots.append((*_slot_of_span(holder, pools), request_id))
         return sorted(slots)
 
 
-def _slot_of(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
+def _slot_of_span(holder: str, pools: Mapping[str, str]) -> tuple[str, str]:
     """Return the worker and the slot of a holder."""
-    pool, slot = slot_of(holder)
+    pool, slot = slot_of_span(holder)
     return pools.get(pool, pool[:12]), slot
 
 
-def _ended(worker: str, span: Span) -> Ended:
+def _ended_span(worker: str, span: Span) -> Ended:
     return Ended(worker, *msgspec.structs.astuple(span))

@@ -1,4 +1,4 @@
-"""How long parts run, by handler, and how many a worker finishes a second: from heartbeats."""
+"""Running times of parts by handler, and the speed of each worker, from heartbeats."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -10,9 +10,10 @@ import msgspec
 from streamq.queue.fleet import WorkerDetails
 from streamq.telemetry.metrics import BOUNDS_S, CLASSES
 
-#: So many handlers are told: those that ran the most parts.
+#: How many handlers are shown: the ones that ran the most parts.
 MOST_HANDLERS = 12
-#: A speed is that of at least so long (ms), so that two heartbeats in a moment make no spike.
+#: The shortest time that a speed is measured over (ms). Two heartbeats in quick succession would
+#: make a spike.
 LEAST_MS = 4_000
 
 
@@ -24,14 +25,14 @@ class HandlerRan(msgspec.Struct, kw_only=True):
     failed: int = 0
     retried: int = 0
     seconds: float = 0.0
-    #: How many parts ran for so long, by the classes of ``BOUNDS_S``.
+    #: How many parts are in each class of running time (``BOUNDS_S``).
     classes: list[int]
-    #: Half of the parts, and all but a twentieth of them, ran for no longer than this (s); about.
+    #: About the median and the 95th percentile of the running time (s).
     p50_s: float = 0.0
     p95_s: float = 0.0
 
 
-def of_handlers(workers: Iterable[WorkerDetails]) -> list[HandlerRan]:
+def times_of_handlers(workers: Iterable[WorkerDetails]) -> list[HandlerRan]:
     """Return what was done for each handler, those with the most parts first."""
     found: dict[str, HandlerRan] = {}
     for worker in workers:
@@ -45,12 +46,15 @@ def of_handlers(workers: Iterable[WorkerDetails]) -> list[HandlerRan]:
                 ran.classes[number] += count
     most = sorted(found.values(), key=lambda ran: -sum(ran.classes))[:MOST_HANDLERS]
     for ran in most:
-        ran.p50_s, ran.p95_s = quantile(ran.classes, 0.5), quantile(ran.classes, 0.95)
+        ran.p50_s, ran.p95_s = (
+            quantile_of_times(ran.classes, 0.5),
+            quantile_of_times(ran.classes, 0.95),
+        )
     return most
 
 
-def quantile(classes: Sequence[int], share: float) -> float:
-    """Return about how long (s) the part ran that this share of all parts is no longer than."""
+def quantile_of_times(classes: Sequence[int], share: float) -> float:
+    """Return about the quantile of the running time (s): this share of the parts ran no longer."""
     sums = list(accumulate(classes))
     if not sums or not sums[-1]:
         return 0.0
@@ -85,7 +89,7 @@ class Speeds:
         return {name: speed for name, (_, _, speed) in now.items()}
 
 
-def row(worker: WorkerDetails, speed: float | None) -> dict[str, Any]:
+def row_of_times(worker: WorkerDetails, speed: float | None) -> dict[str, Any]:
     """Return what a row of the table of workers tells."""
     told = ("name", "host", "pid", "version", "handlers", "slots", "busy", "levels", "running")
     return {

@@ -1,18 +1,18 @@
-"""Why a request is not faster, and what of a queue needs attention: in words."""
+"""Says in words why a request is not faster, and what in a queue needs attention."""
 
 import time
 from collections.abc import Iterator
 
 import msgspec
 
-from streamq.dashboard.census import Census, Known
+from streamq.dashboard.census import Census, KnownRequest
 from streamq.model import State, Status
 
-#: A request whose records fail more often than this needs attention, once so many failed.
+#: A request needs attention when this share of its records fail, and at least this many did.
 FAILING_SHARE, FAILING_LEAST = 0.01, 10
-#: So many lines are told at most, of so many that are looked for.
+#: How many notices are shown at most, and after how many the search ends.
 MOST_LINES, _MOST_FOUND = 20, 200
-#: A request of which nothing was finished for so long stands still (s).
+#: A request stands still when no record was finished for this long (s).
 STILL_S = 600.0
 #: If the first look is overdue by more than this, no janitor sweeps the queue.
 UNSWEPT_MS = 60_000
@@ -38,7 +38,7 @@ class Reason(msgspec.Struct, frozen=True):
     says: str
 
 
-def reason(status: Status, census: Census, peak: int = 0) -> Reason | None:
+def reason_held_back(status: Status, census: Census, peak: int = 0) -> Reason | None:
     """Return what holds the request back most; None if it has ended.
 
     ``peak``: how many of its parts ran at once lately.
@@ -46,63 +46,65 @@ def reason(status: Status, census: Census, peak: int = 0) -> Reason | None:
     if not status.state.is_live:
         return None
     return (
-        _kept_back(status)
-        or _stopped(status, census)
-        or _by_its_own_limits(status, max(peak, status.parts.running))
-        or _by_others(status, census)
+        _parts_kept_back(status)
+        or _reason_it_is_stopped(status, census)
+        or _held_by_its_own_limits(status, max(peak, status.parts.running))
+        or _held_by_other_requests(status, census)
         or Reason("running", "nothing holds it back: it is as fast as its parts are")
     )
 
 
-def _kept_back(status: Status) -> Reason | None:
+def _parts_kept_back(status: Status) -> Reason | None:
     if status.waits_for_release:
         return Reason("canary", "its canary has ended, and the others wait for the release")
     return None
 
 
-def _stopped(status: Status, census: Census) -> Reason | None:
+def _reason_it_is_stopped(status: Status, census: Census) -> Reason | None:
     parts = status.parts
     if status.paused:
         return Reason("paused", "it is paused")
     if status.held_until_ms:
         left_s = max(0, status.held_until_ms - time.time() * 1e3) / 1e3
-        return Reason("held", f"it is held for another {_span(left_s)}, by a delay or a snooze")
+        return Reason(
+            "held", f"it is held for another {_time_words(left_s)}, by a delay or a snooze"
+        )
     if parts.waiting + parts.running + parts.retry == 0 and status.state is State.LOADING:
         return Reason("loading", "its loader is slower than the workers: no part waits")
     if not census.has_handler(status.handler):
         if census.has_slots:
             return Reason("handler", f"no live worker has the handler {status.handler}")
         return Reason("nobody", "no worker of this queue is alive")
-    return _between_attempts(status)
+    return _waits_between_attempts(status)
 
 
-def _between_attempts(status: Status) -> Reason | None:
+def _waits_between_attempts(status: Status) -> Reason | None:
     parts = status.parts
     if parts.retry and not parts.waiting and not parts.running:
-        return Reason("retry", f"{_count(parts.retry, 'part')} wait for another attempt")
+        return Reason("retry", f"{_counted(parts.retry, 'part')} wait for another attempt")
     return None
 
 
-def _by_its_own_limits(status: Status, running: int) -> Reason | None:
+def _held_by_its_own_limits(status: Status, running: int) -> Reason | None:
     if status.rate_limit is not None and running < status.limit:
         rate = status.rate_limit
-        says = f"{rate:g} a second" if rate >= 1 else f"one in {_span(1 / rate)}"
+        says = f"{rate:g} a second" if rate >= 1 else f"one in {_time_words(1 / rate)}"
         return Reason("rate", f"its rate lets {says} start")
     if running >= status.limit:
         return Reason("limit", f"it is at its limit: {status.limit} at once")
     return None
 
 
-def _by_others(status: Status, census: Census) -> Reason | None:
+def _held_by_other_requests(status: Status, census: Census) -> Reason | None:
     parts = status.parts
     if not parts.waiting:
         return Reason("tail", "its last parts run") if parts.running else None
     slots, busy = census.slots_of(status.handler)
     if slots and max(busy, census.curve.peak()) >= slots:
         before = census.waiting_before(status.level)
-        says = f"all {_count(slots, 'slot')} that can run {status.handler} are busy"
+        says = f"all {_counted(slots, 'slot')} that can run {status.handler} are busy"
         if before:
-            return Reason("level", f"{says}, and {_count(before, 'part')} wait at better levels")
+            return Reason("level", f"{says}, and {_counted(before, 'part')} wait at better levels")
         return Reason("slots", says)
     return None
 
@@ -118,21 +120,21 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-def notices(census: Census) -> list[Notice]:
-    """Return what needs attention, so many lines at most, the worst first."""
-    found = list(_of_queue(census))
+def notices_that_need_attention(census: Census) -> list[Notice]:
+    """Return what needs attention, the worst first, ``MOST_LINES`` at most."""
+    found = list(_notices_of_queue(census))
     for known in census.requests.values():
         if len(found) >= _MOST_FOUND:
             break
-        found.extend(_of_request(known, census))
+        found.extend(_notices_of_request(known, census))
     return sorted(found, key=lambda each: _ORDER.index(each.code))[:MOST_LINES]
 
 
-def _of_queue(census: Census) -> Iterator[Notice]:
+def _notices_of_queue(census: Census) -> Iterator[Notice]:
     if census.requests and not census.has_slots:
         yield Notice(
             code="nobody",
-            says=f"{_count(census.open, 'request')} and no live worker",
+            says=f"{_counted(census.open, 'request')} and no live worker",
             remedy="start workers: streamq worker MODULE:APP",
         )
     for node, share in census.nearly_full:
@@ -144,28 +146,28 @@ def _of_queue(census: Census) -> Iterator[Notice]:
     if census.unswept_ms > UNSWEPT_MS:
         yield Notice(
             code="janitor",
-            says=f"no janitor has looked at the queue for {_span(census.unswept_ms / 1e3)}",
+            says=f"no janitor has looked at the queue for {_time_words(census.unswept_ms / 1e3)}",
             remedy="every pool is a janitor: look whether one runs; streamq janitor --once",
         )
     if census.damaged:
         yield Notice(
             code="damaged",
-            says=f"{_count(len(census.damaged), 'request')} cannot be read: "
+            says=f"{_counted(len(census.damaged), 'request')} cannot be read: "
             + ", ".join(census.damaged[:3]),
             remedy="see Health; cancel or purge them",
         )
-    slow = [name for name, each in census.workers.items() if _is_late(each.beat_ms)]
+    slow = [name for name, each in census.workers.items() if _is_past_deadline(each.beat_ms)]
     if slow:
         yield Notice(
             code="late",
-            says=f"{_count(len(slow), 'worker')} not heard for over 20 s: {', '.join(slow[:3])}",
+            says=f"{_counted(len(slow), 'worker')} not heard for over 20 s: {', '.join(slow[:3])}",
             remedy="see Workers",
         )
 
 
-def _of_request(known: Known, census: Census) -> Iterator[Notice]:
+def _notices_of_request(known: KnownRequest, census: Census) -> Iterator[Notice]:
     status = known.status
-    yield from _of_handler(status, census)
+    yield from _notices_of_handler(status, census)
     records = status.records
     finished = records.done + records.failed
     if records.failed >= FAILING_LEAST and records.failed > FAILING_SHARE * finished:
@@ -180,13 +182,13 @@ def _of_request(known: Known, census: Census) -> Iterator[Notice]:
         yield Notice(
             code="canary",
             request=status.id,
-            says=f"its canary of {_count(status.canary or 0, 'part')} has ended, and it waits",
+            says=f"its canary of {_counted(status.canary or 0, 'part')} has ended, and it waits",
             remedy="look at its failures; then release or cancel it",
         )
-    yield from _of_time(known, census)
+    yield from _notices_of_deadline(known, census)
 
 
-def _of_handler(status: Status, census: Census) -> Iterator[Notice]:
+def _notices_of_handler(status: Status, census: Census) -> Iterator[Notice]:
     if census.has_slots and not census.has_handler(status.handler):
         yield Notice(
             code="handler",
@@ -196,7 +198,7 @@ def _of_handler(status: Status, census: Census) -> Iterator[Notice]:
         )
 
 
-def _of_time(known: Known, census: Census) -> Iterator[Notice]:
+def _notices_of_deadline(known: KnownRequest, census: Census) -> Iterator[Notice]:
     """Tell of a request that will be late, or that stands still though it could go on."""
     status, parts = known.status, known.status.parts
     if status.deadline_ms and status.state is State.OPEN and known.speed > 0:
@@ -206,7 +208,7 @@ def _of_time(known: Known, census: Census) -> Iterator[Notice]:
             yield Notice(
                 code="deadline",
                 request=status.id,
-                says=f"at this speed it ends {_span(late_s)} after its deadline, and fails",
+                says=f"at this speed it ends {_time_words(late_s)} after its deadline, and fails",
                 remedy="raise its limit, give it a better level, or start more workers",
             )
     still_s = time.monotonic() - known.moved_at
@@ -216,20 +218,20 @@ def _of_time(known: Known, census: Census) -> Iterator[Notice]:
         yield Notice(
             code="still",
             request=status.id,
-            says=f"none of its records was finished for {_span(still_s)}",
+            says=f"none of its records was finished for {_time_words(still_s)}",
             remedy="see why on its page, and what runs",
         )
 
 
-def _is_late(beat_ms: int) -> bool:
+def _is_past_deadline(beat_ms: int) -> bool:
     return bool(beat_ms) and time.time() * 1e3 - beat_ms > 20_000
 
 
-def _count(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _span(seconds: float) -> str:
+def _time_words(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 3_600:

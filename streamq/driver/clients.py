@@ -81,18 +81,18 @@ class _Cluster(_Patient, RedisCluster):
     def determine_slot(self, *args: Any) -> int | None:
         """Return the slot of a command's keys."""
         if args[0] in ("BRPOP", "EVALSHA"):
-            return slot_of(first_key(args))
+            return cluster_slot_of_key(first_key_of_command(args))
         slot: int | None = super().determine_slot(*args)
         return slot
 
 
-def first_key(words: Sequence[Any]) -> Any:
+def first_key_of_command(words: Sequence[Any]) -> Any:
     """Return the first key of a BRPOP or EVALSHA."""
     return words[3 if words[0] == "EVALSHA" else 1]
 
 
 @lru_cache(4096)
-def slot_of(key: str) -> int:
+def cluster_slot_of_key(key: str) -> int:
     """Return the slot of a cluster that has the key."""
     return int(key_slot(key.encode()))
 

@@ -16,12 +16,12 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.client import PubSub
 from redis.retry import Retry
 
-from streamq.driver.clients import CONNECT_S, first_key, make_client, slot_of
-from streamq.driver.errors import ours, translating_driver_errors
+from streamq.driver.clients import CONNECT_S, cluster_slot_of_key, first_key_of_command, make_client
+from streamq.driver.errors import our_error, translating_driver_errors
 from streamq.driver.lanes import GONE, Lane, Lanes
 from streamq.driver.patience import Patience
-from streamq.driver.server_versions import version_of
-from streamq.driver.url import ServerURL, mask
+from streamq.driver.server_versions import version_of_server
+from streamq.driver.url import ServerURL, mask_passwords
 from streamq.errors import ServerError, ServerRefused, ServerUnreachable, ServerUnsafe
 from streamq.servers.local import LocalServer
 
@@ -59,7 +59,7 @@ class Connection:
     def __init__(self, url: str, *, reply_s: float = 0.0) -> None:
         """``reply_s``: wait that long for a reply or a connection, repeat no call; 0: as usual."""
         self._server_url = ServerURL(url)
-        self.where = mask(url)
+        self.where = mask_passwords(url)
         self._url = url
         self._is_hasty = reply_s > 0
         self._local: LocalServer | None = None
@@ -96,7 +96,7 @@ class Connection:
         """
         if not self.is_cluster:
             return ""
-        nodes = self.redis.nodes_manager.slots_cache.get(slot_of(key))
+        nodes = self.redis.nodes_manager.slots_cache.get(cluster_slot_of_key(key))
         return str(nodes[0].name) if nodes else ""
 
     def patience(
@@ -124,7 +124,7 @@ class Connection:
                 self.redis.ping()
             except driver.ResponseError as error:
                 # For example: the server has no database of that number.
-                raise ours(error, self.where) or ServerRefused(
+                raise our_error(error, self.where) or ServerRefused(
                     f"{self.where} refuses: {error}"
                 ) from None
 
@@ -145,7 +145,7 @@ class Connection:
             infos = self._infos()
         warnings: dict[str, None] = {}
         for info in infos:
-            version = version_of(info)
+            version = version_of_server(info)
             if version.is_too_old:
                 raise ServerError(
                     f"{self.where} is {version}, which is too old: use Redis 7 or newer, or Valkey"
@@ -353,7 +353,7 @@ class Connection:
         name = ""
         if self.is_cluster:
             client = self._client_for(block_s)
-            node = client.get_node_from_key(first_key(words))
+            node = client.get_node_from_key(first_key_of_command(words))
             name, client = node.name, client.get_redis_connection(node)
             return self._kept_lanes(block_s, name, client)
         lanes = self._lanes.get((block_s, name))

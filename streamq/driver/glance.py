@@ -11,7 +11,7 @@ from typing import Any
 
 from streamq.driver.url import ServerURL
 
-#: All questions together take so long at most.
+#: How long all questions together may take.
 MOST_S = 0.12
 
 
@@ -55,7 +55,9 @@ class Glance:
             found = socket.create_connection(host, self._left())
         options = self._url.options
         if options.get("ssl"):
-            found = _tls(options).wrap_socket(found, server_hostname=host[0] if host else None)
+            found = _tls_of_glance(options).wrap_socket(
+                found, server_hostname=host[0] if host else None
+            )
         self._socket = found
         if "password" in options:
             user = options.get("username")
@@ -117,7 +119,7 @@ class _Refusal(str):
     """The text of an error that a server answered with."""
 
 
-def _tls(options: dict[str, Any]) -> ssl.SSLContext:
+def _tls_of_glance(options: dict[str, Any]) -> ssl.SSLContext:
     authority = options.get("ssl_ca_certs")
     context = ssl.create_default_context(cafile=authority)
     if certificate := options.get("ssl_certfile"):

@@ -27,18 +27,18 @@ _KEPT = 64
 _KEPT_WORDS = 1_700
 
 
-def pack(words: tuple[Any, ...]) -> list[bytes]:
+def packed_command(words: tuple[Any, ...]) -> list[bytes]:
     """Return a command in the pieces that it is sent in.
 
     Only the last two words are checked for size, and that is enough: ``finish`` sends all results
     as its last word, and the payloads of one ``append`` have about the same size.
     """
-    if not (_is_large(words[-1]) or _is_large(words[-2:][0])):
+    if not (_is_large_word(words[-1]) or _is_large_word(words[-2:][0])):
         return [hiredis.pack_command(words)]
     pieces: list[bytes] = []
     small = [b"*%d\r\n" % len(words)]
     for word in words:
-        if _is_large(word):
+        if _is_large_word(word):
             pieces += (b"".join(small) + b"$%d\r\n" % len(word), word)
             small = [b"\r\n"]
         else:
@@ -46,7 +46,7 @@ def pack(words: tuple[Any, ...]) -> list[bytes]:
     return [*pieces, b"".join(small)]
 
 
-def _is_large(word: Any) -> bool:
+def _is_large_word(word: Any) -> bool:
     return type(word) is bytes and len(word) > _LARGE
 
 
@@ -124,7 +124,7 @@ class Lane:
     def learn_number(self) -> None:
         """Ask the server for its id of this connection, once."""
         if self.number is None:
-            self.send(pack(("CLIENT", "ID")))
+            self.send(packed_command(("CLIENT", "ID")))
             if not self.is_answered(_SOON_S):
                 raise driver.TimeoutError(f"no answer in {_SOON_S:g} s")
             try:
@@ -165,11 +165,11 @@ class Lanes:
 
     def call(self, words: tuple[Any, ...]) -> Any:
         """Send a command and return the answer."""
-        return self._call(self._take(), pack(words))
+        return self._call(self._take(), packed_command(words))
 
     def ask(self, words: tuple[Any, ...], within_s: float) -> Any:
         """Send a command and return the answer, or raise TimeoutError if none comes in time."""
-        return self._call(self._take(), pack(words), within_s)
+        return self._call(self._take(), packed_command(words), within_s)
 
     def block(self, words: tuple[Any, ...]) -> Any:
         """Send a command that blocks and return the answer.
@@ -179,7 +179,7 @@ class Lanes:
         is_kept = len(words) <= _KEPT_WORDS
         packed = self._packed.get(words) if is_kept else None
         if packed is None:
-            packed = pack(words)
+            packed = packed_command(words)
             if is_kept:
                 if len(self._packed) >= _KEPT:
                     self._packed.clear()
@@ -228,7 +228,7 @@ class Lanes:
 
         Each command is sent before the next is packed, so that the server works meanwhile.
         """
-        packed = map(pack, calls)
+        packed = map(packed_command, calls)
         lane = self._take()
         try:
             self._send(lane, next(packed))

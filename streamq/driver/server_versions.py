@@ -43,11 +43,11 @@ class Version(NamedTuple):
 
     def dangers(self, *, is_tls: bool) -> list[str]:
         """Return the known attacks on this version; those on TLS only where TLS is used."""
-        found = troubles(self.kind, self.numbers)
+        found = known_faults(self.kind, self.numbers)
         return [why for why in (_BREAKOUT, _TLS) if why in found and (is_tls or why != _TLS)]
 
 
-def version_of(info: Mapping[str, Any]) -> Version:
+def version_of_server(info: Mapping[str, Any]) -> Version:
     """Return the version that the reply to INFO states."""
     kind = "valkey" if "valkey_version" in info else "redis"
     text = str(info.get("valkey_version") or info.get("redis_version") or "")
@@ -56,7 +56,7 @@ def version_of(info: Mapping[str, Any]) -> Version:
     return Version(kind, text, tuple(map(int, words)) if is_readable else ())
 
 
-def troubles(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def known_faults(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Return the known faults of a version, each with the first version that is free of it."""
     return {
         why: until
@@ -65,8 +65,8 @@ def troubles(kind: str, version: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def first_good(kind: str, version: tuple[int, ...]) -> tuple[int, ...]:
+def first_version_without_faults(kind: str, version: tuple[int, ...]) -> tuple[int, ...]:
     """Return the first version, from this one on, that has no known fault."""
-    while bad := troubles(kind, version):
+    while bad := known_faults(kind, version):
         version = max(bad.values())
     return version

@@ -14,17 +14,17 @@ SCHEMES = (
 )
 
 
-def _count(text: str) -> int:
+def _positive_number(text: str) -> int:
     if not 0 < int(text) < 2**31:
         raise ValueError
     return int(text)
 
 
-def _database(text: str) -> int:
-    return _count(text) if int(text) else 0
+def _database_number(text: str) -> int:
+    return _positive_number(text) if int(text) else 0
 
 
-def _seconds(text: str) -> float:
+def _positive_seconds(text: str) -> float:
     if not 0 < float(text) < 10**9:
         raise ValueError
     return float(text)
@@ -32,14 +32,14 @@ def _seconds(text: str) -> float:
 
 # What a URL may say after its question mark, and how it is read.
 _OPTIONS: dict[str, Callable[[str], Any]] = {
-    "db": _database,
+    "db": _database_number,
     "username": str,
     "password": str,
     "client_name": str,
-    "max_connections": _count,
-    "health_check_interval": _count,
-    "socket_timeout": _seconds,
-    "socket_connect_timeout": _seconds,
+    "max_connections": _positive_number,
+    "health_check_interval": _positive_number,
+    "socket_timeout": _positive_seconds,
+    "socket_connect_timeout": _positive_seconds,
     "ssl_ca_certs": str,
     "ssl_ca_path": str,
     "ssl_certfile": str,
@@ -52,7 +52,7 @@ _SCHEME = re.compile("[a-z+]*:?//", re.IGNORECASE)
 _SECRET = re.compile(r"(password=)[^&#]*", re.IGNORECASE)
 
 
-def mask(url: str) -> str:
+def mask_passwords(url: str) -> str:
     """Return the URL without its passwords, fit to be shown. It need not be a good URL."""
     scheme = _SCHEME.match(url)
     rest = url[scheme.end() :] if scheme else url
@@ -81,19 +81,19 @@ class ServerURL:
         try:
             self._read(url)
         except ValueError as error:
-            raise InvalidValue(f"bad URL {mask(url)}: {error}") from None
+            raise InvalidValue(f"bad URL {mask_passwords(url)}: {error}") from None
 
     def _read(self, url: str) -> None:
-        split = _split(url)
+        split = _split_url(url)
         if "://" not in url:
             raise ValueError(f"it has no scheme; known are {SCHEMES}")
         if "@" in split.path + split.fragment and split.scheme not in ("unix", "local"):
             raise ValueError("percent-encode the special characters in its password")
-        self.kind, is_tls = _kind_of(split)
+        self.kind, is_tls = _kind_of_url(split)
         self.path = unquote(split.path)
         self.service = ""
         self.hosts: list[tuple[str, int]] = []
-        self.options = _credentials(split) | _options(split.query)
+        self.options = _url_credentials(split) | _url_options(split.query)
         if is_tls:
             self.options["ssl"] = True
         if self.kind == "local":
@@ -102,14 +102,14 @@ class ServerURL:
             if split.netloc.rpartition("@")[2] or not self.path:
                 raise ValueError("write unix:///path/of/the/socket")
         else:
-            self.hosts = _hosts(split.netloc, 26379 if self.kind == "sentinel" else 6379)
+            self.hosts = _url_hosts(split.netloc, 26379 if self.kind == "sentinel" else 6379)
             self._read_path()
 
     @property
     def is_open(self) -> bool:
         """Whether the server is on another machine, and the URL has no password or certificate."""
         is_known = "password" in self.options or "ssl_certfile" in self.options
-        return not is_known and not all(_is_here(host) for host, _ in self.hosts)
+        return not is_known and not all(_is_this_machine(host) for host, _ in self.hosts)
 
     def _read_path(self) -> None:
         """Read the service of a sentinel and the number of the database from the path."""
@@ -123,12 +123,12 @@ class ServerURL:
         if not re.fullmatch("[0-9]*", database):
             raise ValueError("after the host comes the number of a database")
         if database:
-            self.options["db"] = _options(f"db={database}")["db"]
+            self.options["db"] = _url_options(f"db={database}")["db"]
         if self.kind == "cluster" and self.options.pop("db", 0):
             raise ValueError("a cluster has no other database than 0")
 
 
-def _is_here(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     """Return whether the host can only be this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -136,7 +136,7 @@ def _is_here(host: str) -> bool:
         return host.lower() == "localhost" or host.lower().endswith(".localhost")
 
 
-def _split(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     try:
         if "\0" in unquote(url):
             raise ValueError
@@ -145,7 +145,7 @@ def _split(url: str) -> SplitResult:
         raise ValueError("it cannot be read") from None
 
 
-def _kind_of(split: SplitResult) -> tuple[str, bool]:
+def _kind_of_url(split: SplitResult) -> tuple[str, bool]:
     """Return how to connect, and whether with TLS."""
     scheme, plus, way = split.scheme.partition("+")
     if split.scheme in ("unix", "local"):
@@ -159,7 +159,7 @@ def _kind_of(split: SplitResult) -> tuple[str, bool]:
     raise ValueError(f"no such scheme; known are {SCHEMES}")
 
 
-def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
+def _url_hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
     hosts = []
     for address in netloc.rpartition("@")[2].split(","):
         try:
@@ -171,13 +171,13 @@ def _hosts(netloc: str, default_port: int) -> list[tuple[str, int]]:
     return hosts
 
 
-def _credentials(split: SplitResult) -> dict[str, Any]:
+def _url_credentials(split: SplitResult) -> dict[str, Any]:
     name, _, password = split.netloc.rpartition("@")[0].partition(":")
     found = {"username": unquote(name), "password": unquote(password)}
     return {key: value for key, value in found.items() if value}
 
 
-def _options(query: str) -> dict[str, Any]:
+def _url_options(query: str) -> dict[str, Any]:
     found = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:

@@ -44,7 +44,7 @@ class Stage(
     #: a size such as ``"64 MiB"``.
     window: str | int | None = None
     on_failure: OnFailure = "fail"
-    #: Of a reduce: it works as a tree, of so many results at a time.
+    #: For a reduce that works as a tree: how many results each call gets.
     width: int | None = None
 
 
@@ -163,7 +163,7 @@ class Flow:
 
 
 def stage(kind: Kind, handler: str, options: dict[str, Any]) -> Stage:
-    """Return a stage with these options.
+    """Return the stage with these options, checked.
 
     Raises:
         InvalidValue: there is no such option, or a stage of this kind has none such.
@@ -188,12 +188,12 @@ def stage(kind: Kind, handler: str, options: dict[str, Any]) -> Stage:
         raise InvalidValue(f"stage {handler}: {error}") from None
 
 
-#: The window of a stage that does not say: so many parts, and so many bytes, whichever is less.
+#: The default window of a stage: parts, and bytes, whichever is reached first.
 _WINDOW = (10_000, 2**26)
 _MOST_PARTS = 10**9
 
 
-def window(value: str | int | None, what: str = "window") -> tuple[int, int]:
+def window_bounds(value: str | int | None, what: str = "window") -> tuple[int, int]:
     """Return the parts and the bytes (0: any number) of ``"2000 parts"`` or ``"64 MiB"``."""
     if value is None:
         return _WINDOW

@@ -17,8 +17,8 @@ Kind = Literal["map", "spread", "join", "reduce"]
 #: Where results of a stage go: parts of the next stage, the inbox of a join or of a reduce, or the
 #: results of the flow.
 Feeds = Literal["parts", "join", "reduce", "end"]
-#: What is kept of each item on its way: nothing; the stage and the part that it is, so that it is
-#: found; and what it came to in each stage besides.
+#: What the server keeps of each item: nothing; its stage and part, so that ``find`` finds it
+#: (track); or also its result in each stage (trace).
 Follow = Literal["", "track", "trace"]
 
 KINDS: tuple[Kind, ...] = ("map", "spread", "join", "reduce")
@@ -62,7 +62,7 @@ class Shape(msgspec.Struct, frozen=True, dict=True):
         is_open, has_joined_inside = False, False
         for number, kind in enumerate(self.kinds, 1):
             if kind == "spread":
-                # Which spread a join closes is the nearest one before it.
+                # A join closes the nearest spread before it.
                 has_joined_inside = False
                 is_open = True
             elif kind == "join" and not is_open:

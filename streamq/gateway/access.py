@@ -1,4 +1,4 @@
-"""Tells who makes a call, and refuses calls that a strange page had a browser make.
+"""Finds out who makes a call, and refuses calls that a page of another site made a browser send.
 
 A call says who it is with a key (``Authorization: Bearer``), a client certificate, or the cookie of
 a session. A browser sends the latter two by itself, whichever page asks. So calls without a key in
@@ -26,19 +26,20 @@ from streamq.gateway.roles import LOCAL, Caller, Role
 
 log = logging.getLogger(__name__)
 
-#: The file is looked at so often, at most.
+#: The shortest time between two looks at the file of keys.
 LOOK_S = 1.0
-#: An address may fail so often in a minute to say who it is. More is answered 429, and not logged.
+#: How many calls without a good key an address may make in a minute. Further ones are answered 429,
+#: and are not logged.
 MOST_FAILURES = 10
 _MINUTE_S = 60.0
-#: Addresses that are remembered for that.
+#: How many such addresses are remembered.
 _MOST_ADDRESSES = 10_000
 _SCHEME = "bearer "
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """What a call says of where it comes from."""
+    """The parts of a call that tell where it comes from."""
 
     method: str
     headers: Mapping[str, str]
@@ -48,7 +49,7 @@ class Visit(msgspec.Struct, frozen=True):
 
 
 class Access:
-    """Tells who makes a call. With no file everybody may do everything."""
+    """Finds out who makes a call. Without a file of keys, every caller may do everything."""
 
     def __init__(
         self, path: Path | None = None, hosts: frozenset[str] = frozenset(), origin: str = ""
@@ -60,12 +61,12 @@ class Access:
             SettingsError: the file cannot be read.
         """
         self._path = path
-        self._keys = Keys(key_file.read(path)) if path else None
-        self._seen = _seen(path)
+        self._keys = Keys(key_file.read_key_file(path)) if path else None
+        self._seen = _key_file_state(path)
         self._look_at = 0.0
         self._hosts = hosts | {urlsplit(origin).hostname or "localhost", "localhost"}
         self._origin = origin.rstrip("/")
-        self._failures = Failures()
+        self._failures = FailedLogins()
         #: Called with the new secret when the file has another.
         self.on_secret: Callable[[bytes], None] = lambda _: None
 
@@ -93,12 +94,14 @@ class Access:
         self._check_page(visit)
         if keys is None:
             return LOCAL
-        key = _by_certificate(keys, visit) or _by_cookie(keys, visit)
+        key = _caller_by_certificate(keys, visit) or _caller_by_cookie(keys, visit)
         if key is None:
-            share = cookies.shared(keys.secret, _cookie(visit, cookies.SHARE_COOKIE))
+            share = cookies.request_of_share_link(
+                keys.secret, _cookie_of_visit(visit, cookies.SHARE_COOKIE)
+            )
             if share:
                 return Caller(f"a link of {share.by}", Role.READER, only=share.request)
-            raise no_key("the call has no key: send Authorization: Bearer sqk_...")
+            raise refused_without_key("the call has no key: send Authorization: Bearer sqk_...")
         return key.caller
 
     def log_in(self, visit: Visit, text: str) -> tuple[Key, str]:
@@ -123,12 +126,12 @@ class Access:
         if keys is None:
             title = "this gateway has no keys"
             raise Problem(409, "OPEN", title, "whoever reaches it sees the page by its address")
-        return cookies.share_of(keys.secret, request_id, caller.name, days)
+        return cookies.share_of_request(keys.secret, request_id, caller.name, days)
 
     def shared(self, text: str) -> str:
         """Return which request a link is for; "" if it is over, or was forged."""
         keys = self._current()
-        share = cookies.shared(keys.secret, text) if keys else None
+        share = cookies.request_of_share_link(keys.secret, text) if keys else None
         return share.request if share else ""
 
     def is_secure(self, scheme: str) -> bool:
@@ -138,8 +141,9 @@ class Access:
     def _of_key(self, keys: Keys, authorization: str, address: str) -> Caller:
         text = authorization[len(_SCHEME) :].strip()
         key = keys.find(text) if authorization[: len(_SCHEME)].lower() == _SCHEME else None
-        # The digest was found in a table, which takes no time that tells of the key's bytes.
-        if key is None or not hmac.compare_digest(key.sha256, key_file.digest(text)):
+        # The digest is looked up in a table: how long that takes tells nothing about the key's
+        # bytes.
+        if key is None or not hmac.compare_digest(key.sha256, key_file.digest_of_key(text)):
             raise self._failures.add(address)
         return key.caller
 
@@ -153,11 +157,11 @@ class Access:
         if self._path is None or now < self._look_at:
             return self._keys
         self._look_at = now + LOOK_S
-        seen = _seen(self._path)
+        seen = _key_file_state(self._path)
         if seen != self._seen:
             self._seen = seen
             try:
-                self._keys = Keys(key_file.read(self._path))
+                self._keys = Keys(key_file.read_key_file(self._path))
             except SettingsError as error:
                 log.error("the keys stay as they were: %s", error)
             else:
@@ -167,8 +171,8 @@ class Access:
 
     def _check_host(self, visit: Visit) -> None:
         host = visit.headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname or "" if _is_host(host) else ""
-        if name not in self._hosts and not _is_address(name):
+        name = urlsplit(f"//{host}").hostname or "" if _is_host_of_gateway(host) else ""
+        if name not in self._hosts and not _is_ip_address(name):
             raise Problem(
                 421,
                 "HOST",
@@ -178,7 +182,7 @@ class Access:
             )
 
     def _check_page(self, visit: Visit) -> None:
-        """Refuse what a page of another site had a browser ask."""
+        """Refuse a call that a page of another site made a browser send."""
         if visit.method in _SAFE_METHODS:
             return
         site = visit.headers.get("sec-fetch-site")
@@ -195,14 +199,14 @@ class Access:
             )
 
 
-class Failures:
+class FailedLogins:
     """Counts how often an address failed to say who it is."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}
 
     def add(self, address: str) -> Problem:
-        """Count one, and return what the caller is told: too many are told to wait."""
+        """Count a failure, and return the answer for the caller. After too many it says to wait."""
         now = time.monotonic()
         if len(self._times) >= _MOST_ADDRESSES:
             self._times.clear()
@@ -218,24 +222,24 @@ class Failures:
             )
         times.append(now)
         log.warning("a wrong or expired key came from %s", address or "an unknown address")
-        return no_key("the key is unknown or has expired")
+        return refused_without_key("the key is unknown or has expired")
 
 
-def no_key(detail: str) -> Problem:
+def refused_without_key(detail: str) -> Problem:
     """Return what a caller is told that did not say who it is."""
     return Problem(401, "KEY", "a key is needed", detail)
 
 
-def _by_certificate(keys: Keys, visit: Visit) -> Key | None:
+def _caller_by_certificate(keys: Keys, visit: Visit) -> Key | None:
     return keys.named(visit.certificate) if visit.certificate else None
 
 
-def _by_cookie(keys: Keys, visit: Visit) -> Key | None:
-    found = _cookie(visit, cookies.COOKIE)
-    return cookies.key_of(keys, found) if found else None
+def _caller_by_cookie(keys: Keys, visit: Visit) -> Key | None:
+    found = _cookie_of_visit(visit, cookies.COOKIE)
+    return cookies.key_of_cookie(keys, found) if found else None
 
 
-def _cookie(visit: Visit, name: str) -> str:
+def _cookie_of_visit(visit: Visit, name: str) -> str:
     try:
         found = SimpleCookie(visit.headers.get("cookie", "")).get(name)
     except CookieError:
@@ -243,11 +247,11 @@ def _cookie(visit: Visit, name: str) -> str:
     return found.value if found else ""
 
 
-def _is_host(text: str) -> bool:
+def _is_host_of_gateway(text: str) -> bool:
     return not set(text) & set("/@?#\\")
 
 
-def _is_address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     """Return whether it is an IP address: no page elsewhere can have one as its own name."""
     try:
         ipaddress.ip_address(name)
@@ -256,8 +260,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _seen(path: Path | None) -> tuple[int, ...] | None:
-    """Return what tells one state of the file from another."""
+def _key_file_state(path: Path | None) -> tuple[int, ...] | None:
+    """Return inode, size and time of the file: they differ when the file has changed."""
     try:
         found = path.stat() if path else None
     except OSError:

@@ -20,15 +20,15 @@ from streamq.gateway.messages import (
 from streamq.gateway.roles import Caller, Role
 from streamq.model import Failure, State, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.changes import describe
-from streamq.queue.listing import Glimpse, find
+from streamq.queue.changes import describe_change
+from streamq.queue.listing import Glimpse, find_requests
 from streamq.queue.request import Request
 
 T = TypeVar("T")
 
-#: What can be done to a request with an empty body.
+#: The verbs that steer a request and take no body.
 ACTIONS = ("pause", "resume", "cancel", "retry", "release")
-#: Requests whose queue is remembered.
+#: How many requests' queues are remembered.
 _MOST_KNOWN = 10_000
 STATES = (*(state.value for state in State), "paused")
 
@@ -40,7 +40,8 @@ class Control:
         self._protocol = protocol
         self._desk = desk
         self._queues = queues
-        #: The queues of requests that were touched lately: of one that was purged, nobody knows.
+        #: The queues of requests that were touched lately: after a purge the server cannot say in
+        #: which queue a request was.
         self.queue_of: dict[str, str] = {}
 
     async def act(self, caller: Caller, request_id: str, action: str) -> Controlled:
@@ -63,7 +64,7 @@ class Control:
                 rate=changes.rate,
                 weight=changes.weight,
             )
-            return request.status(), describe(before, msgspec.to_builtins(changes))
+            return request.status(), describe_change(before, msgspec.to_builtins(changes))
 
         return await self._with(caller, request_id, change)
 
@@ -81,7 +82,7 @@ class Control:
             while page and len(found) > len(page) and found[len(page)].part == page[-1].part:
                 page.append(found[len(page)])  # a page ends with a whole part
             following = page[-1].part if len(page) < len(found) else None
-            return ErrorPage([_told(each, shows_all=shows_all) for each in page], following)
+            return ErrorPage([_failure_told(each, shows_all=shows_all) for each in page], following)
 
         return await self._with(caller, request_id, errors)
 
@@ -97,7 +98,7 @@ class Control:
             units.name(handler, "handler")
 
         def fits(each: Glimpse) -> bool:
-            # One that has just ended may still be among those that have not.
+            # A request that has just ended may still be in the index of open requests.
             return (
                 (not state or each.is_in(state))
                 and (not handler or each.handler == handler)
@@ -105,7 +106,7 @@ class Control:
             )
 
         def requests() -> Listed:
-            found = find(self._protocol, queue, fits, ended=ended)
+            found = find_requests(self._protocol, queue, fits, ended=ended)
             told = [
                 RequestListed(
                     id=each.id,
@@ -158,7 +159,7 @@ class Control:
         return await self._desk.in_thread(work)
 
 
-def _told(failure: Failure, *, shows_all: bool) -> FailureTold:
+def _failure_told(failure: Failure, *, shows_all: bool) -> FailureTold:
     return FailureTold(
         part=failure.part,
         record=failure.record,
@@ -167,6 +168,6 @@ def _told(failure: Failure, *, shows_all: bool) -> FailureTold:
         attempts=failure.attempts,
         source=failure.source,
         line=failure.line,
-        # It may show what code and data look like.
+        # A traceback may show code and data, so only operators see it.
         traceback=failure.traceback if shows_all else "",
     )

@@ -1,43 +1,93 @@
-"""Speaks for workers elsewhere, once: that parts have reached them, or that their stream broke.
+"""Tells the server that the parts of a lease have arrived, or that the worker's stream broke.
 
 A lease begins short. If the gateway dies before its answer with the parts is out, nobody knows of
 the lease, and the parts are free again after a few seconds. When the answer is out the courier
 renews the lease to its whole length. From then on only the worker renews it.
 
-A connection that is reset just behind an answer has probably lost it. Then the lease is left short:
-a worker that did hear of its parts beats, and if none did, nobody is charged.
+A connection that is reset just behind an answer has probably lost it. Then the lease is left short.
+A worker that has its parts renews the lease by beating; if no worker has them, they are free again
+soon and nobody is charged with a crash.
 """
 
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from streamq.errors import ServerError, StreamqError
 from streamq.gateway.ticket import Ticket
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Tokens
+from streamq.protocol.replies import Renewed, Tokens
 from streamq.queue.lease_keeper import LeaseKeeper
 
 log = logging.getLogger(__name__)
 
-#: A lease stands so long until the worker has its parts; and so long after its stream broke, in
-#: which it may come back at any gateway.
+T = TypeVar("T")
+
+#: How long a lease lasts until its parts have reached the worker, and after the worker's stream
+#: broke. Within this time the worker may come back, at any gateway.
 FIRST_LEASE_MS = 4_000
 FUSE_MS = 4_000
-#: Leases are renewed together, so often.
+#: How long the courier gathers leases before it renews them in one call.
 GATHER_S = 0.05
-#: After an error the courier tries again, so many times and with such a pause.
+#: After an error the courier tries again: how often, and the pause before each try.
 TRIES = 5
 REST_S = 0.5
 
-#: Of each request: its holders, and the part that each runs.
-_Share = dict[str, dict[str, int | None]]
 #: Whether the connection of an answer was reset since.
 WasLost = Callable[[], bool]
-InThread = Callable[[Callable[[], None]], Awaitable[None]]
+
+
+class InThread(typing.Protocol):
+    """Makes calls of the server beside the event loop."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
+        """Make them."""
+
+
+class Renewal(NamedTuple):
+    """A lease to renew: how long it stands from now, its ticket, and the part that runs."""
+
+    lease_ms: int
+    ticket: Ticket
+    running: int | None
+
+
+class Answered(NamedTuple):
+    """What the server said of the leases of one request: holders, and the part that each runs."""
+
+    request_id: str
+    running: dict[str, int | None]
+    answer: Renewed | StreamqError
+
+
+async def renewed(
+    protocol: Protocol, in_thread: InThread, leases: Iterable[Renewal]
+) -> list[Answered]:
+    """Renew leases, those of each node in one call. A node that is away holds up no other's."""
+    shares: dict[tuple[int, str], dict[str, dict[str, int | None]]] = {}
+    for lease_ms, ticket, running in leases:
+        requests = shares.setdefault((lease_ms, protocol.node_of(ticket.request_id)), {})
+        requests.setdefault(ticket.request_id, {})[ticket.holder] = running
+
+    def renew(lease_ms: int, requests: dict[str, dict[str, int | None]]) -> list[Answered]:
+        answers: Sequence[Renewed | StreamqError]
+        try:
+            answers = protocol.renew_all(lease_ms, list(requests.items()))
+        except ServerError as error:
+            answers = [error] * len(requests)
+        return [
+            Answered(*each, answer) for each, answer in zip(requests.items(), answers, strict=True)
+        ]
+
+    found = await asyncio.gather(
+        *(in_thread(partial(renew, lease_ms, share)) for (lease_ms, _), share in shares.items())
+    )
+    return [each for some in found for each in some]
 
 
 class Courier:
@@ -59,7 +109,7 @@ class Courier:
             self._start(self._confirm())
 
     def broke(self, held: dict[str, tuple[Ticket, int | None]]) -> None:
-        """Have leases end soon, whose worker's stream broke. Each comes with the part that ran."""
+        """Shorten the leases of a worker whose stream broke. Each comes with the part that ran."""
         tickets = [ticket for ticket, _ in held.values()]
         running = {ticket.holder: part for ticket, part in held.values()}
         if tickets:
@@ -74,40 +124,38 @@ class Courier:
         await asyncio.sleep(GATHER_S)
         delivered, self._delivered = self._delivered, []
         tickets = [ticket for ticket, was_lost in delivered if not was_lost()]
-        running = {ticket.holder: _only_part(ticket) for ticket in tickets}
-        if tickets:
-            await self._insist(lambda: self._renew(tickets, running, 0))
+        running = {ticket.holder: _only_part_of_report(ticket) for ticket in tickets}
+        await self._insist(tickets, running, 0)
 
     async def _light(self, tickets: list[Ticket], running: dict[str, int | None]) -> None:
-        def light() -> None:
-            self._renew(tickets, running, FUSE_MS)
+        await self._insist(tickets, running, FUSE_MS)
+
+        def have_looked_at() -> None:
             for queue, request_id in {(each.queue, each.request_id) for each in tickets}:
                 self._have_looked_at(queue, request_id)
 
-        await self._insist(light)
+        with suppress(RuntimeError):  # the threads have ended: the gateway stops
+            await self._in_thread(have_looked_at)
 
-    async def _insist(self, call: Callable[[], None]) -> None:
+    async def _insist(
+        self, tickets: list[Ticket], running: dict[str, int | None], lease_ms: int
+    ) -> None:
+        """Renew leases, each to its length or all to ``lease_ms``."""
         for _ in range(TRIES):
+            leases = [
+                Renewal(min(lease_ms or each.lease_ms, each.lease_ms), each, running[each.holder])
+                for each in tickets
+            ]
             try:
-                await self._in_thread(call)
-                return
-            except StreamqError as error:
-                log.warning("leases could not be renewed: %s", error)
-                await asyncio.sleep(REST_S)
+                answers = await renewed(self._protocol, self._in_thread, leases)
             except RuntimeError:  # the threads have ended: the gateway stops
                 return
-
-    def _renew(self, tickets: list[Ticket], running: dict[str, int | None], lease_ms: int) -> None:
-        """Renew leases, each to its length or all to ``lease_ms``."""
-        shares: dict[tuple[int, str], _Share] = defaultdict(lambda: defaultdict(dict))
-        for ticket in tickets:
-            length_ms = min(lease_ms or ticket.lease_ms, ticket.lease_ms)
-            node = self._protocol.node_of(ticket.request_id)
-            shares[length_ms, node][ticket.request_id][ticket.holder] = running[ticket.holder]
-        for (length_ms, _), requests in shares.items():
-            for answer in self._protocol.renew_all(length_ms, list(requests.items())):
-                if isinstance(answer, ServerError):
-                    raise answer
+            away = {each for each, _, answer in answers if isinstance(answer, ServerError)}
+            tickets = [each for each in tickets if each.request_id in away]
+            if not tickets:
+                return
+            log.warning("leases of %d requests could not be renewed", len(away))
+            await asyncio.sleep(REST_S)
 
     def _have_looked_at(self, queue: str, request_id: str) -> None:
         """Have a janitor look at the request when the leases have ended."""
@@ -118,7 +166,7 @@ class Courier:
         keeper.expect(look_ms)
 
 
-def _only_part(ticket: Ticket) -> int | None:
-    """Return the part that runs under a new lease, if it is sure which."""
+def _only_part_of_report(ticket: Ticket) -> int | None:
+    """Return the part that runs under a new lease, if there is only one that it can be."""
     numbers = ticket.parts.numbers()
     return numbers[0] if len(numbers) == 1 else None

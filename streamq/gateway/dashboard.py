@@ -1,4 +1,4 @@
-"""The dashboard's part of the gateway: what may be watched, is read once, and is changed."""
+"""The dashboard's part of the gateway: topics to watch, details, and changes by operators."""
 
 import asyncio
 import logging
@@ -18,13 +18,13 @@ from streamq.gateway.roles import Caller, Role
 from streamq.model import Failure, Status
 from streamq.protocol import glances
 from streamq.protocol.protocol import Protocol
-from streamq.queue.changes import Change, note, read_changes
-from streamq.queue.flow_status import place_of
+from streamq.queue.changes import Change, note_change, read_changes
+from streamq.queue.flow_status import place_of_stage
 from streamq.queue.request import Request
 
 log = logging.getLogger(__name__)
 
-#: So many bytes of a payload are shown.
+#: How many bytes of a payload are shown.
 SHOWN_BYTES = 4_096
 
 
@@ -50,7 +50,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     line: int = 0
 
 
-class Board:
+class DashboardBoard:
     """Serves the pages. Calls of the server run in threads."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Board:
     # What is changed
 
     def changed(self, who: str, address: str, request_id: str, what: str) -> None:
-        """Note who changed what, and tell those who watch the request; does not wait for that."""
+        """Note a change and its author, and have topics read again. Does not wait for that."""
         if request_id:
             self.feed.hurry(request_id)
         if not (request_id and what):
@@ -126,14 +126,14 @@ class Board:
         try:
             known = self._queue_of.get(change.request)
             queue = known or (await self._status(change.request)).queue
-            await self._in_thread(lambda: note(self._protocol, queue, change))
-        except StreamqError as error:  # it is gone by now, or the server is away
+            await self._in_thread(lambda: note_change(self._protocol, queue, change))
+        except StreamqError as error:  # the request was purged meanwhile, or the server is away
             log.debug("the change of %s is not in the log: %s", change.request, error)
         else:
             self.feed.hurry_topic(f"l:{queue}")
 
     async def changes(self, caller: Caller, queue: str) -> list[Change]:
-        """Return what was changed of the requests of a queue; addresses to operators only."""
+        """Return the changes of a queue's requests. Only operators see from which addresses."""
         self._check_queue(caller, units.name(queue, "queue"))
         found: list[Change] = await self._in_thread(lambda: read_changes(self._protocol, queue))
         if caller.role is Role.OPERATOR:
@@ -147,7 +147,7 @@ class Board:
 
         def retry() -> Controlled:
             request = Request(self._protocol, request_id)
-            chosen = self._chosen(place_of(request_id, which.stage), which)
+            chosen = self._chosen(place_of_stage(request_id, which.stage), which)
             parts = request.retry(chosen, stage=which.stage or None)
             return Controlled(request.status().state, parts)
 
@@ -204,7 +204,7 @@ class Board:
         def read() -> Payload:
             from streamq.records.about import Place
 
-            about, payload, size = glances.payload_of(
+            about, payload, size = glances.payload_of_part(
                 self._protocol, request_id, number, SHOWN_BYTES
             )
             place = Place.of(about, self._protocol.inspect(request_id).spec)

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from streamq.gateway.cookies import MOST_SHARE_DAYS, SHARE_DAYS
-from streamq.gateway.dashboard import Board, Payload, Retry
+from streamq.gateway.dashboard import DashboardBoard, Payload, Retry
 from streamq.gateway.messages import Controlled
 from streamq.gateway.roles import Role
 from streamq.gateway.route import Answer, Call, Gateway, Param, Route
@@ -31,7 +31,7 @@ class Me(msgspec.Struct, frozen=True, kw_only=True):
     only: str = ""
 
 
-def _board(gateway: Gateway) -> Board:
+def _board_of_gateway(gateway: Gateway) -> DashboardBoard:
     assert gateway.board is not None
     return gateway.board
 
@@ -39,11 +39,11 @@ def _board(gateway: Gateway) -> Board:
 async def me(gateway: Gateway, call: Call) -> Answer:
     """Tell who calls."""
     caller = call.caller
-    role = Role.READER if _board(gateway).is_read_only else caller.role
+    role = Role.READER if _board_of_gateway(gateway).is_read_only else caller.role
     told = Me(
         name=caller.name,
         role=role,
-        queues=_board(gateway).queues_of(caller),
+        queues=_board_of_gateway(gateway).queues_of(caller),
         version=version("streamq"),
         session=gateway.access.has_keys and not caller.only,
         only=caller.only,
@@ -53,20 +53,20 @@ async def me(gateway: Gateway, call: Call) -> Answer:
 
 async def retry_some(gateway: Gateway, call: Call) -> Answer:
     """Run failed parts of a range or a group again."""
-    done, noted = await _board(gateway).retry(call.caller, call.path["id"], call.body)
+    done, noted = await _board_of_gateway(gateway).retry(call.caller, call.path["id"], call.body)
     return Answer(200, done, noted=noted)
 
 
 async def changes(gateway: Gateway, call: Call) -> Answer:
     """Tell who changed what."""
     queue = call.text("queue", "default")
-    return Answer(200, await _board(gateway).changes(call.caller, queue))
+    return Answer(200, await _board_of_gateway(gateway).changes(call.caller, queue))
 
 
 async def share(gateway: Gateway, call: Call) -> Answer:
     """Make a link that shows one request to whoever has it."""
     request_id, days = call.path["id"], call.body.days
-    await _board(gateway).check_request(call.caller, request_id)
+    await _board_of_gateway(gateway).check_request(call.caller, request_id)
     link = gateway.access.share(call.caller, request_id, days)
     return Answer(200, Shared(path=f"/s/{link}", days=days), noted=f"share for {days} days")
 
@@ -76,14 +76,16 @@ async def failures(gateway: Gateway, call: Call) -> Answer:
     first = int(call.number("from", 1, 1, _LAST_PART))
     last = int(call.number("to", _LAST_PART, 1, _LAST_PART))
     most = int(call.number("most", 50, 1, _MOST_FAILURES))
-    found = await _board(gateway).failures(call.caller, call.path["id"], first, last, most)
+    found = await _board_of_gateway(gateway).failures(
+        call.caller, call.path["id"], first, last, most
+    )
     return Answer(200, found)
 
 
 async def payload(gateway: Gateway, call: Call) -> Answer:
     """Show the beginning of a part's payload."""
     part = int(call.number("part", 1, 1, _LAST_PART))
-    return Answer(200, await _board(gateway).payload(call.caller, call.path["id"], part))
+    return Answer(200, await _board_of_gateway(gateway).payload(call.caller, call.path["id"], part))
 
 
 class Days(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,25 +1,26 @@
-"""Serves workers elsewhere, which take parts, report what became of them, beat and leave.
+"""Serves workers that are somewhere else: they take parts, report their outcomes, beat and leave.
 
 The rules of a lease are those of native workers (``queue/taker.py``, ``queue/held_lease.py``). A
-desk keeps nothing of a lease: the ticket that the worker holds has it all.
+desk keeps nothing of a lease: everything is in the ticket that the worker holds.
 """
 
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from streamq import units
-from streamq.errors import Damaged, InvalidValue, ProtocolError, ServerError, StreamqError
+from streamq.errors import Damaged, InvalidValue, ServerError, StreamqError
 from streamq.gateway import payloads
-from streamq.gateway.courier import FIRST_LEASE_MS, Courier, WasLost
-from streamq.gateway.dispatch import Dispatch, Waiter, Wanted
+from streamq.gateway.courier import FIRST_LEASE_MS, Courier, Renewal, WasLost, renewed
+from streamq.gateway.dispatch import MOST_LINES_OF_KEY, Dispatch, LineOfTakes, WaitingTake, Wanted
 from streamq.gateway.messages import (
     Ask,
     Beat,
@@ -32,34 +33,35 @@ from streamq.gateway.messages import (
 )
 from streamq.gateway.outcomes import Outcomes
 from streamq.gateway.paces import Paces
-from streamq.gateway.problems import Problem
-from streamq.gateway.roles import Caller
+from streamq.gateway.problems import too_many_takes
+from streamq.gateway.roles import LOCAL, Caller
 from streamq.gateway.ticket import (
     FINISH,
     HANDBACK,
-    Runs,
-    Signer,
+    BadTicket,
+    PackedNumbers,
     Ticket,
     TicketBook,
+    TicketSigner,
 )
 from streamq.model import Spec
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant, Renewed, Terms, Tokens
+from streamq.protocol.replies import Grant, Terms, Tokens
 from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.queue.pace import Pace
-from streamq.queue.renewals import Holding, unwanted_of
+from streamq.queue.renewals import Holding, unwanted_holders
 from streamq.queue.taker import KNOWN_REQUESTS, Claimed
-from streamq.worker.options import levels_of
+from streamq.worker.options import levels_of_options
 
 T = TypeVar("T")
 
 
-def _nothing() -> None:
+def _do_nothing_for_lease() -> None:
     """Do nothing: there is no lease to speak for."""
 
 
-def _forget(_: WasLost) -> None:
+def _keep_confirmed_lease(_: WasLost) -> None:
     """Do nothing: the lease was confirmed before."""
 
 
@@ -76,15 +78,15 @@ class Handed(msgspec.Struct, frozen=True):
     granted: Granted | None
     #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
-    delivered: Callable[[WasLost], None] = _forget
-    undo: Callable[[], None] = _nothing
+    delivered: Callable[[WasLost], None] = _keep_confirmed_lease
+    undo: Callable[[], None] = _do_nothing_for_lease
 
 
 class Desk:
     """Serves workers. Its methods belong to the event loop; calls of the server run in threads."""
 
     def __init__(
-        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: Signer, word: str
+        self, protocol: Protocol, keepers: dict[str, LeaseKeeper], signer: TicketSigner, word: str
     ) -> None:
         self._protocol = protocol
         self._keepers = keepers
@@ -93,12 +95,14 @@ class Desk:
         self._callers = ThreadPoolExecutor(CALLERS, "desk")
         self.courier = Courier(protocol, keepers, self.in_thread)
         self._paces = Paces()
-        self._waiting: set[asyncio.Future[Claimed[Spec]]] = set()
-        #: How many parts were handed out, and came back, by what became of them.
+        self._waiting: set[WaitingTake] = set()
+        #: How many parts were handed out, and how many came back with each outcome.
         self.parts: Counter[str] = Counter(handed=0, done=0, failed=0, back=0, crashed=0)
         #: How many calls of each caller wait.
         self._waits: Counter[str] = Counter()
-        #: Whether the gateway stops: then nothing is waited for.
+        #: In which lines they do.
+        self._lines_of: defaultdict[str, Counter[LineOfTakes]] = defaultdict(Counter)
+        #: Whether the gateway stops. Then no call waits any more.
         self.is_stopping = False
         #: When requests were created, and their specs.
         self._specs: dict[str, tuple[int, Spec]] = {}
@@ -115,8 +119,8 @@ class Desk:
     def stop_waiting(self) -> None:
         """Answer calls that wait, now and from now on: the gateway stops."""
         self.is_stopping = True
-        for granted in self._waiting:
-            granted.cancel()
+        for waiter in self._waiting:
+            waiter.expire()
 
     def close(self) -> None:
         """End the threads."""
@@ -129,12 +133,12 @@ class Desk:
         """Wait for a lease. Nothing is granted if none came in time."""
         if not ask.handlers:
             raise InvalidValue("which handlers? Name at least one")
-        wanted = self._wanted(caller, ask)
-        claimed = await self._wait_for(caller, wanted, ask)
+        line = self._dispatch.line(self._wanted(caller, ask))
+        claimed = await self._wait_for(caller, line, ask)
         if claimed is None:
             return Handed(None)
         lease, grant, known = claimed
-        now_ms = _now_ms()
+        now_ms = _now_of_gateway_ms()
         ticket = Ticket(
             request_id=lease.request_id,
             holder=lease.holder,
@@ -143,8 +147,8 @@ class Desk:
             number=1,
             created_ms=grant.created_ms,
             lease_ms=_lease_ms(ask),
-            parts=Runs(),
-            records=Runs(),
+            parts=PackedNumbers(),
+            records=PackedNumbers(),
             attempts={},
             backoff_ms=known.work.backoff_ms,
             backoff_max_ms=known.work.backoff_max_ms,
@@ -170,7 +174,7 @@ class Desk:
         ticket = self.open(caller, report.ticket)
         outcomes = Outcomes(ticket, report)
         pace = Pace(ticket.quantum_ms / 1e3, ticket.part_s)
-        now_ms = _now_ms()
+        now_ms = _now_of_gateway_ms()
         pace.observe(outcomes.ran, max(0.0, (now_ms - ticket.handed_ms) / 1e3))
         ask = report.next
         if ask:
@@ -184,7 +188,7 @@ class Desk:
         self.parts.update(outcomes.counts())
         if grant.parts:
             following = msgspec.structs.replace(
-                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_ms()
+                ticket, number=ticket.number + 1, part_s=pace.part_s, handed_ms=_now_of_gateway_ms()
             )
             following = following.with_parts(grant.parts)
             spec = await self._spec(ticket)
@@ -199,44 +203,32 @@ class Desk:
         return Handed(Granted(word=grant.word, counted=grant.counted, parts=[]))
 
     async def beat(self, caller: Caller, beat: Beat) -> Verdict:
-        """Renew the leases of a worker that lives. Tells which nobody wants any more."""
-        shares: dict[tuple[str, int], dict[str, int | None]] = defaultdict(dict)
-        texts: dict[str, str] = {}
-        for held in beat.tickets:
-            ticket = self.open(caller, held.ticket)
-            texts[ticket.holder] = held.ticket
-            shares[ticket.request_id, ticket.lease_ms][ticket.holder] = held.part
-        if not shares:
-            return Verdict()
-
-        def renew() -> list[tuple[str, dict[str, int | None], Renewed | ProtocolError]]:
-            return [
-                (request_id, running, self._renew(request_id, lease_ms, running))
-                for (request_id, lease_ms), running in shares.items()
-            ]
-
-        verdict = Verdict([], [])
-        for request_id, running, answer in await self.in_thread(renew):
-            unwanted = unwanted_of(request_id, running, answer)
+        """Renew the leases of a live worker. The answer names those that nobody needs any more."""
+        tickets = self._valid(caller, [held.ticket for held in beat.tickets])
+        texts = {ticket.holder: text for text, ticket in tickets.items()}
+        verdict = Verdict([each.ticket for each in beat.tickets if each.ticket not in tickets], [])
+        leases = [
+            Renewal(tickets[each.ticket].lease_ms, tickets[each.ticket], each.part)
+            for each in beat.tickets
+            if each.ticket in tickets
+        ]
+        answers = await renewed(self._protocol, self.in_thread, leases)
+        away = [answer for _, _, answer in answers if isinstance(answer, ServerError)]
+        if away and len(away) == len(answers):
+            raise away[0]
+        for request_id, running, answer in answers:
+            unwanted = unwanted_holders(request_id, running, answer)
             verdict.unwanted += [texts[holder] for holder in running if holder in unwanted]
             if not isinstance(answer, StreamqError) and answer[1]:
                 verdict.paused += [texts[each] for each in running if each not in unwanted]
         return verdict
 
-    def _renew(
-        self, request_id: str, lease_ms: int, running: dict[str, int | None]
-    ) -> Renewed | ProtocolError:
-        try:
-            return self._protocol.renew(request_id, lease_ms, running)
-        except ProtocolError as error:
-            return error
-
     async def leave(self, caller: Caller, leave: Leave) -> Left:
         """End the leases of a worker that goes. What it did not finish runs elsewhere at once."""
-        tickets = [self.open(caller, text) for text in leave.tickets]
+        tickets = self._valid(caller, leave.tickets)
 
         def release() -> None:
-            for ticket in tickets:
+            for ticket in tickets.values():
                 self._lease(ticket, Terms(0), FINISH).release()
 
         await self.in_thread(release)
@@ -244,35 +236,58 @@ class Desk:
 
     # Leases
 
-    async def _wait_for(self, caller: Caller, wanted: Wanted, ask: Ask) -> Claimed[Spec] | None:
+    async def _wait_for(self, caller: Caller, line: LineOfTakes, ask: Ask) -> Claimed[Spec] | None:
         if self.is_stopping:
             return None
-        if self._waits[caller.name] >= caller.waits:
-            raise too_many(f"{caller.waits} calls of the key {caller.name} wait already")
         loop = asyncio.get_running_loop()
 
         def terms(request_id: str, most: int) -> Terms:
-            # Until the answer is out: then the courier renews it to its whole length.
+            # The lease is short until the answer is out. Then the courier renews it to its whole
+            # length.
             lease_ms = min(FIRST_LEASE_MS, _lease_ms(ask))
             part_s = self._paces.of(caller.name, ask.name, request_id)
             most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
             return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
 
-        waiter = Waiter(loop, terms)
-        self._waiting.add(waiter.granted)
+        waiter = WaitingTake(loop, terms)
+        self.check_waits(caller)
+        lines = self._lines_of[caller.name]
+        if len(lines) >= MOST_LINES_OF_KEY and line not in lines and caller is not LOCAL:
+            raise too_many_takes(
+                f"calls of the key {caller.name} wait for {len(lines)} different sets of handlers "
+                "and levels already"
+            )
+        lines[line] += 1
         self._waits[caller.name] += 1
+        self._waiting.add(waiter)
+        expiring = loop.call_later(ask.wait_s, waiter.expire)
         try:
-            self._dispatch.line(wanted).join(waiter)
-            await asyncio.wait((waiter.granted,), timeout=ask.wait_s)
-            if waiter.granted.cancel() or waiter.granted.cancelled():  # in time, or it stops
-                return None
-            return waiter.granted.result()
+            line.join(waiter)
+            return await waiter.granted
         except asyncio.CancelledError:  # the caller has left
             waiter.leave()
             raise
         finally:
+            expiring.cancel()
             waiter.is_over = True
-            self._waiting.discard(waiter.granted)
+            self._waiting.discard(waiter)
+            self._waits[caller.name] -= 1
+            lines[line] -= 1
+            if not lines[line]:
+                del lines[line]
+
+    def check_waits(self, caller: Caller) -> None:
+        """Raise a problem if so many calls of this caller wait that no other may."""
+        if self._waits[caller.name] >= caller.waits:
+            raise too_many_takes(f"{caller.waits} calls of the key {caller.name} wait already")
+
+    @contextmanager
+    def counted(self, caller: Caller) -> Iterator[None]:
+        """Count a call that waits, as long as the block lasts."""
+        self._waits[caller.name] += 1
+        try:
+            yield
+        finally:
             self._waits[caller.name] -= 1
 
     def _wanted(self, caller: Caller, ask: Ask) -> Wanted:
@@ -284,7 +299,7 @@ class Desk:
             offers[name] = f"parts {name} {offer.retries if offer.retries is not UNSET else ''}"
         return Wanted(
             ask.queue,
-            levels_of(ask.levels, "levels"),
+            _levels_in(ask.levels),
             tuple((name, offer.rstrip()) for name, offer in sorted(offers.items())),
         )
 
@@ -295,10 +310,27 @@ class Desk:
             raise InvalidValue(f"this gateway does not serve the queue {queue!r:.80}")
 
     def open(self, caller: Caller, text: str) -> Ticket:
-        """Return the ticket that a text is, if it was given to this caller."""
+        """Read a ticket from its text. It must have been given to this caller."""
         ticket = self._signer.open(text, caller.name)
         caller.check_queue(ticket.queue)
         return ticket
+
+    def _valid(self, caller: Caller, texts: Sequence[str]) -> dict[str, Ticket]:
+        """Return the tickets that are valid, by their texts: one that is not harms no other.
+
+        Raises:
+            BadTicket: none of them is.
+        """
+        valid: dict[str, Ticket] = {}
+        bad: BadTicket | None = None
+        for text in texts:
+            try:
+                valid[text] = self.open(caller, text)
+            except BadTicket as error:
+                bad = error
+        if bad and not valid:
+            raise bad
+        return valid
 
     def _granted(self, word: str, ticket: Ticket, grant: Grant, ask: Ask, spec: Spec) -> Granted:
         self.parts["handed"] += len(grant.parts)
@@ -310,7 +342,7 @@ class Desk:
             lease_ms=ticket.lease_ms,
             beat_ms=min(ticket.lease_ms // 4, MOST_BEAT_MS),
             timeout_ms=spec.timeout_ms,
-            parts=payloads.told(grant.parts, spec, ask.as_),
+            parts=payloads.told_parts(grant.parts, spec, ask.as_),
         )
 
     def _remember(self, ticket: Ticket, spec: Spec) -> None:
@@ -319,7 +351,7 @@ class Desk:
         self._specs[ticket.request_id] = (ticket.created_ms, spec)
 
     async def _spec(self, ticket: Ticket) -> Spec:
-        """Return the spec of a request, of which the lease may come from another gateway."""
+        """Return the spec of a request; read it, if another gateway has granted the lease."""
         created_ms, spec = self._specs.get(ticket.request_id, (-1, Spec()))
         if created_ms != ticket.created_ms:
             found = await self.in_thread(lambda: self._protocol.inspect(ticket.request_id))
@@ -338,7 +370,8 @@ class Desk:
                 lease.fail(part, outcome)
             book.at(HANDBACK)
             if outcomes.crashed is not None:
-                # The results that follow count without the lease: their parts were just given back.
+                # Results that come later count without the lease, because its parts were just given
+                # back.
                 lease.release(outcomes.crashed)
             elif outcomes.back:
                 lease.hand_back(outcomes.back)
@@ -350,7 +383,7 @@ class Desk:
             return Grant("lost", Tokens(), [])
 
     def _release(self, ticket: Ticket) -> None:
-        """Give back parts that the worker was not told of."""
+        """Give back parts that the answer did not take to the worker."""
         book = TicketBook(ticket.number)
         self._keepers[ticket.queue].release(
             Holding(request_id=ticket.request_id, holder=ticket.holder), book.next_call(), None
@@ -379,10 +412,10 @@ class _TicketHost:
         return msgspec.structs.replace(self._terms, most=most)
 
     def push(self, request_id: str, tokens: Tokens) -> None:
-        """Push the tokens that a reply asks for, and have the janitor come when it says so."""
+        """Push the tokens that a reply asks for, and register the janitor's next look."""
         if not tokens:
             return
-        # The next audit pushes what is not pushed now.
+        # If the server does not answer now, the next audit pushes these tokens.
         with suppress(ServerError, Damaged):
             self.protocol.push(self._queue, request_id, tokens)
         if look_ms := tokens.next_look_ms(self._queue):
@@ -392,14 +425,14 @@ class _TicketHost:
         """Note nothing."""
 
 
-def too_many(detail: str) -> Problem:
-    """Return what a caller is told that has too much open at once."""
-    return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
+@lru_cache(1_000)
+def _levels_in(text: str) -> tuple[int, ...]:
+    return levels_of_options(text, "levels")
 
 
 def _lease_ms(ask: Ask) -> int:
     return round(ask.lease_s * 1e3)
 
 
-def _now_ms() -> int:
+def _now_of_gateway_ms() -> int:
     return round(time.time() * 1e3)

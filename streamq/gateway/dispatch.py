@@ -16,11 +16,12 @@ from functools import partial
 
 import msgspec
 
-from streamq.errors import Damaged, InvalidValue, ServerError, StreamqError
+from streamq.errors import Damaged, ServerError, StreamqError
 from streamq.gateway import stages
+from streamq.gateway.problems import too_many_takes
 from streamq.gateway.ticket import TicketBook
 from streamq.model import Spec
-from streamq.protocol.keys import list_of
+from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Terms, Tokens
 from streamq.queue.lease_keeper import LeaseKeeper
@@ -29,17 +30,19 @@ from streamq.queue.taker import Claimed, Host, Invitation, Taker
 
 log = logging.getLogger(__name__)
 
-#: A take blocks for so long. What ends the gateway wakes it.
+#: How long one take blocks at the server. A gateway that stops wakes its takes.
 BLOCK_S = 10.0
-#: A line without anybody who waits ends its thread after so long.
+#: How long the thread of a line outlives the last worker that waited.
 LINGER_S = 60.0
-#: A gateway has so many lines at most: each has a thread and a connection.
+#: The most lines of a gateway: each has a thread and a connection.
 MOST_LINES = 64
-#: After an error of the server a line rests so long before it takes again.
+#: Calls of one key wait in so many lines at most.
+MOST_LINES_OF_KEY = 16
+#: How long a line rests after an error of the server, before it takes again.
 REST_S = 0.5
-#: Requests whose parts are in files that the gateway cannot read are left to other hosts so long.
+#: How long requests are left to other hosts whose parts are in files that the gateway cannot read.
 LEAVE_S = 60.0
-#: Tokens of those requests are given back so often.
+#: How often tokens of those requests are given back.
 GIVE_BACK_S = 1.0
 
 
@@ -52,17 +55,25 @@ class Wanted(msgspec.Struct, frozen=True):
     offers: tuple[tuple[str, str], ...]
 
 
-class Waiter:
+def _give_nothing_back() -> None:
+    """Do nothing: no lease was given yet."""
+
+
+class WaitingTake:
     """One call that waits for a lease. Its future belongs to the event loop."""
+
+    # There may be thousands.
+    __slots__ = ("_give_back", "_loop", "granted", "is_over", "terms")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, terms: Callable[[str, int], Terms]) -> None:
         """``terms`` says what to ask of a request, of which so many parts take about a quantum."""
         self._loop = loop
         self.terms = terms
-        self.granted: asyncio.Future[Claimed[Spec]] = loop.create_future()
+        #: The lease; None if none came in time.
+        self.granted: asyncio.Future[Claimed[Spec] | None] = loop.create_future()
         #: Whether the call was answered, or its caller has left. Written by the event loop.
         self.is_over = False
-        self._give_back: Callable[[], None] = lambda: None
+        self._give_back: Callable[[], None] = _give_nothing_back
 
     def give(self, claimed: Claimed[Spec], unwanted: Callable[[], None]) -> None:
         """Answer the call with a lease, from another thread. If the caller left, give it back."""
@@ -79,10 +90,15 @@ class Waiter:
         except RuntimeError:  # the loop is closed: the gateway ends
             unwanted()
 
+    def expire(self) -> None:
+        """Wait no more, and answer that nothing came."""
+        if not self.granted.done():
+            self.granted.set_result(None)
+
     def leave(self) -> None:
         """Wait no more. A lease that was just given, and that nobody heard of, goes back."""
-        if not self.granted.cancel():
-            self._give_back()
+        self.granted.cancel()
+        self._give_back()
 
     def refuse(self, error: StreamqError) -> None:
         """Answer the call with an error, from another thread."""
@@ -95,7 +111,7 @@ class Waiter:
             self._loop.call_soon_threadsafe(refuse)
 
 
-class Line:
+class LineOfTakes:
     """The workers that ask for the same, and the thread that takes tokens for them."""
 
     def __init__(
@@ -113,20 +129,28 @@ class Line:
             quantum_s=0.05,
             is_insisting=False,
         )
-        self._taker: Taker[Spec] = Taker(protocol, host, _spec_of, keeper.expect)
-        self._waiting: deque[Waiter] = deque()
+        self._taker: Taker[Spec] = Taker(protocol, host, _spec_of_request, keeper.expect)
+        self._waiting: deque[WaitingTake] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         self._give_back_at = 0.0
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits and no thread runs."""
-        with self._changed:
-            return self._thread is None and not self._waiting
+    def is_running(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
-    def join(self, waiter: Waiter) -> None:
+    def end_if_unused(self) -> bool:
+        """Take no more tokens if nobody waits. Returns whether that is so."""
+        with self._changed:
+            if self._drop_over():
+                return False
+            self._is_stopping = True
+            self._changed.notify()
+            return True
+
+    def join(self, waiter: WaitingTake) -> None:
         """Wait behind those who wait already."""
         with self._changed:
             self._waiting.append(waiter)
@@ -178,19 +202,19 @@ class Line:
             waiter = self._waiting.popleft() if self._drop_over() else None
         if waiter is None or self._is_stopping:
             token = invitation.token
-            self._taker.push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
+            self._taker.push(token.request_id, Tokens(1, token_list_of(token.handler, token.level)))
             if waiter:
                 self._put_first(waiter)
             return
         try:
             is_served = self._claim_for(waiter, invitation)
         except BaseException:
-            self._put_first(waiter)  # it is told of the error with the others
+            self._put_first(waiter)  # refuse() below answers this call, too
             raise
         if not is_served:
             self._put_first(waiter)
 
-    def _claim_for(self, waiter: Waiter, invitation: Invitation) -> bool:
+    def _claim_for(self, waiter: WaitingTake, invitation: Invitation) -> bool:
         book = TicketBook(number=1)
         try:
             claimed = self._taker.claim(
@@ -205,7 +229,7 @@ class Line:
         if claimed is None:
             return False
         lease, grant, known = claimed
-        if known.work.by_reference or stages.is_left_to_others(known.work):
+        if known.work.by_reference or stages.is_stage_left_to_native_workers(known.work):
             self._release(claimed)
             self._taker.leave_to_others(lease.request_id, LEAVE_S)
             why = "refers to files" if known.work.by_reference else "is a join or a reduce"
@@ -229,7 +253,7 @@ class Line:
             self._waiting.popleft()
         return bool(self._waiting)
 
-    def _put_first(self, waiter: Waiter) -> None:
+    def _put_first(self, waiter: WaitingTake) -> None:
         with self._changed:
             self._waiting.appendleft(waiter)
 
@@ -253,32 +277,41 @@ class Dispatch:
         self._protocol = protocol
         self._keepers = keepers
         self._word = word
-        self._lines: dict[Wanted, Line] = {}
+        self._lines: dict[Wanted, LineOfTakes] = {}
+        #: Lines that nobody waits in and that were ended for others. Their threads may still run.
+        self._ending: list[LineOfTakes] = []
         self._made = 0
 
-    def line(self, wanted: Wanted) -> Line:
-        """Return the line of those who ask for this. Called on the event loop only.
+    def line(self, wanted: Wanted) -> LineOfTakes:
+        """Return the line of those who ask for this, for a call that joins it at once.
+
+        Called on the event loop only.
 
         Raises:
-            InvalidValue: there are too many lines.
+            Problem: there are too many lines.
         """
         line = self._lines.get(wanted)
         if line is None:
-            if len(self._lines) >= MOST_LINES:
-                self._lines = {key: each for key, each in self._lines.items() if not each.is_idle}
-            if len(self._lines) >= MOST_LINES:
-                raise InvalidValue(
-                    f"workers ask for more than {MOST_LINES} different sets of handlers and levels"
+            if self._is_full():
+                for key in [key for key, each in self._lines.items() if each.end_if_unused()]:
+                    self._ending.append(self._lines.pop(key))
+            if self._is_full():
+                raise too_many_takes(
+                    f"workers wait for {MOST_LINES} different sets of handlers and levels already"
                 )
             self._made += 1
             name = f"{self._word}{self._made}"
-            line = Line(self._protocol, self._keepers[wanted.queue], name, wanted, 20_000)
+            line = LineOfTakes(self._protocol, self._keepers[wanted.queue], name, wanted, 20_000)
             self._lines[wanted] = line
         return line
 
+    def _is_full(self) -> bool:
+        self._ending = [line for line in self._ending if line.is_running]
+        return len(self._lines) + len(self._ending) >= MOST_LINES
+
     def stop(self) -> None:
         """End all threads."""
-        threads = [line.stop() for line in self._lines.values()]
+        threads = [line.stop() for line in (*self._lines.values(), *self._ending)]
         end = time.monotonic() + 2.0
         while any(thread and thread.is_alive() for thread in threads):
             # A thread may be just about to wait.
@@ -290,5 +323,5 @@ class Dispatch:
                 return
 
 
-def _spec_of(request_id: str, grant: Grant) -> Spec:
+def _spec_of_request(request_id: str, grant: Grant) -> Spec:
     return msgspec.json.decode(grant.spec, type=Spec)

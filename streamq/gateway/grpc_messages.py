@@ -1,4 +1,4 @@
-"""Messages of gRPC as those of the gateway, and back. ``proto/streamq.proto`` has the former."""
+"""Turns messages of gRPC (``proto/streamq.proto``) into those of the gateway, and back."""
 
 from base64 import b64decode, b64encode
 from typing import Any
@@ -13,7 +13,7 @@ from streamq.gateway.session_messages import FromWorker, ToWorker
 from streamq.model import Status
 
 
-def hello(found: pb.Hello) -> session_messages.Hello:
+def hello_from_proto(found: pb.Hello) -> session_messages.Hello:
     """Return what a worker says of itself, with defaults for what it does not say."""
     said: dict[str, Any] = {
         name: value
@@ -25,40 +25,42 @@ def hello(found: pb.Hello) -> session_messages.Hello:
         {"name": each.name, **({"retries": each.retries} if each.HasField("retries") else {})}
         for each in found.handlers
     ]
-    said["holding"] = _held(found.holding)
-    return _checked(said, session_messages.Hello)
+    said["holding"] = _held_tickets(found.holding)
+    return _checked_as_json_is(said, session_messages.Hello)
 
 
-def ask(found: pb.Ask) -> messages.Ask:
+def ask_from_proto(found: pb.Ask) -> messages.Ask:
     """Return what a worker asks for."""
-    made = hello(found.who).ask()
+    made = hello_from_proto(found.who).ask()
     made.wait_s = min(found.wait_ms / 1e3 if found.HasField("wait_ms") else messages.WAIT_S, 50.0)
     return made
 
 
-def beat(found: pb.BeatMessage) -> messages.Beat:
+def beat_from_proto(found: pb.BeatMessage) -> messages.Beat:
     """Return a sign of life."""
-    return _checked({"tickets": _held(found.held)}, messages.Beat)
+    return _checked_as_json_is({"tickets": _held_tickets(found.held)}, messages.Beat)
 
 
-def report(found: pb.ReportMessage, *, is_on_stream: bool = False) -> messages.Report:
+def report_from_proto(found: pb.ReportMessage, *, is_on_stream: bool = False) -> messages.Report:
     """Return what became of parts."""
     said: dict[str, Any] = {
         "ticket": found.ticket,
-        "done": [{"part": each.part, "result": value(each.value)} for each in found.done],
-        "failed": [_failed(each) for each in found.failed],
+        "done": [
+            {"part": each.part, "result": value_from_proto(each.value)} for each in found.done
+        ],
+        "failed": [_failure_from_proto(each) for each in found.failed],
         "back": list(found.back),
         "crashed": found.crashed if found.HasField("crashed") else None,
     }
-    made: messages.Report = _checked(said, messages.Report)
+    made: messages.Report = _checked_as_json_is(said, messages.Report)
     if found.HasField("next"):
-        # On a stream it is said with hello which handlers the worker has.
+        # On a stream the worker's hello says which handlers it has.
         most = found.next.who.most or messages.Ask().most
-        made.next = messages.Ask(most=most) if is_on_stream else ask(found.next)
+        made.next = messages.Ask(most=most) if is_on_stream else ask_from_proto(found.next)
     return made
 
 
-def value(found: pb.Value) -> dict[str, Any] | None:
+def value_from_proto(found: pb.Value) -> dict[str, Any] | None:
     """Return a payload or a result."""
     form = found.WhichOneof("value")
     if form is None:
@@ -69,28 +71,28 @@ def value(found: pb.Value) -> dict[str, Any] | None:
     return {form: msgspec.Raw(text.encode()) if form == "json" else text}
 
 
-def from_worker(found: pb.FromWorker) -> FromWorker:
+def worker_message_from_proto(found: pb.FromWorker) -> FromWorker:
     """Return a message of a worker's stream."""
     made = FromWorker(seq=found.seq)
     word = found.WhichOneof("says")
     if word == "hello":
-        made.hello = hello(found.hello)
+        made.hello = hello_from_proto(found.hello)
     elif word == "want":
         made.want = session_messages.Want(found.want.slots)
     elif word == "report":
-        made.report = report(found.report, is_on_stream=True)
+        made.report = report_from_proto(found.report, is_on_stream=True)
     elif word == "beat":
-        made.beat = beat(found.beat)
+        made.beat = beat_from_proto(found.beat)
     elif word == "bye":
         made.bye = session_messages.Bye(list(found.bye.tickets))
     return made
 
 
-def to_worker(message: ToWorker) -> pb.ToWorker:
+def worker_message_to_proto(message: ToWorker) -> pb.ToWorker:
     """Return a message to a worker's stream."""
     made = pb.ToWorker(re=message.re)
     if isinstance(message.grant, messages.Granted):
-        made.grant.CopyFrom(grant(message.grant))
+        made.grant.CopyFrom(grant_to_proto(message.grant))
         return made
     for name in ("welcome", "give_back", "verdict", "go_away", "pause", "error"):
         said = getattr(message, name)
@@ -105,7 +107,7 @@ def to_worker(message: ToWorker) -> pb.ToWorker:
     return made
 
 
-def grant(granted: messages.Granted | None) -> pb.Grant:
+def grant_to_proto(granted: messages.Granted | None) -> pb.Grant:
     """Return what a worker is handed."""
     if granted is None:
         return pb.Grant()
@@ -114,7 +116,7 @@ def grant(granted: messages.Granted | None) -> pb.Grant:
         ticket=granted.ticket,
         request=granted.request,
         handler=granted.handler,
-        parts=[_part(each) for each in granted.parts],
+        parts=[_part_to_proto(each) for each in granted.parts],
         counted=granted.counted if isinstance(granted.counted, int) else 0,
         lease_ms=granted.lease_ms,
         timeout_ms=granted.timeout_ms,
@@ -122,15 +124,15 @@ def grant(granted: messages.Granted | None) -> pb.Grant:
     )
 
 
-def told(found: messages.Value | None) -> pb.Value:
+def result_to_proto(found: messages.Value | None) -> pb.Value:
     """Return a result as it is told."""
     made = pb.Value()
     if found is not None:
-        _set(made, found)
+        _set_proto_value(made, found)
     return made
 
 
-def status(found: Status) -> pb.Status:
+def status_to_proto(found: Status) -> pb.Status:
     """Return where a request stands."""
     parts = found.parts
     return pb.Status(
@@ -147,63 +149,65 @@ def status(found: Status) -> pb.Status:
     )
 
 
-def new_request(found: pb.NewRequest) -> messages.NewRequest:
+def new_request_from_proto(found: pb.NewRequest) -> messages.NewRequest:
     """Return a request to make."""
-    options = _object(found.options, "options")
-    parts = [msgspec.Raw(_payload(value(each))) for each in found.parts]
+    options = _json_object(found.options, "options")
+    parts = [msgspec.Raw(_json_payload(value_from_proto(each))) for each in found.parts]
     said = {"handler": found.handler, **options}
     said |= {name: text for name in ("id", "queue") if (text := getattr(found, name))}
-    made: messages.NewRequest = _checked(said, messages.NewRequest)
+    made: messages.NewRequest = _checked_as_json_is(said, messages.NewRequest)
     made.parts = parts
     return made
 
 
-def upload(found: pb.LoadHead) -> messages.UploadOptions:
+def upload_from_proto(found: pb.LoadHead) -> messages.UploadOptions:
     """Return how a file becomes a request."""
-    said = {"handler": found.handler, **_object(found.options, "options")}
+    said = {"handler": found.handler, **_json_object(found.options, "options")}
     said |= {name: text for name in ("queue", "format") if (text := getattr(found, name))}
-    made: messages.UploadOptions = _checked(said, messages.UploadOptions)
+    made: messages.UploadOptions = _checked_as_json_is(said, messages.UploadOptions)
     return made
 
 
-def loaded(found: messages.Uploaded) -> pb.Loaded:
+def loaded_to_proto(found: messages.Uploaded) -> pb.Loaded:
     """Return how far a load has come."""
     return pb.Loaded(
-        offset=found.offset, is_complete=found.is_complete, status=status(found.status)
+        offset=found.offset, is_complete=found.is_complete, status=status_to_proto(found.status)
     )
 
 
-def changes(found: pb.ControlAsk) -> messages.Changes:
+def changes_from_proto(found: pb.ControlAsk) -> messages.Changes:
     """Return what to change of a request."""
-    made: messages.Changes = _checked(_object(found.changes, "changes"), messages.Changes)
+    made: messages.Changes = _checked_as_json_is(
+        _json_object(found.changes, "changes"), messages.Changes
+    )
     return made
 
 
-def listed(found: messages.Listed) -> pb.Listed:
+def requests_to_proto(found: messages.Listed) -> pb.Listed:
     """Return requests of a queue."""
     said = msgspec.to_builtins(found)
     return pb.Listed(**said | {"requests": [pb.ListedRequest(**each) for each in said["requests"]]})
 
 
-def given_up(found: messages.FailureTold) -> pb.GivenUp:
+def failures_to_proto(found: messages.FailureTold) -> pb.GivenUp:
     """Return what was given up."""
     return pb.GivenUp(**msgspec.to_builtins(found))
 
 
-def _object(text: str, name: str) -> dict[str, Any]:
+def _json_object(text: str, name: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise InvalidValue(f"{name}: {error}") from None
 
 
-def _payload(found: dict[str, Any] | None) -> bytes:
+def _json_payload(found: dict[str, Any] | None) -> bytes:
     if found is not None and "json" in found:
         return bytes(found["json"])
     return msgspec.json.encode(found)
 
 
-def _part(part: messages.PartTold) -> pb.Part:
+def _part_to_proto(part: messages.PartTold) -> pb.Part:
     made = pb.Part(
         number=part.number,
         attempt=part.attempt,
@@ -212,11 +216,11 @@ def _part(part: messages.PartTold) -> pb.Part:
         source=part.source,
         line=part.line,
     )
-    _set(made.payload, part)
+    _set_proto_value(made.payload, part)
     return made
 
 
-def _set(made: pb.Value, found: messages.Value | messages.PartTold) -> None:
+def _set_proto_value(made: pb.Value, found: messages.Value | messages.PartTold) -> None:
     if isinstance(found.base64, str):
         made.data = b64decode(found.base64)
     elif isinstance(found.text, str):
@@ -227,14 +231,14 @@ def _set(made: pb.Value, found: messages.Value | messages.PartTold) -> None:
         made.lines = found.lines
 
 
-def _held(found: Any) -> list[dict[str, Any]]:
+def _held_tickets(found: Any) -> list[dict[str, Any]]:
     return [
         {"ticket": each.ticket, "part": each.part if each.HasField("part") else None}
         for each in found
     ]
 
 
-def _failed(found: pb.Failure) -> dict[str, Any]:
+def _failure_from_proto(found: pb.Failure) -> dict[str, Any]:
     said: dict[str, Any] = {
         name: text
         for name in ("kind", "error", "message", "traceback")
@@ -245,8 +249,8 @@ def _failed(found: pb.Failure) -> dict[str, Any]:
     return {"part": found.part, **said}
 
 
-def _checked(said: dict[str, Any], kind: Any) -> Any:
-    """Return what was said with the checks that JSON gets."""
+def _checked_as_json_is(said: dict[str, Any], kind: Any) -> Any:
+    """Return the message as a struct, with the same checks as a body of JSON."""
     try:
         return msgspec.convert(said, kind)
     except msgspec.ValidationError as error:

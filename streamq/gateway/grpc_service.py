@@ -27,7 +27,7 @@ from streamq.gateway.session_messages import FromWorker, ToWorker
 
 log = logging.getLogger(__name__)
 
-#: ``Watch`` looks so often.
+#: How often ``Watch`` looks at the request.
 LOOK_S = 1.0
 _PACKAGE = "streamq.v1"
 _CODES = {
@@ -80,7 +80,7 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """End: what is on its way may take so long."""
+        """Stop serving. Calls that are on their way have ``grace_s`` to end."""
         await self._server.stop(grace_s)
 
     def _listen(self, where: str, tls: Tls) -> int:
@@ -127,10 +127,10 @@ class GrpcServer:
             began, status = time.monotonic(), 200
             try:
                 answer = await do(self._caller(context, role, do.__name__), message)
-                return _told(answer, context) if isinstance(answer, Handed) else answer
+                return _granted_parts(answer, context) if isinstance(answer, Handed) else answer
             except (Problem, StreamqError) as error:
-                status = _problem(error).status
-                await _abort(context, error)
+                status = _as_problem(error).status
+                await _abort_call(context, error)
             finally:
                 self._note(do.__name__, status, began)
 
@@ -148,8 +148,8 @@ class GrpcServer:
                 async for answer in do(caller, message):
                     await context.write(answer)
             except (Problem, StreamqError) as error:
-                status = _problem(error).status
-                await _abort(context, error)
+                status = _as_problem(error).status
+                await _abort_call(context, error)
             finally:
                 self._note(do.__name__, status, began)
 
@@ -174,27 +174,27 @@ class GrpcServer:
     async def _session(self, _: Any, context: Context) -> None:
         async def receive() -> FromWorker | None:
             message = await context.read()
-            return None if message is grpc.aio.EOF else convert.from_worker(message)
+            return None if message is grpc.aio.EOF else convert.worker_message_from_proto(message)
 
         async def send(message: ToWorker) -> None:
-            await context.write(convert.to_worker(message))
+            await context.write(convert.worker_message_to_proto(message))
 
         try:
             caller = self._caller(context, Role.WORKER, "Session")
             await self._gateway.sessions.serve(caller, receive, send)
         except TimeoutError:
-            await _abort(context, Problem(408, "SLOW", "no message came, or none was read"))
+            await _abort_call(context, Problem(408, "SLOW", "no message came, or none was read"))
         except (Problem, StreamqError) as error:
-            await _abort(context, error)
+            await _abort_call(context, error)
 
     async def _take(self, caller: Caller, message: pb.Ask) -> Handed:
-        return await self._gateway.desk.take(caller, convert.ask(message))
+        return await self._gateway.desk.take(caller, convert.ask_from_proto(message))
 
     async def _report(self, caller: Caller, message: pb.ReportMessage) -> Handed:
-        return await self._gateway.desk.report(caller, convert.report(message))
+        return await self._gateway.desk.report(caller, convert.report_from_proto(message))
 
     async def _beat(self, caller: Caller, message: pb.BeatMessage) -> pb.Verdict:
-        verdict = await self._gateway.desk.beat(caller, convert.beat(message))
+        verdict = await self._gateway.desk.beat(caller, convert.beat_from_proto(message))
         return pb.Verdict(unwanted=verdict.unwanted, paused=verdict.paused)
 
     async def _leave(self, caller: Caller, message: pb.Bye) -> pb.Left:
@@ -204,13 +204,13 @@ class GrpcServer:
     # Requests
 
     async def _submit(self, caller: Caller, message: pb.NewRequest) -> pb.Status:
-        new = convert.new_request(message)
+        new = convert.new_request_from_proto(message)
         status, _ = await self._gateway.requests.submit(caller, new)
         log.info("submit %s by %s (%s) over gRPC", status.id, caller.name, caller.role)
-        return convert.status(status)
+        return convert.status_to_proto(status)
 
     async def _get(self, caller: Caller, message: pb.RequestId) -> pb.Status:
-        return convert.status(await self._gateway.requests.status(caller, message.id))
+        return convert.status_to_proto(await self._gateway.requests.status(caller, message.id))
 
     async def _load(self, _: Any, context: Context) -> pb.Loaded:
         began, status = time.monotonic(), 200
@@ -223,16 +223,16 @@ class GrpcServer:
             found, _ = await self._gateway.uploads.put(
                 caller,
                 head.id,
-                convert.upload(head),
-                _data(first, context),
+                convert.upload_from_proto(head),
+                _upload_data(first, context),
                 head.begins_at if head.HasField("begins_at") else None,
             )
             log.info("load %s by %s (%s) over gRPC", head.id, caller.name, caller.role)
-            return convert.loaded(found)
+            return convert.loaded_to_proto(found)
         except (Problem, StreamqError) as error:
-            status = _problem(error).status
-            await _abort(context, error)
-            raise  # it was: abort does not return
+            status = _as_problem(error).status
+            await _abort_call(context, error)
+            raise  # never reached, because abort raises an error of its own
         finally:
             self._note("load", status, began)
 
@@ -245,7 +245,7 @@ class GrpcServer:
             ended=not message.live_only,
             most=min(message.most or 50, 1_000),
         )
-        return convert.listed(found)
+        return convert.requests_to_proto(found)
 
     async def _control(self, caller: Caller, message: pb.ControlAsk) -> pb.Status:
         control, noted = self._gateway.control, message.action
@@ -253,7 +253,9 @@ class GrpcServer:
             status = await self._gateway.requests.status(caller, message.id)
             await control.purge(caller, message.id)
         elif message.action == "set":
-            status, noted = await control.change(caller, message.id, convert.changes(message))
+            status, noted = await control.change(
+                caller, message.id, convert.changes_from_proto(message)
+            )
         elif message.action in ACTIONS:
             await control.act(caller, message.id, message.action)
             status = await self._gateway.requests.status(caller, message.id)
@@ -263,14 +265,14 @@ class GrpcServer:
         log.info("%s %s by %s (%s) over gRPC", message.action, message.id, caller.name, caller.role)
         if self._gateway.board:
             self._gateway.board.changed(caller.name, "", message.id, noted)
-        return convert.status(status)
+        return convert.status_to_proto(status)
 
     async def _watch(self, caller: Caller, message: pb.RequestId) -> AsyncIterator[pb.Status]:
         last = None
         while not self._gateway.desk.is_stopping:
             status = await self._gateway.requests.status(caller, message.id)
             if status != last:
-                yield convert.status(status)
+                yield convert.status_to_proto(status)
             if not status.state.is_live:
                 return
             last = status
@@ -284,18 +286,18 @@ class GrpcServer:
         )
         async for some in lines:
             for line in some.splitlines():
-                yield _result_part(line)
+                yield _result_part_to_proto(line)
 
     async def _errors(self, caller: Caller, message: pb.ErrorsAsk) -> AsyncIterator[pb.GivenUp]:
         page = await self._gateway.control.errors(
             caller, message.id, message.after, message.most or MOST_RESULTS
         )
         for each in page.errors:
-            yield convert.given_up(each)
+            yield convert.failures_to_proto(each)
 
 
-async def _data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:
-    """Yield the bytes of a file up to the chunk that says that it is the last.
+async def _upload_data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:
+    """Yield the bytes of a file, up to the chunk that is marked as the last.
 
     Raises:
         ClientDisconnect: the stream ended before.
@@ -312,12 +314,12 @@ async def _data(chunk: pb.LoadChunk, context: Context) -> AsyncIterator[bytes]:
             raise ClientDisconnect
 
 
-def _result_part(line: bytes) -> pb.ResultPart:
+def _result_part_to_proto(line: bytes) -> pb.ResultPart:
     found = msgspec.json.decode(line, type=_Line)
     if found.part is None:
         return pb.ResultPart(next=found.next, is_over=found.is_over)
     values = [found.result] if found.results is None else found.results
-    return pb.ResultPart(part=found.part, values=[convert.told(each) for each in values])
+    return pb.ResultPart(part=found.part, values=[convert.result_to_proto(each) for each in values])
 
 
 class _Line(msgspec.Struct):
@@ -330,8 +332,8 @@ class _Line(msgspec.Struct):
     is_over: bool = False
 
 
-def _told(handed: Handed, context: Context) -> pb.Grant:
-    """Return the parts. When the call is over they have reached the worker, or go back."""
+def _granted_parts(handed: Handed, context: Context) -> pb.Grant:
+    """Return the granted parts. They go back if the call ends before they reach the worker."""
 
     def over(context: Context) -> None:
         if context.cancelled():
@@ -340,16 +342,16 @@ def _told(handed: Handed, context: Context) -> pb.Grant:
             handed.delivered(lambda: False)
 
     context.add_done_callback(over)
-    return convert.grant(handed.granted)
+    return convert.grant_to_proto(handed.granted)
 
 
-def _problem(error: Problem | StreamqError) -> Problem:
+def _as_problem(error: Problem | StreamqError) -> Problem:
     return error if isinstance(error, Problem) else problem_of(error)
 
 
-async def _abort(context: Context, error: Problem | StreamqError) -> None:
+async def _abort_call(context: Context, error: Problem | StreamqError) -> None:
     """End a call with the status that belongs to the error."""
-    problem = _problem(error)
+    problem = _as_problem(error)
     code = _CODES.get(problem.status, grpc.StatusCode.INTERNAL)
     more = tuple((f"streamq-{name}", str(text)) for name, text in problem.more.items())
     metadata = (("streamq-code", problem.code), *more)

@@ -7,14 +7,14 @@ from streamq.gateway.route import Gateway
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
 from streamq.queue.backlog import BacklogCache
-from streamq.queue.janitor import totals
+from streamq.queue.janitor import janitor_samples
 from streamq.queue.lease_keeper import LeaseKeeper
 from streamq.telemetry.health import HealthServer, HealthSource
 from streamq.telemetry.metrics import Samples, build_info_samples
 
 
 @contextmanager
-def health(
+def serve_gateway_health(
     address: str,
     gateway: Gateway,
     protocol: Protocol,
@@ -33,8 +33,8 @@ def health(
             ticked_at=ticked_at,
             unready=gateway.unready,
             samples=lambda: (
-                samples(gateway)
-                | _server(keepers.values())
+                gateway_samples(gateway)
+                | _server_samples(keepers.values())
                 | lookout.samples()
                 | build_info_samples()
             ),
@@ -50,7 +50,7 @@ def health(
         lookout.close()
 
 
-def samples(gateway: Gateway) -> Samples:
+def gateway_samples(gateway: Gateway) -> Samples:
     """Return what a gateway has counted, and what it does now."""
     return {
         **gateway.tallies.samples(),
@@ -65,10 +65,10 @@ def samples(gateway: Gateway) -> Samples:
     }
 
 
-def _server(keepers: Collection[LeaseKeeper]) -> Samples:
+def _server_samples(keepers: Collection[LeaseKeeper]) -> Samples:
     if not keepers:
         return {}
     return {
         "streamq_server_up": [({}, int(all(each.is_server_up for each in keepers)))],
-        **totals([each.janitor for each in keepers]),
+        **janitor_samples([each.janitor for each in keepers]),
     }

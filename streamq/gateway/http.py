@@ -1,10 +1,9 @@
-"""The routes as an ASGI application: bodies in, answers out, errors as problem+json."""
+"""The ASGI application: finds the route of a call, decodes the body, encodes the answer."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -14,13 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
-from starlette.routing import WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamq.errors import StreamqError
 from streamq.gateway import live, pages, websocket
 from streamq.gateway.access import Access, Visit
 from streamq.gateway.courier import WasLost
+from streamq.gateway.listener import ListenerConnection
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import LOCAL, Caller, Role
 from streamq.gateway.route import MOST_BODY, Answer, Call, Gateway, Route
@@ -28,7 +27,7 @@ from streamq.gateway.routes import ROUTES
 
 log = logging.getLogger(__name__)
 
-#: A caller has so long to send the body of a call.
+#: How long a caller may take to send the body of a call.
 BODY_S = 30.0
 _TITLES = {404: ("PATH", "there is no such route"), 405: ("METHOD", "the route has other methods")}
 
@@ -44,11 +43,54 @@ SAFETY = {
 }
 
 
-def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
+def gateway_application(gateway: Gateway, *, is_read_only: bool = False) -> ASGIApp:
     """Return the application that serves all routes of the table.
+
+    Calls of workers take no way through the framework: there may be thousands that wait, and each
+    layer of it costs memory for each of them, and time for each call.
 
     ``is_read_only``: answer only what readers may ask.
     """
+    others = framework_application(gateway, is_read_only=is_read_only)
+    of_workers = {
+        (each.method, each.path): each
+        for each in ROUTES
+        if each.role is Role.WORKER and "{" not in each.path
+    }
+
+    async def call(route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        try:
+            response = await _answer_call(gateway, route, request, is_read_only)
+        except Exception as error:
+            log.exception("%s %s", route.method, route.path)
+            response = await _internal_error_response(request, error)
+        await response(scope, receive, send)
+
+    def front(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        kind, path = scope["type"], scope["path"]
+        if kind == "http" and (route := of_workers.get((scope["method"], path))):
+            return call(route, scope, receive, send)
+        if kind == "websocket" and path == websocket.PATH and not is_read_only:
+            return websocket.serve_worker_stream(
+                scope, receive, send, gateway.access, gateway.sessions
+            )
+        return others(scope, receive, send)
+
+    return front
+
+
+async def _answer_call(
+    gateway: Gateway, route: Route, request: Request, is_read_only: bool
+) -> Response:
+    began = time.monotonic()
+    told = await _serve_route(gateway, route, request, is_read_only)
+    gateway.tallies.called(route.name, told.status_code, time.monotonic() - began)
+    return told
+
+
+def framework_application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
+    """Return what serves all routes and the pages, by way of the framework."""
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
@@ -56,81 +98,73 @@ def application(gateway: Gateway, *, is_read_only: bool = False) -> Starlette:
     def endpoint(routes: dict[str, Route]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
-            route, began = routes[method], time.monotonic()
-            told = await _serve(gateway, route, request, is_read_only)
-            gateway.tallies.called(route.name, told.status_code, time.monotonic() - began)
-            return told
+            return await _answer_call(gateway, routes[method], request, is_read_only)
 
         return answer
 
-    async def stream(socket: WebSocket) -> None:
-        await websocket.work(socket, gateway.access, gateway.sessions)
-
     def called(request: Request, role: Role) -> Caller:
-        caller = gateway.access.caller(_visit(request))
+        caller = gateway.access.caller(_visit_of_http(request))
         caller.check_role(role, request.url.path)
         return caller
 
     return Starlette(
         routes=[
-            *([] if is_read_only else [WebSocketRoute(websocket.PATH, stream)]),
             *(
                 StarletteRoute(path, endpoint(routes), methods=list(routes))
                 for path, routes in by_path.items()
             ),
-            *(pages.routes(gateway.board, gateway.access, called) if gateway.board else ()),
-            *(live.routes(gateway.board, gateway.access, called) if gateway.board else ()),
+            *(pages.page_routes(gateway.board, gateway.access, called) if gateway.board else ()),
+            *(live.live_routes(gateway.board, gateway.access, called) if gateway.board else ()),
         ],
-        exception_handlers={HTTPException: _no_route, Exception: _stumbled},
+        exception_handlers={HTTPException: _no_such_route, Exception: _internal_error_response},
     )
 
 
-async def _serve(gateway: Gateway, route: Route, request: Request, is_read_only: bool) -> Response:
+async def _serve_route(
+    gateway: Gateway, route: Route, request: Request, is_read_only: bool
+) -> Response:
     try:
         if is_read_only and not Role.READER.allows(route.role):
             raise Problem(403, "READONLY", "this gateway only tells, and changes nothing")
-        call = await _call(gateway.access, route, request)
+        call = await _read_call(gateway.access, route, request)
         if route.takes_file:  # the operation sees that the caller has left, as the end of the body
             call.stream = request.stream()
             answer = await route.operation(gateway, call)
         else:
-            answer = await _while_there(request, route.operation(gateway, call))
+            answer = await _while_caller_is_there(request, route.operation(gateway, call))
     except ClientDisconnect:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the caller has left, so nobody reads this answer
     except Problem as problem:
-        return _told(problem)
+        return _problem_response(problem)
     except StreamqError as error:
         meant = problem_of(error)
         if meant.status >= 500:
             log.warning("%s %s: %s", request.method, route.path, error)
-        return _told(meant)
-    _note(call, route, request, answer.status)
+        return _problem_response(meant)
+    _note_change(call, route, request, answer.status)
     if route.is_change and gateway.board:
         changed = request.path_params.get("id", "")
         gateway.board.changed(call.caller.name, call.visit.address, changed, answer.noted)
-    return _response(answer, getattr(request.state, "was_reset", _never))
+    connection: ListenerConnection = request.state.connection
+    return _http_response(answer, connection.was_reset)
 
 
-def _never() -> bool:
-    """Return that the connection was not reset."""
-    return False
-
-
-async def _call(access: Access, route: Route, request: Request) -> Call:
-    """Read who calls, and what the body says. Who may not call is told before the body is read."""
-    visit = _visit(request)
-    # Who logs in says so in the body.
+async def _read_call(access: Access, route: Route, request: Request) -> Call:
+    """Read who calls, then the body. Callers without the right are refused before the body."""
+    visit = _visit_of_http(request)
+    # A login has its key in the body, so nobody is refused before that is read.
     caller = LOCAL if route.role is Role.ANYBODY else access.caller(visit)
     caller.check_role(route.role, route.path)
     if not route.is_of_all:
         caller.check_request(request.path_params.get("id", ""))
-    call = Call(caller, request.path_params, request.query_params, visit, request.scope["scheme"])
+    query = request.query_params if request.scope["query_string"] else {}
+    call = Call(caller, request.path_params, query, visit, request.scope["scheme"])
     if route.body is not None:
-        call.body = _decoded(await _read(request), route.body)
+        call.body = _decoded_body(await _read_body(request), route.body)
     return call
 
 
-def _visit(request: Request) -> Visit:
+def _visit_of_http(request: Request) -> Visit:
     return Visit(
         request.method,
         request.headers,
@@ -139,8 +173,8 @@ def _visit(request: Request) -> Visit:
     )
 
 
-def _note(call: Call, route: Route, request: Request, status: int) -> None:
-    """Write down who changed what. Keys, tickets and payloads are in no log."""
+def _note_change(call: Call, route: Route, request: Request, status: int) -> None:
+    """Write into the log who changed which request. No log has keys, tickets or payloads."""
     if route.is_change:
         what = request.path_params.get("id", "")
         who, address = call.caller, call.visit.address
@@ -149,17 +183,17 @@ def _note(call: Call, route: Route, request: Request, status: int) -> None:
         )
 
 
-async def _read(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BODY:
-        raise _too_large()
+        raise _body_too_large()
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MOST_BODY:
-                    raise _too_large()
+                    raise _body_too_large()
     except TimeoutError:
         raise Problem(
             408, "SLOW", "the body did not come in time", f"it took longer than {BODY_S:g} s"
@@ -167,51 +201,41 @@ async def _read(request: Request) -> bytes:
     return bytes(body)
 
 
-def _too_large() -> Problem:
+def _body_too_large() -> Problem:
     return Problem(413, "LARGE", "the body is too large", f"{MOST_BODY} bytes are allowed")
 
 
-def _decoded(body: bytes, kind: Any) -> Any:
+def _decoded_body(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, "INVALID", "the body is not what the call takes", str(error)) from None
 
 
-async def _while_there(request: Request, operation: Awaitable[Answer]) -> Answer:
-    """Return the operation's answer, or end the operation when the caller has left.
+async def _while_caller_is_there(request: Request, operation: Awaitable[Answer]) -> Answer:
+    """Return the operation's answer, or end the operation when the caller has left."""
+    task, has_left = asyncio.current_task(), False
+    assert task
 
-    An answer that came too late is undone: it may have handed out parts.
-    """
-    working = asyncio.ensure_future(operation)
-    leaving = asyncio.ensure_future(_has_left(request))
+    def leave() -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
+    connection: ListenerConnection = request.state.connection
+    connection.tell_lost(leave)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if leaving.done() and not working.done():
-            working.cancel()
-            with suppress(asyncio.CancelledError):
-                _undo(await working)
-            raise ClientDisconnect
-        answer = await working
-        if leaving.done():
-            _undo(answer)
-            raise ClientDisconnect
-        return answer
+        return await operation
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        task.uncancel()
+        raise ClientDisconnect from None
     finally:
-        leaving.cancel()
+        connection.tell_lost(None)
 
 
-async def _has_left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _undo(answer: Answer) -> None:
-    if answer.undo:
-        answer.undo()
-
-
-def _response(answer: Answer, was_reset: WasLost) -> Response:
+def _http_response(answer: Answer, was_reset: WasLost) -> Response:
     if answer.lines is not None:
         return StreamingResponse(
             answer.lines, answer.status, SAFETY | answer.headers, "application/x-ndjson"
@@ -230,7 +254,7 @@ def _response(answer: Answer, was_reset: WasLost) -> Response:
 
 
 class _Sent(BackgroundTask):
-    """Tells that an answer is out: Starlette calls it then."""
+    """A task that Starlette runs when an answer is out; it tells the operation so."""
 
     def __init__(self, delivered: Callable[[WasLost], None], was_reset: WasLost) -> None:
         self._delivered = delivered
@@ -241,18 +265,20 @@ class _Sent(BackgroundTask):
         self._delivered(self._was_reset)
 
 
-def _told(problem: Problem) -> Response:
+def _problem_response(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, headers=SAFETY | problem.headers())
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, title = _TITLES.get(error.status_code, ("ERROR", str(error.detail)))
-    told = _told(Problem(error.status_code, code, title))
+    told = _problem_response(Problem(error.status_code, code, title))
     told.headers.update(error.headers or {})
     return told
 
 
-async def _stumbled(request: Request, error: Exception) -> Response:
+async def _internal_error_response(request: Request, error: Exception) -> Response:
     # Starlette raises the error again, and uvicorn logs it with its traceback.
-    return _told(Problem(500, "ERROR", "the gateway stumbled", "its log says over what"))
+    return _problem_response(
+        Problem(500, "ERROR", "the gateway stumbled", "its log says over what")
+    )

@@ -1,4 +1,4 @@
-"""The file with the keys of gateways: who may call, and what tickets are signed with.
+"""The file with the keys of gateways: who may call, and the secret that signs tickets.
 
 A key is ``sqk_`` and 32 random bytes. The file has its SHA-256 digest only: whoever reads the file
 cannot call. All gateways of a fleet have the same file. They read it again when it has changed.
@@ -59,9 +59,9 @@ class Key(
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the file says."""
+    """The content of the file."""
 
-    #: What tickets and sessions are signed with, in hex.
+    #: The secret that signs tickets and sessions, in hex.
     secret: Annotated[str, Meta(pattern=r"^[0-9a-f]{32,}$")]
     keys: list[Key] = []
 
@@ -75,25 +75,25 @@ class Keys:
         self._by_digest = {key.sha256: key for key in file.keys if key.sha256}
 
     def find(self, text: str) -> Key | None:
-        """Return the key that the text is, unless there is none or it has expired."""
-        return _current(self._by_digest.get(digest(text)))
+        """Return the key with this text; None if there is none, or if it has expired."""
+        return _key_if_not_over(self._by_digest.get(digest_of_key(text)))
 
     def named(self, name: str) -> Key | None:
-        """Return the key of that name, unless there is none or it has expired."""
-        return _current(self._by_name.get(name))
+        """Return the key of that name; None if there is none, or if it has expired."""
+        return _key_if_not_over(self._by_name.get(name))
 
 
-def _current(key: Key | None) -> Key | None:
+def _key_if_not_over(key: Key | None) -> Key | None:
     return None if key is None or key.is_over(time.time()) else key
 
 
-def digest(text: str) -> str:
-    """Return what the file has of a key."""
+def digest_of_key(text: str) -> str:
+    """Return the digest that the file holds of a key."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read(path: Path) -> KeyFile:
-    """Return what the file says.
+def read_key_file(path: Path) -> KeyFile:
+    """Read the file of keys.
 
     Raises:
         SettingsError: it cannot be read, others may read or change it, or it says what cannot be.
@@ -105,7 +105,7 @@ def read(path: Path) -> KeyFile:
         if mode & (stat.S_IRWXO | stat.S_IWGRP):
             raise SettingsError(f"{path}: others may read or change it: chmod 600 {path}")
         found = msgspec.convert(tomllib.loads(text), KeyFile)
-        _check(found)
+        _check_key_file(found)
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
     except (msgspec.ValidationError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -115,7 +115,7 @@ def read(path: Path) -> KeyFile:
     return found
 
 
-def _check(file: KeyFile) -> None:
+def _check_key_file(file: KeyFile) -> None:
     names = [units.name(key.name, "key") for key in file.keys]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -129,7 +129,7 @@ def _check(file: KeyFile) -> None:
             units.name(queue, "queue")
 
 
-def add(
+def add_key(
     path: Path,
     name: str,
     role: Role,
@@ -144,7 +144,7 @@ def add(
         InvalidValue: there is a key of that name.
         SettingsError: the file cannot be read or written.
     """
-    found = read(path) if path.exists() else KeyFile(secret=secrets.token_hex(32))
+    found = read_key_file(path) if path.exists() else KeyFile(secret=secrets.token_hex(32))
     if any(key.name == name for key in found.keys):
         raise InvalidValue(f"{path} has a key {name} already: choose another name, or delete it")
     text = PREFIX + urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
@@ -152,14 +152,14 @@ def add(
     if expires_s is not None:
         moment = datetime.datetime.fromtimestamp(time.time() + expires_s, datetime.UTC)
         expires = moment.replace(microsecond=0)
-    key = Key(name=name, role=role, sha256=digest(text), queues=queues, expires=expires)
-    _check(msgspec.structs.replace(found, keys=[*found.keys, key]))
+    key = Key(name=name, role=role, sha256=digest_of_key(text), queues=queues, expires=expires)
+    _check_key_file(msgspec.structs.replace(found, keys=[*found.keys, key]))
     before = path.read_text("utf-8") if path.exists() else f'{_HEAD}secret = "{found.secret}"\n'
-    _write(path, before + _table(key))
+    _write_key_file(path, before + _key_as_toml(key))
     return text
 
 
-def _table(key: Key) -> str:
+def _key_as_toml(key: Key) -> str:
     lines = ["", "[[keys]]", f'name = "{key.name}"', f'role = "{key.role}"']
     if key.queues is not None:
         lines.append(f"queues = {msgspec.json.encode(key.queues).decode()}")
@@ -168,7 +168,7 @@ def _table(key: Key) -> str:
     return "\n".join([*lines, f'sha256 = "{key.sha256}"']) + "\n"
 
 
-def _write(path: Path, text: str) -> None:
+def _write_key_file(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}.new")
     try:
         new.unlink(missing_ok=True)

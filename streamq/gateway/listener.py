@@ -1,10 +1,15 @@
-"""The socket of a gateway, its TLS, and what is asked of a connection before a call is read."""
+"""The socket of a gateway, its TLS, and the limits of a connection before a call is read."""
 
 import asyncio
+import fcntl
 import logging
 import resource
 import socket
 import ssl
+import sys
+import termios
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +23,10 @@ log = logging.getLogger(__name__)
 
 #: Connections that wait to be accepted.
 BACKLOG = 4_096
-#: The head of a call has at most so many bytes, and comes within so many seconds.
+#: The largest head of a call in bytes, and how long it may take to come.
 MOST_HEAD = 2**14
 HEAD_S = 30.0
-#: A caller that reads nothing of what is sent to it for so long is cut off.
+#: How long a caller may read nothing of what is sent to it before it is cut off.
 READ_S = 30.0
 #: Open files of a gateway besides the connections of callers: its own connections, and others.
 _OTHER_FILES = 256
@@ -59,7 +64,7 @@ class Tls(msgspec.Struct, frozen=True):
         return context
 
 
-def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that listens. ``is_shared``: other processes listen at the same port.
 
     Raises:
@@ -86,17 +91,17 @@ def is_loopback(listener: socket.socket) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def allow(connections: int) -> None:
+def allow_connections(connections: int) -> None:
     """Allow so many connections, as far as the system does: it is asked for more open files."""
     files = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    Connection.most = connections
+    ListenerConnection.most = connections
     if soft != resource.RLIM_INFINITY and soft < files:
-        Connection.most = max(soft - _OTHER_FILES, soft // 2)
-        log.warning("the system allows %d connections only: see ulimit -n", Connection.most)
+        ListenerConnection.most = max(soft - _OTHER_FILES, soft // 2)
+        log.warning("the system allows %d connections only: see ulimit -n", ListenerConnection.most)
 
 
 class Impatient(asyncio.Protocol):
@@ -109,8 +114,7 @@ class Impatient(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Begin to wait for the caller: much is on its way to it."""
         super().pause_writing()
-        # What is left unsent would keep a connection that is only closed.
-        self._unread = self.loop.call_later(READ_S, self.transport.abort)
+        self._watch(self._unsent())
 
     def resume_writing(self) -> None:
         """Go on: the caller reads."""
@@ -122,13 +126,71 @@ class Impatient(asyncio.Protocol):
         self._has_read()
         super().connection_lost(exc)
 
+    def _watch(self, left: int) -> None:
+        self._unread = self.loop.call_later(READ_S, self._check, left)
+
+    def _check(self, before: int) -> None:
+        left = self._unsent()
+        if left < before:
+            self._watch(left)  # it reads, however slowly
+        else:
+            # Not close(), which would wait until everything is sent.
+            self.transport.abort()
+
+    def _unsent(self) -> int:
+        """Return how many bytes the caller has not taken yet, here and in the system."""
+        size = self.transport.get_write_buffer_size()
+        with suppress(OSError, ValueError):  # a system that does not tell
+            number = self.transport.get_extra_info("socket").fileno()
+            found = fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4))
+            size += int.from_bytes(found, sys.byteorder)
+        return size
+
     def _has_read(self) -> None:
         if self._unread:
             self._unread.cancel()
             self._unread = None
 
 
-class Connection(Impatient, HttpToolsProtocol):
+class Joining:
+    """A transport that sends the head of an answer together with what comes behind it.
+
+    A send wakes the caller, and is most of what a short answer costs: one is enough.
+    """
+
+    __slots__ = ("_head", "_loop", "under")
+
+    def __init__(self, under: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.under = under
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Send, unless more comes at once."""
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.endswith(b"\r\n\r\n") and data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._send_head)
+            return
+        if data:
+            self.under.write(data)
+
+    def close(self) -> None:
+        """Close when all is sent."""
+        self._send_head()
+        self.under.close()
+
+    def _send_head(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self.under.write(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.under, name)
+
+
+class ListenerConnection(Impatient, HttpToolsProtocol):
     """One connection of a caller: its head must come in time, and be short."""
 
     #: How many connections there may be.
@@ -136,6 +198,11 @@ class Connection(Impatient, HttpToolsProtocol):
     _waiting: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _is_reset = False
+    _tell_lost: Callable[[], None] | None = None
+
+    def tell_lost(self, tell: Callable[[], None] | None) -> None:
+        """Have the call at hand told when the connection is lost, or no more."""
+        self._tell_lost = tell
 
     def was_reset(self) -> bool:
         """Return whether the connection ended without a goodbye, as one does that lost bytes."""
@@ -143,7 +210,7 @@ class Connection(Impatient, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first call."""
-        super().connection_made(transport)
+        super().connection_made(Joining(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > self.most:
             detail = f"this gateway has {self.most} connections already"
             busy = Problem(503, "AWAY", "too many connections", detail, retry_after_s=1)
@@ -156,6 +223,8 @@ class Connection(Impatient, HttpToolsProtocol):
         self._is_reset = exc is not None
         self._got_head()
         super().connection_lost(exc)
+        if self._tell_lost:
+            self._tell_lost()
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless the head of a call has grown too long."""
@@ -171,13 +240,19 @@ class Connection(Impatient, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Wait for the rest of the head of a call that begins."""
         super().on_message_begin()
-        # What is in the state comes to the application with every call, and with a WebSocket.
-        self.scope["state"]["was_reset"] = self.was_reset
+        # Starlette hands the state to the application with every call.
+        self.scope["state"]["connection"] = self
         if certificate := _name_in_certificate(self.transport):
             self.app_state = {**self.app_state, "certificate": certificate}
             self.scope["state"] |= self.app_state
         if not self._waiting:
             self._expect_head()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection on."""
+        assert isinstance(self.transport, Joining)
+        self.transport = self.transport.under
+        super().handle_websocket_upgrade()
 
     def on_headers_complete(self) -> None:
         """Hand the call on."""

@@ -1,4 +1,4 @@
-"""The live feed: the same frames as server-sent events, over WebSocket, or once."""
+"""Routes of the live feed: frames as server-sent events, over WebSocket, or a single one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -10,11 +10,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from streamq.dashboard.feed import Watcher
+from streamq.dashboard.feed import FeedWatcher
 from streamq.errors import StreamqError
 from streamq.gateway.access import Access, Visit
-from streamq.gateway.dashboard import Board
-from streamq.gateway.pages import SECURITY, Called, telling
+from streamq.gateway.dashboard import DashboardBoard
+from streamq.gateway.pages import SECURITY, Called, with_problems_told
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
 
@@ -23,7 +23,7 @@ PATH = "/v1/live"
 _REFUSED = 1008
 
 
-def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
+def live_routes(board: DashboardBoard, access: Access, called: Called) -> list[BaseRoute]:
     """Return the routes of the feed."""
 
     async def live(asked: Asked) -> Response:
@@ -35,20 +35,22 @@ def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
             headers = {"Cache-Control": "no-store", **SECURITY}
             return Response(b"".join(frames), media_type="text/event-stream", headers=headers)
         return StreamingResponse(
-            _events(board, caller, topics),
+            _live_events(board, caller, topics),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **SECURITY},
         )
 
     async def live_socket(socket: WebSocket) -> None:
-        await _serve_socket(board, access, socket)
+        await _serve_live_socket(board, access, socket)
 
-    return [Route(PATH, telling(live)), WebSocketRoute(PATH, live_socket)]
+    return [Route(PATH, with_problems_told(live)), WebSocketRoute(PATH, live_socket)]
 
 
-async def _events(board: Board, caller: Caller, topics: list[str]) -> AsyncIterator[bytes]:
-    watcher, feed = Watcher(), board.feed
-    yield b"retry: 1000\n" + _hello(board, caller)
+async def _live_events(
+    board: DashboardBoard, caller: Caller, topics: list[str]
+) -> AsyncIterator[bytes]:
+    watcher, feed = FeedWatcher(), board.feed
+    yield b"retry: 1000\n" + _live_hello(board, caller)
     feed.join(watcher, topics)
     try:
         with suppress(asyncio.CancelledError):
@@ -58,34 +60,34 @@ async def _events(board: Board, caller: Caller, topics: list[str]) -> AsyncItera
         feed.leave(watcher)
 
 
-def _hello(board: Board, caller: Caller) -> bytes:
+def _live_hello(board: DashboardBoard, caller: Caller) -> bytes:
     told = {"role": caller.role, "name": caller.name, "queues": board.queues_of(caller)}
     return b"event: hello\ndata: " + msgspec.json.encode(told) + b"\n\n"
 
 
-async def _serve_socket(board: Board, access: Access, socket: WebSocket) -> None:
+async def _serve_live_socket(board: DashboardBoard, access: Access, socket: WebSocket) -> None:
     """Tell the frames over WebSocket: each message is an object with its ``event``."""
     address = socket.client.host if socket.client else ""
     certificate = getattr(socket.state, "certificate", "")
     topics = socket.query_params.getlist("topic")
     await socket.accept()
     try:
-        # A page of another site can have a browser open a stream: it is checked as a change is.
+        # A page of another site can make a browser open a stream, so it is checked like a change.
         caller = access.caller(Visit("CONNECT", socket.headers, address, certificate))
         await board.may_watch(caller, topics)
     except (Problem, StreamqError) as error:
         problem = error if isinstance(error, Problem) else problem_of(error)
         await socket.close(_REFUSED, str(problem)[:120])
         return
-    left = asyncio.ensure_future(_has_left(socket))
-    watcher, feed = Watcher(), board.feed
+    left = asyncio.ensure_future(_browser_has_left(socket))
+    watcher, feed = FeedWatcher(), board.feed
     left.add_done_callback(lambda _: watcher.wake())
-    watcher.tell("hello", _hello(board, caller))
+    watcher.tell("hello", _live_hello(board, caller))
     feed.join(watcher, topics)
     try:
         with suppress(WebSocketDisconnect, RuntimeError):
             async for frames in watcher.frames(lambda: feed.is_stopping or left.done()):
-                for message in as_messages(frames):
+                for message in frames_as_messages(frames):
                     await socket.send_text(message)
             await socket.close()
     finally:
@@ -93,7 +95,7 @@ async def _serve_socket(board: Board, access: Access, socket: WebSocket) -> None
         left.cancel()
 
 
-def as_messages(frames: bytes) -> Iterator[str]:
+def frames_as_messages(frames: bytes) -> Iterator[str]:
     """Yield the events of a stream as JSON; their data are not encoded again."""
     for frame in frames.decode().split("\n\n"):
         lines = dict(line.partition(": ")[::2] for line in frame.split("\n"))
@@ -102,6 +104,6 @@ def as_messages(frames: bytes) -> Iterator[str]:
             yield f'{{"event":"{lines["event"]}"' + (data if data == "}" else f",{data}")
 
 
-async def _has_left(socket: WebSocket) -> None:
+async def _browser_has_left(socket: WebSocket) -> None:
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass

@@ -9,7 +9,7 @@ from streamq.gateway import payloads
 from streamq.gateway.desk import Desk
 from streamq.gateway.messages import Commit, Committed, Loaded, MoreParts, NewRequest, Seal
 from streamq.gateway.problems import Problem
-from streamq.gateway.requests import policy_of
+from streamq.gateway.requests import policy_of_new_request
 from streamq.gateway.roles import Caller
 from streamq.model import MAX_PART, Policy, Status
 from streamq.protocol.protocol import Protocol
@@ -18,9 +18,9 @@ from streamq.queue.loading import Loading
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
 
-#: What a commit of a gateway begins with: another collector writes something else.
+#: The first characters of a gateway's commit. They tell it from the commit of another collector.
 _MARK = "gateway:"
-#: Results are forgotten so many at a time.
+#: How many results one call of a commit has the server forget.
 _FORGOTTEN = 1_000
 
 
@@ -39,7 +39,7 @@ class Loads:
             raise InvalidValue("a request that is loading gets its parts with POST .../parts")
         if new.id is None:
             raise InvalidValue("a request that is loading needs an id")
-        name, meant = units.request_id(new.id, self._team), policy_of(new)
+        name, meant = units.request_id(new.id, self._team), policy_of_new_request(new)
 
         def open_() -> tuple[Status, bool]:
             opened = Loading(self._protocol, name, meant).open(meant.digest)
@@ -50,7 +50,9 @@ class Loads:
     async def append(self, caller: Caller, request_id: str, more: MoreParts) -> Loaded:
         """Add parts behind those that are there. The same call again adds nothing."""
         name = units.name(request_id, "request id")
-        parts = [payloads.payload(each, number) for number, each in enumerate(more.parts, 1)]
+        parts = [
+            payloads.submitted_payload(each, number) for number, each in enumerate(more.parts, 1)
+        ]
         if not parts:
             raise InvalidValue("which parts? Give at least one")
 
@@ -59,7 +61,7 @@ class Loads:
             meant = Policy(handler=found.text("handler"), queue=found.text("queue"))
             _, entries = Submission(self._protocol, name, meant, MAX_PART).content(parts)
             last = more.first + len(parts) - 1
-            cursor = f"{last}:{_digest(entries)}"
+            cursor = f"{last}:{_digest_of_entries(entries)}"
             try:
                 total, _, tokens = self._protocol.append(
                     name, more.first, found.optional_text("cursor"), cursor, len(parts), entries
@@ -92,16 +94,16 @@ class Loads:
 
         def commit_() -> Committed:
             found = self._found(caller, name)
-            stands = _stands(found.optional_text("committed"))
+            stands = _committed_part(found.optional_text("committed"))
             if commit.through > found.known_count("total"):
                 raise InvalidValue(f"there is no part {commit.through}")
-            # The same call again may find all of it done, or some.
+            # When the call is repeated, all of it or some of it may be done already.
             if not commit.after <= stands <= commit.through:
                 raise CollectorLost(f"results are committed up to part {stands}")
             while stands < commit.through:
                 end = min(commit.through, stands + _FORGOTTEN)
                 fields: list[str | int] = [*range(stands + 1, end + 1)]
-                self._protocol.commit(name, _mark(stands), _mark(end), fields)
+                self._protocol.commit(name, _commit_mark(stands), _commit_mark(end), fields)
                 stands = end
             return Committed(stands)
 
@@ -118,7 +120,7 @@ class Loads:
         return Problem(409, "SHORT", title, str(gap), more={"next": following})
 
 
-def _stands(committed: str) -> int:
+def _committed_part(committed: str) -> int:
     if not committed:
         return 0
     if not committed.startswith(_MARK):
@@ -126,11 +128,11 @@ def _stands(committed: str) -> int:
     return int(committed.removeprefix(_MARK))
 
 
-def _mark(number: int) -> str:
+def _commit_mark(number: int) -> str:
     return f"{_MARK}{number}" if number else ""
 
 
-def _digest(entries: Sequence[bytes]) -> str:
+def _digest_of_entries(entries: Sequence[bytes]) -> str:
     made = hashlib.blake2b(digest_size=12)
     for each in entries:
         made.update(len(each).to_bytes(8, "big") + each)

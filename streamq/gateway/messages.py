@@ -12,12 +12,13 @@ from streamq.queue.pace import MOST_PARTS
 #: Proxies cut a call after 60 s, so no call waits longer than 50 s.
 MOST_WAIT_S = 50.0
 WAIT_S = 25.0
-#: The shortest lease of a pool, and a day.
+#: The shortest lease is that of a pool; the longest is a day.
 _LEASE_S = (0.5, 86_400.0)
 
 Seconds = Annotated[float, Meta(ge=0, le=MOST_WAIT_S)]
 PartNumber = Annotated[int, Meta(ge=1, le=2**53)]
-#: How payloads are told: JSON payloads as values and others as text or base64; or all as one kind.
+#: The form of payloads in an answer: ``auto`` is JSON as values and others as text or base64; or
+#: all in one form.
 As = Literal["auto", "text", "json", "base64"]
 
 
@@ -120,7 +121,7 @@ class Report(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     back: Annotated[list[PartNumber], Meta(max_length=MOST_PARTS)] = []
     #: The part that was running when a program of the worker died; it ends the lease.
     crashed: PartNumber | None = None
-    #: Asks for more parts with the same call.
+    #: Set to ask for more parts with the same call.
     next: Ask | None = None
 
 

@@ -5,6 +5,7 @@ clients; ``make docs`` writes the copy.
 """
 
 from functools import cache
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from streamq.gateway.route import Route
 
 _REF = "#/components/schemas/{name}"
 _ID = {"type": "string", "minLength": 1, "maxLength": 64, "pattern": r"^[A-Za-z0-9_.-]+$"}
-#: What every caller may be told, besides what a route says.
+#: Answers that every route may give, besides its own.
 _ERRORS = {
     400: "the call says what cannot be",
     401: "a key is needed",
@@ -54,14 +55,17 @@ class ProblemTold(msgspec.Struct, kw_only=True):
     offset: int | msgspec.UnsetType = msgspec.UNSET
 
 
-def document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
+def openapi_document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
     """Return the document."""
     kinds = [kind for route in routes for kind in (route.body, *route.answers.values()) if kind]
     schemas, components = msgspec.json.schema_components([*kinds, ProblemTold], ref_template=_REF)
+    for told in components.values():
+        if "description" in told:  # Python 3.12 and older keep the indentation of a docstring
+            told["description"] = cleandoc(told["description"])
     by_kind = dict(zip(map(repr, [*kinds, ProblemTold]), schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind)
+        paths.setdefault(route.path, {})[route.method.lower()] = _openapi_operation(route, by_kind)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -89,19 +93,19 @@ def document(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
 
 
 @cache
-def encoded(routes: tuple[Route, ...], version: str) -> bytes:
+def encoded_openapi(routes: tuple[Route, ...], version: str) -> bytes:
     """Return the document as JSON."""
-    return msgspec.json.format(msgspec.json.encode(document(routes, version)), indent=1)
+    return msgspec.json.format(msgspec.json.encode(openapi_document(routes, version)), indent=1)
 
 
-def _operation(route: Route, by_kind: dict[str, Any]) -> dict[str, Any]:
+def _openapi_operation(route: Route, by_kind: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
         "description": f"Role: {route.role}.",
-        "responses": _answers(route, by_kind),
+        "responses": _openapi_answers(route, by_kind),
     }
-    if parameters := _parameters(route):
+    if parameters := _openapi_parameters(route):
         told["parameters"] = parameters
     if route.body:
         content = {"application/json": {"schema": by_kind[repr(route.body)]}}
@@ -114,7 +118,7 @@ def _operation(route: Route, by_kind: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _parameters(route: Route) -> list[dict[str, Any]]:
+def _openapi_parameters(route: Route) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if "{id}" in route.path:
         found.append({"name": "id", "in": "path", "required": True, "schema": _ID})
@@ -127,7 +131,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     return found
 
 
-def _answers(route: Route, by_kind: dict[str, Any]) -> dict[str, Any]:
+def _openapi_answers(route: Route, by_kind: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for status, kind in route.answers.items():
         answers[str(status)] = {"description": _SAYS[status]}

@@ -32,18 +32,18 @@ PROTO = next(
 
 async def take(gateway: Gateway, call: Call) -> Answer:
     """Wait for parts."""
-    return _handed(await gateway.desk.take(call.caller, call.body))
+    return _answer_with_parts(await gateway.desk.take(call.caller, call.body))
 
 
 async def report(gateway: Gateway, call: Call) -> Answer:
     """Tell what became of parts."""
-    return _handed(await gateway.desk.report(call.caller, call.body))
+    return _answer_with_parts(await gateway.desk.report(call.caller, call.body))
 
 
-def _handed(handed: Handed) -> Answer:
+def _answer_with_parts(handed: Handed) -> Answer:
     if handed.granted is None:
         return Answer(204)
-    return Answer(200, handed.granted, undo=handed.undo, delivered=handed.delivered)
+    return Answer(200, handed.granted, delivered=handed.delivered)
 
 
 async def beat(gateway: Gateway, call: Call) -> Answer:
@@ -100,7 +100,7 @@ async def seal(gateway: Gateway, call: Call) -> Answer:
 
 async def upload(gateway: Gateway, call: Call) -> Answer:
     """Load a file."""
-    return await _uploaded(gateway, call, None)
+    return await _answer_to_upload(gateway, call, None)
 
 
 async def upload_rest(gateway: Gateway, call: Call) -> Answer:
@@ -108,10 +108,10 @@ async def upload_rest(gateway: Gateway, call: Call) -> Answer:
     text = call.visit.headers.get("upload-offset", "")
     if not text.isascii() or not text.isdecimal():
         raise InvalidValue("the header Upload-Offset must say at which byte the rest begins")
-    return await _uploaded(gateway, call, int(text))
+    return await _answer_to_upload(gateway, call, int(text))
 
 
-async def _uploaded(gateway: Gateway, call: Call, begins_at: int | None) -> Answer:
+async def _answer_to_upload(gateway: Gateway, call: Call, begins_at: int | None) -> Answer:
     assert call.stream is not None
     try:
         options = msgspec.convert({**call.query}, UploadOptions, strict=False)
@@ -160,34 +160,34 @@ async def queues(gateway: Gateway, call: Call) -> Answer:
     return Answer(200, await gateway.control.queues(call.caller))
 
 
-async def _act(gateway: Gateway, call: Call, verb: str) -> Answer:
+async def _act_on_request(gateway: Gateway, call: Call, verb: str) -> Answer:
     done = await gateway.control.act(call.caller, call.path["id"], verb)
     return Answer(200, done, noted=verb)
 
 
 async def release(gateway: Gateway, call: Call) -> Answer:
     """Let all parts of a request run that has a canary."""
-    return await _act(gateway, call, "release")
+    return await _act_on_request(gateway, call, "release")
 
 
 async def pause(gateway: Gateway, call: Call) -> Answer:
     """Start no more parts of a request."""
-    return await _act(gateway, call, "pause")
+    return await _act_on_request(gateway, call, "pause")
 
 
 async def resume(gateway: Gateway, call: Call) -> Answer:
     """Start parts of a request again."""
-    return await _act(gateway, call, "resume")
+    return await _act_on_request(gateway, call, "resume")
 
 
 async def cancel(gateway: Gateway, call: Call) -> Answer:
     """End a request now."""
-    return await _act(gateway, call, "cancel")
+    return await _act_on_request(gateway, call, "cancel")
 
 
 async def retry(gateway: Gateway, call: Call) -> Answer:
     """Run the failed parts of a request again."""
-    return await _act(gateway, call, "retry")
+    return await _act_on_request(gateway, call, "retry")
 
 
 async def change(gateway: Gateway, call: Call) -> Answer:
@@ -216,24 +216,24 @@ async def log_in(gateway: Gateway, call: Call) -> Answer:
     """Begin the session of a browser."""
     key, cookie = gateway.access.log_in(call.visit, call.body.key)
     is_secure = gateway.access.is_secure(call.scheme)
-    headers = {"Set-Cookie": cookies.header_of(cookie, is_secure=is_secure)}
-    return Answer(200, _who(key.caller), headers=headers)
+    headers = {"Set-Cookie": cookies.set_cookie_header(cookie, is_secure=is_secure)}
+    return Answer(200, _who_calls(key.caller), headers=headers)
 
 
 async def log_out(gateway: Gateway, call: Call) -> Answer:
     """End the session of a browser."""
     is_secure = gateway.access.is_secure(call.scheme)
     return Answer(
-        204, headers={"Set-Cookie": cookies.header_of("", is_secure=is_secure, lasts_s=0)}
+        204, headers={"Set-Cookie": cookies.set_cookie_header("", is_secure=is_secure, lasts_s=0)}
     )
 
 
 async def whoami(gateway: Gateway, call: Call) -> Answer:
     """Tell who calls."""
-    return Answer(200, _who(call.caller))
+    return Answer(200, _who_calls(call.caller))
 
 
-def _who(caller: Caller) -> Who:
+def _who_calls(caller: Caller) -> Who:
     queues = None if caller.queues is None else sorted(caller.queues)
     return Who(caller.name, caller.role.value, queues)
 

@@ -1,4 +1,4 @@
-"""What a report says of the parts of its ticket, checked, and in the words of a lease."""
+"""Checks what a report says of the parts of its ticket, and turns it into calls under the lease."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,14 @@ from streamq.gateway.ticket import MOST_FAILURES, Ticket
 from streamq.model import Failure, Part
 from streamq.queue.outcomes import PartDone, PartNotDone
 
-#: The last 4,000 characters of a traceback are kept with a failure, and so many of a message.
+#: How many of the last characters of a traceback, and of the first of a message, are kept with a
+#: failure.
 _TRACEBACK_CHARS = 4_000
 _MESSAGE_CHARS = 4_000
 
 
 class Outcomes:
-    """What became of the parts of a ticket."""
+    """The outcomes of the parts of a ticket."""
 
     def __init__(self, ticket: Ticket, report: Report) -> None:
         """Raises:
@@ -35,7 +36,7 @@ class Outcomes:
         self.crashed = report.crashed
         self.done: list[tuple[Part, PartDone]] = []
         self.not_done: list[tuple[Part, PartNotDone]] = [
-            (_part(each.part), _not_done(ticket, each)) for each in report.failed
+            (_bare_part(each.part), _part_not_done(ticket, each)) for each in report.failed
         ]
         for each in report.done:
             self._add(ticket, each, records[each.part])
@@ -52,7 +53,7 @@ class Outcomes:
         return self.crashed is None and not self.back
 
     def counts(self) -> dict[str, int]:
-        """Return how many parts were reported as what."""
+        """Return how many parts were reported, by their outcome."""
         return {
             "done": len(self.done),
             "failed": len(self.not_done),
@@ -61,14 +62,14 @@ class Outcomes:
         }
 
     def _add(self, ticket: Ticket, done: Done, records: int) -> None:
-        result = payloads.encoded(done.result)
+        result = payloads.encoded_result(done.result)
         part = Part(done.part, b"", ticket.about_of(done.part))
         try:
-            self.done.append((part, stages.done(part, records, result, ticket.facts)))
+            self.done.append((part, stages.outcome_of_stage(part, records, result, ticket.facts)))
         except stages.BAD as error:
             word, why = type(error).__name__, str(error)
             failed = Failed(part=done.part, kind="abandon", error=word, message=why)
-            self.not_done.append((part, _not_done(ticket, failed)))
+            self.not_done.append((part, _part_not_done(ticket, failed)))
 
 
 def _check_parts(named: Sequence[int], known: dict[int, int]) -> None:
@@ -78,7 +79,7 @@ def _check_parts(named: Sequence[int], known: dict[int, int]) -> None:
         raise InvalidValue(f"part {strange[0]} is not in the ticket")
 
 
-def _not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
+def _part_not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
     attempt = ticket.attempts.get(failed.part, 1)
     delay_ms = failed.after_ms
     if delay_ms is UNSET:
@@ -93,5 +94,5 @@ def _not_done(ticket: Ticket, failed: Failed) -> PartNotDone:
     return PartNotDone(failed.kind, delay_ms, [failure], (0, -1))
 
 
-def _part(number: int) -> Part:
+def _bare_part(number: int) -> Part:
     return Part(number, b"", b"")

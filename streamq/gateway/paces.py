@@ -1,12 +1,12 @@
-"""How long parts of a request take at a worker: so its next lease begins with a whole batch.
+"""Remembers how long parts take at a worker, so that its next lease begins with a whole batch.
 
-A ticket has the pace of its own lease. This is what a gateway remembers between leases. It is a
-hint: a gateway that knows nothing gives one part at first.
+A ticket has the pace of its own lease; a gateway remembers paces between leases. They are hints
+only: a gateway that has none gives a worker one part at first.
 """
 
 from collections import OrderedDict
 
-#: So many paces are remembered; those that were used last.
+#: How many paces are remembered: the ones that were used last.
 MOST_PACES = 10_000
 
 

@@ -7,15 +7,15 @@ from starlette.requests import Request as Asked
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from streamq.dashboard.files import POLICY, pages
+from streamq.dashboard.files import POLICY, dashboard_pages
 from streamq.errors import StreamqError
 from streamq.gateway import cookies
 from streamq.gateway.access import Access
-from streamq.gateway.dashboard import Board
+from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.problems import Problem, problem_of
 from streamq.gateway.roles import Caller, Role
 
-#: Addresses of pages. All of them are the same file: what it shows follows from the address.
+#: Addresses of pages. All are the same file, which shows a page by its address.
 PAGES = ("/", "/q/{rest:path}", "/r/{rest:path}", "/login")
 SECURITY = {
     "Content-Security-Policy": POLICY,
@@ -27,7 +27,7 @@ SECURITY = {
 Called = Callable[[Asked, Role], Caller]
 
 
-def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
+def page_routes(board: DashboardBoard, access: Access, called: Called) -> list[BaseRoute]:
     """Return the routes."""
 
     async def report(asked: Asked) -> Response:
@@ -45,7 +45,7 @@ def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
         request_id = access.shared(link)
         if not request_id:
             raise Problem(410, "OVER", "this link is over", "ask for another one")
-        cookie = cookies.header_of(
+        cookie = cookies.set_cookie_header(
             link,
             is_secure=access.is_secure(asked.url.scheme),
             lasts_s=cookies.MOST_SHARE_DAYS * 86_400,
@@ -55,52 +55,52 @@ def routes(board: Board, access: Access, called: Called) -> list[BaseRoute]:
         return Response(status_code=303, headers={**SECURITY, **to})
 
     return [
-        Route("/v1/requests/{id}/report.html", telling(report)),
-        Route("/s/{link}", telling(enter)),
-        *(Route(path, _page) for path in PAGES),
-        Route("/static/{digest}/{name}", _file),
-        Route("/favicon.ico", _icon),
+        Route("/v1/requests/{id}/report.html", with_problems_told(report)),
+        Route("/s/{link}", with_problems_told(enter)),
+        *(Route(path, _index_page) for path in PAGES),
+        Route("/static/{digest}/{name}", _static_file),
+        Route("/favicon.ico", _icon_file),
     ]
 
 
-async def _page(_: Asked) -> Response:
+async def _index_page(_: Asked) -> Response:
     return Response(
-        pages().index,
+        dashboard_pages().index,
         media_type="text/html; charset=utf-8",
         headers={**SECURITY, "Cache-Control": "no-cache"},
     )
 
 
-async def _icon(_: Asked) -> Response:
-    found = pages().files["icon.svg"]
+async def _icon_file(_: Asked) -> Response:
+    found = dashboard_pages().files["icon.svg"]
     return Response(found.content, media_type=found.kind, headers=SECURITY)
 
 
-async def _file(asked: Asked) -> Response:
-    found = pages().files.get(asked.path_params["name"])
+async def _static_file(asked: Asked) -> Response:
+    found = dashboard_pages().files.get(asked.path_params["name"])
     if found is None:
-        return told(Problem(404, "PATH", "there is no such file"))
-    lasting = asked.path_params["digest"] == pages().digest
+        return problem_answer(Problem(404, "PATH", "there is no such file"))
+    lasting = asked.path_params["digest"] == dashboard_pages().digest
     age = "public, max-age=31536000, immutable" if lasting else "no-cache"
     return Response(
         found.content, media_type=found.kind, headers={**SECURITY, "Cache-Control": age}
     )
 
 
-def telling(operation: Callable[[Asked], Awaitable[Response]]) -> Callable[..., Any]:
+def with_problems_told(operation: Callable[[Asked], Awaitable[Response]]) -> Callable[..., Any]:
     """Return the operation with its errors told as problem+json."""
 
     async def answer(asked: Asked) -> Response:
         try:
             return await operation(asked)
         except Problem as problem:
-            return told(problem)
+            return problem_answer(problem)
         except StreamqError as error:
-            return told(problem_of(error))
+            return problem_answer(problem_of(error))
 
     return answer
 
 
-def told(problem: Problem) -> Response:
+def problem_answer(problem: Problem) -> Response:
     """Return a problem as an answer."""
     return Response(problem.body(), problem.status, headers=SECURITY | problem.headers())

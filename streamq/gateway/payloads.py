@@ -20,9 +20,10 @@ _FORMS = ("json", "text", "base64", "lines")
 _NO_RESULT = codec.encode_result([None])
 
 
-def told(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
+def told_parts(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
     """Return parts as a worker is told of them."""
-    # Parts of one batch often say the same of themselves, and this is most of what a call costs.
+    # Cached, because parts of one batch often have the same ``about``, and reading it is most of
+    # what a call costs.
     known: dict[bytes, _About] = {}
     said = []
     for part in parts:
@@ -31,7 +32,7 @@ def told(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
             mine = known[part.about] = _About.of(part, spec)
         data, is_json = part.payload, mine.is_json
         if spec.format == ITEMS:
-            data, is_json = stages.payload_of(part, spec)
+            data, is_json = stages.payload_of_stage(part, spec)
         value = None
         if is_json or form not in ("auto", "text") or not data.isascii():
             value = _form_of(data, form, is_json=is_json)
@@ -52,7 +53,7 @@ def told(parts: Sequence[Part], spec: Spec, form: As) -> list[PartTold]:
 
 
 class _About(msgspec.Struct, frozen=True):
-    """What a part says of itself."""
+    """The ``about`` of a part, read."""
 
     records: int | UnsetType
     is_json: bool
@@ -65,7 +66,7 @@ class _About(msgspec.Struct, frozen=True):
         place = about.Place.of(part.about, spec)
         records = UNSET if part.records is None else part.records
         source, line = (place.source, place.line) if place else ("", 0)
-        return cls(records, about.is_json(part), source, line)
+        return cls(records, about.is_json_payload(part), source, line)
 
 
 def _form_of(data: bytes, form: As, *, is_json: bool) -> Value:
@@ -73,7 +74,7 @@ def _form_of(data: bytes, form: As, *, is_json: bool) -> Value:
         try:
             msgspec.json.decode(data)
         except (ValueError, RecursionError):
-            pass  # it is told as it is
+            pass  # it is no JSON after all: shown as text or base64
         else:
             return Value(json=msgspec.Raw(data))
     return _bytes_form(data, is_text=form != "base64")
@@ -88,45 +89,45 @@ def _bytes_form(data: bytes, *, is_text: bool = True) -> Value:
     return Value(base64=b64encode(data).decode())
 
 
-def encoded(value: Value | None) -> bytes:
+def encoded_result(value: Value | None) -> bytes:
     """Return the result of a part as the server keeps it.
 
     Raises:
         InvalidValue: the value has no form, or several, or its base64 is none.
     """
-    return _NO_RESULT if value is None else codec.encode_result([_item(value)])
+    return _NO_RESULT if value is None else codec.encode_result([_item_of_value(value)])
 
 
-def _item(value: Value) -> codec.Item:
+def _item_of_value(value: Value) -> codec.Item:
     form = _only_form(value)
     if form == "lines":
         return codec.encode_item(codec.Verbatim(str(value.lines).encode()))
     if form == "json":
-        found = _from_json(value.json)
+        found = _item_from_json(value.json)
         try:
             return codec.encode_item(found)
         except msgspec.MsgspecError as error:
             raise InvalidValue(f"a result cannot be kept: {error}") from None
-    return codec.encode_item(value.text if form == "text" else _plain(value))
+    return codec.encode_item(value.text if form == "text" else _bytes_of_value(value))
 
 
-def payload(raw: msgspec.Raw, number: int) -> Any:
+def submitted_payload(raw: msgspec.Raw, number: int) -> Any:
     """Return a part of a submission: bytes for ``{"text"}`` and ``{"base64"}``, else its value.
 
     Raises:
         InvalidValue: it is neither.
     """
-    value = _from_json(raw)
+    value = _item_from_json(raw)
     is_plain = isinstance(value, dict) and len(value) == 1 and {"text", "base64"} & value.keys()
     if not is_plain:
         return value
     try:
-        return _plain(msgspec.convert(value, Value))
+        return _bytes_of_value(msgspec.convert(value, Value))
     except (msgspec.ValidationError, InvalidValue) as error:
         raise InvalidValue(f"part {number}: {error}") from None
 
 
-def shown(item: codec.Item) -> Value | None:
+def shown_item(item: codec.Item) -> Value | None:
     """Return an item of a result as a reader is told of it."""
     if item is None:
         return None
@@ -150,7 +151,7 @@ def _only_form(value: Value) -> str:
     return given[0]
 
 
-def _plain(value: Value) -> bytes:
+def _bytes_of_value(value: Value) -> bytes:
     if isinstance(value.text, str):
         return value.text.encode()
     try:
@@ -159,7 +160,7 @@ def _plain(value: Value) -> bytes:
         raise InvalidValue(f"that is no base64: {error}") from None
 
 
-def _from_json(raw: Any) -> Any:
+def _item_from_json(raw: Any) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:

@@ -44,7 +44,7 @@ _PROBLEMS: tuple[tuple[type[StreamqError], int, str, str, int], ...] = (
     (ServerUnreachable, 503, "AWAY", "the server does not answer", 1),
     (StreamqError, 500, "ERROR", "the gateway could not do it", 0),
 )
-#: Messages of these name the server's address, which callers need not know.
+#: The messages of these errors name the server's address, so callers do not get them.
 _QUIET = (ServerRefused, ServerUnsafe, ServerBusy, ServerUnreachable)
 
 
@@ -86,8 +86,13 @@ class Problem(Exception):
         return headers
 
 
+def too_many_takes(detail: str) -> Problem:
+    """Return what a caller is told that has too much open at once."""
+    return Problem(429, "MANY", "too many at once", detail, retry_after_s=1)
+
+
 def problem_of(error: StreamqError) -> Problem:
-    """Return what a caller is told of an error."""
+    """Return an error as a problem for the caller."""
     for kind, status, code, title, retry_after_s in _PROBLEMS:
         if isinstance(error, kind):
             detail = title if isinstance(error, _QUIET) else str(error)

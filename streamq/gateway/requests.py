@@ -16,9 +16,9 @@ from streamq.gateway.messages import NewRequest, ResultLine, ResultsEnd
 from streamq.gateway.roles import Caller
 from streamq.model import MAX_PART, Policy, State, Status
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import part_of
+from streamq.protocol.replies import part_of_field
 from streamq.queue.loading import keep_registered
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
 from streamq.queue.results import ResultReader
 from streamq.queue.submission import Submission
@@ -26,7 +26,8 @@ from streamq.records import encoding as codec
 
 log = logging.getLogger(__name__)
 
-#: A call that waits for the end of a request looks at it so often (s): at first, and at most.
+#: How long a call that waits for the end of a request pauses between two looks (s): at first, and
+#: later at most.
 LOOK_S = (0.02, 0.5)
 
 
@@ -45,11 +46,11 @@ class Requests:
     async def submit(self, caller: Caller, new: NewRequest) -> tuple[Status, bool]:
         """Make a request, or find the one of the same submission. Tells whether it is new."""
         self._desk.check_queue(caller, new.queue)
-        raw, request_id, meant = new.parts, new.id, policy_of(new)
+        raw, request_id, meant = new.parts, new.id, policy_of_new_request(new)
         name = units.request_id(request_id, self._team)
 
         def submit() -> tuple[Status, bool]:
-            parts = [payloads.payload(each, number) for number, each in enumerate(raw, 1)]
+            parts = [payloads.submitted_payload(each, number) for number, each in enumerate(raw, 1)]
             is_new = request_id is None or self._is_unknown(name)
             submission = Submission(self._protocol, name, meant, MAX_PART)
             submission.run(parts, can_go_on=request_id is not None)
@@ -81,13 +82,15 @@ class Requests:
         """Return the status of a request when it has ended, or when the time is over."""
         until = time.monotonic() + wait_s
         pause_s, most_s = LOOK_S
-        while True:
-            status = await self.status(caller, request_id)
-            left_s = until - time.monotonic()
-            if not status.state.is_live or left_s <= 0 or self._desk.is_stopping:
-                return status
-            await asyncio.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, most_s)
+        self._desk.check_waits(caller)
+        with self._desk.counted(caller):
+            while True:
+                status = await self.status(caller, request_id)
+                left_s = until - time.monotonic()
+                if not status.state.is_live or left_s <= 0 or self._desk.is_stopping:
+                    return status
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, most_s)
 
     async def results(
         self, caller: Caller, request_id: str, first: int, most: int, is_following: bool
@@ -97,9 +100,18 @@ class Requests:
         They end with a line that says where to go on. ``is_following``: wait for results until the
         request has ended.
         """
-        # This raises if there is none, or it is another queue's.
+        # This raises if there is no such request, or if it is in another queue.
         status = await self.status(caller, request_id)
-        return self._lines(request_id, first, most, is_following, status.state)
+        lines = self._lines(request_id, first, most, is_following, status.state)
+        if not is_following:
+            return lines
+        self._desk.check_waits(caller)
+        return self._counted(caller, lines)
+
+    async def _counted(self, caller: Caller, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        with self._desk.counted(caller):
+            async for some in lines:
+                yield some
 
     async def _lines(
         self, request_id: str, first: int, most: int, is_following: bool, state: State
@@ -114,16 +126,18 @@ class Requests:
             try:
                 found = await self._desk.in_thread(reader.read)
             except ServerError as error:
-                # The caller has its results so far, and asks for the others.
+                # The caller has the results so far, and asks for the others with a new call.
                 log.warning("results of %s end early: %s", request_id, error)
                 end = ResultsEnd(next=reader.next, state=state, is_over=False)
                 yield msgspec.json.encode(end) + b"\n"
                 return
             if found:
                 if len(found) > left and "." not in found[-1][0]:
-                    next_number = part_of(found[left][0])
+                    next_number = part_of_field(found[left][0])
                     del found[left:]
-                yield b"".join(_line(part_of(field), result) for field, result in found)
+                yield b"".join(
+                    _result_line(part_of_field(field), result) for field, result in found
+                )
                 left -= len(found)
             if found is not None:
                 pause_s = LOOK_S[0]
@@ -132,7 +146,7 @@ class Requests:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_S[1])
-        with suppress(ServerError):  # then it is what it was when the call came
+        with suppress(ServerError):  # then the answer is the status that the call found
             status = await self._desk.in_thread(Request(self._protocol, request_id).status)
             state = status.state
         end = ResultsEnd(
@@ -143,18 +157,18 @@ class Requests:
         yield msgspec.json.encode(end) + b"\n"
 
 
-def policy_of(new: NewRequest) -> Policy:
+def policy_of_new_request(new: NewRequest) -> Policy:
     """Return the policy that a new request asks for."""
     options = msgspec.structs.asdict(new)
     for name in ("parts", "id", "state"):
         del options[name]
-    return policy(**options)
+    return policy_of_options(**options)
 
 
-def _line(number: int, result: bytes) -> bytes:
+def _result_line(number: int, result: bytes) -> bytes:
     with damaged_if_unreadable(f"the result of part {number}"):
         items, _ = codec.decode_result(result)
-        values = [payloads.shown(item) for item in items]
+        values = [payloads.shown_item(item) for item in items]
     line = ResultLine(part=number)
     if len(values) == 1:
         line.result = values[0]

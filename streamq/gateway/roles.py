@@ -8,7 +8,7 @@ from streamq.gateway.problems import Problem
 
 
 class Role(StrEnum):
-    """What a key may be used for. Each role may do what a reader may, and an operator everything.
+    """The right that a key gives. Each role may do what a reader may, and an operator everything.
 
     ``ANYBODY`` is no role of a key: it is what a route says that needs none.
     """
@@ -69,5 +69,5 @@ class Caller(msgspec.Struct, frozen=True):
             )
 
 
-#: Whoever reaches a gateway that has no keys: such a gateway listens on loopback only.
+#: The caller of a gateway without keys, which listens on loopback only.
 LOCAL = Caller("local", Role.OPERATOR, waits=100_000, streams=100_000)

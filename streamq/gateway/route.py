@@ -18,14 +18,14 @@ from streamq.gateway.tallies import Tallies
 from streamq.gateway.uploads import Uploads
 
 if TYPE_CHECKING:
-    from streamq.gateway.dashboard import Board
+    from streamq.gateway.dashboard import DashboardBoard
 
-#: A body has at most so many bytes, unless a route says otherwise.
+#: The largest body, in bytes, unless a route says otherwise.
 MOST_BODY = 2**24
 
 
 class Gateway(msgspec.Struct):
-    """What routes work with."""
+    """Everything that the operations of routes work with."""
 
     desk: Desk
     requests: Requests
@@ -37,7 +37,7 @@ class Gateway(msgspec.Struct):
     #: Why the gateway is not ready; "" when it is.
     unready: Callable[[], str]
     #: The dashboard; None where there is none.
-    board: "Board | None" = None
+    board: "DashboardBoard | None" = None
     tallies: Tallies = msgspec.field(default_factory=Tallies)
 
 
@@ -81,13 +81,11 @@ class Answer(msgspec.Struct):
     status: int = 200
     body: Any = None
     lines: Any = None
-    #: Told as it is, instead of a value.
+    #: Text that is sent as it is, instead of a value as JSON.
     text: str = ""
     headers: dict[str, str] = {}
-    #: What was changed, for the log of the queue, in words; "" for nothing that is worth it.
+    #: The change in words, for the log of the queue; "" if there is nothing to write there.
     noted: str = ""
-    #: Called if the caller has left before the answer could be sent.
-    undo: Callable[[], None] | None = None
     #: Called when the answer is out, with what tells whether its connection was reset since.
     delivered: Callable[[WasLost], None] | None = None
 

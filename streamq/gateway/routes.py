@@ -106,7 +106,7 @@ _UPLOAD = {
 
 async def openapi_json(gateway: Gateway, call: Call) -> Answer:
     """Tell all routes."""
-    return Answer(200, msgspec.Raw(openapi.encoded(ROUTES, version("streamq"))))
+    return Answer(200, msgspec.Raw(openapi.encoded_openapi(ROUTES, version("streamq"))))
 
 
 ROUTES: tuple[Route, ...] = (

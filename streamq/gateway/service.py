@@ -21,23 +21,23 @@ from streamq.errors import InvalidValue
 from streamq.gateway import supervisor
 from streamq.gateway.access import Access
 from streamq.gateway.control import Control
-from streamq.gateway.dashboard import Board
+from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.desk import Desk
-from streamq.gateway.health import health
-from streamq.gateway.http import application
+from streamq.gateway.health import serve_gateway_health
+from streamq.gateway.http import gateway_application
 from streamq.gateway.listener import (
     BACKLOG,
-    Connection,
+    ListenerConnection,
     Tls,
-    allow,
+    allow_connections,
     is_loopback,
-    listen,
+    listening_socket,
 )
 from streamq.gateway.loads import Loads
 from streamq.gateway.requests import Requests
 from streamq.gateway.route import MOST_BODY, Gateway
 from streamq.gateway.session import GO_WITHIN_MS, Sessions
-from streamq.gateway.ticket import Signer
+from streamq.gateway.ticket import TicketSigner
 from streamq.gateway.uploads import Uploads
 from streamq.model import LAST_LEVEL
 from streamq.protocol.protocol import Protocol
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Waits at servers that hang are looked for this often (s).
+#: How often the gateway looks for takes that wait at a server which hangs (s).
 CHECK_EVERY_S = 4.0
 
 
@@ -74,12 +74,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: Where to tell health and metrics without a key; nowhere if it is "".
     health_port: str = ""
     #: How many connections of callers there may be.
-    connections: int = Connection.most
+    connections: int = ListenerConnection.most
     #: Answer what readers may ask, and nothing else. Such a gateway is no janitor.
     is_read_only: bool = False
 
 
-def serve(
+def serve_gateway(
     protocol: Protocol, options: Options, started: Callable[[str], object] = lambda _: None
 ) -> None:
     """Serve until INT or TERM comes. ``started`` is told the URL when it listens.
@@ -91,12 +91,12 @@ def serve(
     access = Access(options.keys, frozenset({options.host}), options.origin)
     tls = options.tls.context()
     for host, port in filter(None, (options.grpc,)):
-        with listen(host, port, is_shared=True) as door:
-            _check_doors(door, options, access, has_tls=tls is not None)
-    own_secret = supervisor.secret()
-    supervisor.end_with_supervisor()
-    listener = _listener(options, is_shared=own_secret is not None)
-    _check_doors(listener, options, access, has_tls=tls is not None)
+        with listening_socket(host, port, is_shared=True) as door:
+            _check_who_may_come_in(door, options, access, has_tls=tls is not None)
+    own_secret = supervisor.secret_of_processes()
+    supervisor.end_process_with_supervisor()
+    listener = _gateway_listener(options, is_shared=own_secret is not None)
+    _check_who_may_come_in(listener, options, access, has_tls=tls is not None)
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     url = f"{'https' if tls else 'http'}://{shown}:{address[1]}"
@@ -116,14 +116,14 @@ def serve(
         )
         for queue in ([] if options.is_read_only else options.queues)
     }
-    signer = Signer(access.secret or own_secret or secrets.token_bytes(32))
+    signer = TicketSigner(access.secret or own_secret or secrets.token_bytes(32))
     access.on_secret = signer.use
     desk = Desk(protocol, keepers, signer, f"g{secrets.token_hex(8)}")
     requests = Requests(protocol, desk, settings.team, is_read_only=options.is_read_only)
     uploads = Uploads(protocol, desk, settings.team)
     sessions = Sessions(desk)
     control = Control(protocol, desk, options.queues)
-    board = Board(
+    board = DashboardBoard(
         protocol,
         desk.in_thread,
         list(options.queues),
@@ -138,16 +138,17 @@ def serve(
         control,
         access,
         sessions,
-        lambda: _unready(desk, keepers.values()),
+        lambda: _why_gateway_is_unready(desk, keepers.values()),
         board,
     )
     config = uvicorn.Config(
-        application(gateway, is_read_only=options.is_read_only),
-        http=Connection,
+        gateway_application(gateway, is_read_only=options.is_read_only),
+        interface="asgi3",
+        http=ListenerConnection,
         loop="uvloop",
-        ws=_websockets(),
+        ws=_websocket_server(),
         ws_max_size=MOST_BODY,
-        # With it thousands of sockets take gigabytes.
+        # Compression would take gigabytes for thousands of sockets.
         ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
@@ -167,19 +168,21 @@ def serve(
         await sessions.close(min(options.grace_s, GO_WITHIN_MS / 1e3))
 
     def beside() -> "GrpcServer | None":
-        return _grpc(gateway, options, started)
+        return _listen_for_grpc(gateway, options, started)
 
-    server = _Server(
+    server = _GatewayServer(
         config, stopping, beside, options.grace_s, lambda: started(url), access.look_again
     )
     over = threading.Event()
-    checks = threading.Thread(target=_check, args=(protocol, over), name="checks", daemon=True)
+    checks = threading.Thread(
+        target=_end_takes_at_hung_server, args=(protocol, over), name="checks", daemon=True
+    )
     for keeper in keepers.values():
         keeper.start()
     checks.start()
     try:
         log.info("serving %s at %s", ", ".join(options.queues), url)
-        with health(
+        with serve_gateway_health(
             options.health_port,
             gateway,
             protocol,
@@ -199,7 +202,7 @@ def serve(
         log.info("stopped")
 
 
-class _Server(uvicorn.Server):
+class _GatewayServer(uvicorn.Server):
     """Answers calls that wait when it is told to stop, so that they do not hold it up."""
 
     def __init__(
@@ -219,7 +222,7 @@ class _Server(uvicorn.Server):
         self._started = started
         self._look_again = look_again
         self._notifier = Notifier()
-        #: When the event loop last turned.
+        #: When the event loop was last seen running.
         self.ticked_at = time.monotonic()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -273,13 +276,13 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _listener(options: Options, *, is_shared: bool) -> socket.socket:
+def _gateway_listener(options: Options, *, is_shared: bool) -> socket.socket:
     """Return the socket that callers come to, with room for as many as may come."""
-    allow(options.connections)
-    return listen(options.host, options.port, is_shared=is_shared)
+    allow_connections(options.connections)
+    return listening_socket(options.host, options.port, is_shared=is_shared)
 
 
-def _check_doors(
+def _check_who_may_come_in(
     listener: socket.socket, options: Options, access: Access, *, has_tls: bool
 ) -> None:
     """Refuse to listen to other machines without keys, or without TLS."""
@@ -301,7 +304,7 @@ def _check_doors(
         )
 
 
-def _websockets() -> "type[asyncio.Protocol] | Literal['none']":
+def _websocket_server() -> "type[asyncio.Protocol] | Literal['none']":
     """Return what serves streams: the extra ``serve`` brings a package for it."""
     if find_spec("websockets"):
         from streamq.gateway.websocket_connection import Stream
@@ -311,7 +314,7 @@ def _websockets() -> "type[asyncio.Protocol] | Literal['none']":
     return "none"
 
 
-def _grpc(
+def _listen_for_grpc(
     gateway: Gateway, options: Options, started: Callable[[str], object]
 ) -> "GrpcServer | None":
     """Listen for gRPC, if that is asked for. It belongs to the event loop that runs."""
@@ -324,7 +327,7 @@ def _grpc(
     return server
 
 
-def _unready(desk: Desk, keepers: Collection[LeaseKeeper]) -> str:
+def _why_gateway_is_unready(desk: Desk, keepers: Collection[LeaseKeeper]) -> str:
     if desk.is_stopping:
         return "the gateway stops"
     if not all(keeper.is_server_up for keeper in keepers):
@@ -332,7 +335,7 @@ def _unready(desk: Desk, keepers: Collection[LeaseKeeper]) -> str:
     return ""
 
 
-def _check(protocol: Protocol, over: threading.Event) -> None:
+def _end_takes_at_hung_server(protocol: Protocol, over: threading.Event) -> None:
     """End takes that wait at a server which hangs."""
     while not over.wait(CHECK_EVERY_S):
         try:

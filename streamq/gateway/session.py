@@ -1,4 +1,4 @@
-"""The session of one worker on a stream, whatever carries it: WebSocket or gRPC.
+"""The session of one worker on a stream, which WebSocket or gRPC carries.
 
 Work, reports and signs of life share the stream: a worker that does not beat on it is not alive.
 Parts go out only for slots that the worker has said are free. When a stream breaks without a word,
@@ -8,17 +8,19 @@ its leases end after a few seconds, unless the worker comes back before (``couri
 import asyncio
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from streamq.errors import InvalidValue, ServerError, StreamqError
-from streamq.gateway.desk import MOST_BEAT_MS, Desk, Handed, too_many
-from streamq.gateway.messages import Beat, Leave, Report
-from streamq.gateway.problems import Problem, problem_of
+from streamq.gateway.desk import MOST_BEAT_MS, Desk, Handed
+from streamq.gateway.messages import Beat, Leave, Report, Verdict
+from streamq.gateway.problems import Problem, problem_of, too_many_takes
 from streamq.gateway.roles import Caller, Role
 from streamq.gateway.session_messages import (
     Bye,
@@ -32,18 +34,19 @@ from streamq.gateway.session_messages import (
     Want,
     Welcome,
 )
-from streamq.gateway.ticket import Ticket
+from streamq.gateway.ticket import BadTicket, Ticket
 
 log = logging.getLogger(__name__)
 
-#: The first message comes within this time, and the others at most so far apart.
+#: How long the gateway waits for the first message of a worker, and then for each next one.
 HELLO_S = 10.0
 SILENCE_S = 3 * MOST_BEAT_MS / 1e3 + 1.0
-#: A message goes out within this time, or the stream is cut: the worker does not read.
+#: How long sending a message may take. Then the worker does not read, and its stream is cut.
 SEND_S = 30.0
-#: A worker that is asked to go has so long.
+#: How long a worker may stay that was asked to go.
 GO_WITHIN_MS = 5_000
-#: Streams are asked to go after this time, so that new gateways get their share.
+#: After this time a worker is asked to open another stream, so that new gateways get their share of
+#: workers.
 AGE_S = (30 * 60.0, 60 * 60.0)
 PAUSE_S = 1.0
 
@@ -66,7 +69,7 @@ class Sessions:
         """Serve one stream until it ends. ``receive`` returns None when it has ended."""
         caller.check_role(Role.WORKER, "a session")
         if self._counts[caller.name] >= caller.streams:
-            raise too_many(f"the key {caller.name} has {caller.streams} streams open already")
+            raise too_many_takes(f"the key {caller.name} has {caller.streams} streams open already")
         session = Session(self._desk, caller, receive, send)
         self._open.add(session)
         self._counts[caller.name] += 1
@@ -102,32 +105,37 @@ class Session:
         #: What the worker calls itself.
         self._name = ""
         self._slots = 0
-        self._changed = asyncio.Event()
+        #: Done when a slot may be free again, while that is waited for.
+        self._changed: asyncio.Future[None] | None = None
+        self._goes_at = time.monotonic() + random.uniform(*AGE_S)
         self._is_leaving = False
         self._is_polite = False
+        self._listening: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
         """Serve the worker until it goes, or its stream breaks."""
-        first = await asyncio.wait_for(self._receive(), HELLO_S)
+        async with asyncio.timeout(HELLO_S):
+            first = await self._receive()
         if first is None:
             return
         if first.hello is UNSET:
             raise InvalidValue("the first message is hello")
         handing: asyncio.Task[None] | None = None
-        going = asyncio.get_running_loop().call_later(random.uniform(*AGE_S), self.ask_to_go)
         try:
             await self._begin(first.seq, first.hello)
             handing = asyncio.ensure_future(self._hand_out(first.hello))
-            listening = asyncio.ensure_future(self._listen())
-            try:
-                await asyncio.wait((handing, listening), return_when=asyncio.FIRST_COMPLETED)
-                if not listening.done():
-                    await handing  # raises if the worker does not read
-                await listening
-            finally:
-                listening.cancel()
+            handing.add_done_callback(self._end_if_failed)
+            self._listening = asyncio.current_task()
+            await self._listen()
+        except asyncio.CancelledError:
+            if handing is None or not _has_failed(handing):
+                raise
+            task = asyncio.current_task()
+            assert task
+            task.uncancel()
+            await handing  # raises that the worker does not read
         finally:
-            going.cancel()
+            self._listening = None
             self._is_leaving = True
             if handing:
                 handing.cancel()
@@ -135,6 +143,11 @@ class Session:
                     await handing
             if not self._is_polite:
                 self._desk.courier.broke(self._held)
+
+    def _end_if_failed(self, handing: asyncio.Task[None]) -> None:
+        """Listen no more if nothing can be handed out: the worker does not read."""
+        if _has_failed(handing) and self._listening:
+            self._listening.cancel()
 
     def ask_to_go(self) -> None:
         """Ask the worker to open another stream elsewhere, and hand out nothing more."""
@@ -144,7 +157,10 @@ class Session:
 
     async def _begin(self, seq: int, hello: Hello) -> None:
         self._desk.check_queue(self._caller, hello.queue)
-        verdict = await self._desk.beat(self._caller, Beat(hello.holding))
+        try:
+            verdict = await self._desk.beat(self._caller, Beat(hello.holding))
+        except BadTicket:
+            verdict = Verdict([held.ticket for held in hello.holding])
         for held in hello.holding:
             if held.ticket not in verdict.unwanted:
                 self._held[held.ticket] = (self._desk.open(self._caller, held.ticket), held.part)
@@ -159,8 +175,8 @@ class Session:
         ask.name = self._name = hello.name or f"stream {id(self):x}"
         while not self._is_leaving:
             if len(self._held) >= self._slots:
-                self._changed.clear()
-                await self._changed.wait()
+                self._changed = asyncio.get_running_loop().create_future()
+                await self._changed
                 continue
             try:
                 handed = await self._desk.take(self._caller, ask)
@@ -169,7 +185,7 @@ class Session:
                 await asyncio.sleep(PAUSE_S)
                 continue
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(error=_trouble(error)))
+                await self._say(ToWorker(error=_trouble_of_session(error)))
                 await asyncio.sleep(PAUSE_S)
                 continue
             if handed.granted:
@@ -188,14 +204,17 @@ class Session:
 
     async def _listen(self) -> None:
         while True:
-            message = await asyncio.wait_for(self._receive(), SILENCE_S)
+            async with asyncio.timeout(SILENCE_S):
+                message = await self._receive()
             if message is None:
                 return
+            if time.monotonic() > self._goes_at:
+                self.ask_to_go()
             try:
                 if await self._heed(message):
                     return
             except (Problem, StreamqError) as error:
-                await self._say(ToWorker(re=message.seq, error=_trouble(error)))
+                await self._say(ToWorker(re=message.seq, error=_trouble_of_session(error)))
 
     async def _heed(self, message: FromWorker) -> bool:
         """Do what a message says. Returns whether it was the last."""
@@ -205,7 +224,7 @@ class Session:
             await self._beat(message.seq, message.beat)
         elif isinstance(message.want, Want):
             self._slots = message.want.slots
-            self._changed.set()
+            self._note_change()
         elif isinstance(message.bye, Bye):
             await self._leave(message.bye)
             return True
@@ -219,12 +238,17 @@ class Session:
         if report.next is not None:
             report.next.handlers = []  # more parts of this lease, but no other lease
             report.next.name = self._name
-        handed = await self._desk.report(self._caller, report)
+        try:
+            handed = await self._desk.report(self._caller, report)
+        except BadTicket:  # it is of no use any more, and its slot is free
+            self._held.pop(report.ticket, None)
+            self._note_change()
+            raise
         self._held.pop(report.ticket, None)
         self._slow.pop(report.ticket, None)
         if handed.granted and handed.ticket:
             self._held[handed.granted.ticket] = (handed.ticket, None)
-        self._changed.set()
+        self._note_change()
         await self._say(ToWorker(re=seq, grant=handed.granted or UNSET))
 
     async def _beat(self, seq: int, beat: Beat) -> None:
@@ -234,19 +258,23 @@ class Session:
                 await self._note(held.ticket, held.part)
         for text in verdict.unwanted:
             self._held.pop(text, None)
-        self._changed.set()
+        self._note_change()
         await self._say(ToWorker(re=seq, verdict=verdict))
 
     async def _note(self, text: str, part: int | None) -> None:
-        """Note which part runs, and ask for the others if it takes long."""
+        """Note which part runs. If it takes long, ask for the parts behind it."""
         ticket, before = self._held[text]
         self._held[text] = (ticket, part)
         self._slow[text] = self._slow[text] + 1 if part is not None and part == before else 0
         if self._slow[text] == 1 and ticket.parts.numbers()[-1:] != [part]:
             await self._say(ToWorker(give_back=GiveBack(text)))
 
+    def _note_change(self) -> None:
+        if self._changed and not self._changed.done():
+            self._changed.set_result(None)
+
     async def _leave(self, bye: Bye) -> None:
-        # What comes back now is for others: this worker has free slots, too.
+        # The parts that this worker gives back are for others: its free slots get no more.
         self._is_leaving = True
         tickets = list(dict.fromkeys([*bye.tickets, *self._held]))
         await self._desk.leave(self._caller, Leave(tickets))
@@ -257,11 +285,15 @@ class Session:
             await self._send_now(message)
 
 
-def _trouble(error: Problem | StreamqError) -> Trouble:
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None
+
+
+def _trouble_of_session(error: Problem | StreamqError) -> Trouble:
     problem = error if isinstance(error, Problem) else problem_of(error)
     return Trouble(problem.status, problem.code, problem.title, problem.detail or problem.title)
 
 
-def encode(message: ToWorker) -> bytes:
+def encode_message(message: ToWorker) -> bytes:
     """Return a message as JSON."""
     return msgspec.json.encode(message)

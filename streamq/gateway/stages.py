@@ -1,4 +1,4 @@
-"""Parts of a flow's stages, for workers elsewhere: what they are told, and what they hand over.
+"""Parts of a flow's stages, for workers of a gateway: payloads, and outcomes of results.
 
 A worker of a gateway runs maps and spreads. Joins and reduces read their inputs from the server by
 themselves, so they are left to native workers.
@@ -17,27 +17,27 @@ from streamq.protocol.replies import PassedPart
 from streamq.queue.outcomes import PartDone
 from streamq.records import about
 from streamq.records import encoding as codec
-from streamq.records.decoding import ITEMS, items_of
+from streamq.records.decoding import ITEMS, items_of_part
 
 
 class NoSpread(Abandon):
-    """What a worker returned for a part of a spread is no list of children."""
+    """A worker returned something else than a list of children for a part of a spread."""
 
 
 #: What ``done`` raises.
 BAD = (ResultTooLarge, NoSpread)
 
 
-def is_left_to_others(spec: Spec) -> bool:
+def is_stage_left_to_native_workers(spec: Spec) -> bool:
     """Return whether a part of the stage cannot be run by a worker of a gateway."""
     return bool(spec.stage) and Shape.read(spec.shape).kinds[spec.stage - 1] in ("join", "reduce")
 
 
-def payload_of(part: Part, spec: Spec) -> tuple[bytes, bool]:
-    """Return what a worker is given of a part, and whether it is JSON."""
+def payload_of_stage(part: Part, spec: Spec) -> tuple[bytes, bool]:
+    """Return the payload of a part for a worker, and whether it is JSON."""
     if spec.format != ITEMS:
-        return part.payload, about.is_json(part)
-    values = items_of(part.payload)
+        return part.payload, about.is_json_payload(part)
+    values = items_of_part(part.payload)
     if len(values) == 1 and isinstance(values[0], str | bytes):
         value = values[0]
         return (value.encode(), False) if isinstance(value, str) else (value, False)
@@ -46,8 +46,8 @@ def payload_of(part: Part, spec: Spec) -> tuple[bytes, bool]:
     return msgspec.json.encode([codec.decode_item(value) for value in values]), True
 
 
-def done(part: Part, records: int, result: bytes, facts: str) -> PartDone:
-    """Return what becomes of a part that a worker has finished; of a flow, what it hands over.
+def outcome_of_stage(part: Part, records: int, result: bytes, facts: str) -> PartDone:
+    """Return the outcome of a part that a worker has finished; in a flow, with what it hands over.
 
     ``result`` is what the worker returned, encoded as the result of a plain request. ``facts`` is
     what the scripts know of the stage; "" for a plain request.
@@ -61,23 +61,23 @@ def done(part: Part, records: int, result: bytes, facts: str) -> PartDone:
     if not facts:
         return PartDone(result, records)
     kind, feeds, _, join, *_ = facts.split()
-    origin = about.origin_of(part)
+    origin = about.item_of_about(part)
     items, _ = codec.decode_result(result)
     if kind == "spread":
-        payloads, keep = _children(codec.decode_item(items[0]))
+        payloads, keep = _children_of_spread(codec.decode_item(items[0]))
         origins = [f"{origin}/{number}" for number in range(1, len(payloads) + 1)]
         if join != "0":
             payloads, origins = [keep, *payloads], [f"{origin}/0", *origins]
     else:
         is_dropped = items == [None] and feeds != "end"
         payloads, origins = ([], []) if is_dropped else ([result], [origin])
-    labels = [about.of_child(part, 1, each) if feeds == "parts" else each for each in origins]
+    labels = [about.about_of_child(part, 1, each) if feeds == "parts" else each for each in origins]
     size = sum(map(len, payloads))
     passed = PassedPart(part.number, origin, labels, payloads, len(payloads))
     return PartDone(b"" if kind == "spread" else result, records, passed, size)
 
 
-def _children(returned: Any) -> tuple[list[bytes], bytes]:
+def _children_of_spread(returned: Any) -> tuple[list[bytes], bytes]:
     """Return the payloads of the children, and what is kept for their join."""
     keep = None
     if isinstance(returned, dict) and "children" in returned:

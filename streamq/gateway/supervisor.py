@@ -1,4 +1,4 @@
-"""Several processes of one gateway, which share its port. The dead are replaced.
+"""Runs several processes of one gateway, which share its port, and replaces those that die.
 
 Each process is started anew, because gRPC does not survive a fork. The processes know nothing of
 each other: the kernel spreads connections over them.
@@ -20,21 +20,21 @@ from streamq.telemetry.health import split_address
 
 log = logging.getLogger(__name__)
 
-#: What a process of several finds in its environment: the secret that tickets are signed with.
+#: The variable by which processes of one gateway get the secret that signs tickets.
 SECRET = "_STREAMQ_GATEWAY_SECRET"
 #: A process that died is replaced after this pause.
 REST_S = 1.0
 LOOK_S = 0.1
-#: How a command ends that was told what cannot be: to start it again would not help.
+#: The exit code of a command with a wrong option: starting it again would not help.
 _USAGE = 2
 
 
-def secret(env: Mapping[str, str] = os.environ) -> bytes | None:
+def secret_of_processes(env: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the secret of a process that is one of several; None of one that is alone."""
     return bytes.fromhex(env[SECRET]) if SECRET in env else None
 
 
-def end_with_supervisor() -> None:
+def end_process_with_supervisor() -> None:
     """Send this process TERM as soon as its supervisor is gone, if it has one.
 
     The supervisor alone holds the other end of the pipe that its processes have as their standard
@@ -50,7 +50,7 @@ def end_with_supervisor() -> None:
         threading.Thread(target=watch, name="watch-supervisor", daemon=True).start()
 
 
-class Supervisor:
+class GatewaySupervisor:
     """Starts processes, and replaces the dead, until it is told to stop."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Supervisor:
             SettingsError: the port cannot be had.
         """
         # A bound socket that does not listen keeps the port, and gets no connections.
-        self._port = _reserved(host, port)
+        self._port = _reserved_port(host, port)
         where = f"[{host}]" if ":" in host else host
         listen = f"{where}:{self._port.getsockname()[1]}"
         self._command = [sys.executable, "-m", "streamq.cli", *words, "--listen", listen]
@@ -110,7 +110,7 @@ class Supervisor:
             host, port = self._health
             where = f"[{host}]:" if ":" in host else f"{host}:" if host else ""
             more = ["--health-port", f"{where}{port + index if port else 0}"]
-        # In a group of its own, so that Ctrl-C comes to the children by us only.
+        # In a group of its own, so that Ctrl-C reaches the children only through this process.
         return subprocess.Popen(
             [*self._command, *more], env=self._env, stdin=self._life, process_group=0
         )
@@ -138,7 +138,7 @@ class Supervisor:
                 child.wait()
 
 
-def _reserved(host: str, port: int) -> socket.socket:
+def _reserved_port(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]

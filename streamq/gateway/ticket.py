@@ -19,8 +19,9 @@ from streamq.queue.outcomes import PartNotDone
 
 _VERSION = "t1"
 _SIGNATURE_BYTES = 16
-#: Ticket ``n`` numbers the calls of its report ``1000 n + 1`` to ``1000 n + 499``, and what the
-#: gateway says by itself before that report ``1000 n - 500`` to ``1000 n - 1``.
+#: Calls that carry out the report of ticket ``n`` have the numbers ``1000 n + 1`` to ``1000 n +
+#: 499``. Calls that the gateway makes by itself before that report have ``1000 n - 500`` to ``1000
+#: n - 1``.
 STEP = 1_000
 #: A report may tell of this many failures: a call for each comes before the other two.
 MOST_FAILURES = 400
@@ -33,19 +34,20 @@ class BadTicket(StreamqError):
     """The text is no ticket, or it was signed with another secret or given to another key."""
 
 
-class Runs(msgspec.Struct, frozen=True, array_like=True):
+class PackedNumbers(msgspec.Struct, frozen=True, array_like=True):
     """Whole numbers in a few bytes: each run is a first number, a step of 0 or 1, and a length."""
 
     runs: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
-    def of(cls, numbers: Iterable[int]) -> "Runs":
+    def of(cls, numbers: Iterable[int]) -> "PackedNumbers":
         """Return the numbers, in their order."""
         numbers = list(numbers)
         if len(numbers) > 1 and (step := numbers[1] - numbers[0]) in (0, 1):
             first, length = numbers[0], len(numbers)
             if numbers == ([first] * length if step == 0 else [*range(first, first + length)]):
-                return cls(((first, step, length),))  # as nearly always, and in much less time
+                # Numbers are nearly always in a row: this is much faster than the loop below.
+                return cls(((first, step, length),))
         runs: list[tuple[int, int, int]] = []
         for number in numbers:
             if runs:
@@ -73,19 +75,19 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     handler: str
     #: The number of this ticket under the lease, from 1.
     number: int
-    #: Tells the request from another one of its id.
+    #: When the request was created: tells it from a later one with the same id.
     created_ms: int
     lease_ms: int
     #: Numbers of the parts, and how many records each has.
-    parts: Runs
-    records: Runs
+    parts: PackedNumbers
+    records: PackedNumbers
     #: Which attempt this is, of the parts that failed before.
     attempts: dict[int, int]
     #: How long parts wait for their next attempt: at first, and at most.
     backoff_ms: int
     backoff_max_ms: int
-    #: A batch is as large as takes so long; how long a part took so far (s); when the batch was
-    #: handed out, and when others are to have a turn (ms since 1970, by the gateway's clock).
+    #: How long a batch should take, how long a part took so far (s), when the batch was handed out,
+    #: and when other requests are to have a turn (ms since 1970, by the gateway's clock).
     quantum_ms: int
     part_s: float
     handed_ms: int
@@ -107,8 +109,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         records = {about: part.records or 1 for about, part in one_of.items()}
         return msgspec.structs.replace(
             self,
-            parts=Runs.of([part.number for part in parts]),
-            records=Runs.of([records[part.about] for part in parts]),
+            parts=PackedNumbers.of([part.number for part in parts]),
+            records=PackedNumbers.of([records[part.about] for part in parts]),
             attempts={part.number: part.attempt for part in parts if part.attempt > 1},
             abouts=tuple(part.about for part in parts) if self.facts else (),
         )
@@ -118,7 +120,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         return dict(zip(self.parts.numbers(), self.records.numbers(), strict=True))
 
 
-class Signer:
+class TicketSigner:
     """Makes tickets that nobody else can make, and reads them."""
 
     def __init__(self, secret: bytes) -> None:
@@ -130,11 +132,11 @@ class Signer:
 
     def seal(self, ticket: Ticket) -> str:
         """Return the ticket as text."""
-        body = _text(msgspec.msgpack.encode(ticket))
+        body = _ticket_base64(msgspec.msgpack.encode(ticket))
         return f"{_VERSION}.{body}.{self._signature(body)}"
 
     def open(self, text: str, key: str) -> Ticket:
-        """Return the ticket that the text is, if it was given to that key.
+        """Read a ticket from its text. It must have been given to that key.
 
         Raises:
             BadTicket: it was not, or the text is none of ours.
@@ -146,7 +148,7 @@ class Signer:
         ):
             raise BadTicket("it is no ticket of this gateway: take again")
         try:
-            ticket = msgspec.msgpack.decode(_bytes(body), type=Ticket)
+            ticket = msgspec.msgpack.decode(_ticket_bytes(body), type=Ticket)
         except ValueError as error:  # another version of streamq with the same secret signed it
             raise BadTicket(f"the ticket cannot be read: {error}") from None
         if ticket.key != key:
@@ -155,7 +157,7 @@ class Signer:
 
     def _signature(self, body: str) -> str:
         made = hmac.new(self._secret, f"{_VERSION}.{body}".encode(), hashlib.sha256).digest()
-        return _text(made[:_SIGNATURE_BYTES])
+        return _ticket_base64(made[:_SIGNATURE_BYTES])
 
 
 class TicketBook:
@@ -202,9 +204,9 @@ class TicketBook:
         """Count nothing."""
 
 
-def _text(data: bytes) -> str:
+def _ticket_base64(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _bytes(text: str) -> bytes:
+def _ticket_bytes(text: str) -> bytes:
     return urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -13,19 +13,20 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from streamq.driver.connection import Connection
-from streamq.gateway.access import Access, Visit, no_key
+from streamq.gateway import listener as listening
+from streamq.gateway.access import Access, Visit, refused_without_key
 from streamq.gateway.control import Control
-from streamq.gateway.dashboard import Board
+from streamq.gateway.dashboard import DashboardBoard
 from streamq.gateway.desk import Desk
-from streamq.gateway.http import application
-from streamq.gateway.listener import listen
+from streamq.gateway.http import framework_application
+from streamq.gateway.listener import listening_socket
 from streamq.gateway.loads import Loads
 from streamq.gateway.problems import Problem
 from streamq.gateway.requests import Requests
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.gateway.route import Gateway
 from streamq.gateway.session import Sessions
-from streamq.gateway.ticket import Signer
+from streamq.gateway.ticket import TicketSigner
 from streamq.gateway.uploads import Uploads
 from streamq.protocol.protocol import Protocol
 
@@ -50,7 +51,7 @@ class OneKey(Access):
         names = (part.strip().partition("=") for part in given.split(";"))
         found = next((value for name, _, value in names if name == _COOKIE), "")
         if not hmac.compare_digest(found.encode(), self._cookie.encode()):
-            raise no_key("open the URL that the command printed; it works once")
+            raise refused_without_key("open the URL that the command printed; it works once")
         return LOCAL
 
     async def enter(self, request: Request) -> Response:
@@ -66,15 +67,15 @@ class OneKey(Access):
 
 
 @contextmanager
-def dashboard(url: str, prefix: str, queue: str) -> Generator[str]:
+def dashboard_served(url: str, prefix: str, queue: str) -> Generator[str]:
     """Serve the dashboard of one queue in a thread, and yield the URL that lets a browser in."""
-    listener = listen(HOST, 0)
+    listener = listening_socket(HOST, 0)
     access = OneKey()
     with closing(Connection(url)) as connection:
         protocol = Protocol(connection, prefix)
-        desk = Desk(protocol, {}, Signer(secrets.token_bytes(32)), f"g{secrets.token_hex(8)}")
+        desk = Desk(protocol, {}, TicketSigner(secrets.token_bytes(32)), f"g{secrets.token_hex(8)}")
         control = Control(protocol, desk, (queue,))
-        board = Board(protocol, desk.in_thread, [queue], queue_of=control.queue_of)
+        board = DashboardBoard(protocol, desk.in_thread, [queue], queue_of=control.queue_of)
         gateway = Gateway(
             desk,
             Requests(protocol, desk, ""),
@@ -86,10 +87,11 @@ def dashboard(url: str, prefix: str, queue: str) -> Generator[str]:
             lambda: "",
             board,
         )
-        app = application(gateway)
+        app = framework_application(gateway)
         app.router.routes.insert(0, Route("/enter/{key}", access.enter))
         config = uvicorn.Config(
             app,
+            http=listening.ListenerConnection,
             loop="uvloop",
             ws="none",
             lifespan="off",

@@ -17,24 +17,25 @@ from starlette.requests import ClientDisconnect
 
 from streamq import units
 from streamq.errors import InvalidValue, LoadGap, RequestUnknown, damaged_if_unreadable
-from streamq.gateway.desk import Desk, too_many
+from streamq.gateway.desk import Desk
 from streamq.gateway.messages import Uploaded, UploadOptions
-from streamq.gateway.problems import Problem
+from streamq.gateway.problems import Problem, too_many_takes
 from streamq.gateway.roles import LOCAL, Caller
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.flow_status import status_of
-from streamq.records.inputs import STDIN, Arriving, as_stdin
+from streamq.records.inputs import STDIN, ArrivingInput, input_as_stdin
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.splitting import Cursor
 from streamq.runs.load import Load
 from streamq.runs.options import Source, describe_source
 
-#: So many uploads are read at the same time.
+#: How many uploads are read at the same time.
 MOST_UPLOADS = 8
-#: And so many of one key, so that others are let in beside a caller that sends byte by byte.
+#: How many of these may be of one key, so that a caller that sends byte by byte does not keep all
+#: others out.
 MOST_OF_KEY = 4
-#: A caller that sends no byte for so long is given up.
+#: How long a caller may send no byte before its upload is given up.
 SILENT_S = 30.0
 
 
@@ -76,11 +77,11 @@ class Uploads:
         self._desk.check_queue(caller, options.queue)
         name = units.request_id(request_id, self._team)
         if self.open >= MOST_UPLOADS:
-            raise too_many(f"{MOST_UPLOADS} uploads are open already")
+            raise too_many_takes(f"{MOST_UPLOADS} uploads are open already")
         if caller is not LOCAL and self._of_key[caller.name] >= MOST_OF_KEY:
-            raise too_many(f"{MOST_OF_KEY} uploads of the key {caller.name} are open already")
+            raise too_many_takes(f"{MOST_OF_KEY} uploads of the key {caller.name} are open already")
         loop = asyncio.get_running_loop()
-        stream = _Body(body, loop)
+        stream = _UploadBody(body, loop)
         self.open += 1
         self._of_key[caller.name] += 1
         try:
@@ -104,14 +105,14 @@ class Uploads:
         caller: Caller,
         name: str,
         options: UploadOptions,
-        stream: "_Body",
+        stream: "_UploadBody",
         begins_at: int | None,
     ) -> tuple[Uploaded, bool]:
         before = self._found_or_none(caller, name)
         if begins_at is not None:
             self._check_begin(name, before, begins_at)
-        with as_stdin(stream):
-            policy, size = _source(options)
+        with input_as_stdin(stream):
+            policy, size = _request_of_upload(options)
             if begins_at and before:
                 # The header of a CSV is not in the rest.
                 policy = msgspec.structs.replace(policy, spec=before.spec)
@@ -141,11 +142,11 @@ class Uploads:
     def _check_begin(self, name: str, before: Snapshot | None, begins_at: int) -> None:
         if before is None:
             raise RequestUnknown(f"there is no request {name}: send all of the file with PUT")
-        if begins_at != _offset(before):
+        if begins_at != _bytes_loaded(before):
             raise self._elsewhere(name, f"the rest does not begin at byte {begins_at}")
 
     def _elsewhere(self, name: str, why: str) -> Problem:
-        offset = _offset(self._protocol.inspect(name))
+        offset = _bytes_loaded(self._protocol.inspect(name))
         return Problem(409, "SHORT", "the upload stands elsewhere", why, more={"offset": offset})
 
     def _found(self, caller: Caller, name: str) -> Snapshot:
@@ -155,7 +156,7 @@ class Uploads:
 
     def _uploaded(self, found: Snapshot) -> Uploaded:
         status = status_of(self._protocol, found)
-        return Uploaded(offset=_offset(found), is_complete=found.is_sealed, status=status)
+        return Uploaded(offset=_bytes_loaded(found), is_complete=found.is_sealed, status=status)
 
     def _found_or_none(self, caller: Caller, name: str) -> Snapshot | None:
         try:
@@ -164,7 +165,7 @@ class Uploads:
             return None
 
 
-def _source(options: UploadOptions) -> Source:
+def _request_of_upload(options: UploadOptions) -> Source:
     """Return the request that an upload describes. For a CSV this reads the header."""
     if options.format in ("", "auto"):
         raise InvalidValue("which format? Say format=lines, format=csv or format=jsonl")
@@ -176,7 +177,7 @@ def _source(options: UploadOptions) -> Source:
     return describe_source([STDIN], **given)
 
 
-def _offset(found: Snapshot) -> int:
+def _bytes_loaded(found: Snapshot) -> int:
     """Return how many bytes of a file are loaded; 0 if they were not loaded as they were sent."""
     text = found.optional_text("cursor")
     with damaged_if_unreadable("how far the request is loaded"):
@@ -184,7 +185,7 @@ def _offset(found: Snapshot) -> int:
     return 0 if cursor.is_unpacked else cursor.offset
 
 
-class _Body(Arriving):
+class _UploadBody(ArrivingInput):
     """The body of a call, read in a thread while the event loop receives it.
 
     The thread asks for one piece at a time, so a body comes no faster than it is loaded.
@@ -203,7 +204,9 @@ class _Body(Arriving):
         if self._here or self._is_over:
             return True
         if self._asked is None:
-            self._asked = asyncio.run_coroutine_threadsafe(_next_of(self._body), self._loop)
+            self._asked = asyncio.run_coroutine_threadsafe(
+                _next_chunk_of_upload(self._body), self._loop
+            )
         try:
             found = self._asked.result(within_s)
         except concurrent.futures.TimeoutError:
@@ -220,7 +223,7 @@ class _Body(Arriving):
         return count
 
 
-async def _next_of(body: AsyncIterator[bytes]) -> bytes:
+async def _next_chunk_of_upload(body: AsyncIterator[bytes]) -> bytes:
     """Return the next bytes of a body; none at its end.
 
     Raises:

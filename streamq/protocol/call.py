@@ -11,7 +11,7 @@ import msgspec
 
 from streamq.errors import UNREADABLE, Damaged
 from streamq.protocol.keys import QueueKeys, RequestKeys
-from streamq.protocol.lua import digest, more_keys, signature
+from streamq.protocol.lua import further_script_keys, script_digest, script_signature
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Call(msgspec.Struct, Generic[T], frozen=True):
         Raises:
             TypeError: these are not the arguments that the script's header names.
         """
-        key_names, arg_names, is_variadic = signature(self.script)
+        key_names, arg_names, is_variadic = script_signature(self.script)
         args = self.args
         if tuple(args) != arg_names:
             raise TypeError(f"{self.script}.lua takes {list(arg_names)}, not {list(args)}")
@@ -45,8 +45,8 @@ class Call(msgspec.Struct, Generic[T], frozen=True):
             argv.extend(argv.pop())
         keys = self.keys.of(key_names)
         if self.keys.shape:
-            keys += self.keys.more(more_keys(self.script))
-        return ("EVALSHA", digest(self.script), len(keys), *keys, *argv)
+            keys += self.keys.more(further_script_keys(self.script))
+        return ("EVALSHA", script_digest(self.script), len(keys), *keys, *argv)
 
     def read(self, reply: Any) -> T:
         """Return the reply as its type.

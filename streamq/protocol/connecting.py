@@ -10,7 +10,7 @@ from streamq.settings import Settings
 
 
 @contextmanager
-def connected(
+def connected_protocol(
     url: str,
     prefix: str,
     *,

@@ -58,7 +58,7 @@ class InHand(msgspec.Struct, frozen=True):
     times: int
 
 
-def rows(reads: Reads, ids: Sequence[str], now_ms: int) -> list[Snapshot | None]:
+def glance_at_rows(reads: Reads, ids: Sequence[str], now_ms: int) -> list[Snapshot | None]:
     """Return what is shown of each request in a table; None for one that is not there.
 
     It takes one command for a request of which no part is in anybody's hands, and four for others:
@@ -72,7 +72,7 @@ def rows(reads: Reads, ids: Sequence[str], now_ms: int) -> list[Snapshot | None]
         known["now_ms"] = str(now_ms)
         found.append(Snapshot(request_id, known) if is_there else None)
     busy = [each for each in found if each and _has_parts_out(each)]
-    for each, counts in zip(busy, _in_hands(reads, [each.id for each in busy]), strict=True):
+    for each, counts in zip(busy, _parts_in_hands(reads, [each.id for each in busy]), strict=True):
         each.fields.update(zip(("leases", "retry", "handed_back"), counts, strict=True))
     return found
 
@@ -85,7 +85,7 @@ def _has_parts_out(request: Snapshot) -> bool:
     return numbers[0] > numbers[1] + numbers[2]
 
 
-def _in_hands(reads: Reads, ids: Sequence[str]) -> list[list[str]]:
+def _parts_in_hands(reads: Reads, ids: Sequence[str]) -> list[list[str]]:
     """Return how many leases each request has, parts in retry, and parts handed back."""
     leases = reads.ask_each(ids, lambda pipe, each: pipe.zcard(reads.keys(each).leases))
     retry = reads.ask_each(ids, lambda pipe, each: pipe.zcard(reads.keys(each).retry))
@@ -98,7 +98,7 @@ def _in_hands(reads: Reads, ids: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def in_hand(reads: Reads, request_id: str, most: int) -> tuple[int, list[InHand]]:
+def parts_in_hand(reads: Reads, request_id: str, most: int) -> tuple[int, list[InHand]]:
     """Return how many parts are in somebody's hands, and the first so many of them."""
     key = reads.keys(request_id).parts
     with translating_driver_errors(reads.connection.where):
@@ -145,7 +145,7 @@ def sample_failures(
     return total, sorted((int(number), text) for number, text in pairs if number.isdigit())
 
 
-def holders_of(reads: Reads, ids: Sequence[str], most: int) -> list[list[str]]:
+def holders_of_parts(reads: Reads, ids: Sequence[str], most: int) -> list[list[str]]:
     """Return who holds leases of each request, so many at most."""
     found = reads.ask_each(
         ids, lambda pipe, each: pipe.zrange(reads.keys(each).leases, 0, most - 1)
@@ -153,7 +153,9 @@ def holders_of(reads: Reads, ids: Sequence[str], most: int) -> list[list[str]]:
     return [read_names(names or ()) for names in found]
 
 
-def payload_of(reads: Reads, request_id: str, number: int, most: int) -> tuple[bytes, bytes, int]:
+def payload_of_part(
+    reads: Reads, request_id: str, number: int, most: int
+) -> tuple[bytes, bytes, int]:
     """Return a part's ``about``, the first bytes of its payload, and how many it has."""
     with translating_driver_errors(reads.connection.where):
         found = reads.connection.redis.xrange(
@@ -165,7 +167,7 @@ def payload_of(reads: Reads, request_id: str, number: int, most: int) -> tuple[b
     return b"", b"", -1
 
 
-def curve_of(reads: Reads, request_id: str) -> list[tuple[int, int, int, int, int]]:
+def curve_of_request(reads: Reads, request_id: str) -> list[tuple[int, int, int, int, int]]:
     """Return the curve that a request keeps of itself, oldest point first.
 
     A point is the time (ms), records done, failed and in all, and leases.
@@ -176,10 +178,10 @@ def curve_of(reads: Reads, request_id: str) -> list[tuple[int, int, int, int, in
     except (Damaged, ServerRefused):  # of another type, or the ACL is of an earlier version
         return []
     whole = len(packed) - len(packed) % _POINT_BYTES
-    return [_point(packed[at : at + _POINT_BYTES]) for at in range(0, whole, _POINT_BYTES)]
+    return [_point_of_curve(packed[at : at + _POINT_BYTES]) for at in range(0, whole, _POINT_BYTES)]
 
 
-def _point(packed: bytes) -> tuple[int, int, int, int, int]:
+def _point_of_curve(packed: bytes) -> tuple[int, int, int, int, int]:
     found, at = [], 0
     for width in _POINT_WIDTHS:
         found.append(int.from_bytes(packed[at : at + width], "big"))
@@ -188,14 +190,14 @@ def _point(packed: bytes) -> tuple[int, int, int, int, int]:
     return t, done, failed, total, running
 
 
-def changes_of(reads: Reads, queue: str, most: int) -> list[tuple[int, bytes]]:
+def changes_of_queue(reads: Reads, queue: str, most: int) -> list[tuple[int, bytes]]:
     """Return the entries of a queue's log: when (ms), and what was noted; the last first."""
     with translating_driver_errors(reads.connection.where):
         found = reads.connection.redis.xrevrange(reads.queue_keys(queue).log, count=most)
-    return [(_time_of(entry), fields.get(b"change", b"")) for entry, fields in found]
+    return [(_time_of_entry(entry), fields.get(b"change", b"")) for entry, fields in found]
 
 
-def spans_of(reads: Reads, queue: str, after: str, most: int) -> list[tuple[str, bytes]]:
+def spans_of_workers(reads: Reads, queue: str, after: str, most: int) -> list[tuple[str, bytes]]:
     """Return what workers told of their slots: ids of entries after this one, and their texts."""
     with translating_driver_errors(reads.connection.where):
         found = reads.connection.redis.xrange(
@@ -204,5 +206,5 @@ def spans_of(reads: Reads, queue: str, after: str, most: int) -> list[tuple[str,
     return [(entry.decode(), fields.get(b"told", b"")) for entry, fields in found]
 
 
-def _time_of(entry: bytes) -> int:
+def _time_of_entry(entry: bytes) -> int:
     return int(entry.partition(b"-")[0])

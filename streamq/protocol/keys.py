@@ -182,13 +182,13 @@ class RequestKeys:
         return [*own, *self._stages, *(key for n in later for key in self._of(n, "gone", "pace"))]
 
 
-def list_of(handler: str, level: int) -> str:
+def token_list_of(handler: str, level: int) -> str:
     """Return how the list of one handler's tokens of one level is called; as in ``lua/lib``."""
     return f"{handler}:{level:02d}"
 
 
 class QueueKeys:
-    """Keys of one queue, seen from one list of tokens (``list_of``) and one worker of it."""
+    """Keys of one queue, seen from one list of tokens (``token_list_of``) and one worker of it."""
 
     #: A queue is no flow, and no place of one.
     shape = None
@@ -200,7 +200,7 @@ class QueueKeys:
         root = f"{prefix}:{{q:{units.name(queue, 'queue')}}}:"
         #: LIST    request ids, pushed left and popped right; one for each handler and level
         self.tokens = f"{root}tokens:{to}"
-        #: ZSET    lists that tokens came into (``list_of``), scored by when; and HANDLER:told
+        #: ZSET    lists that tokens came into (``token_list_of``), scored by when; and HANDLER:told
         self.used = root + "used"
         #: LIST    lists of one handler that came into use lately; has a TTL
         self.news = f"{root}news:{to.rpartition(':')[0]}"
@@ -248,7 +248,7 @@ class KeySpace:
         self.prefix = prefix
         # Spelled anew for every call they would cost more than the call: a worker waits at
         # hundreds of lists.
-        #: The keys of a queue, seen from one of its lists of tokens (``list_of``).
+        #: The keys of a queue, seen from one of its lists of tokens (``token_list_of``).
         self.queue = lru_cache(1024)(self._queue)
         #: The lists that tokens of these handlers may be in, best level first.
         self.token_lists = lru_cache(64)(self._token_lists)
@@ -279,7 +279,9 @@ class KeySpace:
         self, queue: str, handlers: tuple[str, ...], levels: tuple[int, ...]
     ) -> tuple[str, ...]:
         root = self.queue(queue).tokens
-        return tuple(root + list_of(handler, level) for level in levels for handler in handlers)
+        return tuple(
+            root + token_list_of(handler, level) for level in levels for handler in handlers
+        )
 
     def _used_lists(
         self,
@@ -291,7 +293,7 @@ class KeySpace:
         root = self.queue(queue).tokens
         ends = {to[-2:] for to in used}
         some = [level for level in levels if f"{level:02d}" in ends]
-        wanted = (list_of(handler, level) for level in some for handler in handlers)
+        wanted = (token_list_of(handler, level) for level in some for handler in handlers)
         lists = tuple(root + to for to in wanted if to in used)
-        news = tuple(self.queue(queue, list_of(handler, 0)).news for handler in handlers)
+        news = tuple(self.queue(queue, token_list_of(handler, 0)).news for handler in handlers)
         return news + lists

@@ -24,7 +24,9 @@ class PartReads(msgspec.Struct, frozen=True, kw_only=True):
     failed: bytes | None
 
 
-def fields(protocol: Protocol, place: str, name: str, asked: Sequence[str]) -> list[bytes | None]:
+def look_up_fields(
+    protocol: Protocol, place: str, name: str, asked: Sequence[str]
+) -> list[bytes | None]:
     """Return these fields of a hash of a request; None for those that it has not."""
     if not asked:
         return []
@@ -34,19 +36,19 @@ def fields(protocol: Protocol, place: str, name: str, asked: Sequence[str]) -> l
     return found
 
 
-def parts(protocol: Protocol, place: str, numbers: Sequence[int]) -> list[PartReads]:
+def look_up_parts(protocol: Protocol, place: str, numbers: Sequence[int]) -> list[PartReads]:
     """Return what the server has of these parts."""
     keys, own = protocol.keys(place), [str(number) for number in numbers]
     pending = protocol.ask_each(own, lambda pipe, n: pipe.xpending_range(keys.parts, "w", n, n, 1))
     scores = protocol.ask_each(own, lambda pipe, n: pipe.zscore(keys.retry, n))
-    tries = fields(protocol, place, "tries", own)
-    failed = fields(protocol, place, "failed", own)
+    tries = look_up_fields(protocol, place, "tries", own)
+    failed = look_up_fields(protocol, place, "failed", own)
     return [
         PartReads(
             number=number,
             holder=waits[0]["consumer"].decode() if waits else "",
             due_ms=None if score is None else int(score) if score >= _FIRST_MOMENT else 0,
-            errors=_first(tried),
+            errors=_first_number_of_tries(tried),
             failed=text,
         )
         for number, waits, score, tried, text in zip(
@@ -61,6 +63,6 @@ def parts_of_key(protocol: Protocol, ids: Sequence[str], key: str) -> list[list[
     return [[int(number) for number in each.split()] if each else [] for each in found]
 
 
-def _first(tried: bytes | None) -> int:
+def _first_number_of_tries(tried: bytes | None) -> int:
     word = tried.split()[0] if tried else b"0"
     return int(word) if word.isdigit() else 0

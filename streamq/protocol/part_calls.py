@@ -23,9 +23,9 @@ from streamq.protocol.replies import (
     Renewed,
     Terms,
     Tokens,
-    pairs,
-    read_others,
+    read_other_stages,
     read_tokens,
+    two_by_two,
 )
 
 _POISON = msgspec.json.encode(
@@ -54,7 +54,7 @@ def claim(
         "known": known,
         "handlers": handlers,
     }
-    return Call("claim", keys, args, _claimed, False)
+    return Call("claim", keys, args, _read_claimed, False)
 
 
 def finish(
@@ -82,7 +82,7 @@ def finish(
         "sizes": struct.pack(f"<{given}I", *map(len, values)),
         "results": b"".join(values),
     }
-    return Call("finish", keys, args, _finished)
+    return Call("finish", keys, args, _read_finished)
 
 
 def pass_on(
@@ -109,7 +109,7 @@ def pass_on(
         "labels": "\n".join([label for part in passed for label in part.labels]),
         "payloads": b"".join(payloads),
     }
-    return Call("pass_on", keys, args, _passed)
+    return Call("pass_on", keys, args, _read_passed)
 
 
 def fail(
@@ -139,7 +139,7 @@ def fail(
         "partial": partial,
         "late": failures[0].record if kind == "late" else "",
     }
-    return Call("fail", keys, args, _outcome)
+    return Call("fail", keys, args, _read_outcome)
 
 
 def keep(
@@ -160,13 +160,13 @@ def keep(
         "partial": partial,
         "mark": mark,
     }
-    return Call("keep", keys, args, _word)
+    return Call("keep", keys, args, _read_word)
 
 
 def handback(keys: RequestKeys, holder: str, call: int, numbers: Iterable[int]) -> Call[Outcome]:
     """Give back parts that were not started."""
     args = {"holder": holder, "call": call, "numbers": list(numbers)}
-    return Call("handback", keys, args, _outcome)
+    return Call("handback", keys, args, _read_outcome)
 
 
 def release(keys: RequestKeys, holder: str, call: int, crashed: int | None = None) -> Call[Outcome]:
@@ -177,14 +177,14 @@ def release(keys: RequestKeys, holder: str, call: int, crashed: int | None = Non
         "crashed": "" if crashed is None else crashed,
         "failure": _POISON,
     }
-    return Call("release", keys, args, _outcome)
+    return Call("release", keys, args, _read_outcome)
 
 
 def renew(keys: RequestKeys, lease_ms: int, running: Mapping[str, int | None]) -> Call[Renewed]:
     """Move the deadlines of leases. ``running``: of each holder, the part that it runs."""
     flat = [value for pair in running.items() for value in pair]
     args = {"lease_ms": lease_ms, "holders": ["" if value is None else value for value in flat]}
-    return Call("renew", keys, args, partial(_renewed, running))
+    return Call("renew", keys, args, partial(_read_renewed, running))
 
 
 def reap(
@@ -192,20 +192,20 @@ def reap(
 ) -> Call[Reaped]:
     """Take back what dead holders left. ``heard``: how many ms ago each live pool was heard."""
     flat = [value for pair in (heard or {}).items() for value in pair]
-    return Call("reap", keys, {"limit": limit, "failure": _POISON, "heard": flat}, _reaped)
+    return Call("reap", keys, {"limit": limit, "failure": _POISON, "heard": flat}, _read_reaped)
 
 
 def audit(keys: RequestKeys, pushed: int = 0) -> Call[Audit]:
     """Work out which tokens should be out, and which holders seem to be dead."""
-    return Call("audit", keys, {"pushed": pushed}, _audited)
+    return Call("audit", keys, {"pushed": pushed}, _read_audited)
 
 
-def _claimed(reply: Sequence[Any]) -> Grant:
+def _read_claimed(reply: Sequence[Any]) -> Grant:
     word, count, to, look, handler, spec, created, waited, troubles, *told = reply
     return Grant(
         word.decode(),
         Tokens(count, to.decode(), look),
-        _parts(told, troubles),
+        _unpacked_parts(told, troubles),
         retried=len(troubles) // 4,
         handler=handler.decode(),
         spec=spec or b"",
@@ -214,56 +214,56 @@ def _claimed(reply: Sequence[Any]) -> Grant:
     )
 
 
-def _finished(reply: Sequence[Any]) -> Grant:
+def _read_finished(reply: Sequence[Any]) -> Grant:
     word, count, to, look, counted, troubles, *told = reply
     return Grant(
         word.decode(),
         Tokens(count, to.decode(), look),
-        _parts(told, troubles),
+        _unpacked_parts(told, troubles),
         retried=len(troubles) // 4,
         counted=counted,
     )
 
 
-def _word(reply: bytes) -> str:
+def _read_word(reply: bytes) -> str:
     return reply.decode()
 
 
-def _passed(reply: Sequence[Any]) -> Grant:
+def _read_passed(reply: Sequence[Any]) -> Grant:
     word, count, to, look, counted, troubles, others, *told = reply
     return Grant(
         word.decode(),
-        Tokens(count, to.decode(), look, read_others(others)),
-        _parts(told, troubles),
+        Tokens(count, to.decode(), look, read_other_stages(others)),
+        _unpacked_parts(told, troubles),
         retried=len(troubles) // 4,
         counted=counted,
     )
 
 
-def _outcome(reply: Sequence[Any]) -> Outcome:
+def _read_outcome(reply: Sequence[Any]) -> Outcome:
     word, *tokens = reply
     return Outcome(word.decode(), read_tokens(tokens))
 
 
-def _renewed(running: Mapping[str, int | None], reply: Sequence[Any]) -> Renewed:
+def _read_renewed(running: Mapping[str, int | None], reply: Sequence[Any]) -> Renewed:
     state, paused, *stands = reply
     answers = dict(zip(running, map(bool, stands), strict=True))
     return State(state.decode()), bool(paused), answers
 
 
-def _reaped(reply: Sequence[Any]) -> Reaped:
+def _read_reaped(reply: Sequence[Any]) -> Reaped:
     leases, parts, state, *tokens = reply
     return Reaped(leases, parts, State(state.decode()), read_tokens(tokens))
 
 
-def _audited(reply: Sequence[Any]) -> Audit:
+def _read_audited(reply: Sequence[Any]) -> Audit:
     state, queue, want, to, look, *rest = reply
     tokens = Tokens(want, to.decode(), look)
-    more = {name.decode(): value for name, value in pairs(rest[5:])}
+    more = {name.decode(): value for name, value in two_by_two(rest[5:])}
     return Audit(State(state.decode()), queue.decode(), tokens, *rest[:5], **more)
 
 
-def _parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:
+def _unpacked_parts(told: Sequence[bytes], troubles: Sequence[Any]) -> list[Part]:
     """Return the parts that ``lua/lib/hand.lua`` packed. The id of each ends in ``-0``."""
     if not told:
         return []

@@ -5,8 +5,10 @@ how many tokens it has pushed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from streamq.errors import StreamqError
+from streamq.errors import ServerError, StreamqError
+from streamq.flows.shape import Shape
 from streamq.model import Failure
 from streamq.protocol import part_calls, queue_calls
 from streamq.protocol.queue_protocol import QueueProtocol
@@ -34,13 +36,17 @@ class PartProtocol(QueueProtocol):
         *,
         level: int = -1,
         known: int = 0,
+        guess: Shape | None = None,
     ) -> Grant:
         """Ask for a lease and parts to run under it.
+
+        ``guess``: the flow that the request may be of, if it was not told. A wrong one does no
+        harm; a right one saves a round trip.
 
         It is never sent again: a copy that came late would grant a lease under a name that is
         over. A caller that gets no answer releases the holder and takes another name.
         """
-        keys = self.keys(request_id)
+        keys = self.keys(request_id, guess)
         return self._do(part_calls.claim(keys, holder, terms, handlers, level, known))
 
     def finish(
@@ -173,6 +179,35 @@ class PartProtocol(QueueProtocol):
         ``pushed``: tokens that the caller pushed by belief since the last audit.
         """
         return self._do(part_calls.audit(self.keys(request_id), pushed))
+
+    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
+        """Audit requests, in one round trip to each node.
+
+        Those that are refused, or whose node does not answer, are left out.
+        """
+        by_node: dict[str, list[str]] = {}
+        for each in ids:
+            by_node.setdefault(self.node_of(each), []).append(each)
+        found: dict[str, Audit] = {}
+        for some in by_node.values():
+            with suppress(ServerError):
+                replies = self._do_apart([part_calls.audit(self.keys(each)) for each in some])
+                told = zip(some, replies, strict=True)
+                found |= {each: it for each, it in told if not isinstance(it, StreamqError)}
+        return found
+
+    def close_all(self, queue: str, closing: Sequence[tuple[str, float, int]]) -> list[str]:
+        """Do what ``close`` does for many requests: id, score, and when it may be purged.
+
+        It takes one round trip. Returns the ids of those that it took out of the open ones. Of the
+        others nothing is known.
+
+        Raises:
+            ServerError: the node does not answer.
+        """
+        keys = self._space.queue(queue)
+        replies = self._do_apart([queue_calls.close(keys, *each) for each in closing])
+        return [each[0] for each, reply in zip(closing, replies, strict=True) if reply is True]
 
     def ensure(self, request_id: str, audit: Audit) -> int:
         """Push what is missing of the tokens that an audit wants. Returns how many."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from streamq.driver.connection import Connection
 from streamq.driver.errors import RedisError
-from streamq.driver.lanes import Lane, pack
+from streamq.driver.lanes import Lane, packed_command
 from streamq.errors import StreamqError
 from streamq.protocol import request_calls
 from streamq.protocol.call import Call
@@ -61,7 +61,7 @@ class AppendPipeline:
         try:
             # The key says which node of a cluster the calls go to.
             self._lane = self._lane or self._connection.lane(self._keys.meta)
-            self._lane.send(pack(words))
+            self._lane.send(packed_command(words))
         except _BROKEN:
             self.close()
         lane = self._lane

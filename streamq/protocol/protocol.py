@@ -12,9 +12,10 @@ token if creating the request took more than 1 ms after a worker was woken.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from streamq.driver.connection import Connection
 from streamq.errors import (
@@ -38,7 +39,9 @@ from streamq.protocol.replies import (
 )
 from streamq.protocol.snapshot import Snapshot
 
-#: Of parts that have the same key, so many are found by it.
+T = TypeVar("T")
+
+#: The most parts that are found by one key.
 _MOST_OF_A_KEY = 100
 #: A worker that is woken before its request is there asks again for some milliseconds. If creating
 #: the request took longer than this (s), another token is pushed in case that worker gave up.
@@ -192,6 +195,66 @@ class Protocol(PartProtocol):
                 to = request_calls.first_tokens(policy).to
                 self.push(policy.queue, request_id, Tokens(0, to, look_ms))
 
+    def submit_apart(
+        self, policy: Policy, requests: Sequence[tuple[str, str, Sequence[bytes]]]
+    ) -> list[bool | StreamqError]:
+        """Do what ``submit`` does for many requests: id, cursor and entries of each.
+
+        It takes three round trips to each node. Returns for each whether it is new, or the error:
+        that of one says nothing about the others.
+        """
+        first = request_calls.first_tokens(policy)
+        queue = self._space.queue(policy.queue, first.to)
+        found: dict[str, bool | StreamqError] = {}
+        # "again": a janitor that saw a former request of the id must not close this one.
+        registered: list[int | StreamqError] = self._each(
+            [
+                queue_calls.mint(queue, request_id, Tokens(), register="again")
+                for request_id, *_ in requests
+            ]
+        )
+        by_node: dict[str, list[tuple[str, Call[tuple[bool, int]]]]] = {}
+        for request, reply in zip(requests, registered, strict=True):
+            request_id, cursor, entries = request
+            if isinstance(reply, StreamqError):
+                found[request_id] = reply
+                continue
+            call = request_calls.submit_new(self.keys(request_id), policy, cursor, entries)
+            by_node.setdefault(self.node_of(request_id), []).append((request_id, call))
+        pushing = []
+        for some in by_node.values():
+            made: list[tuple[bool, int] | StreamqError] = self._each([call for _, call in some])
+            for (request_id, _), told in zip(some, made, strict=True):
+                if isinstance(told, StreamqError):
+                    found[request_id] = told
+                    continue
+                found[request_id], look_ms = told
+                # Also of one that was there: perhaps its answer was lost, and its token not pushed.
+                tokens = Tokens(first.count, first.to, look_ms)
+                pushing.append(queue_calls.mint(queue, request_id, tokens))
+        # The next audit pushes what is not pushed now.
+        self._each(pushing)
+        return [found[request_id] for request_id, *_ in requests]
+
+    def _each(self, calls: Sequence[Call[T]]) -> list[T | StreamqError]:
+        """Make calls to one node, in one round trip if it answers. Returns replies or errors."""
+        found: list[T | StreamqError] = []
+        if not calls:
+            return found
+        with suppress(ServerError):
+            return self._do_apart(calls)
+        for call in calls:
+            # The first waits for the server as patiently as usual, and the others not again.
+            last = found[-1] if found else None
+            if isinstance(last, ServerError):
+                found.append(last)
+                continue
+            try:
+                found.append(self._do(call))
+            except StreamqError as error:
+                found.append(error)
+        return found
+
     def register_all(self, places: Iterable[tuple[str, str]]) -> None:
         """Register places, each with its queue: in one round trip where there is one server.
 
@@ -214,21 +277,24 @@ class Protocol(PartProtocol):
     ) -> tuple[Tokens, Tokens]:
         """Register a flow's places, each with its queue, and create it with all its parts.
 
-        It takes one round trip where there is one server. Returns the tokens to push.
+        It takes one round trip where there is one server, and wakes workers in the same. Returns
+        the tokens that are still to be pushed.
         """
         flow, digest = policy.flow, policy.digest
         assert flow
         self.learn(request_id, Shape.read(flow.shape))
         keys, parts = self.keys(request_id), len(entries) // 2
+        first = request_calls.first_tokens(policy)
         calls: list[Call[Any]] = [
             *self._registering(places),
             request_calls.open(keys, digest, policy),
             request_calls.lay(keys, digest, flow),
             request_calls.append(keys, 1, "", cursor, parts, entries),
             request_calls.seal(keys, parts, cursor),
+            queue_calls.mint(self._space.queue(policy.queue, first.to), request_id, first),
         ]
-        *_, (_, _, added), (_, sealed) = self._do_in_order(calls)
-        return added, sealed
+        *_, (_, _, added), (_, sealed), pushed = self._do_in_order(calls)
+        return replace(added, count=max(0, added.count - pushed)), sealed
 
     def unknown(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that no request has: in one round trip where there is one server."""

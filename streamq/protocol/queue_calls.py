@@ -5,7 +5,15 @@ from typing import Any
 
 from streamq.protocol.call import Call
 from streamq.protocol.keys import QueueKeys
-from streamq.protocol.replies import Beaten, MintMode, Register, Tick, Tokens, pairs, read_places
+from streamq.protocol.replies import (
+    Beaten,
+    MintMode,
+    Register,
+    Tick,
+    Tokens,
+    read_places,
+    two_by_two,
+)
 
 
 def mint(
@@ -48,7 +56,7 @@ def tick(
     ``looked``: those of the last tick that were looked at; they were lent until ``lent``.
     """
     args = {"limit": limit, "every_ms": every_ms, "lent": lent, "looked": looked}
-    return Call("tick", keys, args, _ticked)
+    return Call("tick", keys, args, _read_ticked)
 
 
 def aside(keys: QueueKeys, type: str) -> Call[bool]:
@@ -81,7 +89,7 @@ def beat(
         "lease_ms": lease_ms,
         "requests": requests,
     }
-    return Call("beat", keys, args, _beaten)
+    return Call("beat", keys, args, _read_beaten)
 
 
 def note(keys: QueueKeys, change: bytes) -> Call[bool]:
@@ -99,14 +107,14 @@ def show(keys: QueueKeys, told: bytes) -> Call[bool]:
     return Call("show", keys, {"told": told}, bool)
 
 
-def _beaten(reply: Sequence[int]) -> Beaten:
+def _read_beaten(reply: Sequence[int]) -> Beaten:
     forgotten, spans = reply
     return Beaten(forgotten, spans)
 
 
-def _ticked(reply: Sequence[Any]) -> Tick:
+def _read_ticked(reply: Sequence[Any]) -> Tick:
     now, wait_ms, due, *flat = reply
-    found = [(name, float(score)) for name, score in pairs(flat)]
+    found = [(name, float(score)) for name, score in two_by_two(flat)]
     strays = [(name, score) for name, score in found if not read_places([name])]
     known = [(name.decode(), score) for name, score in found[:due] if read_places([name])]
     return Tick(now, wait_ms, known, read_places([name for name, _ in found[due:]]), strays)

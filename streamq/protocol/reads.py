@@ -41,9 +41,12 @@ class Reads:
         """What every key begins with."""
         return self._space.prefix
 
-    def keys(self, request_id: str) -> RequestKeys:
-        """Return the keys of a request, or of a stage of a flow (``ID/2``)."""
-        return self._space.request(request_id, self._shapes.get(request_id))
+    def keys(self, request_id: str, guess: Shape | None = None) -> RequestKeys:
+        """Return the keys of a request, or of a stage of a flow (``ID/2``).
+
+        ``guess``: the shape of its flow, if nobody has told it.
+        """
+        return self._space.request(request_id, self._shapes.get(request_id, guess))
 
     def queue_keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue."""

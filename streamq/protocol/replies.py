@@ -196,7 +196,7 @@ class Collected(msgspec.Struct, frozen=True):
     within: str = ""
 
 
-def part_of(field: str) -> int:
+def part_of_field(field: str) -> int:
     """Return the number of the part whose result has that field: 17 for ``17``, ``17/3``."""
     return int(field.partition(".")[0].partition("/")[0])
 
@@ -204,10 +204,10 @@ def part_of(field: str) -> int:
 def read_tokens(reply: Sequence[Any]) -> Tokens:
     """Return the tokens that most replies end with."""
     count, to, look_ms, *more = reply
-    return Tokens(count, to.decode(), look_ms, read_others(more[0]) if more else ())
+    return Tokens(count, to.decode(), look_ms, read_other_stages(more[0]) if more else ())
 
 
-def read_others(flat: Sequence[Any]) -> tuple[StageTokens, ...]:
+def read_other_stages(flat: Sequence[Any]) -> tuple[StageTokens, ...]:
     """Return the tokens for other stages: place, queue, count, list, look, place, ..."""
     return tuple(
         StageTokens(place.decode(), queue.decode(), Tokens(count, to.decode(), look_ms))
@@ -228,13 +228,12 @@ def read_places(found: Iterable[bytes]) -> list[str]:
     """Return those that can be places: request ids, or stages of requests."""
     places = []
     for each in found:
-        with suppress(ValueError):
-            text = each.decode()
-            units.place(text)
+        text = each.decode("ascii", "replace")  # what is no ASCII becomes no name
+        if units.is_place(text):
             places.append(text)
     return places
 
 
-def pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+def two_by_two(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
     """Return the values two by two."""
     return zip(flat[::2], flat[1::2], strict=True)

@@ -6,15 +6,15 @@ from typing import Any
 
 from streamq.model import FlowPlan, Policy, State
 from streamq.protocol.call import Call
-from streamq.protocol.keys import RequestKeys, list_of
+from streamq.protocol.keys import RequestKeys, token_list_of
 from streamq.protocol.replies import (
     Appended,
     Collected,
     Opened,
     Tokens,
-    pairs,
-    part_of,
+    part_of_field,
     read_tokens,
+    two_by_two,
 )
 from streamq.protocol.snapshot import Snapshot
 
@@ -29,7 +29,7 @@ def open(keys: RequestKeys, digest: str, policy: Policy, source: bytes = b"") ->
         "delay_ms": policy.delay_ms,
         "fields": [*policy.fields, "source", source],
     }
-    return Call("open", keys, args, _opened)
+    return Call("open", keys, args, _read_opened)
 
 
 def lay(keys: RequestKeys, digest: str, flow: FlowPlan) -> Call[bool]:
@@ -63,7 +63,7 @@ def append(
         "records": records,
         "entries": entries,
     }
-    return Call("append", keys, args, _appended)
+    return Call("append", keys, args, _read_appended)
 
 
 def refuse(
@@ -71,7 +71,7 @@ def refuse(
 ) -> Call[tuple[bool, Tokens]]:
     """Count what cannot be loaded as a failed part. The reply is whether it is counted yet."""
     args = {"number": number, "after": after, "cursor": cursor, "failure": failure}
-    return Call("refuse", keys, args, _refused)
+    return Call("refuse", keys, args, _read_refused)
 
 
 def index(keys: RequestKeys, most: int, pairs: Sequence[str | int]) -> Call[int]:
@@ -96,9 +96,17 @@ def submit(keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[byt
     return Call("submit", keys, args, _look_ms)
 
 
+def submit_new(
+    keys: RequestKeys, policy: Policy, cursor: str, entries: Sequence[bytes]
+) -> Call[tuple[bool, int]]:
+    """Do the same. The reply is whether the request was not there before; and when to look."""
+    call = submit(keys, policy, cursor, entries)
+    return Call("submit", keys, call.args, _new_and_look_ms)
+
+
 def first_tokens(policy: Policy) -> Tokens:
     """Return the tokens that ``submit`` asks for: a caller need not wait for its reply."""
-    return Tokens(0 if policy.delay_ms else 1, list_of(policy.handler, policy.level))
+    return Tokens(0 if policy.delay_ms else 1, token_list_of(policy.handler, policy.level))
 
 
 def seal(keys: RequestKeys, total: int, cursor: str) -> Call[tuple[State, Tokens]]:
@@ -128,7 +136,7 @@ def set(
 
 def pause(keys: RequestKeys) -> Call[State]:
     """Start no more parts of a request."""
-    return Call("pause", keys, {}, _state)
+    return Call("pause", keys, {}, _read_state)
 
 
 def resume(keys: RequestKeys) -> Call[tuple[State, Tokens]]:
@@ -143,7 +151,7 @@ def cancel(keys: RequestKeys) -> Call[int]:
 
 def redrive(keys: RequestKeys, numbers: Iterable[int]) -> Call[tuple[int, State, Tokens]]:
     """Run failed parts again. The reply is how many, the state, and tokens to push."""
-    return Call("redrive", keys, {"numbers": list(numbers)}, _redriven)
+    return Call("redrive", keys, {"numbers": list(numbers)}, _read_redriven)
 
 
 def collect(
@@ -165,7 +173,7 @@ def collect(
         "max_bytes": max_bytes,
         "fields": forget,
     }
-    return Call("collect", keys, args, _collected)
+    return Call("collect", keys, args, _read_collected)
 
 
 def commit(
@@ -190,12 +198,12 @@ def settle(keys: RequestKeys, created_ms: int, run: int) -> Call[bool]:
 
 def expire(keys: RequestKeys) -> Call[State]:
     """End a request that is past its deadline. The reply is its state."""
-    return Call("expire", keys, {}, _state)
+    return Call("expire", keys, {}, _read_state)
 
 
 def inspect(keys: RequestKeys, request_id: str) -> Call[Snapshot]:
     """Read everything that is known of a request, at one moment."""
-    return Call("inspect", keys, {}, partial(_snapshot, request_id))
+    return Call("inspect", keys, {}, partial(_read_snapshot, request_id))
 
 
 def locate(keys: RequestKeys, numbers: Sequence[int]) -> Call[list[bytes]]:
@@ -207,19 +215,25 @@ def locate(keys: RequestKeys, numbers: Sequence[int]) -> Call[list[bytes]]:
 _list: Callable[[Any], list[bytes]] = list
 
 
-def _opened(reply: Sequence[Any]) -> Opened:
+def _read_opened(reply: Sequence[Any]) -> Opened:
     is_new, state, total, cursor = reply
     return Opened(bool(is_new), State(state.decode()), total, cursor.decode())
 
 
-def _appended(reply: Sequence[Any]) -> Appended:
+def _read_appended(reply: Sequence[Any]) -> Appended:
     total, cursor, *tokens = reply
     return total, cursor.decode(), read_tokens(tokens)
 
 
-def _refused(reply: Sequence[Any]) -> tuple[bool, Tokens]:
+def _read_refused(reply: Sequence[Any]) -> tuple[bool, Tokens]:
     is_counted, *tokens = reply
     return bool(is_counted), read_tokens(tokens)
+
+
+def _new_and_look_ms(reply: Sequence[Any]) -> tuple[bool, int]:
+    # A request that was there asks for nothing.
+    tokens, look_ms = reply
+    return int(tokens) > 0 or int(look_ms) > 0, int(look_ms)
 
 
 def _look_ms(reply: Sequence[Any]) -> int:
@@ -227,7 +241,7 @@ def _look_ms(reply: Sequence[Any]) -> int:
     return int(look_ms)
 
 
-def _state(reply: bytes) -> State:
+def _read_state(reply: bytes) -> State:
     return State(reply.decode())
 
 
@@ -237,28 +251,30 @@ def state_and_tokens(reply: Sequence[Any]) -> tuple[State, Tokens]:
     return State(state.decode()), read_tokens(tokens)
 
 
-def _redriven(reply: Sequence[Any]) -> tuple[int, State, Tokens]:
+def _read_redriven(reply: Sequence[Any]) -> tuple[int, State, Tokens]:
     redriven, state, count, to, look_ms, *refused = reply
     tokens = Tokens(count, to.decode(), look_ms, (), *refused)
     return redriven, State(state.decode()), tokens
 
 
-def _collected(reply: Sequence[Any]) -> Collected:
+def _read_collected(reply: Sequence[Any]) -> Collected:
     state, next_, left, *flat = reply
     if isinstance(next_, bytes):
         return _collected_of_flow(State(state.decode()), next_.decode(), left, flat)
-    results = [(int(number), result) for number, result in pairs(flat)]
+    results = [(int(number), result) for number, result in two_by_two(flat)]
     return Collected(State(state.decode()), next_, left, results)
 
 
 def _collected_of_flow(state: State, next_: str, left: int, flat: Sequence[Any]) -> Collected:
     fields = [field.decode() for field in flat[::2]]
-    results = [(part_of(field), result) for field, result in zip(fields, flat[1::2], strict=True)]
+    results = [
+        (part_of_field(field), result) for field, result in zip(fields, flat[1::2], strict=True)
+    ]
     within = next_ if "/" in next_ else ""
-    return Collected(state, part_of(next_), left, results, fields, within)
+    return Collected(state, part_of_field(next_), left, results, fields, within)
 
 
-def _snapshot(request_id: str, reply: Sequence[Any]) -> Snapshot:
+def _read_snapshot(request_id: str, reply: Sequence[Any]) -> Snapshot:
     counts = zip(_COUNTS, map(str, reply[: len(_COUNTS)]), strict=True)
-    fields = {name.decode(): value.decode() for name, value in pairs(reply[len(_COUNTS) :])}
+    fields = {name.decode(): value.decode() for name, value in two_by_two(reply[len(_COUNTS) :])}
     return Snapshot(request_id, fields | dict(counts))

@@ -28,14 +28,16 @@ class ScriptCache:
 
     def missing(self, node: Any) -> list[str]:
         """Return the names of our scripts that a node does not have."""
-        digests = map(lua.digest, lua.names())
+        digests = map(lua.script_digest, lua.script_names())
         there = self._connection.ask_node(node, "SCRIPT EXISTS", *digests)
-        return [name for name, is_there in zip(lua.names(), there, strict=True) if not is_there]
+        return [
+            name for name, is_there in zip(lua.script_names(), there, strict=True) if not is_there
+        ]
 
     def load(self, node: Any, names: list[str]) -> None:
         """Load scripts into a node."""
         for name in names:
-            self._connection.ask_node(node, "SCRIPT LOAD", lua.source(name))
+            self._connection.ask_node(node, "SCRIPT LOAD", lua.script_source(name))
 
     def fill(self) -> None:
         """Load what is missing, everywhere. A failure is logged once, until all goes well again.

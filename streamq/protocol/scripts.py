@@ -17,7 +17,7 @@ from streamq.driver.errors import (
     RedisError,
     ResponseError,
     ScriptNotLoaded,
-    ours,
+    our_error,
 )
 from streamq.errors import (
     BY_CODE,
@@ -33,7 +33,7 @@ from streamq.errors import (
 )
 from streamq.protocol.call import Call
 from streamq.protocol.keys import RequestKeys
-from streamq.protocol.lua import source
+from streamq.protocol.lua import script_source
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class Scripts:
         try:
             return self._connection.call_all(call.words() for call in calls)
         except _DRIVER_ERRORS as error:
-            meant = ours(error, self._connection.where)
+            meant = our_error(error, self._connection.where)
             if meant is None or isinstance(meant, ServerUnreachable):
                 raise (meant or error) from None
             return [error] * len(calls)
@@ -157,7 +157,7 @@ class Scripts:
     def _is_of_server(self, reply: Exception) -> bool:
         """Return whether the server refused a call, and not the script."""
         return isinstance(reply, NoScriptError) or isinstance(
-            ours(reply, self._connection.where), ServerError
+            our_error(reply, self._connection.where), ServerError
         )
 
     def _load_and_repeat(
@@ -227,11 +227,11 @@ class Scripts:
 
     def _load(self, call: Call[Any], *, everywhere: bool) -> None:
         key = call.words()[3]
-        self._connection.load_script(source(call.script), key, everywhere=everywhere)
+        self._connection.load_script(script_source(call.script), key, everywhere=everywhere)
 
     def _meant(self, error: Exception, call: Call[Any]) -> Exception:
         """Return what an error of the driver, or the refusal of a script, means to a caller."""
-        meant = ours(error, self._connection.where)
+        meant = our_error(error, self._connection.where)
         if meant or not isinstance(error, ResponseError):
             return meant or error
         code, _, why = str(error).partition(" ")

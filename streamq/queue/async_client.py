@@ -8,25 +8,31 @@ short calls.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeVar
 
 from streamq import units
-from streamq.errors import InvalidValue, ServerBusy, ServerUnreachable, WaitTimeout
+from streamq.errors import (
+    InvalidValue,
+    PartlySubmitted,
+    ServerBusy,
+    ServerUnreachable,
+    WaitTimeout,
+)
 from streamq.model import MAX_PART, PREFIX, Failure, Status
-from streamq.protocol.replies import part_of
+from streamq.protocol.replies import part_of_field
 from streamq.queue.client import Client
 from streamq.queue.loading import keep_registered
-from streamq.queue.request import REGISTER_EVERY_S, Request, decoded
+from streamq.queue.request import REGISTER_EVERY_S, Request, decoded_result
 from streamq.queue.results import ResultReader
 from streamq.records import encoding as codec
 
 T = TypeVar("T")
 
-#: So many calls of one client run at the same time; others wait for their turn.
+#: How many calls of one client run at the same time; others wait for their turn.
 _THREADS = 8
 #: A request is looked at after 5 ms, then after a tenth of the time that was waited so far.
 _SOONEST_S, _LATEST_S = 0.005, 0.5
@@ -80,6 +86,30 @@ class AsyncClient:
             raise InvalidValue("payloads come from an async iterator; give a list of them")
         made = await self._call(lambda: self._client().submit(payloads, handler=handler, **options))
         return AsyncRequest(made, self._call)
+
+    async def submit_many(
+        self,
+        requests: Mapping[str, Iterable[Any]] | Iterable[Iterable[Any]],
+        *,
+        handler: str,
+        **options: Any,
+    ) -> "list[AsyncRequest]":
+        """Submit many requests of the same options in few round trips, and return them in order.
+
+        It is ``Client.submit_many``, with its options and errors. If the task is cancelled
+        meanwhile, the submission goes on to its end.
+
+        Example:
+            sent = await client.submit_many([["a"], ["b", "c"]], handler="shout")
+        """
+        try:
+            made = await self._call(
+                lambda: self._client().submit_many(requests, handler=handler, **options)
+            )
+        except PartlySubmitted as error:
+            found = {each: AsyncRequest(made, self._call) for each, made in error.requests.items()}
+            raise PartlySubmitted(found, error.errors) from None
+        return [AsyncRequest(each, self._call) for each in made]
 
     async def get(self, request_id: str) -> "AsyncRequest":
         """Return the request with that id.
@@ -187,7 +217,7 @@ class AsyncRequest:
         while not reader.is_over:
             found = None
             with suppress(ServerBusy, ServerUnreachable):
-                found = await self._call(lambda: _read(reader, self.id))
+                found = await self._call(lambda: _read_decoded_results(reader, self.id))
             if found is None:
                 if not reader.is_over:
                     await pauses.next()
@@ -259,12 +289,12 @@ class _Pauses:
         await asyncio.sleep(pause)
 
 
-def _read(reader: ResultReader, request_id: str) -> list[tuple[int, Any]] | None:
+def _read_decoded_results(reader: ResultReader, request_id: str) -> list[tuple[int, Any]] | None:
     found = reader.read()
     if found is None:
         return None
     return [
-        (number, decoded(result, number, request_id))
-        for number, result in ((part_of(field), result) for field, result in found)
+        (number, decoded_result(result, number, request_id))
+        for number, result in ((part_of_field(field), result) for field, result in found)
         if result not in (codec.NOTHING, codec.FAILED)
     ]

@@ -11,7 +11,7 @@ from streamq import units
 from streamq.errors import InvalidValue, RequestExists, RequestUnknown
 from streamq.model import CHUNK_BYTES, CHUNK_PARTS, LIMIT, Callback, Event, Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.options import Named, policy
+from streamq.queue.options import Named, policy_of_options
 
 #: The handler that posts webhooks. Workers with ``--allow-post`` have it.
 WEBHOOK = "streamq.webhook"
@@ -87,7 +87,7 @@ def callbacks_of(
         "finally": ("finally_", finally_),
     }
     return tuple(
-        _callback(event, target, named(name), queue, keep)
+        _callback_of_target(event, target, named(name), queue, keep)
         for event, (name, target) in given.items()
         if target is not None
     )
@@ -112,7 +112,7 @@ def with_deadline(wanted: Policy, given: str | float, what: str) -> Policy:
     return msgspec.structs.replace(wanted, deadline_ms=round(moment * 1e3))
 
 
-def refuse_taken_names(protocol: Protocol, request_id: str, wanted: Policy) -> None:
+def refuse_taken_callback_ids(protocol: Protocol, request_id: str, wanted: Policy) -> None:
     """Refuse a new request if a callback of it could not be started: its id is taken, or too long.
 
     Raises:
@@ -133,11 +133,13 @@ def refuse_taken_names(protocol: Protocol, request_id: str, wanted: Policy) -> N
             ) from None
 
 
-def _callback(event: Event, target: Target, name: str, queue: str, keep: str | float) -> Callback:
+def _callback_of_target(
+    event: Event, target: Target, name: str, queue: str, keep: str | float
+) -> Callback:
     if isinstance(target, str):
         target = Webhook(target) if "://" in target else Start(handler=target)
     if isinstance(target, Webhook):
-        made = policy(
+        made = policy_of_options(
             handler=WEBHOOK,
             queue=target.queue or queue,
             level=_FIRST_LEVEL,
@@ -146,16 +148,18 @@ def _callback(event: Event, target: Target, name: str, queue: str, keep: str | f
             timeout="1m",
             keep=keep,
         )
-        return Callback(event=event, policy=made, url=_url(target.url, name))
+        return Callback(event=event, policy=made, url=_checked_webhook_url(target.url, name))
     if not isinstance(target, Start):
         raise InvalidValue(f"{name} is a {type(target).__name__}: give a handler, a Start or a URL")
     return Callback(
-        event=event, policy=_policy_of(target, queue, keep), payloads=_payloads(target, name)
+        event=event,
+        policy=_policy_of_start(target, queue, keep),
+        payloads=_callback_payloads(target, name),
     )
 
 
-def _policy_of(target: Start, queue: str, keep: str | float) -> Policy:
-    return policy(
+def _policy_of_start(target: Start, queue: str, keep: str | float) -> Policy:
+    return policy_of_options(
         handler=target.handler,
         queue=target.queue or queue,
         level=target.level,
@@ -171,7 +175,7 @@ def _policy_of(target: Start, queue: str, keep: str | float) -> Policy:
     )
 
 
-def _payloads(target: Start, name: str) -> list[Any] | None:
+def _callback_payloads(target: Start, name: str) -> list[Any] | None:
     if target.payloads is None:
         return None
     try:
@@ -186,7 +190,7 @@ def _payloads(target: Start, name: str) -> list[Any] | None:
     return list(target.payloads)
 
 
-def _url(url: str, name: str) -> str:
+def _checked_webhook_url(url: str, name: str) -> str:
     if not url.startswith(("http://", "https://")) or any(c <= " " or c > "~" for c in url):
         raise InvalidValue(f"{name} {url!r} is no URL that begins with https:// or http://")
     return url

@@ -15,7 +15,7 @@ from streamq.protocol.protocol import Protocol
 
 log = logging.getLogger(__name__)
 
-#: A name, or what was done, is cut after so many characters.
+#: After how many characters a name, or a description of a change, is cut.
 _MOST_CHARS = 200
 
 
@@ -32,7 +32,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str = ""
 
 
-def note(protocol: Protocol, queue: str, change: Change) -> None:
+def note_change(protocol: Protocol, queue: str, change: Change) -> None:
     """Write a change down. It is made already, so nothing that goes wrong here is raised."""
     cut = {name: getattr(change, name)[:_MOST_CHARS] for name in ("who", "what", "address")}
     try:
@@ -51,7 +51,7 @@ def read_changes(protocol: Protocol, queue: str, most: int = 1_000) -> list[Chan
     entries: list[tuple[int, bytes]] = []
     # A user file of before knows no log.
     with suppress(ServerRefused):
-        entries = glances.changes_of(protocol, queue, most)
+        entries = glances.changes_of_queue(protocol, queue, most)
     for at_ms, text in entries:
         with suppress(*UNREADABLE):
             change = msgspec.json.decode(text, type=Change)
@@ -59,7 +59,7 @@ def read_changes(protocol: Protocol, queue: str, most: int = 1_000) -> list[Chan
     return changes
 
 
-def describe(before: Status, changes: Mapping[str, object]) -> str:
+def describe_change(before: Status, changes: Mapping[str, object]) -> str:
     """Return what ``Request.set`` changes, in words: ``set limit 8 to 40``."""
     was: dict[str, object] = {"limit": before.limit, "level": before.level, "weight": before.weight}
     was["rate"] = "off" if before.rate_limit is None else f"{before.rate_limit:.4g}/s"
@@ -69,7 +69,7 @@ def describe(before: Status, changes: Mapping[str, object]) -> str:
     )
 
 
-def this_user() -> str:
+def user_who_changes() -> str:
     """Return who runs this process: the user and the machine."""
     try:
         user = getpass.getuser()

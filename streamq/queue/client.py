@@ -8,22 +8,58 @@ from typing import Any
 
 from streamq import units
 from streamq.driver.connection import Connection
-from streamq.errors import Damaged, InvalidValue, RequestUnknown, SettingsError, StreamqError
+from streamq.errors import (
+    Damaged,
+    InvalidValue,
+    PartlySubmitted,
+    RequestUnknown,
+    SettingsError,
+    StreamqError,
+)
 from streamq.flows.flow import Flow
 from streamq.flows.shape import Follow
 from streamq.model import LEVEL, LIMIT, MAX_PART, POISON, PREFIX, WEIGHT, Policy, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_names, with_deadline
+from streamq.queue.callbacks import Target, callbacks_of, refuse_taken_callback_ids, with_deadline
 from streamq.queue.fleet import check_fleet
-from streamq.queue.flow_policy import flow_policy, follow_of
+from streamq.queue.flow_policy import flow_policy, follow_of_stage
 from streamq.queue.gateway_calls import GatewayCalls, is_gateway
 from streamq.queue.gateway_client import GatewayQueue
 from streamq.queue.loading import keep_registered
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.queue.request import Request
 from streamq.queue.submission import Submission
+from streamq.queue.submitting_many import ManySubmissions, New, OneByOne
 from streamq.records.keys import MADE
-from streamq.settings import Settings, with_login
+from streamq.settings import Settings, url_with_login
+
+#: The options of ``submit`` that many requests can share.
+_OF_MANY = frozenset(
+    (
+        "queue",
+        "level",
+        "limit",
+        "rate",
+        "delay",
+        "start_at",
+        "retries",
+        "backoff",
+        "timeout",
+        "max_failures",
+        "keep",
+        "poison",
+        "labels",
+        "weight",
+        "canary",
+        "deadline",
+        "then",
+        "on_failure",
+        "finally_",
+        "key",
+        "track",
+        "trace",
+    )
+)
 
 
 class Client:
@@ -65,10 +101,12 @@ class Client:
         self._max_part = units.size_bytes(max_part, "max_part")
         units.name(prefix, "prefix")
         self._gateway: GatewayQueue | None = None
+        #: When the workers of a queue were last found to know flows.
+        self._checked: dict[str, float] = {}
         if is_gateway(url):
             self._gateway = GatewayQueue(GatewayCalls(url, settings), self._max_part)
             return
-        url = with_login(url, settings)
+        url = url_with_login(url, settings)
         self._protocol = Protocol(Connection(url), prefix)
         try:
             self._protocol.connection.check(
@@ -163,32 +201,30 @@ class Client:
             lines = (f"line {n}" for n in range(1_000))
             request = client.submit(lines, handler="shout", level=10, limit=4, id="nightly")
         """
-        if start_at is not None:
-            if delay is not None:
-                raise InvalidValue("give either delay or start_at")
-            delay = max(0.0, units.moment_s(start_at, "start_at") - time.time())
-        options: dict[str, Any] = {
-            "queue": queue,
-            "level": level,
-            "limit": limit,
-            "weight": weight,
-            "canary": canary,
-            "calls": callbacks_of(
-                queue=queue, keep=keep, then=then, on_failure=on_failure, finally_=finally_
-            ),
-            "rate": rate,
-            "delay": delay,
-            "retries": retries,
-            "backoff": backoff,
-            "timeout": timeout,
-            "max_failures": max_failures,
-            "keep": keep,
-            "poison": poison,
-            "key": MADE if callable(key) else key,
-            # As a tuple they can be a part of the cache's key.
-            "labels": units.labels(labels) if labels is not None else (),
-        }
-        meant = self._meant(handler, flow, options, follow_of(key=key, track=track, trace=trace))
+        options = _submission_options(
+            queue=queue,
+            level=level,
+            limit=limit,
+            rate=rate,
+            delay=delay,
+            start_at=start_at,
+            retries=retries,
+            backoff=backoff,
+            timeout=timeout,
+            max_failures=max_failures,
+            keep=keep,
+            poison=poison,
+            labels=labels,
+            weight=weight,
+            canary=canary,
+            then=then,
+            on_failure=on_failure,
+            finally_=finally_,
+            key=key,
+        )
+        meant = self._meant(
+            handler, flow, options, follow_of_stage(key=key, track=track, trace=trace)
+        )
         if deadline is not None:
             meant = with_deadline(meant, deadline, "deadline")
         if durable != 0:
@@ -201,13 +237,82 @@ class Client:
             return self._gateway.submit(
                 payloads, request_id, {"handler": handler, "deadline": deadline, **options}, durable
             )
-        refuse_taken_names(self._protocol, request_id, meant)
+        refuse_taken_callback_ids(self._protocol, request_id, meant)
         key_of = key if callable(key) else None
         submission = Submission(self._protocol, request_id, meant, self._max_part, key_of)
         submission.run(payloads, can_go_on=id is not None)
         if durable:
             submission.replicate(durable)
         return Request(self._protocol, request_id)
+
+    def submit_many(
+        self,
+        requests: "Mapping[str, Iterable[Any]] | Iterable[Iterable[Any]]",
+        *,
+        handler: str,
+        **options: Any,
+    ) -> "list[Request]":
+        """Submit many requests of the same options in few round trips, and return them in order.
+
+        ``requests`` are the payloads of each: a mapping from ids to payloads, or only the payloads,
+        and then each request gets an id of its own. The options are those of ``submit``, but for
+        ``id``, ``flow`` and ``durable``.
+
+        Up to 200 small requests go together. Each is one by itself all the same: if some cannot be
+        submitted, the others are. What was submitted stays, also if the call is interrupted or
+        reading a request's payloads raises an error. With ids the same call may be repeated: it
+        makes no request twice, and submits what is missing.
+
+        Raises:
+            InvalidValue: an option that cannot be; nothing is submitted.
+            PartlySubmitted: some requests were not submitted. Its ``errors`` says which, and why;
+                ``requests`` has the others. Of a request whose error is ``ServerUnreachable`` it is
+                not known: ``submit`` with its id finds it, or submits it.
+
+        Example:
+            sent = client.submit_many({"user-1": ["a"], "user-2": ["b", "c"]}, handler="shout")
+            print([request.wait().state for request in sent])
+        """
+        if others := options.keys() - _OF_MANY:
+            raise InvalidValue(f"submit_many does not take {sorted(others)[0]}")
+        meant = self._meant_of_many(handler, options)
+        if isinstance(requests, (str, bytes)) or not isinstance(requests, Iterable):
+            raise InvalidValue(f"requests are one {type(requests).__name__}; give a list of them")
+        has_ids = isinstance(requests, Mapping)
+        items = requests.items() if isinstance(requests, Mapping) else ((None, r) for r in requests)
+        asked = [New(units.request_id(each, self._team), payloads) for each, payloads in items]
+
+        def by_itself(request_id: str, payloads: Iterable[Any]) -> None:
+            self.submit(payloads, handler=handler, id=request_id, **options)
+
+        many = OneByOne(by_itself)
+        if not self._gateway:
+            many = ManySubmissions(
+                self._protocol, meant, self._max_part, by_itself, can_go_on=has_ids
+            )
+        many.run(asked)
+        found = {
+            request_id: self._gateway.known(request_id)
+            if self._gateway
+            else Request(self._protocol, request_id)
+            for request_id, _ in asked
+            if request_id not in many.errors
+        }
+        if many.errors:
+            raise PartlySubmitted(found, many.errors)
+        return list(found.values())
+
+    def _meant_of_many(self, handler: str, options: dict[str, Any]) -> Policy:
+        """Return the policy that ``submit`` makes of these options, and refuse what it refuses."""
+        given = {**options}
+        follow = follow_of_stage(
+            key=given.get("key", ""),
+            track=given.pop("track", False),
+            trace=given.pop("trace", False),
+        )
+        deadline = given.pop("deadline", None)
+        meant = self._meant(handler, None, _submission_options(**given), follow)
+        return meant if deadline is None else with_deadline(meant, deadline, "deadline")
 
     def _meant(
         self, handler: str | None, flow: Flow | None, options: dict[str, Any], follow: Follow
@@ -219,12 +324,12 @@ class Client:
         if flow is None and follow and not options["key"]:
             raise InvalidValue("track and trace are for flows")
         if flow is None:
-            return _policy_of({"handler": handler, **options})
+            return _policy_of_submission({"handler": handler, **options})
         if self._gateway:
             raise InvalidValue("a gateway does not take flows; use the URL of the server")
         meant = flow_policy(flow, options, follow=follow)
         assert meant.flow
-        check_fleet(self._protocol, meant.flow)
+        check_fleet(self._protocol, meant.flow, self._checked)
         return meant
 
     @property
@@ -289,6 +394,56 @@ class Client:
         self.close()
 
 
+def _submission_options(  # noqa: PLR0913  the options of a request are many and flat
+    *,
+    queue: str = "default",
+    level: int = LEVEL,
+    limit: int = LIMIT,
+    rate: str | None = None,
+    delay: str | float | None = None,
+    start_at: float | None = None,
+    retries: int | None = None,
+    backoff: str | float = "1s",
+    timeout: str | float | None = None,
+    max_failures: str | int | None = None,
+    keep: str | float = "7d",
+    poison: int = POISON,
+    labels: Mapping[str, str] | None = None,
+    weight: int = WEIGHT,
+    canary: int = 0,
+    then: Target | None = None,
+    on_failure: Target | None = None,
+    finally_: Target | None = None,
+    key: str | Callable[[Any], Any] = "",
+) -> dict[str, Any]:
+    """Return options of a request, for ``policy``."""
+    if start_at is not None:
+        if delay is not None:
+            raise InvalidValue("give either delay or start_at")
+        delay = max(0.0, units.moment_s(start_at, "start_at") - time.time())
+    return {
+        "queue": queue,
+        "level": level,
+        "limit": limit,
+        "weight": weight,
+        "canary": canary,
+        "calls": callbacks_of(
+            queue=queue, keep=keep, then=then, on_failure=on_failure, finally_=finally_
+        ),
+        "rate": rate,
+        "delay": delay,
+        "retries": retries,
+        "backoff": backoff,
+        "timeout": timeout,
+        "max_failures": max_failures,
+        "keep": keep,
+        "poison": poison,
+        "key": MADE if callable(key) else key,
+        # As a tuple they can be a part of the cache's key.
+        "labels": units.labels(labels) if labels is not None else (),
+    }
+
+
 def _check_iterable(payloads: object) -> None:
     """Raise InvalidValue for what is one payload, or would be taken for something else."""
     kind = type(payloads).__name__
@@ -301,13 +456,13 @@ def _check_iterable(payloads: object) -> None:
         raise InvalidValue(f"payloads are one {kind}; give a list of them")
 
 
-def _policy_of(options: dict[str, Any]) -> Policy:
+def _policy_of_submission(options: dict[str, Any]) -> Policy:
     try:
         return _cached_policy(**options)
     except TypeError:
         # An option that cannot be hashed cannot be cached. This raises the proper error.
-        return policy(**options)
+        return policy_of_options(**options)
 
 
 #: Most requests of a program have the same options.
-_cached_policy = lru_cache(64, typed=True)(policy)
+_cached_policy = lru_cache(64, typed=True)(policy_of_options)

@@ -10,22 +10,22 @@ from streamq.errors import UNREADABLE
 from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
 from streamq.records import about
-from streamq.records.arrow import TABLE_FORMATS, json_of, rows_of
-from streamq.records.decoding import TEXT_FORMATS, bare, records_in
-from streamq.records.references import Reader
+from streamq.records.arrow import TABLE_FORMATS, json_of_rows, rows_of_table
+from streamq.records.decoding import TEXT_FORMATS, records_in, without_line_ending
+from streamq.records.references import ReferenceReader
 
-#: A failure has so many bytes of its record at most, and all failures so many together.
+#: The most bytes of its record that a failure has, and the most of all failures together.
 MOST_INPUT = 2**16
 MOST_INPUTS = 2**26
 #: How many parts are read at once: each may have 1 MiB.
 _PARTS = 8
 
 
-def with_inputs(
+def failures_with_inputs(
     protocol: Protocol,
     request_id: str,
     failures: Sequence[Failure],
-    reader: Reader | None = None,
+    reader: ReferenceReader | None = None,
 ) -> Iterator[Failure]:
     """Yield the failures, each with the record it is about, or the part that failed as a whole.
 
@@ -42,15 +42,15 @@ def with_inputs(
         found = dict(zip(some, protocol.entries_of(request_id, some), strict=True))
         while place < len(failures) and failures[place].part in found and room > 0:
             part = found[failures[place].part]
-            part = _fetched(part, spec, reader) if part and reader else part
-            failure = _with_input(failures[place], part, spec)
+            part = _part_with_its_bytes(part, spec, reader) if part and reader else part
+            failure = _failure_with_input(failures[place], part, spec)
             room -= len(failure.input or failure.input_base64)
             yield failure
             place += 1
     yield from failures[place:]
 
 
-def _fetched(part: Part, spec: Spec, reader: Reader) -> Part | None:
+def _part_with_its_bytes(part: Part, spec: Spec, reader: ReferenceReader) -> Part | None:
     """Return a part with the bytes that it refers to; None where they cannot be read any more."""
     place = about.Place.of(part.about, spec)
     if place is None:
@@ -59,21 +59,21 @@ def _fetched(part: Part, spec: Spec, reader: Reader) -> Part | None:
         if spec.format in TABLE_FORMATS:
             payload = reader.read_table(place.source, part.payload, spec.format)
         else:
-            payload = reader.read(place.source, part.payload, is_whole=False)
+            payload = reader.read(place.source, part.payload, spec)
     except (Abandon, OSError, *UNREADABLE):
         return None
     return msgspec.structs.replace(part, payload=payload)
 
 
-def _with_input(failure: Failure, part: Part | None, spec: Spec) -> Failure:
+def _failure_with_input(failure: Failure, part: Part | None, spec: Spec) -> Failure:
     if part is None:
         return failure
     data = part.payload
     if spec.format in TABLE_FORMATS:
-        data = _row_of(part, failure)
+        data = _row_of_failed_record(part, failure)
     elif failure.record and spec.format in TEXT_FORMATS and not failure.records:
         records = records_in(part, spec)[failure.record - 1 : failure.record]
-        data = bare(records[0]) if records else b""
+        data = without_line_ending(records[0]) if records else b""
     text: str | None = None
     is_cut = len(data) > MOST_INPUT
     data = data[:MOST_INPUT]
@@ -87,20 +87,20 @@ def _with_input(failure: Failure, part: Part | None, spec: Spec) -> Failure:
     return msgspec.structs.replace(failure, input=text, input_is_cut=is_cut)
 
 
-def _row_of(part: Part, failure: Failure) -> bytes:
+def _row_of_failed_record(part: Part, failure: Failure) -> bytes:
     """Return the row that failed, as JSON; nothing of a whole table."""
     if not failure.record or failure.records:
         return b""
-    rows = rows_of(part.payload.slice(failure.record - 1, 1))  # type: ignore[attr-defined]
-    return json_of(rows[0]) if rows else b""
+    rows = rows_of_table(part.payload.slice(failure.record - 1, 1))  # type: ignore[attr-defined]
+    return json_of_rows(rows[0]) if rows else b""
 
 
 def _is_text(data: bytes) -> bool:
     """Return whether data that were cut off are UTF-8 but for the last character."""
-    return any(_decodes(data[: len(data) - cut]) for cut in range(4))
+    return any(_decodes_as_text(data[: len(data) - cut]) for cut in range(4))
 
 
-def _decodes(data: bytes) -> bool:
+def _decodes_as_text(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:

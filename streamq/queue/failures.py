@@ -7,10 +7,10 @@ import msgspec
 from streamq.errors import UNREADABLE
 from streamq.model import Failure, Part
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import part_of
+from streamq.protocol.replies import part_of_field
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.flow_status import places_of, stage_name
-from streamq.records.about import Place, origin_of
+from streamq.queue.flow_status import places_of_stages, stage_name
+from streamq.records.about import Place, item_of_about
 
 #: How many parts are located in one call: the server reads each of them with its payload.
 _LOCATED = 50
@@ -30,7 +30,9 @@ def flow_failures(protocol: Protocol, found: Snapshot) -> list[Failure]:
     ``part`` is the number of the input, and ``item`` says which child of it. A part of a reduce
     has 1, as its result has; one of a tree is called by what arrived, such as ``1001-2000``.
     """
-    return [failure for place in places_of(found) for failure in _stage_failures(protocol, place)]
+    return [
+        failure for place in places_of_stages(found) for failure in _stage_failures(protocol, place)
+    ]
 
 
 def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
@@ -42,7 +44,7 @@ def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
         some = failed[first : first + _LOCATED]
         abouts = protocol.locate(place, [number for number, _ in some])
         for (number, text), about in zip(some, abouts, strict=True):
-            item = origin_of(Part(number, b"", about))
+            item = item_of_about(Part(number, b"", about))
             where = Place.of(about, spec)
             for failure in read_failures(text):
                 # A worker knows the line of each record; a janitor says nothing of where it was.
@@ -51,11 +53,11 @@ def _stage_failures(protocol: Protocol, place: str) -> list[Failure]:
                     source = {"source": where.source, "line": where.line}
                 told.append(
                     msgspec.structs.replace(
-                        failure, part=_input_of(item), item=item, stage=name, **source
+                        failure, part=_input_of_failed_record(item), item=item, stage=name, **source
                     )
                 )
     return told
 
 
-def _input_of(item: str) -> int:
-    return 1 if "-" in item else part_of(item)
+def _input_of_failed_record(item: str) -> int:
+    return 1 if "-" in item else part_of_field(item)

@@ -19,7 +19,7 @@ from streamq.protocol import lookups
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.failures import read_failures
-from streamq.queue.flow_status import places_of, stage_name
+from streamq.queue.flow_status import places_of_stages, stage_name
 from streamq.records import encoding as codec
 from streamq.records.keys import MADE, WHOLE, stored_key
 
@@ -29,7 +29,7 @@ Where = Literal["", "waits", "waiting", "running", "retry", "done", "failed", "d
 _UNFINISHED: tuple[Where, ...] = ("retry", "running", "waiting")
 #: Most children of one part.
 _CHILDREN = MOST_CHILDREN
-#: Items are looked for under the names of so many redrives at most.
+#: Items are looked for under the names of this many redrives at most.
 _MOST_RUNS = 50
 _PARKED = "-"
 #: Stands for the result of an item that dropped out, or failed; as in ``lua/lib/handover.lua``.
@@ -118,7 +118,7 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
     """
     found = protocol.inspect(request_id)
     if item:
-        return Walk(protocol, found).item(_checked(item))
+        return ItemWalk(protocol, found).item(_checked_item(item))
     key, name = stored_key(value), found.optional_text("key")
     if not name:
         raise InvalidValue(
@@ -131,7 +131,7 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
     numbers = [number for number in numbers if number <= found.known_count("total")]
     if not numbers:
         return None
-    first = Walk(protocol, found).item(str(numbers[0]))
+    first = ItemWalk(protocol, found).item(str(numbers[0]))
     assert first
     return msgspec.structs.replace(
         first,
@@ -141,7 +141,7 @@ def find_item(protocol: Protocol, request_id: str, value: Any, item: str = "") -
     )
 
 
-def requests_with(
+def requests_with_item(
     protocol: Protocol, ids: Sequence[str], key: str, value: str, flow: str = ""
 ) -> list[str]:
     """Return those of the requests that have the key, the newest first."""
@@ -156,7 +156,7 @@ def requests_with(
     return [each for each, numbers in zip(newest, found, strict=True) if numbers]
 
 
-class Walk:
+class ItemWalk:
     """Follows one item through the stages of its request."""
 
     def __init__(self, protocol: Protocol, found: Snapshot) -> None:
@@ -166,7 +166,7 @@ class Walk:
         #: A plain request is a flow of one stage whose parts keep their numbers.
         self._shape = Shape.read(spec.shape) if spec.stage else Shape(("map",))
         self._is_flow = bool(spec.stage)
-        self._stages = [found, *(protocol.inspect(place) for place in places_of(found)[1:])]
+        self._stages = [found, *(protocol.inspect(place) for place in places_of_stages(found)[1:])]
         runs = found.fields.get("runs", "") if self._is_flow else str(found.count("redrives"))
         #: What a redrive adds to the name of an item.
         self._runs = range(1, min(_MOST_RUNS, int(runs or 0)) + 1)
@@ -177,7 +177,7 @@ class Walk:
         if not 0 < int(number) <= self._stages[0].known_count("total"):
             return None
         stages = list(self._walk([number], below))
-        stage, where = _whereabouts(stages)
+        stage, where = _stage_of_item(stages)
         return Item(request=self._id, item=origin, stage=stage, where=where, stages=stages)
 
     def _walk(self, names: list[str], below: list[str]) -> Iterator[ItemStage]:
@@ -279,7 +279,10 @@ class Walk:
         """Return where parts of a stage are."""
         own = self._stages[number - 1]
         delivered = own.count("delivered")
-        return [_part(each, delivered) for each in lookups.parts(self._protocol, own.id, parts)]
+        return [
+            _item_part(each, delivered)
+            for each in lookups.look_up_parts(self._protocol, own.id, parts)
+        ]
 
     def _join(self, number: int, parents: list[ItemPart]) -> ItemStage:
         asked = [f"{part.item}{mark}" for part in parents for mark in ("", "#", "@")]
@@ -348,7 +351,7 @@ class Walk:
         for part, called in zip(stage.parts, asked, strict=True):
             values = [value for each in called if (value := told[f"{each}{suffix}"])]
             is_over = part.where == "done" and values and values[-1] != _FAILED
-            parts.append(_with_result(part, values[-1]) if is_over else part)
+            parts.append(_stage_with_result(part, values[-1]) if is_over else part)
         return msgspec.structs.replace(stage, parts=parts)
 
     def _valued_spread(self, stage: ItemStage, names: list[str]) -> ItemStage:
@@ -356,22 +359,22 @@ class Walk:
         if self._shape.follow != "trace" or len(stage.parts) != 1 or not names:
             return stage
         told = self._asked("trace", [f"{name}:{stage.number}" for name in names])
-        values = [_value(each) for each in told if each]
+        values = [_handler_value(each) for each in told if each]
         return msgspec.structs.replace(
             stage, parts=[msgspec.structs.replace(stage.parts[0], result=values)]
         )
 
     def _asked(self, name: str, asked: list[str]) -> list[bytes | None]:
-        return lookups.fields(self._protocol, self._id, name, asked)
+        return lookups.look_up_fields(self._protocol, self._id, name, asked)
 
 
-def _checked(item: str) -> str:
+def _checked_item(item: str) -> str:
     if not _ITEM.fullmatch(item):
         raise InvalidValue(f"{item!r} is no item: write the number of an input, or 17/3 of a child")
     return item
 
 
-def _part(found: lookups.PartReads, delivered: int) -> ItemPart:
+def _item_part(found: lookups.PartReads, delivered: int) -> ItemPart:
     failure = read_failures(found.failed)[0] if found.failed else Failure(error="")
     where: Where = "done"
     if found.failed is not None:
@@ -391,13 +394,13 @@ def _part(found: lookups.PartReads, delivered: int) -> ItemPart:
     )
 
 
-def _with_result(part: ItemPart, value: bytes) -> ItemPart:
+def _stage_with_result(part: ItemPart, value: bytes) -> ItemPart:
     if value == _NOTHING:
         return msgspec.structs.replace(part, where="dropped")
-    return msgspec.structs.replace(part, result=_value(value))
+    return msgspec.structs.replace(part, result=_handler_value(value))
 
 
-def _value(result: bytes) -> Any:
+def _handler_value(result: bytes) -> Any:
     """Return what a handler returned; of several records, a list."""
     try:
         values = [codec.decode_item(item) for item in codec.decode_result(result)[0]]
@@ -406,7 +409,7 @@ def _value(result: bytes) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _whereabouts(stages: list[ItemStage]) -> tuple[str, Where]:
+def _stage_of_item(stages: list[ItemStage]) -> tuple[str, Where]:
     """Return the first stage in which something is unfinished, or else the last one it came to."""
     for stage in stages:
         for where in _UNFINISHED:

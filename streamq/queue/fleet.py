@@ -1,5 +1,8 @@
 """The workers of a queue, as their heartbeats describe them."""
 
+import math
+import time
+
 import msgspec
 
 from streamq import units
@@ -10,6 +13,8 @@ from streamq.queue.told import Tally
 
 #: The first version of the protocol whose workers can run a stage of a flow.
 _FLOWS_SINCE = 3
+#: Who submits many small flows looks at the workers of a queue once in this time.
+_GOOD_FOR_S = 1.0
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,10 +77,10 @@ class WorkerDetails(msgspec.Struct, frozen=True, kw_only=True):
 def live_workers(protocol: Protocol, queue: str) -> list[WorkerDetails]:
     """Return the live workers of a queue, by name."""
     found = protocol.workers(units.name(queue, "queue"))
-    return [read_details(name, details, queue) for name, details in sorted(found.items())]
+    return [read_worker_details(name, details, queue) for name, details in sorted(found.items())]
 
 
-def pace_of(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
+def pace_of_handler(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
     """Return what the live workers of a queue know of a handler; None if none of them says."""
     found = [each.paces.get(handler) for each in live_workers(protocol, queue)]
     paces = [pace for pace in found if pace]
@@ -96,11 +101,14 @@ def pace_of(protocol: Protocol, queue: str, handler: str) -> HandlerPace | None:
 def pools_heard(protocol: Protocol, queue: str) -> dict[str, float]:
     """Return when each live pool of a queue was last heard, by the server's clock (ms)."""
     found = protocol.beats(queue)
-    pools = ((read_details(name, details, queue).pool, at) for name, (at, details) in found.items())
+    pools = (
+        (read_worker_details(name, details, queue).pool, at)
+        for name, (at, details) in found.items()
+    )
     return {pool: at_ms for pool, at_ms in pools if pool}
 
 
-def read_details(name: str, details: bytes, queue: str) -> WorkerDetails:
+def read_worker_details(name: str, details: bytes, queue: str) -> WorkerDetails:
     """Return what a worker says of itself, or only its name where that cannot be read."""
     try:
         return msgspec.json.decode(details, type=WorkerDetails)
@@ -109,12 +117,19 @@ def read_details(name: str, details: bytes, queue: str) -> WorkerDetails:
         return WorkerDetails(name=name, queue=queue)
 
 
-def check_fleet(protocol: Protocol, plan: FlowPlan) -> None:
+def check_fleet(
+    protocol: Protocol, plan: FlowPlan, checked: dict[str, float] | None = None
+) -> None:
     """Raise FleetTooOld if a live worker of one of the queues cannot run flows.
 
     Such a worker runs no part of a flow wrongly. It takes tokens of the flow and drops them.
+    ``checked`` has when a queue was last found good: within a second it is not asked again.
     """
+    checked = {} if checked is None else checked
     for queue in sorted({stage.policy.queue for stage in plan.stages}):
+        if time.monotonic() - checked.get(queue, -math.inf) < _GOOD_FOR_S:
+            continue
+        checked.pop(queue, None)
         old = [each for each in live_workers(protocol, queue) if each.protocol < _FLOWS_SINCE]
         if old:
             many = "1 worker" if len(old) == 1 else f"{len(old)} workers"
@@ -122,3 +137,4 @@ def check_fleet(protocol: Protocol, plan: FlowPlan) -> None:
                 f"{many} of queue {queue} cannot run flows, such as {old[0].name} (streamq "
                 f"{old[0].version or '?'}): upgrade or stop what is so old, then submit again"
             )
+        checked[queue] = time.monotonic()

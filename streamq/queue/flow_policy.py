@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from streamq.errors import InvalidValue
-from streamq.flows.flow import Flow, Stage, window
+from streamq.flows.flow import Flow, Stage, window_bounds
 from streamq.flows.shape import Follow, Shape
 from streamq.model import WEIGHT, FlowPlan, Policy, Spec, StagePlan
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.records.decoding import ITEMS
 
 
@@ -36,18 +36,18 @@ def flow_policy(
     """
     shape = msgspec.structs.replace(flow.shape, follow=follow)
     stages = tuple(
-        _plan(shape, number, each, common, spec, served)
+        _stage_plan(shape, number, each, common, spec, served)
         for number, each in enumerate(flow.stages, 1)
     )
     return msgspec.structs.replace(stages[0].policy, flow=FlowPlan(flow.name, stages))
 
 
-def follow_of(*, key: object, track: bool, trace: bool) -> Follow:
+def follow_of_stage(*, key: object, track: bool, trace: bool) -> Follow:
     """Return what is kept of each item on its way, by the options that ask for it."""
     return "trace" if trace else "track" if track or key else ""
 
 
-def shares(stages: int, weight: int) -> list[int]:
+def shares_of_stages(stages: int, weight: int) -> list[int]:
     """Return the weights of the stages: together about that of one request, the last the largest.
 
     None is below 2: with 1 the workers of a fleet would wake up one after the other.
@@ -59,7 +59,7 @@ def shares(stages: int, weight: int) -> list[int]:
     return [max(2, share * weight // WEIGHT) for share in [*[each] * (stages - 1), last]]
 
 
-def _plan(
+def _stage_plan(
     shape: Shape,
     number: int,
     stage: Stage,
@@ -69,14 +69,14 @@ def _plan(
 ) -> StagePlan:
     has_window = number > 1 and stage.kind in ("map", "spread")
     try:
-        bounds = window(stage.window) if has_window else (0, 0)
+        bounds = window_bounds(stage.window) if has_window else (0, 0)
         own = {
             name: value
             for name, value in msgspec.structs.asdict(stage).items()
             if value is not None
             and name not in ("kind", "handler", "window", "on_failure", "width")
         }
-        share = shares(len(shape), common.get("weight", WEIGHT))[number - 1]
+        share = shares_of_stages(len(shape), common.get("weight", WEIGHT))[number - 1]
         options = {**common, "weight": share, **own}
         options["handler"] = served.get(stage.handler, stage.handler)
         if served:
@@ -95,6 +95,8 @@ def _plan(
             on_failure=stage.on_failure,
             width=stage.width or 0,
         )
-        return StagePlan(kind=stage.kind, policy=policy(**options, spec=told), window=bounds)
+        return StagePlan(
+            kind=stage.kind, policy=policy_of_options(**options, spec=told), window=bounds
+        )
     except InvalidValue as error:
         raise InvalidValue(f"stage {number} ({stage.handler}): {error}") from None

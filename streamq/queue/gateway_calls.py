@@ -25,7 +25,7 @@ from streamq.errors import (
 )
 from streamq.settings import Settings
 
-#: A call waits at most 50 s at a gateway. Without an answer for so long, the connection is dead.
+#: A call waits at most 50 s at a gateway. After this time without an answer the connection is dead.
 SILENCE_S = 75.0
 #: The pause before a call is repeated: the first one, and the longest.
 PAUSE_S = (0.1, 3.0)
@@ -80,7 +80,7 @@ class GatewayCalls:
         address = (found.hostname, found.port)
         self._connect: Callable[[], http.client.HTTPConnection]
         if found.scheme.lower() == "https":
-            tls = _tls(settings)
+            tls = _tls_to_gateway(settings)
             self._connect = lambda: http.client.HTTPSConnection(
                 *address, timeout=SILENCE_S, context=tls
             )
@@ -129,7 +129,7 @@ class GatewayCalls:
             raise ServerUnreachable(f"no gateway answers at {self.url}: {error!r}") from None
         if response.status < 300:
             return text
-        raise _error(response, text)
+        raise _error_of_gateway(response, text)
 
     def _connection(self) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
@@ -139,14 +139,14 @@ class GatewayCalls:
         return connection
 
 
-def _tls(settings: Settings) -> ssl.SSLContext:
+def _tls_to_gateway(settings: Settings) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=settings.tls_ca_file or None)
     if settings.tls_cert_file:
         context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file or None)
     return context
 
 
-def _error(response: http.client.HTTPResponse, text: bytes) -> StreamqError:
+def _error_of_gateway(response: http.client.HTTPResponse, text: bytes) -> StreamqError:
     """Return the error that the gateway was told of, as a client of the server would raise it."""
     try:
         problem = msgspec.json.decode(text, type=_Problem)

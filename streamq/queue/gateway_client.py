@@ -113,7 +113,7 @@ class GatewayRequest(Request):
 
     def status(self) -> Status:
         """Return where the request stands now, and its counts."""
-        return _read(self._calls.call("GET", self._path), Status)
+        return _read_answer(self._calls.call("GET", self._path), Status)
 
     def wait(self, timeout: str | float | None = None) -> Status:
         """Wait until the request has ended, and return its last status."""
@@ -123,7 +123,7 @@ class GatewayRequest(Request):
             left_s = _WAIT_S if until is None else until - time.monotonic()
             path = f"{self._path}/wait?wait_s={max(0.0, min(_WAIT_S, left_s)):.3f}"
             with suppress(ServerBusy, ServerUnreachable):
-                status = _read(self._calls.call("GET", path), Status)
+                status = _read_answer(self._calls.call("GET", path), Status)
                 if not status.state.is_live:
                     return status
             if left_s <= 0:
@@ -167,7 +167,7 @@ class GatewayRequest(Request):
         after: int | None = 0
         while after is not None:
             path = f"{self._path}/errors?after={after}&most=1000"
-            page = _read(self._calls.call("GET", path), _Errors)
+            page = _read_answer(self._calls.call("GET", path), _Errors)
             found += page.errors
             after = page.after
         return found
@@ -223,7 +223,7 @@ class GatewayRequest(Request):
         self._calls.call("DELETE", self._path)
 
     def _act(self, word: str) -> int:
-        return _read(self._calls.call("POST", f"{self._path}/{word}"), _Controlled).parts
+        return _read_answer(self._calls.call("POST", f"{self._path}/{word}"), _Controlled).parts
 
 
 class GatewayQueue:
@@ -250,7 +250,7 @@ class GatewayQueue:
         said |= {"id": request_id, "labels": dict(options["labels"])}
         parts = (self._part(number, each) for number, each in enumerate(payloads, 1))
         # Which way is gone depends on the payloads alone, so that the same call finds the same.
-        chunks = _chunks(parts)
+        chunks = _chunks_for_gateway(parts)
         first, second = next(chunks, []), next(chunks, None)
         if second is None:
             self._calls.call("POST", "/v1/requests", {**said, "parts": first})
@@ -262,7 +262,7 @@ class GatewayQueue:
         self, said: dict[str, Any], request_id: str, chunks: Iterator[list[msgspec.Raw]]
     ) -> None:
         text = self._calls.call("POST", "/v1/requests", {**said, "state": "loading"})
-        status = _read(text, Status)
+        status = _read_answer(text, Status)
         request = GatewayRequest(self._calls, request_id)
         path, there, total = request._path, status.parts.total, 0
         try:
@@ -290,12 +290,18 @@ class GatewayQueue:
             )
         size = len(value) if isinstance(value, bytes) else 0
         try:
-            said = msgspec.json.encode(_plain(value) if isinstance(value, bytes) else value)
+            said = msgspec.json.encode(
+                _text_or_base64(value) if isinstance(value, bytes) else value
+            )
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidValue(f"part {number} cannot be written as JSON: {error}") from None
         if (size or len(said)) > self._max_part:
             raise PartTooLarge(f"part {number} has more than the {self._max_part} bytes allowed")
         return msgspec.Raw(said)
+
+    def known(self, request_id: str) -> Request:
+        """Return a request that is known to be there."""
+        return GatewayRequest(self._calls, request_id)
 
     def get(self, request_id: str) -> Request:
         """Return the request with that id."""
@@ -306,7 +312,7 @@ class GatewayQueue:
     def list(self, queue: str, *, ended: bool) -> list[Status]:
         """Return the status of unfinished requests, or of the ended ones, oldest first."""
         asked = urlencode({"queue": queue, "ended": int(ended), "most": _LISTED})
-        listed = _read(self._calls.call("GET", f"/v1/requests?{asked}"), _Listed)
+        listed = _read_answer(self._calls.call("GET", f"/v1/requests?{asked}"), _Listed)
         found = []
         for entry in listed.requests:
             if entry.state.is_live != ended:
@@ -324,14 +330,14 @@ class GatewayQueue:
         return self._calls.url
 
 
-def _plain(value: bytes) -> dict[str, Any]:
+def _text_or_base64(value: bytes) -> dict[str, Any]:
     try:
         return {"text": value.decode()}
     except UnicodeDecodeError:
         return {"base64": value}
 
 
-def _chunks(parts: Iterator[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
+def _chunks_for_gateway(parts: Iterator[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
     """Yield parts in lists that one call can carry."""
     chunk: list[msgspec.Raw] = []
     size = 0
@@ -346,6 +352,6 @@ def _chunks(parts: Iterator[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
         yield chunk
 
 
-def _read(text: bytes, kind: type[T]) -> T:
+def _read_answer(text: bytes, kind: type[T]) -> T:
     with damaged_if_unreadable("what the gateway answered"):
         return msgspec.json.decode(text, type=kind)

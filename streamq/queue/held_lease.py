@@ -22,7 +22,7 @@ import msgspec
 from streamq.errors import Damaged, ProtocolError, ServerError, StreamqError
 from streamq.model import Part
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant, Outcome, PassedPart, Terms, Tokens
+from streamq.protocol.replies import Grant, Outcome, PassedPart, Terms, Token, Tokens
 from streamq.queue.lease_book import LeaseBook
 from streamq.queue.outages import Outage
 from streamq.queue.outcomes import PartDone, PartNotDone
@@ -75,11 +75,12 @@ class HeldLease:
         """
         self._host = host
         self.book = book
-        self._insist = insist if is_insisting else _ask_once
+        self._insist = insist_until_answered if is_insisting else _ask_once
         self.holder = holder
         self.request_id = request_id
-        #: Both are known when the claim is granted.
+        #: As the token said, and then the claim.
         self.handler = ""
+        #: It is known when the claim is granted.
         self.created_ms = 0
         #: When the claim was sent, and when the batch at hand came.
         self.asked_at = self.handed_at = time.monotonic()
@@ -94,6 +95,13 @@ class HeldLease:
         self.facts = ""
         self.records = 0
         self.size = 0
+        #: How many parts for the next stage are among them.
+        self.handed = 0
+        #: Takes a token for a later stage of the flow out of what is to be pushed. A host sets it
+        #: if nothing else was there to be run when its own token came: then it goes on by itself.
+        self.keep_one: Callable[[str, Tokens], tuple[Token | None, Tokens]] | None = None
+        #: The token that was kept.
+        self.follow: Token | None = None
         #: The part that runs, or ran last since the last ``finish``.
         self.part: Part | None = None
 
@@ -106,6 +114,7 @@ class HeldLease:
         """Keep a result until ``finish`` sends it."""
         if outcome.passed:
             self.passed.append(outcome.passed)
+            self.handed += len(outcome.passed.payloads)
         else:
             self.results += (part.number, outcome.result)
         self.records += outcome.records
@@ -133,7 +142,8 @@ class HeldLease:
             )
         book.answered()
         book.count_finished(self.handler, grant.counted, records)
-        self.results, self.passed, self.records, self.size, self.part = [], [], 0, 0, None
+        self.results, self.passed, self.part = [], [], None
+        self.records = self.size = self.handed = 0
         is_suspect = any(part.is_suspect for part in grant.parts)
         if grant.word == "late" or (is_suspect and not is_alone):
             self.release()
@@ -148,7 +158,10 @@ class HeldLease:
             self.handed_at = time.monotonic()
             self._deal(grant)
         host.note_end(self.request_id, grant)
-        host.push(self.request_id, grant.tokens)
+        tokens = grant.tokens
+        if self.keep_one and not grant.parts and tokens.others:
+            self.follow, tokens = self.keep_one(self.request_id, tokens)
+        host.push(self.request_id, tokens)
         return grant
 
     def _pass_on(self, call: int, terms: Terms) -> Grant:
@@ -263,7 +276,7 @@ class HeldLease:
         self.book.deal([part.number for part in grant.parts])
 
 
-def insist(call: Callable[[], T]) -> T:
+def insist_until_answered(call: Callable[[], T]) -> T:
     """Make a call until the server answers. Every repeat is the same call, number and all.
 
     Raises:
@@ -276,7 +289,7 @@ def insist(call: Callable[[], T]) -> T:
         except ServerError as error:
             time.sleep(outage.failed(error))
         except ProtocolError as error:
-            raise _gone(error) from None
+            raise _lease_gone(error) from None
 
 
 def _ask_once(call: Callable[[], T]) -> T:
@@ -284,10 +297,10 @@ def _ask_once(call: Callable[[], T]) -> T:
     try:
         return call()
     except ProtocolError as error:
-        raise _gone(error) from None
+        raise _lease_gone(error) from None
 
 
-def _gone(error: ProtocolError) -> LeaseGone:
+def _lease_gone(error: ProtocolError) -> LeaseGone:
     level = logging.WARNING if isinstance(error, Damaged) else logging.INFO
     log.log(level, "dropped: %s", error)
     return LeaseGone()

@@ -7,7 +7,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.records.inputs import BadInput
 from streamq.records.keys import WHOLE, KeyField
 
-#: One call tells of so many keys.
+#: How many keys one call tells of.
 _AT_ONCE = 500
 
 

@@ -23,9 +23,9 @@ from streamq.errors import Damaged, ProtocolError, RequestUnknown, ServerError
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.queue.fleet import HandlerPace, Running, WorkerDetails
-from streamq.queue.janitor import Janitor, totals
+from streamq.queue.janitor import Janitor, janitor_samples
 from streamq.queue.outages import Availability, Outages
-from streamq.queue.outcomes import GIVEN_UP, timed_out
+from streamq.queue.outcomes import GIVEN_UP, failure_of_time_limit
 from streamq.queue.renewals import Holding, Renewals
 from streamq.queue.rounds import Rounds
 from streamq.queue.told import Span, SpansTold, Tally
@@ -92,7 +92,7 @@ class LeaseKeeper:
         self._outages = Outages()
         self.janitor = Janitor(protocol, queue, audit_ms, self._outages)
         self._host = socket.gethostname()[:MOST_NAME] or platform.node()
-        self.name = _name_of(self._host, os.getpid())
+        self.name = _name_of_worker(self._host, os.getpid())
         self.handlers: list[str] = []
         #: Returns what is known of the handlers, for loaders that size parts.
         self.paces: Callable[[], dict[str, HandlerPace]] = dict
@@ -203,7 +203,7 @@ class LeaseKeeper:
                 ({"kind": kind}, number) for kind, number in sorted(errors.items())
             ],
             "streamq_server_roundtrip_seconds": [({}, self._renewals.trips.spread())],
-            **totals([self.janitor]),
+            **janitor_samples([self.janitor]),
         }
 
     # Errands for processes
@@ -244,7 +244,7 @@ class LeaseKeeper:
         """Fail the part whose holder was stopped because the part took too long."""
         number = held.running
         assert number is not None
-        failure = timed_out(number, held.attempt, held.timeout_ms, held.record)
+        failure = failure_of_time_limit(number, held.attempt, held.timeout_ms, held.record)
 
         def fail() -> Outcome:
             return self._hasty().fail(
@@ -436,6 +436,6 @@ def most_between_beats_ms(lease_ms: int) -> int:
     return min(lease_ms // 4, grace_ms // 2)
 
 
-def _name_of(host: str, pid: int) -> str:
+def _name_of_worker(host: str, pid: int) -> str:
     """Return a worker's name: as much of its host's as there is room for, and its process id."""
     return f"{host[: MOST_NAME - len(f'.{pid}')]}.{pid}"

@@ -53,7 +53,7 @@ class Loading:
                 self._protocol.lay(self._id, identity, self._policy.flow)
         except (RequestExists, ServerFull):
             for place, queue in places:
-                unregister(self._protocol, queue, place)
+                unregister_request(self._protocol, queue, place)
             raise
         self.parts = opened.total
         return opened
@@ -159,10 +159,10 @@ class Loading:
             try:
                 self._protocol.cancel(self._id)
                 for place, queue in self._places():
-                    forget(self._protocol, queue, place)
+                    forget_request(self._protocol, queue, place)
             except RequestUnknown:  # it was registered, and then refused
                 for place, queue in self._places():
-                    unregister(self._protocol, queue, place)
+                    unregister_request(self._protocol, queue, place)
 
     def close(self) -> None:
         """Let go of the way that parts are sent ahead on."""
@@ -174,7 +174,7 @@ class Loading:
         self._protocol.push(self._policy.queue, self._id, tokens)
 
 
-def register(protocol: Protocol, queue: str, request_id: str) -> None:
+def register_request(protocol: Protocol, queue: str, request_id: str) -> None:
     """Register a live request that is not registered, so that janitors look at it.
 
     A failover may have taken back its registration and left the request, which is in another slot.
@@ -187,10 +187,10 @@ def keep_registered(protocol: Protocol, status: Status) -> None:
     """Do what ``register`` does, if the request lives and this user of the server may write."""
     if status.state.is_live:
         with suppress(ServerError):
-            register(protocol, status.queue, status.id)
+            register_request(protocol, status.queue, status.id)
 
 
-def unregister(protocol: Protocol, queue: str, request_id: str) -> None:
+def unregister_request(protocol: Protocol, queue: str, request_id: str) -> None:
     """Undo a registration, unless the request is there: then another process was quicker."""
     score = protocol.registered(queue, request_id)
     with suppress(RequestUnknown):
@@ -200,7 +200,7 @@ def unregister(protocol: Protocol, queue: str, request_id: str) -> None:
         protocol.close(queue, request_id, score, 0)
 
 
-def forget(protocol: Protocol, queue: str, request_id: str) -> None:
+def forget_request(protocol: Protocol, queue: str, request_id: str) -> None:
     """Purge a request that has ended, and take it out of its queue's indexes."""
     score = protocol.registered(queue, request_id)
     protocol.purge(request_id, force=True)

@@ -22,7 +22,7 @@ from streamq.records.keys import key_name
 Named = Callable[[str], str]
 
 
-def policy(  # noqa: PLR0913  the options of a request are many and flat
+def policy_of_options(  # noqa: PLR0913  the options of a request are many and flat
     *,
     handler: str,
     queue: str = "default",

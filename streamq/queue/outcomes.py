@@ -50,12 +50,12 @@ class PartNotDone(msgspec.Struct):
         return len(self.result)
 
 
-def took_longer(timeout_ms: int) -> str:
+def words_of_time_limit(timeout_ms: int) -> str:
     """Say that something took longer than its time limit."""
     return f"it took longer than {timeout_ms / 1e3:g} s"
 
 
-def timed_out(part: int, attempt: int, timeout_ms: int, record: int = 0) -> Failure:
+def failure_of_time_limit(part: int, attempt: int, timeout_ms: int, record: int = 0) -> Failure:
     """Return the failure of a part, or a record of it, that took longer than its time limit."""
-    message = took_longer(timeout_ms)
+    message = words_of_time_limit(timeout_ms)
     return Failure(error="Timeout", message=message, part=part, record=record, attempts=attempt)

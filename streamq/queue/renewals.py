@@ -143,7 +143,7 @@ class Renewals:
         failed = last & share.keys()
         unwanted: set[str] = set()
         is_well = True
-        for batch in _batches(share, sorted(share, key=failed.__contains__)):
+        for batch in _renewal_batches(share, sorted(share, key=failed.__contains__)):
             failed -= {request_id for request_id, _ in batch}
             errors: dict[int, ServerError] = {}  # one may be that of all requests of a batch
             for (request_id, running), answer in zip(batch, self._ask(batch), strict=True):
@@ -151,7 +151,7 @@ class Renewals:
                     failed.add(request_id)
                     errors[id(answer)] = answer
                 else:
-                    unwanted |= unwanted_of(request_id, running, answer)
+                    unwanted |= unwanted_holders(request_id, running, answer)
             for error in errors.values():
                 is_well = False
                 self._outages.saw(node)
@@ -174,7 +174,7 @@ class Renewals:
         return answers
 
 
-def _batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call]]:
+def _renewal_batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call]]:
     """Yield what is renewed in each round trip. A request of very many holders is in several."""
     batch: list[_Call] = []
     room = MOST_HOLDERS
@@ -190,7 +190,7 @@ def _batches(share: _Share, order: Iterable[str]) -> Iterator[list[_Call]]:
         yield batch
 
 
-def unwanted_of(
+def unwanted_holders(
     request_id: str, running: dict[str, int | None], answer: Renewed | StreamqError
 ) -> set[str]:
     """Return the holders nobody wants any more, by what the server answered."""

@@ -20,12 +20,12 @@ from streamq.errors import (
 )
 from streamq.model import CHUNK_PARTS, LAST_LEVEL, MOST_WEIGHT, Failure, Spec, Status
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Tokens, part_of
+from streamq.protocol.replies import Tokens, part_of_field
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.failures import flow_failures, read_failures
 from streamq.queue.find import Item, find_item
-from streamq.queue.flow_status import places_of, stage_name, status_of
-from streamq.queue.loading import forget, keep_registered
+from streamq.queue.flow_status import places_of_stages, stage_name, status_of
+from streamq.queue.loading import forget_request, keep_registered
 from streamq.queue.results import ResultReader
 from streamq.records import encoding as codec
 from streamq.records.about import Place
@@ -50,6 +50,13 @@ class Request:
     """
 
     def __init__(self, protocol: Protocol, request_id: str) -> None:
+        flow_id, slash, _ = request_id.partition("/")
+        if slash:
+            # The scripts would change this stage and leave the others as they are.
+            raise InvalidValue(
+                f"{request_id} is a stage of a flow, and only its settings can be changed by "
+                f"themselves: give the whole flow, {flow_id}"
+            )
         self._protocol = protocol
         self.id = request_id
 
@@ -79,12 +86,12 @@ class Request:
         Example:
             assert request.wait(timeout="1h").parts.failed == 0
         """
-        deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
+        deadline = None if timeout is None else time.monotonic() + _timeout_seconds(timeout)
         found = self._protocol.inspect(self.id)
         while found.state.is_live:
             with suppress(ServerBusy, ServerUnreachable):
                 return status_of(self._protocol, self._await_end(deadline))
-            _pause(deadline, self.id)
+            _pause_before_next_look(deadline, self.id)
         return status_of(self._protocol, found)
 
     def _await_end(self, deadline: float | None) -> Snapshot:
@@ -119,10 +126,10 @@ class Request:
             for callback in request.callbacks(timeout="1h"):
                 callback.wait(timeout="5m")
         """
-        deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
+        deadline = None if timeout is None else time.monotonic() + _timeout_seconds(timeout)
         self.wait(timeout)
         while self._protocol.inspect(self.id).is_owed:
-            _pause(deadline, self.id, "its callbacks are not started")
+            _pause_before_next_look(deadline, self.id, "its callbacks are not started")
         started = self.status().callbacks
         return [Request(self._protocol, each.id) for each in started if each.id is not None]
 
@@ -142,7 +149,7 @@ class Request:
         """
         for number, result in self.raw_results(timeout):
             if result not in (codec.NOTHING, codec.FAILED):
-                yield number, decoded(result, number, self.id)
+                yield number, decoded_result(result, number, self.id)
 
     def raw_results(self, timeout: str | float | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield the same as ``results``, but the bytes that workers recorded, not decoded.
@@ -150,7 +157,7 @@ class Request:
         Raises:
             WaitTimeout: no result came for that long.
         """
-        patience = None if timeout is None else _seconds(timeout)
+        patience = None if timeout is None else _timeout_seconds(timeout)
         self.status()  # Raises if there is no request. Later the server may be away for a while.
         reader, fallow = ResultReader(self._protocol, self.id), 0.0
         while True:
@@ -158,7 +165,7 @@ class Request:
             with suppress(ServerBusy, ServerUnreachable):
                 found = reader.read()
             if found is not None:
-                yield from ((part_of(field), result) for field, result in found)
+                yield from ((part_of_field(field), result) for field, result in found)
                 fallow = 0.0
                 continue
             if reader.is_over:
@@ -193,23 +200,24 @@ class Request:
         return sorted(self._located(found), key=lambda failure: (failure.part, failure.record))
 
     def _located(self, failures: list[Failure]) -> list[Failure]:
-        """Return the failures, those of whole parts with where they came from.
+        """Return the failures; those without a file with where their part came from.
 
-        A janitor that gives a part up does not know that.
+        Workers say in which line a record failed. What a pool tells of a process that it stopped,
+        and a janitor of a part that it gives up, has no place.
         """
-        whole = sorted({each.part for each in failures if not each.record and not each.records})
-        if not whole:
+        lost = sorted({each.part for each in failures if _has_no_place(each)})
+        if not lost:
             return failures
         spec = self._protocol.inspect(self.id).spec
         if not spec.files:
             return failures
         abouts: dict[int, bytes] = {}
-        for first in range(0, len(whole), _LOCATED):
-            some = whole[first : first + _LOCATED]
+        for first in range(0, len(lost), _LOCATED):
+            some = lost[first : first + _LOCATED]
             abouts |= zip(some, self._protocol.locate(self.id, some), strict=True)
         return [
-            _located(each, abouts[each.part], spec)
-            if not each.record and each.part in abouts
+            _failure_with_its_place(each, abouts[each.part], spec)
+            if _has_no_place(each) and each.part in abouts
             else each
             for each in failures
         ]
@@ -332,12 +340,12 @@ class Request:
         if self._protocol.inspect(self.id).is_owed:
             raise RequestOpen(f"request {self.id}: its callbacks are not started yet")
         for place, queue in {place: self._queue(place) for place in self._places()}.items():
-            forget(self._protocol, queue, place)
+            forget_request(self._protocol, queue, place)
 
     def _places(self, stage: str | int | None = None) -> list[str]:
         """Return the places of the request, or of one stage of its flow."""
         found = self._protocol.inspect(self.id)
-        places = places_of(found)
+        places = places_of_stages(found)
         if stage is None:
             return places
         handlers = [stage_name(self._protocol.inspect(place)) for place in places]
@@ -357,7 +365,7 @@ class Request:
         return self._protocol.inspect(place or self.id).text("queue")
 
 
-def decoded(result: bytes, number: int, request_id: str) -> Any:
+def decoded_result(result: bytes, number: int, request_id: str) -> Any:
     """Return the result of a part as its handler returned it; of several records, as a list.
 
     Raises:
@@ -369,10 +377,15 @@ def decoded(result: bytes, number: int, request_id: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _located(failure: Failure, about: bytes, spec: Spec) -> Failure:
-    """Return the failure of a whole part, with where the part came from, if that is known."""
+def _has_no_place(failure: Failure) -> bool:
+    """Return whether a failure does not say where it was."""
+    return not failure.source and not failure.records
+
+
+def _failure_with_its_place(failure: Failure, about: bytes, spec: Spec) -> Failure:
+    """Return the failure with where its part came from, if that is known."""
     place = Place.of(about, spec)
-    if place is None:
+    if place is None or (failure.record and place.records > 1):
         return failure
     lines: dict[str, Any] = {"source": place.source, "line": place.line}
     if place.records > 1:
@@ -380,11 +393,11 @@ def _located(failure: Failure, about: bytes, spec: Spec) -> Failure:
     return msgspec.structs.replace(failure, **lines)
 
 
-def _seconds(timeout: str | float) -> float:
+def _timeout_seconds(timeout: str | float) -> float:
     return units.duration_ms(timeout, "timeout") / 1e3
 
 
-def _pause(
+def _pause_before_next_look(
     deadline: float | None,
     request_id: str,
     why: str = "it is not finished, and its server does not answer",

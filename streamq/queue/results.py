@@ -200,7 +200,7 @@ class ResultReader:
             for field, result in self._protocol.leftovers(self._id, BATCH_BYTES)
             if "." in field
         }
-        return sorted(sizes.items(), key=lambda each: _late_order(each[0]))
+        return sorted(sizes.items(), key=lambda each: _order_of_late_results(each[0]))
 
     def _read_late(self, late: list[tuple[str, int]]) -> Found | None:
         count, size = 0, 0
@@ -214,7 +214,7 @@ class ResultReader:
         return found or None
 
 
-def _late_order(field: str) -> tuple[int, list[int]]:
+def _order_of_late_results(field: str) -> tuple[int, list[int]]:
     """Return what results of retries are ordered by: the retry, then the item."""
     head, _, rest = field.rpartition(".")
     run, *below = map(int, rest.split("/"))

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FENCE_MS = 60_000
 
 
-def settle(protocol: Protocol, request_id: str) -> None:
+def settle_callbacks(protocol: Protocol, request_id: str) -> None:
     """Start the callbacks that a request owes, and note that they are started.
 
     It may be called any number of times, by any number of processes, and be cut short anywhere.
@@ -42,7 +42,7 @@ def settle(protocol: Protocol, request_id: str) -> None:
     run = found.count("redrives")
     for call in found.calls:
         if call.fits(found.state):
-            _start(protocol, found, call, run)
+            _start_callback(protocol, found, call, run)
     protocol.settle(request_id, found.count("created_ms"), run)
 
 
@@ -59,7 +59,7 @@ def parent_owes(protocol: Protocol, request_id: str) -> bool:
     return found.is_owed and found.count("redrives") == int(run)
 
 
-def message_of(found: Snapshot, call: Callback, run: int) -> dict[str, Any]:
+def message_of_callback(found: Snapshot, call: Callback, run: int) -> dict[str, Any]:
     """Return what a callback is told of the end."""
     status = found.status()
     return {
@@ -82,15 +82,15 @@ def message_of(found: Snapshot, call: Callback, run: int) -> dict[str, Any]:
     }
 
 
-def _start(protocol: Protocol, found: Snapshot, call: Callback, run: int) -> None:
+def _start_callback(protocol: Protocol, found: Snapshot, call: Callback, run: int) -> None:
     child, parent = call.id_of(found.id, run), f"{found.id} {found.count('created_ms')} {run}"
-    message = message_of(found, call, run)
+    message = message_of_callback(found, call, run)
     if call.url:
         key = f"{found.id}:{call.event}:{run}"
         payloads: list[Any] = [{"url": call.url, "key": key, "message": message}]
     else:
         payloads = [message] if call.payloads is None else call.payloads
-    policy = _policy(call.policy, parent, found.count("now_ms") + FENCE_MS)
+    policy = _callback_policy(call.policy, parent, found.count("now_ms") + FENCE_MS)
     try:
         protocol.submit(child, policy, lambda: encoded_parts(payloads))
     except RequestExists:
@@ -103,5 +103,5 @@ def _start(protocol: Protocol, found: Snapshot, call: Callback, run: int) -> Non
     log.info("%s is %s: started %s", found.id, found.state.value, child)
 
 
-def _policy(policy: Policy, parent: str, not_after: int) -> Policy:
+def _callback_policy(policy: Policy, parent: str, not_after: int) -> Policy:
     return msgspec.structs.replace(policy, parent=parent, not_after=not_after)

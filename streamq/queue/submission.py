@@ -32,7 +32,7 @@ from streamq.errors import (
 from streamq.model import CHUNK_BYTES, CHUNK_PARTS, Policy
 from streamq.protocol.protocol import Protocol
 from streamq.queue.keyed import KeyIndex
-from streamq.queue.loading import Loading, register, unregister
+from streamq.queue.loading import Loading, register_request, unregister_request
 from streamq.records import about
 from streamq.records.keys import stored_key
 
@@ -71,7 +71,7 @@ class Submission:
         self._has_bad_payloads = False
         self._loading = Loading(protocol, request_id, policy)
         #: Of all payloads so far.
-        self._content = _Content()
+        self._content = _SubmittedContent()
 
     def run(self, payloads: Iterable[Any], *, can_go_on: bool) -> None:
         """Submit, as far as it is not done yet. ``can_go_on``: the caller knows the id."""
@@ -102,10 +102,10 @@ class Submission:
             if not opened.is_new:
                 self._keys.go_on()
             if is_ready:
-                for chunk in _chunks(encoded):
+                for chunk in _payload_chunks(encoded):
                     self._append(chunk)
             else:
-                with _Sender(self._append) as sender:
+                with _ChunkSender(self._append) as sender:
                     for payload in encoded:
                         sender.put(payload)
             self._seal()
@@ -124,7 +124,7 @@ class Submission:
 
         def content() -> tuple[str, list[bytes]]:
             self._count(parts)
-            return self._content.cursor, _entries(parts)
+            return self._content.cursor, _submitted_entries(parts)
 
         is_soon = len(parts) <= _SOON_PARTS and size <= _SOON_BYTES
         try:
@@ -137,16 +137,18 @@ class Submission:
         """Do the same for a flow: in one round trip where there is one server."""
         self._count(parts)
         try:
-            self._loading.load_at_once(self._policy, self._content.cursor, _entries(parts))
+            self._loading.load_at_once(
+                self._policy, self._content.cursor, _submitted_entries(parts)
+            )
         except BaseException:
             self._loading.take_back()
             raise
 
-    def content(self, parts: list[bytes]) -> tuple[str, list[bytes]]:
+    def content(self, parts: Iterable[Any]) -> tuple[str, list[bytes]]:
         """Return the cursor behind all of its parts, and the parts as the server keeps them."""
         encoded = list(self._encoded(parts))
         self._count(encoded)
-        return self._content.cursor, _entries(encoded)
+        return self._content.cursor, _submitted_entries(encoded)
 
     def _stays(self, error: BaseException, can_go_on: bool) -> bool:
         """Return whether what was submitted stays in the server after an error."""
@@ -192,7 +194,7 @@ class Submission:
         if next(encoded, None) is not None:
             raise RequestExists(f"request {self._id} was submitted with fewer parts")
         if found.state.is_live:
-            register(self._protocol, self._policy.queue, self._id)
+            register_request(self._protocol, self._policy.queue, self._id)
         return True
 
     def _encoded(self, payloads: Iterable[Any]) -> Iterator[bytes]:
@@ -251,7 +253,7 @@ class Submission:
             self._content.add(chunk)
             try:
                 total, cursor = self._loading.append(
-                    _entries(chunk), before.cursor, self._content.cursor, len(chunk)
+                    _submitted_entries(chunk), before.cursor, self._content.cursor, len(chunk)
                 )
             except LoadGap:
                 # Another process submits the same at the same time, in other chunks.
@@ -284,7 +286,7 @@ class Submission:
             raise RequestExists(f"request {self._id} was submitted with more parts") from None
 
 
-class _Content:
+class _SubmittedContent:
     """Digests of payloads and of their sizes, whatever the chunks were.
 
     They tell one submission from another.
@@ -302,9 +304,9 @@ class _Content:
         frames = [2 * len(payload) + (type(payload) is _Json) for payload in payloads]
         self._frames.update(struct.pack(f"<{len(frames)}Q", *frames))
 
-    def copy(self) -> "_Content":
+    def copy(self) -> "_SubmittedContent":
         """Return another that goes on from here."""
-        other = _Content()
+        other = _SubmittedContent()
         other.parts = self.parts
         other._payloads, other._frames = self._payloads.copy(), self._frames.copy()
         return other
@@ -333,18 +335,18 @@ def submit_all(
     except ServerFull:
         for request_id, policy, *_ in made:
             with suppress(StreamqError):
-                unregister(protocol, policy.queue, request_id)
+                unregister_request(protocol, policy.queue, request_id)
         raise
 
 
 def encoded_parts(payloads: Iterable[Any]) -> tuple[str, list[bytes]]:
     """Return the cursor behind payloads that are JSON, and the parts as the server keeps them."""
-    content, parts = _Content(), [_Json(msgspec.json.encode(each)) for each in payloads]
+    content, parts = _SubmittedContent(), [_Json(msgspec.json.encode(each)) for each in payloads]
     content.add(list(parts))
-    return content.cursor, _entries(list(parts))
+    return content.cursor, _submitted_entries(list(parts))
 
 
-def is_small(parts: Sequence[bytes]) -> bool:
+def is_small_submission(parts: Sequence[bytes]) -> bool:
     """Return whether one call can carry all of the parts."""
     return 0 < len(parts) <= CHUNK_PARTS and sum(map(len, parts)) <= CHUNK_BYTES
 
@@ -353,11 +355,11 @@ class _Json(bytes):
     """A payload that was given as something else than bytes, and is JSON by now."""
 
 
-def _entries(payloads: list[bytes]) -> list[bytes]:
-    return [value for payload in payloads for value in (payload, _about(payload))]
+def _submitted_entries(payloads: list[bytes]) -> list[bytes]:
+    return [value for payload in payloads for value in (payload, _about_payload(payload))]
 
 
-def _about(payload: bytes) -> bytes:
+def _about_payload(payload: bytes) -> bytes:
     """Return what is kept of a part: that it is one record, and whether it is JSON of ours.
 
     A handler that does not say which type it takes gets the decoded value of JSON of ours.
@@ -365,7 +367,7 @@ def _about(payload: bytes) -> bytes:
     return about.ONE_JSON if type(payload) is _Json else about.ONE_PAYLOAD
 
 
-class _Sender:
+class _ChunkSender:
     """Sends payloads in chunks.
 
     A thread of its own sends a chunk that does not fill, so that no payload waits until the next
@@ -427,7 +429,7 @@ class _Sender:
                     self._error = error
 
 
-def _chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
+def _payload_chunks(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Yield payloads in chunks that one call can carry; the last may be empty."""
     chunk: list[bytes] = []
     size = 0

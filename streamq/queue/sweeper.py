@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from streamq import backoff
 from streamq.errors import Damaged, ServerError
 from streamq.protocol.protocol import Protocol
-from streamq.queue.janitor import Janitor, totals
+from streamq.queue.janitor import Janitor, janitor_samples
 from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Sweepers:
 
     def samples(self) -> Samples:
         """Return what the janitors have counted."""
-        return totals([each.janitor for each in self._each])
+        return janitor_samples([each.janitor for each in self._each])
 
     def start(self, stop: threading.Event) -> None:
         """Begin to sweep, until the event is set."""

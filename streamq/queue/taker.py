@@ -20,7 +20,9 @@ from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from streamq import units
 from streamq.errors import (
     Damaged,
     ProtocolError,
@@ -29,8 +31,9 @@ from streamq.errors import (
     ServerError,
     ServerRefused,
 )
+from streamq.flows.shape import Shape
 from streamq.model import Failure, Spec, State
-from streamq.protocol.keys import list_of
+from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Grant, Terms, Token, Tokens
 from streamq.queue.held_lease import HeldLease, LeaseGone, report_outage
@@ -108,7 +111,7 @@ class Claimed(NamedTuple, Generic[Work]):
 class Taker(Generic[Work]):
     """Takes tokens for a host, and claims parts with them.
 
-    One thread takes and claims. Any thread may use the other methods.
+    One thread takes tokens. Any thread may use the other methods.
     """
 
     def __init__(
@@ -131,6 +134,8 @@ class Taker(Generic[Work]):
         self._turns = Turns(tuple(host.offers))
         self._place = WaitingPlace(protocol, host.queue, host.levels)
         self._known: OrderedDict[str, KnownRequest[Work]] = OrderedDict()
+        #: By handler: the flow that it was last a stage of.
+        self._shapes: dict[str, Shape] = {}
         #: By handler: the pace of the request of which parts were run last.
         self._paces: dict[str, Pace] = {}
         #: Requests whose tokens are of no use now, and until when: those that have ended, whose
@@ -178,14 +183,17 @@ class Taker(Generic[Work]):
                 name of the lease, which may have been granted and has to be released.
         """
         token, request_id = invitation.token, invitation.token.request_id
-        self._leases += 1
+        with self._keeping:
+            self._leases += 1
+            number = self._leases
         lease = HeldLease(
             self,
             book,
-            f"{self._host.name}-{book.name}-{self._leases}",
+            f"{self._host.name}-{book.name}-{number}",
             request_id,
             is_insisting=self._host.is_insisting,
         )
+        lease.handler = token.handler
         first = self._first_most() if invitation.was_waiting else 1
         grant = self._claim(lease, token.level, first, terms)
         lease.handed_at = time.monotonic()
@@ -212,11 +220,13 @@ class Taker(Generic[Work]):
         terms_for: Callable[[int], Terms] | None = None,
     ) -> Grant | None:
         known = self._known.get(lease.request_id)
+        guess = self._shapes.get(lease.handler)
         terms = (terms_for or self.terms)(known.pace.most() if known else first)
         # Before the claim is sent: a parent can then end the lease if this host dies now.
         lease.book.hold(lease.holder, lease.request_id)
         try:
-            return self._claim_soon(lease, terms, level, known.created_ms if known else 0)
+            created_ms = known.created_ms if known else 0
+            return self._claim_soon(lease, terms, level, created_ms, guess)
         except (RequestNewer, ServerRefused) as error:
             # Nothing was granted: a later version made the request, or its keys are another team's.
             # Its tokens are dropped unclaimed for a while.
@@ -237,12 +247,20 @@ class Taker(Generic[Work]):
             lease.release()
             return None
 
-    def _claim_soon(self, lease: HeldLease, terms: Terms, level: int, known: int) -> Grant:
+    def _claim_soon(
+        self, lease: HeldLease, terms: Terms, level: int, known: int, guess: Shape | None
+    ) -> Grant:
         """Claim; and again a moment later of a request that is registered and not there yet."""
         for pause_s in (*_NOT_YET_S, 0.0):
             try:
                 return self.protocol.claim(
-                    lease.request_id, lease.holder, terms, self._offers, level=level, known=known
+                    lease.request_id,
+                    lease.holder,
+                    terms,
+                    self._offers,
+                    level=level,
+                    known=known,
+                    guess=guess,
                 )
             except RequestUnknown:
                 if not pause_s or not self._is_registered(lease.request_id):
@@ -264,12 +282,21 @@ class Taker(Generic[Work]):
         if known and known.created_ms == grant.created_ms:
             return known
         work = self._prepare(request_id, grant)
-        facts = _facts(grant.spec) if b'"facts"' in grant.spec else ""
+        facts = self._facts_of(request_id, grant) if b'"facts"' in grant.spec else ""
         known = KnownRequest(grant.created_ms, Pace(self._host.quantum_s), work, facts)
-        self._known[request_id] = known
-        while len(self._known) > KNOWN_REQUESTS:
-            self._known.popitem(last=False)
+        with self._keeping:
+            self._known[request_id] = known
+            while len(self._known) > KNOWN_REQUESTS:
+                self._known.popitem(last=False)
         return known
+
+    def _facts_of(self, request_id: str, grant: Grant) -> str:
+        """Return what the spec says of a stage, and note which flow it is of."""
+        spec = msgspec.json.decode(grant.spec, type=Spec)
+        shape = Shape.read(spec.shape)
+        self.protocol.learn(request_id.partition("/")[0], shape)
+        self._shapes[grant.handler] = shape
+        return spec.facts
 
     def _refuse(self, lease: HeldLease, grant: Grant, error: Exception) -> None:
         """Fail parts that cannot even be begun, rather than claim them again and again."""
@@ -305,6 +332,25 @@ class Taker(Generic[Work]):
         if look_ms := tokens.next_look_ms(self._host.queue):
             self._visit_at(look_ms)
 
+    def keep_one(self, place: str, tokens: Tokens) -> tuple[Token | None, Tokens]:
+        """Return a token for a later stage of a flow that this host can use, and the other tokens.
+
+        Returns None and all of them if there is no such token.
+        """
+        own_stage = _stage_number(place)
+        for at, each in enumerate(tokens.others):
+            handler, _, level = each.tokens.to.rpartition(":")
+            is_later = _stage_number(each.place) > own_stage
+            is_ours = each.queue == self._host.queue and handler in self._host.offers
+            if each.tokens.count < 1 or not is_later or not is_ours:
+                continue
+            if int(level) in self._host.levels:
+                fewer = replace(each.tokens, count=each.tokens.count - 1)
+                rest = (replace(each, tokens=fewer),) if fewer else ()
+                others = (*tokens.others[:at], *rest, *tokens.others[at + 1 :])
+                return Token(each.place, handler, int(level)), replace(tokens, others=others)
+        return None, tokens
+
     # Tokens that are of no use
 
     def note_end(self, request_id: str, grant: Grant) -> None:
@@ -326,7 +372,7 @@ class Taker(Generic[Work]):
             alone = (each for each in self._kept if self._ended.get(each, 0.0) > now)
             self._kept = {each: [] for each in alone}
         for token in tokens:
-            self.push(token.request_id, Tokens(1, list_of(token.handler, token.level)))
+            self.push(token.request_id, Tokens(1, token_list_of(token.handler, token.level)))
 
     def _leave_alone(self, request_id: str, seconds: float) -> None:
         if len(self._ended) >= KNOWN_REQUESTS:
@@ -348,5 +394,5 @@ class Taker(Generic[Work]):
         return True
 
 
-def _facts(spec: bytes) -> str:
-    return msgspec.json.decode(spec, type=Spec).facts
+def _stage_number(place: str) -> int:
+    return int(units.place(place)[1] or 1)

@@ -1,4 +1,4 @@
-"""What workers tell of their work for those who look at it: tallies by handler, spans of slots."""
+"""The reports of workers for the dashboard: tallies by handler, and spans of what slots did."""
 
 import msgspec
 
@@ -37,7 +37,7 @@ class SpansTold(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
-def slot_of(holder: str) -> tuple[str, str]:
+def slot_of_span(holder: str) -> tuple[str, str]:
     """Return the pool of a holder, and how its slot is called: its process and its number.
 
     A holder is called ``POOL.PROCESS-SLOT-NUMBER``.

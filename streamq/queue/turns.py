@@ -7,7 +7,7 @@ of which it saw many requests comes first more often than one of which it saw fe
 
 from collections import Counter, deque
 
-#: So many of a handler's last tokens are remembered.
+#: How many of a handler's last tokens are remembered.
 REMEMBERED = 64
 
 

@@ -16,12 +16,12 @@ from streamq.errors import Damaged, RequestUnknown
 from streamq.model import State, Status
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
-from streamq.queue.fleet import WorkerDetails, read_details
+from streamq.queue.fleet import WorkerDetails, read_worker_details
 
-#: The newest so many open requests are known, and so many workers.
+#: How many open requests are known (the newest), and how many workers.
 MOST_REQUESTS = 1_000
 MOST_WORKERS = 1_000
-#: A look reads so many requests, workers and lists of tokens at most.
+#: The most requests, workers and lists of tokens that one look reads.
 REQUESTS_A_LOOK = 60
 WORKERS_A_LOOK = 60
 LISTS_A_LOOK = 60
@@ -32,7 +32,7 @@ MOST_COMMANDS = REQUESTS_A_LOOK + WORKERS_A_LOOK + LISTS_A_LOOK + _INDEXES
 HEARD_MS = 60_000
 #: The speed of a request is that of about the last 10 s.
 SPEED_S = 10.0
-#: A request that has ended is shown for so long.
+#: How long a request that has ended is still shown.
 ENDED_S = 30.0
 
 
@@ -63,7 +63,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerDetails]
 
 
-class _Known:
+class _KnownRequest:
     """What is known of one request: how it was seen last, and how far it was at some looks."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Watch:
     def __init__(self, protocol: Protocol, queue: str) -> None:
         self._protocol = protocol
         self._queue = units.name(queue, "queue")
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownRequest] = {}
         self._open: frozenset[str] = frozenset()
         #: Requests and workers, the one that was read longest ago first.
         self._turns: dict[str, float] = {}
@@ -167,7 +167,7 @@ class Watch:
         """Know these requests, and forget others that ended long enough ago or never were."""
         for request_id in ids:
             if request_id not in self._known:
-                self._known[request_id] = _Known()
+                self._known[request_id] = _KnownRequest()
                 self._turns[request_id] = 0.0
         self._open, now = frozenset(ids), time.monotonic()
         for request_id, known in list(self._known.items()):
@@ -190,7 +190,7 @@ class Watch:
         chosen = sorted(self._workers, key=lambda name: self._workers[name][0])[:WORKERS_A_LOOK]
         now = time.monotonic()
         for name, text in zip(chosen, self._protocol.details(self._queue, chosen), strict=True):
-            details = None if text is None else read_details(name, text, self._queue)
+            details = None if text is None else read_worker_details(name, text, self._queue)
             self._workers[name] = now, details
 
     def _look_at_lists(self) -> None:

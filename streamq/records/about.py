@@ -29,25 +29,25 @@ ENDINGS = {NEWLINE[0]: b"\n", RETURN[0]: b"\r\n", NOTHING[0]: b""}
 ENDING_LETTERS = NEWLINE + RETURN + NOTHING
 
 
-def of_lines(records: int, file: int, line: int, lines: int | None = None) -> bytes:
+def about_of_lines(records: int, file: int, line: int, lines: int | None = None) -> bytes:
     """Return the ``about`` of a part from a file; ``lines`` where they are not as many."""
     if lines is None or lines == records:
         return b"%d %d %d" % (records, file, line)
     return b"%d %d %d %d" % (records, file, line, lines)
 
 
-def of_whole_file(file: int) -> bytes:
+def about_of_whole_file(file: int) -> bytes:
     """Return the ``about`` of a part that is all of a file."""
-    return of_lines(1, file, 1)
+    return about_of_lines(1, file, 1)
 
 
-def origin_of(part: Part) -> str:
+def item_of_about(part: Part) -> str:
     """Return the item that a part of a flow is: the number of an input, or of a child of it."""
     _, at, origin = part.about.partition(b"@")
     return origin.decode() if at else str(part.number)
 
 
-def of_child(part: Part, records: int, origin: str) -> str:
+def about_of_child(part: Part, records: int, origin: str) -> str:
     """Return the ``about`` of what a part of a flow hands over to the next stage."""
     words = part.about.partition(b"@")[0].decode().split()
     if len(words) < _FILE_AND_LINE:
@@ -56,7 +56,7 @@ def of_child(part: Part, records: int, origin: str) -> str:
     return f"{records} {words[1]} {words[2]} {lines}@{origin}"
 
 
-def is_json(part: Part) -> bool:
+def is_json_payload(part: Part) -> bool:
     """Return whether the payload is JSON that ``submit`` made from a value that was no bytes."""
     return part.about.endswith(_IS_JSON)
 

@@ -31,7 +31,7 @@ class _Unreadable:
         self.why = why
 
 
-def check_installed(name: str) -> None:
+def check_pyarrow_installed(name: str) -> None:
     """Raise InvalidValue if pyarrow is not there to read or write a file."""
     if importlib.util.find_spec("pyarrow") is None:
         raise InvalidValue(f"{name}: tables take pip install 'streamq[arrow]'")
@@ -49,7 +49,7 @@ def pyarrow(part: str = "") -> Any:
         raise InvalidValue("tables take pip install 'streamq[arrow]'") from None
 
 
-def rows_of(table: Any) -> list[Any]:
+def rows_of_table(table: Any) -> list[Any]:
     """Return the rows of a table as dicts. A row without values in Python says so when it is used.
 
     So does every row where two columns have the same name.
@@ -63,13 +63,13 @@ def rows_of(table: Any) -> list[Any]:
     try:
         columns = [column.to_pylist() for column in table.columns]
     except Exception:  # noqa: BLE001  whatever one value leads to, its row says
-        return [_row_of(table, index) for index in range(table.num_rows)]
+        return [_row_of_columns(table, index) for index in range(table.num_rows)]
     if not columns:
         return [{} for _ in range(table.num_rows)]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _row_of(table: Any, index: int) -> Any:
+def _row_of_columns(table: Any, index: int) -> Any:
     try:
         return table.slice(index, 1).to_pylist()[0]
     except Exception as error:  # noqa: BLE001  whatever the value leads to
@@ -106,7 +106,7 @@ def row_decoder(annotation: Any) -> Any:
     As text or bytes a row is JSON; as a list or a tuple it has the values in the order of columns.
     """
     if annotation in (str, bytes):
-        return lambda row: _json(row) if annotation is bytes else _json(row).decode()
+        return lambda row: _row_as_json(row) if annotation is bytes else _row_as_json(row).decode()
     is_plain = _is_plain(annotation)
     is_list = annotation is list or typing.get_origin(annotation) in (list, tuple)
 
@@ -126,7 +126,7 @@ def _is_plain(annotation: Any) -> bool:
 
 def plain_rows(table: Any, annotation: Any) -> list[Any] | None:
     """Return all rows as what a handler is called with; None where each is to be decoded alone."""
-    rows = rows_of(table)
+    rows = rows_of_table(table)
     if any(type(row) is _Unreadable for row in rows):
         return None
     if _is_plain(annotation):
@@ -139,7 +139,7 @@ def plain_rows(table: Any, annotation: Any) -> list[Any] | None:
         return None
 
 
-def _json(row: Any) -> bytes:
+def _row_as_json(row: Any) -> bytes:
     if isinstance(row, _Unreadable):
         raise DecodeError(f"the row does not decode: {row.why}")
     return msgspec.json.encode(row)
@@ -147,15 +147,15 @@ def _json(row: Any) -> bytes:
 
 def json_lines(table: Any) -> bytes:
     """Return the rows of a table as JSON lines."""
-    return b"".join(_json(row) + b"\n" for row in rows_of(table))
+    return b"".join(_row_as_json(row) + b"\n" for row in rows_of_table(table))
 
 
-def json_of(row: Any) -> bytes:
+def json_of_rows(row: Any) -> bytes:
     """Return a row as JSON; nothing for one that Python has no values for."""
     return b"" if isinstance(row, _Unreadable) else msgspec.json.encode(row)
 
 
-def columns_of(annotation: Any) -> list[str] | None:
+def columns_of_rows(annotation: Any) -> list[str] | None:
     """Return the only columns that a handler of such rows can see; None: all of them."""
     if typing.get_origin(annotation) is list:
         (annotation,) = typing.get_args(annotation)
@@ -170,7 +170,7 @@ def columns_of(annotation: Any) -> list[str] | None:
 # Tables for handlers
 
 
-def as_kind(table: Any, kind: str) -> Any:
+def table_as_kind(table: Any, kind: str) -> Any:
     """Return a table as the type of table that a handler takes; "" is a ``pyarrow.Table``."""
     if kind == "pyarrow.RecordBatch":
         batches = table.combine_chunks().to_batches()
@@ -178,21 +178,21 @@ def as_kind(table: Any, kind: str) -> Any:
             return batches[0]
         return pyarrow().RecordBatch.from_pylist(table.to_pylist(), schema=table.schema)
     if kind == "polars.DataFrame":
-        return _library("polars").from_arrow(table)
+        return _table_library("polars").from_arrow(table)
     if kind == "pandas.DataFrame":
-        _library("pandas")
+        _table_library("pandas")
         return table.to_pandas()
     return table
 
 
-def _library(name: str) -> Any:
+def _table_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
         raise InvalidValue(f"the handler takes a table of {name}: pip install {name}") from None
 
 
-def from_csv(payload: bytes, names: Sequence[str], spec: Spec) -> Any:
+def table_from_csv(payload: bytes, names: Sequence[str], spec: Spec) -> Any:
     """Return rows of a CSV as a table. All columns are text, as for handlers of rows.
 
     Raises:
@@ -223,7 +223,7 @@ def from_csv(payload: bytes, names: Sequence[str], spec: Spec) -> Any:
     return table.cast(pa.schema([pa.field(name, pa.string()) for name in table.column_names]))
 
 
-def from_rows(rows: Sequence[Any]) -> Any:
+def table_from_rows(rows: Sequence[Any]) -> Any:
     """Return a table of rows. A value that is no dict is in the column ``result``.
 
     A column whose values have no common type is text: JSON of what is no text.
@@ -231,18 +231,18 @@ def from_rows(rows: Sequence[Any]) -> Any:
     dicts = [row if isinstance(row, dict) else {"result": row} for row in rows]
     names = dict.fromkeys(name for row in dicts for name in row)
     pa = pyarrow()
-    columns = {str(name): _column(pa, [row.get(name) for row in dicts]) for name in names}
+    columns = {str(name): _arrow_column(pa, [row.get(name) for row in dicts]) for name in names}
     return pa.table(columns)
 
 
-def _column(pa: Any, values: list[Any]) -> Any:
+def _arrow_column(pa: Any, values: list[Any]) -> Any:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
-        return pa.array(list(map(as_text, values)), pa.string())
+        return pa.array(list(map(cell_as_text, values)), pa.string())
 
 
-def as_text(value: Any) -> str | None:
+def cell_as_text(value: Any) -> str | None:
     """Return text as it is, and any other value as JSON."""
     if value is None or isinstance(value, str):
         return value
@@ -258,13 +258,13 @@ def table_of(value: Any) -> Any:
     if kind == "pyarrow.RecordBatch":
         value = pa.Table.from_batches([value])
     elif kind == "polars.DataFrame":
-        value = value.to_arrow(compat_level=_library("polars").CompatLevel.oldest())
+        value = value.to_arrow(compat_level=_table_library("polars").CompatLevel.oldest())
     elif kind == "pandas.DataFrame":
         value = pa.Table.from_pandas(value, preserve_index=False)
     return value.replace_schema_metadata(None)
 
 
-def pack(table: Any) -> bytes:
+def pack_table(table: Any) -> bytes:
     """Return a table as an Arrow stream."""
     pa, ipc = pyarrow(), pyarrow("ipc")
     sink = pa.BufferOutputStream()
@@ -275,11 +275,11 @@ def pack(table: Any) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Any:
+def unpack_table(data: bytes) -> Any:
     """Return the table of an Arrow stream."""
     return pyarrow("ipc").open_stream(data).read_all()
 
 
-def joined(tables: Iterable[Any]) -> Any:
+def joined_tables(tables: Iterable[Any]) -> Any:
     """Return tables of one schema, one behind the other."""
     return pyarrow().concat_tables(list(tables))

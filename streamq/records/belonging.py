@@ -18,7 +18,7 @@ import msgspec
 
 log = logging.getLogger(__name__)
 
-#: So many bytes before the end of what was committed, and of a file's beginning, are compared.
+#: How many bytes are compared: before the end of what was committed, and of a file's beginning.
 _SAMPLE = 4096
 _COPY = 2**20
 
@@ -26,7 +26,7 @@ _COPY = 2**20
 def tail_digest(descriptor: int, offset: int) -> str:
     """Return a digest of the last bytes before an offset; "" for none."""
     size = min(_SAMPLE, offset)
-    return _digest(os.pread(descriptor, size, offset - size))
+    return _digest_of_tail(os.pread(descriptor, size, offset - size))
 
 
 def inode_of(descriptor: int) -> str:
@@ -35,11 +35,11 @@ def inode_of(descriptor: int) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def _digest(data: bytes) -> str:
+def _digest_of_tail(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest() if data else ""
 
 
-def set_aside(path: Path, request_id: str, offset: int) -> None:
+def set_output_aside(path: Path, request_id: str, offset: int) -> None:
     """Copy what a file has from an offset on into a new file beside it.
 
     Raises:
@@ -63,12 +63,12 @@ def set_aside(path: Path, request_id: str, offset: int) -> None:
             number += 1
 
 
-def settle_aside(path: Path, request_id: str) -> None:
+def settle_output_set_aside(path: Path, request_id: str) -> None:
     """Delete what was set aside and then written again; log where the rest is kept."""
     for place in sorted(path.parent.glob(f"{glob.escape(path.name)}.aside-{request_id}-*-*")):
         offset = place.name.rsplit("-", 2)[1]
         try:
-            is_back = offset.isdigit() and _has_at(path, place, int(offset))
+            is_back = offset.isdigit() and _file_has_bytes_at(path, place, int(offset))
             if is_back:
                 place.unlink()
         except OSError:
@@ -83,7 +83,7 @@ def settle_aside(path: Path, request_id: str) -> None:
             )
 
 
-def _has_at(path: Path, piece: Path, offset: int) -> bool:
+def _file_has_bytes_at(path: Path, piece: Path, offset: int) -> bool:
     """Return whether a file has the bytes of another one at an offset."""
     with path.open("rb") as whole, piece.open("rb") as part:
         whole.seek(offset)
@@ -122,7 +122,7 @@ class OutputNote:
                     return False
                 if not noted.length:
                     return os.fstat(file.fileno()).st_size == 0
-                return _digest(file.read(noted.length)) == noted.head
+                return _digest_of_tail(file.read(noted.length)) == noted.head
         except OSError:
             return False
 
@@ -137,7 +137,7 @@ class OutputNote:
         if noted and noted.length and noted.inode == inode:
             return
         head = os.pread(descriptor, _SAMPLE, 0)
-        self._noted = _Noted(inode, len(head), _digest(head))
+        self._noted = _Noted(inode, len(head), _digest_of_tail(head))
         if self._noted == noted:
             return
         draft = self._place.with_name(f"{self._place.name}.new")

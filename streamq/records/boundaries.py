@@ -21,14 +21,14 @@ Mask = Callable[[bytes], bytes]
 csv.field_size_limit(2**31 - 1)
 
 
-def mask_of(spec: Spec) -> Mask:
+def mask_of_boundaries(spec: Spec) -> Mask:
     """Return the mask that shows where the records of a request's parts end."""
     if spec.format != "csv" or not (spec.quote or spec.escape):
-        return _as_it_is
+        return _mask_of_nothing
     return _csv_mask(spec.delimiter, spec.quote, spec.escape)
 
 
-def _as_it_is(data: bytes) -> bytes:
+def _mask_of_nothing(data: bytes) -> bytes:
     return data
 
 
@@ -40,7 +40,8 @@ def _csv_mask(delimiter: str, quote: str, escape: str) -> Mask:
     """
     special = [each.encode() for each in (quote, escape) if each]
     hidden = re.compile(
-        _hidden(*(re.escape(e.encode()) for e in (delimiter, quote, escape))), re.DOTALL
+        _pattern_without_boundaries(*(re.escape(e.encode()) for e in (delimiter, quote, escape))),
+        re.DOTALL,
     )
 
     def mask(data: bytes) -> bytes:
@@ -59,7 +60,7 @@ def _csv_mask(delimiter: str, quote: str, escape: str) -> Mask:
     return mask
 
 
-def _hidden(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
+def _pattern_without_boundaries(delimiter: bytes, quote: bytes, escape: bytes) -> bytes:
     """Return a pattern for text without boundaries; its group matches if a quote is left open."""
     escaped = escape + rb"." if escape else b""
     if not quote:
@@ -111,6 +112,13 @@ def ended_by_newlines(data: bytes, seen: bytes, *, is_end: bool) -> tuple[bytes,
     return both[0], both[1]
 
 
+def bytes_as_loaded(data: bytes, spec: Spec) -> bytes:
+    """Return the bytes of a part as a file has them, as a loader would send them."""
+    if spec.format != "csv" or b"\r" not in data:
+        return data
+    return ended_by_newlines(data, mask_of_boundaries(spec)(data), is_end=True)[0]
+
+
 def blank_lines(data: bytes) -> int:
     """Return how many of the lines are blank: in JSON lines those are no records."""
     is_first = data[:1].isspace()
@@ -121,9 +129,9 @@ def blank_lines(data: bytes) -> int:
     return lines + (bool(rest) and not rest.strip())
 
 
-def records_of(data: bytes, spec: Spec) -> list[bytes]:
+def records_between_boundaries(data: bytes, spec: Spec) -> list[bytes]:
     """Return the records of a part, each with its line ending."""
-    seen = mask_of(spec)(data)
+    seen = mask_of_boundaries(spec)(data)
     if seen is data and b"\r" not in data:
         # Without a carriage return ``splitlines`` is right; at a lone one it would split, too.
         return data.splitlines(keepends=True)
@@ -135,7 +143,7 @@ def records_of(data: bytes, spec: Spec) -> list[bytes]:
     return [*found, data[begin:]] if begin < len(data) else found
 
 
-def fields_of(row: bytes, spec: Spec) -> list[str]:
+def fields_of_csv_row(row: bytes, spec: Spec) -> list[str]:
     """Return the fields of a row.
 
     Raises:
@@ -154,13 +162,13 @@ def fields_of(row: bytes, spec: Spec) -> list[str]:
         raise DecodeError(f"the row cannot be read: {error}") from None
 
 
-def bare_header(spec: Spec) -> bytes:
+def csv_header_without_mark(spec: Spec) -> bytes:
     """Return the header of a CSV as a row, without its line ending and its byte order mark."""
     return spec.header.removeprefix("\ufeff").rstrip("\r\n").encode()
 
 
-def names_of(spec: Spec) -> Sequence[str]:
+def names_of_csv_header(spec: Spec) -> Sequence[str]:
     """Return the names of a CSV's fields: those given for it, or its header's; none without."""
     if spec.names or not spec.header:
         return spec.names
-    return fields_of(bare_header(spec), spec)
+    return fields_of_csv_row(csv_header_without_mark(spec), spec)

@@ -1,4 +1,4 @@
-"""Records of a part: how a part's bytes become what a handler is called with.
+"""Decodes the records of a part: its bytes become the values that a handler is called with.
 
 Records come without their line ending. Which ending each had is kept with the result
 where it is not a plain newline, so that raw output can put it back.
@@ -20,8 +20,14 @@ from streamq.model import Part, Spec
 from streamq.records import about, arrow
 from streamq.records.about import NEWLINE, NOTHING, RETURN
 from streamq.records.arrow import TABLE_FORMATS
-from streamq.records.boundaries import fields_of, names_of, records_of
-from streamq.records.encoding import decode_item, decode_result, holds_several
+from streamq.records.boundaries import (
+    blank_lines,
+    empty_rows,
+    fields_of_csv_row,
+    names_of_csv_header,
+    records_between_boundaries,
+)
+from streamq.records.encoding import decode_item, decode_result, holds_several_items
 from streamq.records.inputs import MARK
 
 #: Formats whose records are lines or rows of a file.
@@ -36,7 +42,7 @@ _NOTHING = (inspect.Parameter.empty, Any)
 Decode = Callable[[bytes, bool], Any]
 
 
-def items_of(payload: bytes) -> list[Any]:
+def items_of_part(payload: bytes) -> list[Any]:
     """Return what handlers of the stage before returned: the records of a part of a later stage.
 
     Raises:
@@ -48,10 +54,14 @@ def items_of(payload: bytes) -> list[Any]:
 def records_in(part: Part, spec: Spec) -> list[bytes]:
     """Return the records of a part, each with its line ending."""
     if spec.format == ITEMS:
-        return items_of(part.payload)
+        return items_of_part(part.payload)
     if spec.format in TABLE_FORMATS:
-        return arrow.rows_of(part.payload)
-    return records_of(part.payload, spec) if spec.format in TEXT_FORMATS else [part.payload]
+        return arrow.rows_of_table(part.payload)
+    return (
+        records_between_boundaries(part.payload, spec)
+        if spec.format in TEXT_FORMATS
+        else [part.payload]
+    )
 
 
 def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any], bytes] | None:
@@ -61,6 +71,9 @@ def plain_values(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any]
     """
     if spec.format == "csv":
         return _plain_rows(payload, annotation, spec)
+    if spec.format == "jsonl":
+        objects = _plain_json_lines(payload, annotation)
+        return None if objects is None else (objects, b"")
     if spec.format in TABLE_FORMATS:
         rows = arrow.plain_rows(payload, annotation)
         return None if rows is None else (rows, b"")
@@ -101,7 +114,7 @@ def _plain_rows(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any],
     if found is None or "" in found[0] or max(map(len, found[0])) >= csv.field_size_limit():
         return None
     lines, letter = found
-    delimiter, names = spec.delimiter, names_of(spec)
+    delimiter, names = spec.delimiter, names_of_csv_header(spec)
     rows: list[Any] = [line.split(delimiter) for line in lines]
     is_list = annotation is list or typing.get_origin(annotation) in (list, tuple)
     if is_list or not names:
@@ -119,14 +132,37 @@ def _plain_rows(payload: bytes, annotation: Any, spec: Spec) -> tuple[list[Any],
         return None
 
 
-def bare(record: bytes) -> bytes:
+def _plain_json_lines(payload: bytes, annotation: Any) -> list[Any] | None:
+    """Return the objects of a part of JSON lines, each a line; None where a line is anything else.
+
+    No object has a closing brace, a newline and an opening brace in a row: between two braces it
+    has a comma, and in a string no newline. So where lines begin and end with braces, no object has
+    a newline; and if there are as many objects as lines, each line is one.
+    """
+    lines = payload.count(b"\n")
+    is_plain = payload[:1] == b"{" and payload[-2:] == b"}\n" and annotation not in _RAW
+    if not is_plain or payload.count(b"}\n{") != lines - 1:
+        return None
+    try:
+        found: list[Any] = _objects_decoder(annotation).decode_lines(payload)
+    except Exception:  # noqa: BLE001  whatever one line raises, that line says when it is decoded alone
+        return None
+    return found if len(found) == lines else None
+
+
+@lru_cache(maxsize=16)
+def _objects_decoder(annotation: Any) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(Any if annotation in _NOTHING else annotation)
+
+
+def without_line_ending(record: bytes) -> bytes:
     """Return the record without its line ending."""
     if record.endswith(b"\r\n"):
         return record[:-2]
     return record[:-1] if record.endswith(b"\n") else record
 
 
-def endings(records: list[bytes]) -> bytes:
+def line_endings(records: list[bytes]) -> bytes:
     """Return a letter for each record's line ending; nothing where all are plain newlines."""
     letters = b"".join(
         RETURN if record.endswith(b"\r\n") else NEWLINE if record.endswith(b"\n") else NOTHING
@@ -135,11 +171,18 @@ def endings(records: list[bytes]) -> bytes:
     return b"" if letters == NEWLINE * len(letters) else letters
 
 
-def is_skipped(record: bytes, spec: Spec) -> bool:
+def is_blank_record(record: bytes, spec: Spec) -> bool:
     """Return whether a line is blank, in JSON lines, or empty, in a CSV: then it is no record."""
     if spec.format == "csv":
         return not record.strip(b"\r\n")
     return spec.format == "jsonl" and not record.strip()
+
+
+def holds_blanks(payload: bytes, spec: Spec) -> bool:
+    """Return whether a line of a payload, whose records are its lines, is no record."""
+    if spec.format == "csv":
+        return empty_rows(payload) > 0
+    return spec.format == "jsonl" and blank_lines(payload) > 0
 
 
 def lines_before(part: Part, index: int, spec: Spec) -> int:
@@ -156,7 +199,7 @@ def lines_before(part: Part, index: int, spec: Spec) -> int:
 def _line_numbers(payload: bytes, delimiter: str, quote: str, escape: str) -> list[int]:
     """Return how many lines stand before each row. Kept for a part many of whose rows fail."""
     spec = Spec(format="csv", delimiter=delimiter, quote=quote, escape=escape)
-    counts = (row.count(b"\n") for row in records_of(payload, spec))
+    counts = (row.count(b"\n") for row in records_between_boundaries(payload, spec))
     return list(accumulate(counts, initial=0))
 
 
@@ -184,11 +227,11 @@ def _item_decoder(handler: Handler) -> Decode:
     if typing.get_origin(handler.annotation) is list:
         (element,) = typing.get_args(handler.annotation)
         of_element = item_decoder(element)
-        return lambda payload, _: [of_element(item) for item in items_of(payload)]
+        return lambda payload, _: [of_element(item) for item in items_of_part(payload)]
     of_item = item_decoder(handler.annotation)
 
     def decode_one(payload: bytes, _: bool) -> Any:
-        items = items_of(payload)
+        items = items_of_part(payload)
         if len(items) != 1:
             raise DecodeError(
                 f"the part has {len(items)} values, and the handler takes one: annotate its "
@@ -210,7 +253,7 @@ def item_decoder(annotation: Any) -> Callable[[Any], Any]:
     from_json = msgspec.json.Decoder(annotation).decode
 
     def decode(item: Any) -> Any:
-        if holds_several(item):
+        if holds_several_items(item):
             return msgspec.convert(decode_item(item), annotation)
         data = item.data if isinstance(item, msgspec.msgpack.Ext) else item
         if annotation is bytes:
@@ -230,7 +273,7 @@ def _table_decoder(handler: Handler) -> Decode:
         return lambda row, _: of_row(row)
     kind = table_kind(annotation)
     if kind or annotation in _NOTHING:
-        return lambda table, _: arrow.as_kind(table, kind)
+        return lambda table, _: arrow.table_as_kind(table, kind)
     if annotation in _RAW:
         return lambda table, _: (
             arrow.json_lines(table) if annotation is bytes else arrow.json_lines(table).decode()
@@ -242,20 +285,24 @@ def _table_decoder(handler: Handler) -> Decode:
         )
     (element,) = typing.get_args(annotation) or (Any,)
     of_element = arrow.row_decoder(element)
-    return lambda table, _: [of_element(row) for row in arrow.rows_of(table)]
+    return lambda table, _: [of_element(row) for row in arrow.rows_of_table(table)]
 
 
 def _text_table_decoder(kind: str, spec: Spec) -> Decode:
     """Return the function that makes a table of a part of a CSV, or of JSON lines."""
     if spec.format == "csv":
-        names = names_of(spec)
-        return lambda payload, _: arrow.as_kind(arrow.from_csv(payload, names, spec), kind)
+        names = names_of_csv_header(spec)
+        return lambda payload, _: arrow.table_as_kind(
+            arrow.table_from_csv(payload, names, spec), kind
+        )
     if spec.format != "jsonl":
         raise InvalidValue(
             f"the handler takes a {kind}, which is made of Parquet, Arrow, CSV or JSON lines"
         )
     rows = _part_decoder(list[dict[str, Any]], spec)
-    return lambda payload, is_json: arrow.as_kind(arrow.from_rows(rows(payload, is_json)), kind)
+    return lambda payload, is_json: arrow.table_as_kind(
+        arrow.table_from_rows(rows(payload, is_json)), kind
+    )
 
 
 def _part_decoder(annotation: Any, spec: Spec) -> Decode:
@@ -270,9 +317,11 @@ def _part_decoder(annotation: Any, spec: Spec) -> Decode:
 
     def decode_all(payload: bytes, is_json: bool) -> list[Any]:
         found = records_in(Part(0, payload, b""), spec)
-        kept = [record for record in found if not is_skipped(record, spec)]
+        kept = [record for record in found if not is_blank_record(record, spec)]
         is_text = spec.format in TEXT_FORMATS
-        return [decode(bare(record) if is_text else record, is_json) for record in kept]
+        return [
+            decode(without_line_ending(record) if is_text else record, is_json) for record in kept
+        ]
 
     return decode_all
 
@@ -309,11 +358,13 @@ def _json_decoder(annotation: Any) -> Decode:
 
 def _row_decoder(annotation: Any, spec: Spec) -> Decode:
     """Return a decoder of rows: to a dict by the header, to the type asked for, or to a list."""
-    names = names_of(spec)
+    names = names_of_csv_header(spec)
     is_unnamed = annotation in _NOTHING and not names
     if is_unnamed or annotation is list or typing.get_origin(annotation) in (list, tuple):
         wanted = list[str] if is_unnamed else annotation
-        return lambda record, _: msgspec.convert(fields_of(record, spec), wanted, strict=False)
+        return lambda record, _: msgspec.convert(
+            fields_of_csv_row(record, spec), wanted, strict=False
+        )
     if not names:
         raise InvalidValue(
             "the fields of a CSV without a header have no names: "
@@ -322,7 +373,7 @@ def _row_decoder(annotation: Any, spec: Spec) -> Decode:
     wanted = dict[str, str] if annotation in (*_NOTHING, dict) else annotation
 
     def decode(record: bytes, _: bool) -> Any:
-        fields = fields_of(record, spec)
+        fields = fields_of_csv_row(record, spec)
         if len(fields) != len(names):
             raise DecodeError(f"the row has {len(fields)} fields, the header {len(names)}")
         return msgspec.convert(dict(zip(names, fields, strict=True)), wanted, strict=False)

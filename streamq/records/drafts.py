@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from streamq.records import belonging
-from streamq.records.packing import pack
+from streamq.records.packing import packed_output
 
 #: A compressed draft has members of this many bytes, before compression.
 _MEMBER = 2**20
 
 
-def write(path: Path, packing: str, data: Iterable[bytes]) -> tuple[int, str, str]:
+def write_draft(path: Path, packing: str, data: Iterable[bytes]) -> tuple[int, str, str]:
     """Write a file, and return its size, a digest of its last bytes, and its inode.
 
     Raises:
@@ -24,16 +24,16 @@ def write(path: Path, packing: str, data: Iterable[bytes]) -> tuple[int, str, st
         for block in data:
             held += block
             if len(held) >= _MEMBER:
-                write_all(file, pack(packing, bytes(held)))
+                write_all_bytes(file, packed_output(packing, bytes(held)))
                 held.clear()
         if held or not file.tell():
-            write_all(file, pack(packing, bytes(held)))
-        sync(file.fileno())
+            write_all_bytes(file, packed_output(packing, bytes(held)))
+        sync_to_disk(file.fileno())
         size = file.tell()
         return size, belonging.tail_digest(file.fileno(), size), belonging.inode_of(file.fileno())
 
 
-def is_committed(path: Path, written: tuple[int, str, str]) -> bool:
+def is_draft_committed(path: Path, written: tuple[int, str, str]) -> bool:
     """Return whether the file is there, and is exactly what was committed."""
     try:
         with path.open("rb") as file:
@@ -43,7 +43,7 @@ def is_committed(path: Path, written: tuple[int, str, str]) -> bool:
         return False
 
 
-def write_all(file: BinaryIO, data: bytes) -> None:
+def write_all_bytes(file: BinaryIO, data: bytes) -> None:
     """Write all bytes to a file without a buffer.
 
     Raises:
@@ -54,7 +54,7 @@ def write_all(file: BinaryIO, data: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def sync(fd: int) -> None:
+def sync_to_disk(fd: int) -> None:
     """Make sure that what was written is on the disk. macOS has no ``fdatasync``."""
     getattr(os, "fdatasync", os.fsync)(fd)
 

@@ -3,10 +3,10 @@
 A result is kept as a MessagePack array with one item for each record: nil, bytes or text as the
 handler returned them, JSON (extension 1) for anything else, or bytes that are to be written exactly
 as they are (extension 3). Several items that are all bytes (extension 4) or all text (extension 5)
-and have no newline in them are kept as lines instead. A table is an Arrow stream (extension 7), and
-what a generator yields an array of items (extension 8). A last item (extension 2) tells how the
-records' lines ended, if not all ended with a plain newline. So a collector can write results to a
-file without decoding each item.
+and have no newline in them are kept as lines instead. A table is an Arrow stream (extension 7). The
+values that a generator yields are an array of items (extension 8). A last item (extension 2) tells
+how the records' lines ended, if not all ended with a plain newline. So a collector can write
+results to a file without decoding each item.
 
 Instead of items, extension 6 says where the lines of a part are: in a spool (``records/spool.py``).
 """
@@ -67,7 +67,7 @@ def encode_item(value: Any) -> Item:
     if type(value) is Many:
         return msgspec.msgpack.Ext(_MANY, _encode_items(value))
     if type(value).__name__ in _TABLE_NAMES and (table := arrow.table_of(value)) is not None:
-        return msgspec.msgpack.Ext(_TABLE, arrow.pack(table))
+        return msgspec.msgpack.Ext(_TABLE, arrow.pack_table(table))
     text = _encode_json(value)
     if b"null" in text:
         _refuse_nan(value)
@@ -95,12 +95,12 @@ def is_table(item: Item) -> TypeGuard[msgspec.msgpack.Ext]:
     return isinstance(item, msgspec.msgpack.Ext) and item.code == _TABLE
 
 
-def holds_several(item: Item) -> bool:
+def holds_several_items(item: Item) -> bool:
     """Return whether the item stands for several lines: it is a table, or what was yielded."""
     return isinstance(item, msgspec.msgpack.Ext) and item.code in (_TABLE, _MANY)
 
 
-def spread(item: Item) -> list[Item]:
+def spread_item(item: Item) -> list[Item]:
     """Return the items that an item stands for: rows of a table, or values that were yielded.
 
     Raises:
@@ -111,9 +111,9 @@ def spread(item: Item) -> list[Item]:
     with damaged_if_unreadable("a result"):
         if item.code == _MANY:
             kept: list[Any] = _decode_items(item.data)
-            return [each for inner in kept if inner is not None for each in spread(inner)]
-        rows = arrow.rows_of(arrow.unpack(bytes(item.data)))
-        return [msgspec.msgpack.Ext(_JSON, arrow.json_of(row) or b"null") for row in rows]
+            return [each for inner in kept if inner is not None for each in spread_item(inner)]
+        rows = arrow.rows_of_table(arrow.unpack_table(bytes(item.data)))
+        return [msgspec.msgpack.Ext(_JSON, arrow.json_of_rows(row) or b"null") for row in rows]
 
 
 def decode_item(item: Item) -> Any:
@@ -126,16 +126,16 @@ def decode_item(item: Item) -> Any:
     """
     if is_verbatim(item):
         return bytes(item.data)
-    if holds_several(item):
-        return list(map(decode_item, spread(item)))
+    if holds_several_items(item):
+        return list(map(decode_item, spread_item(item)))
     if isinstance(item, msgspec.msgpack.Ext):
         with damaged_if_unreadable("a result"):
             return msgspec.json.decode(item.data)
     return item
 
 
-def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
-    """Return the items that ``_joined`` put together; any other item as it is."""
+def _items_of_joined(item: msgspec.msgpack.Ext) -> list[Any]:
+    """Return the items that ``_joined_items`` put together; any other item as it is."""
     if item.code == _BYTES_LINES:
         return bytes(item.data).split(b"\n")
     if item.code == _TEXT_LINES:
@@ -144,7 +144,7 @@ def _apart(item: msgspec.msgpack.Ext) -> list[Any]:
     return [item]
 
 
-def size_of(item: Item) -> int:
+def size_of_results(item: Item) -> int:
     """Return about how many bytes an item has."""
     if isinstance(item, msgspec.msgpack.Ext):
         return memoryview(item.data).nbytes
@@ -153,24 +153,40 @@ def size_of(item: Item) -> int:
 
 def encode_result(items: Sequence[Item], endings: bytes = b"") -> bytes:
     """Return the encoded result of a part; ``endings`` has a letter for each line ending."""
-    kept = _joined(items) if len(items) > 1 else items
-    return _encode_items([*kept, *_about(endings)])
+    if len(items) > 1 and (found := items_joined_as_lines(items)):
+        lines, is_text = found
+        items = [_lines_item(memoryview(lines)[:-1], is_text=is_text)]
+    return _encode_items([*items, *_line_endings_item(endings)])
 
 
-def _joined(items: Sequence[Any]) -> Sequence[Item]:
-    """Return items that are all bytes or all text, without newlines, as one; others as they are."""
-    kinds = set(map(type, items))
-    if kinds == {bytes}:
-        code, lines = _BYTES_LINES, b"\n".join(items)
-    elif kinds == {str}:
-        code, lines = _TEXT_LINES, "\n".join(items).encode()
-    else:
-        return items
-    is_clear = lines.count(b"\n") == len(items) - 1
-    return [msgspec.msgpack.Ext(code, lines)] if is_clear else items
+def encode_lines(blocks: Sequence[bytes], *, is_text: bool) -> bytes:
+    """Return the encoded result of a part of several records, which ``joined`` put together."""
+    return _encode_items([_lines_item(memoryview(b"".join(blocks))[:-1], is_text=is_text)])
 
 
-def _about(endings: bytes) -> list[msgspec.msgpack.Ext]:
+def items_joined_as_lines(items: Sequence[Any]) -> tuple[bytes, bool] | None:
+    """Return items as lines, each with a newline, and whether they are text.
+
+    Return None unless all are bytes, or all are text, and none has a newline.
+    """
+    kind = type(items[0])
+    try:
+        if kind is bytes:
+            lines = b"\n".join((*items, b""))
+        elif kind is str:
+            lines = "\n".join((*items, "")).encode()
+        else:
+            return None
+    except TypeError:  # they are not all of one kind
+        return None
+    return (lines, kind is str) if lines.count(b"\n") == len(items) else None
+
+
+def _lines_item(lines: bytes | memoryview, *, is_text: bool) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_TEXT_LINES if is_text else _BYTES_LINES, lines)
+
+
+def _line_endings_item(endings: bytes) -> list[msgspec.msgpack.Ext]:
     return [msgspec.msgpack.Ext(_ENDINGS, endings)] if endings else []
 
 
@@ -179,20 +195,20 @@ def encode_spooled(where: bytes) -> bytes:
     return _encode_items([msgspec.msgpack.Ext(_SPOOLED, where)])
 
 
-def spooled(result: bytes) -> bytes | None:
+def spooled_lines(result: bytes) -> bytes | None:
     """Return where the lines of a result are; None for one that holds its items itself."""
     if result[:1] != b"\x91" or result[1:2] not in (b"\xc7", b"\xc8", b"\xc9"):
         return None
     width = 1 << (result[1] - 0xC7)
     if result[2 + width : 3 + width] != b"\x06":
         return None
-    items = unchecked(result)
+    items = decode_unchecked(result)
     is_one = len(items) == 1 and isinstance(items[0], msgspec.msgpack.Ext)
     return bytes(items[0].data) if is_one else None
 
 
 def as_lines(items: list[Any]) -> bytes | None:
-    """Return items of ``unchecked`` as lines, unless they have to be decoded one by one (None)."""
+    """Return items of ``decode_unchecked`` as lines; None if they have to be decoded one by one."""
     if len(items) != 1 or not isinstance(items[0], msgspec.msgpack.Ext):
         return None
     item = items[0]
@@ -205,10 +221,10 @@ def decode_result(result: bytes) -> tuple[list[Item], bytes]:
     Raises:
         Damaged: the bytes are no result.
     """
-    return checked(unchecked(result))
+    return checked_items(decode_unchecked(result))
 
 
-def unchecked(result: bytes) -> list[Any]:
+def decode_unchecked(result: bytes) -> list[Any]:
     """Decode a result without checking the types of its items, which the caller does later.
 
     Raises:
@@ -219,8 +235,8 @@ def unchecked(result: bytes) -> list[Any]:
         return found
 
 
-def checked(items: list[Any]) -> tuple[list[Item], bytes]:
-    """Check what ``unchecked`` returned. Return the items, and how the records' lines ended.
+def checked_items(items: list[Any]) -> tuple[list[Item], bytes]:
+    """Check what ``decode_unchecked`` returned. Return the items, and how the lines ended.
 
     Raises:
         Damaged: the items are no result.
@@ -228,7 +244,7 @@ def checked(items: list[Any]) -> tuple[list[Item], bytes]:
     if items and isinstance(items[0], msgspec.msgpack.Ext):
         if items[0].code == _SPOOLED:
             raise Damaged("a result is in the folder of the run that writes it, not in the server")
-        items = _apart(items[0]) + items[1:]
+        items = _items_of_joined(items[0]) + items[1:]
     if not _ITEM_TYPES.issuperset(map(type, items)):
         raise Damaged("a result holds what no handler can return")
     if items and isinstance(items[-1], msgspec.msgpack.Ext) and items[-1].code == _ENDINGS:

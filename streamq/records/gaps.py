@@ -61,7 +61,7 @@ class GapFile:
             lines = path.read_bytes().splitlines(keepends=True)
         except OSError:
             return None
-        found = [_parsed(line) for line in lines]
+        found = [_gap_of_line(line) for line in lines]
         kept = [gap for gap in found if gap and gap.part < before]
         if len(kept) < len(found):
             self.write(generation, kept)
@@ -75,7 +75,7 @@ class GapFile:
         """
         path = self._path(generation)
         draft = path.with_name(f"{path.name}.new")
-        _store(draft, gaps, "wb")
+        _write_gaps(draft, gaps, "wb")
         draft.replace(path)
 
     def add(self, generation: int, gaps: Iterable[Gap]) -> None:
@@ -84,7 +84,7 @@ class GapFile:
         Raises:
             OSError: they cannot be written.
         """
-        _store(self._path(generation), gaps, "ab")
+        _write_gaps(self._path(generation), gaps, "ab")
 
     def remove_others(self, generation: int) -> None:
         """Delete all files but that one; with 0, all of them."""
@@ -100,31 +100,31 @@ class GapFile:
         return self._place.with_name(f"{self._place.name}.{generation}")
 
 
-def _store(path: Path, gaps: Iterable[Gap], mode: str) -> None:
+def _write_gaps(path: Path, gaps: Iterable[Gap], mode: str) -> None:
     with path.open(mode) as file:
         file.write(b"".join(b"%d %d %d\n" % gap for gap in gaps))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _parsed(line: bytes) -> Gap | None:
+def _gap_of_line(line: bytes) -> Gap | None:
     """Return the gap of a line; None for one that was not written to its end."""
     words = line.split()
     is_whole = line.endswith(b"\n") and len(words) == len(Gap._fields)
     return Gap(*map(int, words)) if is_whole and all(map(bytes.isdigit, words)) else None
 
 
-class Source(Protocol):
+class GapSource(Protocol):
     """The output as it is, decompressed."""
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes, perhaps fewer than that many; none at the end."""
 
 
-class Filler:
+class GapFiller:
     """Copies an output with new lines in its gaps. ``gaps`` and ``last`` are for the copy."""
 
-    def __init__(self, source: Source, size: int, head: int) -> None:
+    def __init__(self, source: GapSource, size: int, head: int) -> None:
         """``size``: of the whole source. ``head``: a header of so many bytes comes before all."""
         self._source = source
         self._size = size

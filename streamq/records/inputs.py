@@ -1,6 +1,6 @@
 """Inputs as bytes: files and standard input, decompressed where they are compressed.
 
-An ``Identity`` shows whether a file has changed. Standard input can be read only once, so a load
+An ``InputIdentity`` shows whether a file has changed. Standard input can be read only once: a load
 keeps a digest of the bytes it has taken. When the load is run again with the same bytes, it can go
 on.
 """
@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from streamq.errors import InvalidValue
-from streamq.records.remote import RemoteFile, head, is_remote
+from streamq.records.remote import RemoteFile, head_of_object, is_remote
 from streamq.records.unpacking import Unpacked
 
 #: The name of standard input.
@@ -38,7 +38,7 @@ STDIN = "-"
 #: was made to fill memory or disk.
 MOST_RATIO = 1_000
 _RATIO_FROM = 64 * 2**20
-#: So many bytes of a file's beginning, and of its end, go into its digest.
+#: How many bytes of a file's beginning, and of its end, go into its digest.
 _SAMPLE = 2**16
 #: How often a reader that waits for standard input calls ``while_waiting``.
 _WAIT_S = 0.05
@@ -74,7 +74,7 @@ class Stream(Protocol):
         """Close the stream."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class InputIdentity(msgspec.Struct, frozen=True):
     """Name, size, time and a digest of a file, to find out later whether it has changed."""
 
     name: str
@@ -83,7 +83,7 @@ class Identity(msgspec.Struct, frozen=True):
     digest: str = ""
 
     @classmethod
-    def of(cls, path: str) -> "Identity":
+    def of(cls, path: str) -> "InputIdentity":
         """Return the identity of a file as it is now; of standard input only the name is known.
 
         Raises:
@@ -95,15 +95,15 @@ class Identity(msgspec.Struct, frozen=True):
                 raise BadInput("standard input is closed")
             return cls(path)
         if is_remote(path):
-            found = head(path)
+            found = head_of_object(path)
             return cls(path, found.size, 0, found.version)
-        with _named(path):
+        with _errors_with_input_name(path):
             mode = Path(path).stat().st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise BadInput(f"{path} is no regular file: give it on standard input, as -")
             with Path(path).open("rb") as file:
                 state = os.fstat(file.fileno())
-                digest = _sampled(file, state.st_size)
+                digest = _digest_of_beginning(file, state.st_size)
         return cls(path, state.st_size, state.st_mtime_ns, digest)
 
     @property
@@ -113,12 +113,12 @@ class Identity(msgspec.Struct, frozen=True):
             return False
         with suppress(OSError), Path(self.name).open("rb") as file:
             is_larger = os.fstat(file.fileno()).st_size > self.size
-            if is_larger and _sampled(file, self.size) == self.digest:
+            if is_larger and _digest_of_beginning(file, self.size) == self.digest:
                 file.seek(0)
-                return not _kind_of(file.read(_HEAD))
+                return not _kind_of_compression(file.read(_HEAD))
         return False
 
-    def difference(self, then: "Identity") -> str:
+    def difference(self, then: "InputIdentity") -> str:
         """Return in words what has changed since ``then``; "" if nothing has."""
         if self.name != then.name:
             return f"it was {then.name}, and is {self.name}"
@@ -134,8 +134,8 @@ class Identity(msgspec.Struct, frozen=True):
         return str(self.mtime_ns) if self.mtime_ns else self.digest
 
 
-def _sampled(file: BinaryIO, size: int) -> str:
-    """Return a digest of how the first bytes of a file, so many, begin and end."""
+def _digest_of_beginning(file: BinaryIO, size: int) -> str:
+    """Return a digest of a file's first ``size`` bytes: of how they begin and how they end."""
     sample = file.read(min(_SAMPLE, size))
     begin = file.seek(max(0, size - _SAMPLE))
     sample += file.read(size - begin)
@@ -155,13 +155,13 @@ class Input:
         self._most = -1
         self._last = b""
         self._back = b""
-        self._kind, head = _recognised(raw, name)
-        self._stream: Any = _Rest(head, raw)
+        self._kind, head = _recognised_compression(raw, name)
+        self._stream: Any = _RestOfInput(head, raw)
         self._damage: tuple[type[Exception], ...] = _DAMAGE
         self._encoding = ""
         self._decoder: codecs.IncrementalDecoder | None = None
         if self._kind:
-            opener, error = _opener(self._kind, name)
+            opener, error = _decompressor(self._kind, name)
             self._stream = opener(io.BufferedReader(self._stream))
             self._damage = (*_DAMAGE, error)
 
@@ -219,7 +219,7 @@ class Input:
 
     def _has_more(self) -> bool:
         """Return whether a read need not wait; of compressed standard input that is not known."""
-        if not isinstance(self._raw, Arriving):
+        if not isinstance(self._raw, ArrivingInput):
             return True
         return bool(self._back) or (not self._kind and self._raw.is_ready())
 
@@ -294,7 +294,7 @@ class Input:
             self._raw.close()
 
 
-class Arriving(io.RawIOBase):
+class ArrivingInput(io.RawIOBase):
     """A stream whose bytes come when they come. Calls a function while there are none."""
 
     def __init__(self) -> None:
@@ -326,7 +326,7 @@ class Arriving(io.RawIOBase):
         return self._position
 
 
-class _Stdin(Arriving):
+class _Stdin(ArrivingInput):
     """Standard input."""
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ class _Stdin(Arriving):
         return os.readv(0, [buffer])
 
 
-class _Rest(io.RawIOBase):
+class _RestOfInput(io.RawIOBase):
     """The bytes that were read to recognise the format, and then the rest of the stream."""
 
     def __init__(self, head: bytes, raw: Stream) -> None:
@@ -403,17 +403,17 @@ def stdin(while_waiting: Callable[[], None] = lambda: None) -> Input:
     bytes come, ``while_waiting`` is called every 50 ms; an error that it raises ends the read.
     """
     found = _instead.get()
-    raw: Arriving = found[0] if found else _raw_stdin()
+    raw: ArrivingInput = found[0] if found else _raw_stdin()
     raw.while_waiting = while_waiting
     return found[1] if found else _whole_stdin()
 
 
-#: What this thread reads as standard input, if it is something else.
-_instead: ContextVar[tuple[Arriving, Input] | None] = ContextVar("instead", default=None)
+#: The stream that this thread reads instead of standard input, if any.
+_instead: ContextVar[tuple[ArrivingInput, Input] | None] = ContextVar("instead", default=None)
 
 
 @contextmanager
-def as_stdin(stream: Arriving) -> Iterator[Input]:
+def input_as_stdin(stream: ArrivingInput) -> Iterator[Input]:
     """Read another stream as standard input, in this thread."""
     source = Input(STDIN, stream)
     token = _instead.set((stream, source))
@@ -429,15 +429,15 @@ def open_input(name: str, encoding: str = "") -> Input:
     Raises:
         BadInput: the input is not there, is a folder, or cannot be read.
     """
-    found = stdin() if name == STDIN else _opened(name)
+    found = stdin() if name == STDIN else _opened_input(name)
     found.decode_from(encoding)
     return found
 
 
-def _opened(name: str) -> Input:
+def _opened_input(name: str) -> Input:
     if is_remote(name):
         return Input(name, RemoteFile(name))
-    with _named(name):
+    with _errors_with_input_name(name):
         file = Path(name).open("rb", buffering=0)  # noqa: SIM115  the Input closes it
         try:
             return Input(name, file)
@@ -446,23 +446,23 @@ def _opened(name: str) -> Input:
             raise
 
 
-def _recognised(raw: Stream, name: str) -> tuple[str, bytes]:
+def _recognised_compression(raw: Stream, name: str) -> tuple[str, bytes]:
     """Return how a stream is compressed ("" if not), and the bytes that were read to find out."""
-    with _named(name):
+    with _errors_with_input_name(name):
         head = raw.read(_HEAD) or b""
         while head and head[:1] in _FIRST_BYTES and len(head) < _HEAD:
             more = raw.read(_HEAD - len(head))
             if not more:
                 break
             head += more
-    return _kind_of(head), head
+    return _kind_of_compression(head), head
 
 
-def _kind_of(head: bytes) -> str:
+def _kind_of_compression(head: bytes) -> str:
     return next((kind for kind, magic in _MAGIC.items() if magic.match(head)), "")
 
 
-def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
+def _decompressor(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]]:
     """Return what decompresses this kind, and the error that only this kind raises for damage."""
     if kind == "gzip":
         # It is three times as fast as the standard library, and may be missing.
@@ -484,7 +484,7 @@ def _opener(kind: str, name: str) -> tuple[Callable[[Any], Any], type[Exception]
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _errors_with_input_name(name: str) -> Iterator[None]:
     """Raise errors of the system as BadInput, with the name of the input."""
     try:
         yield

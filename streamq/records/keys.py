@@ -7,8 +7,8 @@ import msgspec
 
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
-from streamq.records.boundaries import fields_of, names_of
-from streamq.records.decoding import TEXT_FORMATS, bare, is_skipped, records_in
+from streamq.records.boundaries import fields_of_csv_row, names_of_csv_header
+from streamq.records.decoding import TEXT_FORMATS, is_blank_record, records_in, without_line_ending
 from streamq.records.inputs import MARK
 
 #: Stands for the record itself.
@@ -53,7 +53,7 @@ class KeyField:
     def __init__(self, name: str, spec: Spec) -> None:
         self.name = name
         self._spec = spec
-        self._columns = names_of(spec) if spec.format == "csv" else ()
+        self._columns = names_of_csv_header(spec) if spec.format == "csv" else ()
 
     def check(self) -> None:
         """Raise InvalidValue if the files are known to have no such field."""
@@ -69,9 +69,9 @@ class KeyField:
         """Return the key of each record of a part; None for a record that has none."""
         spec, part = self._spec, Part(0, payload, b"")
         return [
-            self._of_record(bare(record) if spec.format in TEXT_FORMATS else record)
+            self._of_record(without_line_ending(record) if spec.format in TEXT_FORMATS else record)
             for record in records_in(part, spec)
-            if not is_skipped(record, spec)
+            if not is_blank_record(record, spec)
         ]
 
     def _of_record(self, record: bytes) -> str | None:
@@ -85,20 +85,20 @@ class KeyField:
             value = msgspec.json.decode(record)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             value = record.decode("utf-8", "replace")
-        return stored_key(_field(value, self.name))
+        return stored_key(_field_of_record(value, self.name))
 
     def _of_row(self, row: bytes) -> str | None:
         if self.name == WHOLE:
             return stored_key(row.decode("utf-8", "replace"))
         try:
-            fields = fields_of(row, self._spec)
+            fields = fields_of_csv_row(row, self._spec)
         except (DecodeError, UnicodeDecodeError):
             return None
         at = list(self._columns).index(self.name)
         return stored_key(fields[at]) if at < len(fields) else None
 
 
-def _field(value: Any, name: str) -> Any:
+def _field_of_record(value: Any, name: str) -> Any:
     """Return a field of a value: by its name, or by names with dots between them; or all of it."""
     if name == WHOLE:
         return value

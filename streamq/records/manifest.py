@@ -15,7 +15,7 @@ from streamq.errors import InvalidValue
 from streamq.model import Status
 from streamq.records.inputs import STDIN, open_input
 from streamq.records.outputs import OutputError, OutputExists, errors_beside
-from streamq.records.packing import bare_name
+from streamq.records.packing import name_without_compression
 from streamq.records.remote import is_remote
 
 _VERSION = 1
@@ -46,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[FileNote]
     parts: int
     records: int
+    #: Of a flow: those that are through the first stage, and the failures of all stages.
     done: int
     failed: int
     #: Records for which the function returned nothing; null where lines are no results.
@@ -64,13 +65,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 def manifest_beside(output: Path) -> Path:
     """Return the file that the manifest of an output is written to."""
-    return output.with_name(f"{bare_name(output).stem}.manifest.json")
+    return output.with_name(f"{name_without_compression(output).stem}.manifest.json")
 
 
 def check_manifest(output: Path, *, force: bool) -> None:
     """Raise OutputExists if a file stands there that is no manifest."""
     place = manifest_beside(output)
-    if not force and (place.exists() or place.is_symlink()) and _read(place) is None:
+    if not force and (place.exists() or place.is_symlink()) and _read_manifest(place) is None:
         raise OutputExists(f"{place} exists and is no manifest: remove it, or say --force")
 
 
@@ -83,7 +84,7 @@ def write_manifest(output: Path, status: Status, inputs: Sequence[str], form: st
     place = manifest_beside(output)
     draft = place.with_name(f".{place.name}.draft")
     try:
-        manifest = _made(output, status, inputs, form)
+        manifest = _manifest_of_output(output, status, inputs, form)
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
         draft.replace(place)
     except OSError as error:
@@ -91,9 +92,9 @@ def write_manifest(output: Path, status: Status, inputs: Sequence[str], form: st
     return place
 
 
-def _made(output: Path, status: Status, inputs: Sequence[str], form: str) -> Manifest:
+def _manifest_of_output(output: Path, status: Status, inputs: Sequence[str], form: str) -> Manifest:
     first = status.stages[0].records if status.stages else status.records
-    failures, note = errors_beside(output), _note(output, has_lines=form != "parquet")
+    failures, note = errors_beside(output), _note_of_file(output, has_lines=form != "parquet")
     is_counted = form == "jsonl" and not status.stages
     return Manifest(
         manifest=_VERSION,
@@ -101,39 +102,39 @@ def _made(output: Path, status: Status, inputs: Sequence[str], form: str) -> Man
         flow=status.flow or None,
         state=status.state,
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        inputs=[_input(name) for name in inputs],
+        inputs=[_note_of_input(name) for name in inputs],
         parts=status.parts.total,
         records=first.total,
         done=first.done,
         failed=status.records.failed,
         dropped=first.done - note.lines if is_counted else None,
         output=note,
-        errors=_note(failures, has_lines=True) if failures.exists() else None,
+        errors=_note_of_file(failures, has_lines=True) if failures.exists() else None,
     )
 
 
-def _input(name: str) -> FileNote:
+def _note_of_input(name: str) -> FileNote:
     if name == STDIN or is_remote(name):
         return FileNote(name=name)
     with suppress(OSError):
-        return msgspec.structs.replace(_note(Path(name)), name=name)
+        return msgspec.structs.replace(_note_of_file(Path(name)), name=name)
     return FileNote(name=name)
 
 
-def _note(path: Path, *, has_lines: bool = False) -> FileNote:
+def _note_of_file(path: Path, *, has_lines: bool = False) -> FileNote:
     digest, size, lines = hashlib.sha256(), 0, 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
             size += len(block)
     if has_lines:
-        lines = _lines(path)
+        lines = _count_lines(path)
     return FileNote(
         name=path.name, bytes=size, sha256=digest.hexdigest(), lines=lines if has_lines else -1
     )
 
 
-def _lines(path: Path) -> int:
+def _count_lines(path: Path) -> int:
     count, last = 0, b""
     if not path.stat().st_size:
         return 0
@@ -144,43 +145,45 @@ def _lines(path: Path) -> int:
     return count + (last not in (b"", b"\n"))
 
 
-def _read(place: Path) -> Manifest | None:
+def _read_manifest(place: Path) -> Manifest | None:
     try:
         return msgspec.json.decode(place.read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def verify(output: Path) -> Iterator[Finding]:
+def verify_output(output: Path) -> Iterator[Finding]:
     """Compare an output, its failures and its inputs with the manifest beside it.
 
     Raises:
         InvalidValue: there is no manifest.
     """
     place = manifest_beside(output)
-    told = _read(place)
+    told = _read_manifest(place)
     if told is None:
         missing = "there is none" if not place.exists() else "it cannot be read"
         raise InvalidValue(f"{output} has no manifest to verify it by: {place}: {missing}")
     if told.manifest > _VERSION:
         raise InvalidValue(f"{place} was written by a later version of streamq")
-    yield _compared("output", output, told.output)
+    yield _compared_with_note("output", output, told.output)
     if told.errors:
-        yield _compared("failures", errors_beside(output), told.errors)
+        yield _compared_with_note("failures", errors_beside(output), told.errors)
     elif errors_beside(output).exists():
         yield Finding(False, f"failures {errors_beside(output)}: there were none")
     for each in told.inputs:
         path = Path(each.name)
         near = place.parent / each.name
-        yield _compared("input", path if path.exists() or not near.exists() else near, each)
-    yield from _sums(told)
+        yield _compared_with_note(
+            "input", path if path.exists() or not near.exists() else near, each
+        )
+    yield from _counts_agree(told)
 
 
-def _compared(what: str, path: Path, told: FileNote) -> Finding:
+def _compared_with_note(what: str, path: Path, told: FileNote) -> Finding:
     if not told.sha256:
         return Finding(True, f"{what} {told.name}: cannot be read again, so it is not compared")
     try:
-        found = _note(path)
+        found = _note_of_file(path)
     except OSError as error:
         return Finding(False, f"{what} {path}: {error.strerror}")
     if found.bytes != told.bytes:
@@ -191,12 +194,16 @@ def _compared(what: str, path: Path, told: FileNote) -> Finding:
     return Finding(True, f"{what} {path}: {told.bytes:,} bytes{lines}")
 
 
-def _sums(told: Manifest) -> Iterator[Finding]:
+def _counts_agree(told: Manifest) -> Iterator[Finding]:
     """Yield whether the counts agree with each other."""
-    counts = f"records: {told.records:,} in all, {told.done:,} done, {told.failed:,} failed"
+    whole = f"records: {told.records:,} in all, {told.done:,}"
     if told.flow:
-        yield Finding(told.done <= told.records, f"{counts}, of flow {told.flow}")
+        words = (
+            f"through the first stage of flow {told.flow}, {told.failed:,} failures in all stages"
+        )
+        yield Finding(told.done <= told.records, f"{whole} {words}")
         return
+    counts = f"{whole} done, {told.failed:,} failed"
     is_whole = told.done + told.failed == told.records or told.state != "done"
     dropped = "" if told.dropped is None else f", {told.dropped:,} without a result"
     is_written = told.dropped is None or told.dropped >= 0

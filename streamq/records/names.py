@@ -9,10 +9,13 @@ import msgspec
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import Spec
-from streamq.records.boundaries import bare_header, fields_of, mask_of
+from streamq.records.boundaries import (
+    csv_header_without_mark,
+    fields_of_csv_row,
+)
 from streamq.records.inputs import COMPRESSED, STDIN
-from streamq.records.remote import is_remote
-from streamq.records.splitting import header_of
+from streamq.records.remote import is_pattern_of_objects, is_remote, matching_objects
+from streamq.records.splitting import header_of_csv
 
 #: How files may be split into records. ``auto`` goes by the name of the first file.
 FORMATS = ("auto", "lines", "csv", "jsonl", "parquet", "arrow", "requests", "file")
@@ -20,8 +23,10 @@ _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl
 _BY_SUFFIX |= {".parquet": "parquet", ".arrow": "arrow", ".ipc": "arrow", ".feather": "arrow"}
 
 
-def expand(files: Iterable[str]) -> list[str]:
+def expand_file_names(files: Iterable[str]) -> list[str]:
     """Return the files that the arguments name: files, patterns that match, and files in folders.
+
+    Objects behind URLs are named in the same ways.
 
     The files of one pattern or folder are sorted by name. Hidden files in folders are left out, as
     patterns leave them out.
@@ -30,26 +35,30 @@ def expand(files: Iterable[str]) -> list[str]:
         InvalidValue: a folder is empty, a pattern matches nothing, a name is no text, or standard
             input has files beside it.
     """
-    names = [units.file_name(name) for given in files for name in _found(given)]
+    names = [units.file_name(name) for given in files for name in _files_of_argument(given)]
     if STDIN in names and len(names) > 1:
         raise InvalidValue("- stands for standard input, and goes alone: no files beside it")
     return names
 
 
-def _found(name: str) -> list[str]:
+def _files_of_argument(name: str) -> list[str]:
     if not name:
         raise InvalidValue("a file has no name: ''")
     if is_remote(name):
-        return [name]
+        return matching_objects(name) if is_pattern_of_objects(name) else [name]
     found = [name.removeprefix("file://")]
     if not Path(found[0]).exists() and glob.has_magic(found[0]):
         found = sorted(glob.glob(found[0], recursive=True))  # noqa: PTH207  absolute ones too
         if not found:
             raise InvalidValue(f"{name} matches no file")
-    return [inner for each in found for inner in (_inside(each) if Path(each).is_dir() else [each])]
+    return [
+        inner
+        for each in found
+        for inner in (_files_inside_folder(each) if Path(each).is_dir() else [each])
+    ]
 
 
-def _inside(folder: str) -> list[str]:
+def _files_inside_folder(folder: str) -> list[str]:
     """Return the files in a folder and in the folders below it."""
     found = sorted(
         str(path)
@@ -61,7 +70,7 @@ def _inside(folder: str) -> list[str]:
     return found
 
 
-def absolute(name: str, what: str = "by_reference") -> str:
+def absolute_file_name(name: str, what: str = "by_reference") -> str:
     """Return the absolute name of a file, under which other workers find it."""
     if name == STDIN:
         raise InvalidValue(f"{what}: nobody else can read standard input")
@@ -123,11 +132,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             return spec
         name, header = _first_header(spec, is_strict)
         spec = msgspec.structs.replace(spec, header=header)
-        _refuse_doubles(name, spec, named)
+        _refuse_file_given_twice(name, spec, named)
         return spec
 
     def _names(self, spec: Spec, what: str) -> tuple[str, ...]:
-        names = fields_of(self.header.encode(), spec)
+        names = fields_of_csv_row(self.header.encode(), spec)
         if not all(names) or len(set(names)) < len(names):
             raise InvalidValue(f"{what} {self.header!r}: a column name is empty or comes twice")
         return tuple(names)
@@ -138,19 +147,14 @@ def _first_header(spec: Spec, is_strict: bool) -> tuple[str, str]:
     errors = []
     for name in spec.files[:1] if is_strict else spec.files:
         try:
-            return name, _header_of(name, spec)
+            return name, _header_of_file(name, spec)
         except InvalidValue as error:
             errors.append(error)
     raise errors[0]
 
 
-def _header_of(name: str, spec: Spec) -> str:
-    header = header_of(name, spec)
-    if spec.by_reference and b"\r" in mask_of(spec)(header.rstrip(b"\r\n")):
-        raise InvalidValue(
-            f"{name}: line 1: rows end in a carriage return alone, and workers cannot read such a "
-            "file by reference"
-        )
+def _header_of_file(name: str, spec: Spec) -> str:
+    header = header_of_csv(name, spec)
     try:
         return header.decode()
     except UnicodeDecodeError as error:
@@ -160,8 +164,8 @@ def _header_of(name: str, spec: Spec) -> str:
         ) from None
 
 
-def _refuse_doubles(name: str, spec: Spec, named: Callable[[str], str]) -> None:
-    found = fields_of(bare_header(spec), spec)
+def _refuse_file_given_twice(name: str, spec: Spec, named: Callable[[str], str]) -> None:
+    found = fields_of_csv_row(csv_header_without_mark(spec), spec)
     for first, column in enumerate(found, 1):
         others = [number for number, each in enumerate(found, 1) if each == column]
         if len(others) > 1:

@@ -1,4 +1,4 @@
-"""What a collector asks of an output, whatever its kind: a file or a stream."""
+"""The operations that a collector needs of every output, be it a file or a stream."""
 
 from typing import NamedTuple, Protocol
 

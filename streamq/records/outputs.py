@@ -19,14 +19,14 @@ from streamq.errors import InvalidValue, StreamqError
 from streamq.model import Failure
 from streamq.records import arrow, belonging, drafts
 from streamq.records.belonging import OutputNote
-from streamq.records.drafts import sync, sync_folder, write_all
+from streamq.records.drafts import sync_folder, sync_to_disk, write_all_bytes
 from streamq.records.output_kinds import Written
-from streamq.records.packing import bare_name, pack, packing_of, zstd
-from streamq.records.ranges import Range, copy_range
+from streamq.records.packing import name_without_compression, packed_output, packing_of, zstd
+from streamq.records.ranges import Range, copy_range, merged_ranges
 from streamq.records.remote import is_remote
 
 #: How results are written.
-FORMS = ("jsonl", "csv", "raw", "parquet")
+FORMS = ("jsonl", "csv", "tsv", "raw", "parquet")
 
 
 class OutputError(StreamqError):
@@ -65,7 +65,7 @@ class FileOutput:
             if has_begun:
                 self._refuse_shorter(size, offset)
             elif not self._is_ours:
-                check(self._path, force=force)
+                check_new_output(self._path, force=force)
             file = self._path.open("r+b" if size >= 0 else "a+b", buffering=0)
             # In a file that is only appended to, ``copy_file_range`` copies nothing.
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
@@ -84,9 +84,9 @@ class FileOutput:
         """
         try:
             if self._file:
-                return _is_other(self._file.fileno(), written)
+                return _is_other_file(self._file.fileno(), written)
             with self._path.open("rb") as file:
-                return _is_other(file.fileno(), written)
+                return _is_other_file(file.fileno(), written)
         except FileNotFoundError:
             return written.offset > 0
         except OSError as error:
@@ -104,14 +104,14 @@ class FileOutput:
         try:
             size = os.fstat(self._file.fileno()).st_size
             self._refuse_shorter(size, offset)
-            if _is_other(self._file.fileno(), written):
+            if _is_other_file(self._file.fileno(), written):
                 raise OutputExists(
                     f"{self._path} is not the file that was written for request {self._id}: "
                     "put that one back, or say --force to begin it anew with the results that "
                     "the server still has"
                 )
             if size > offset and (has_begun or self._is_ours):
-                belonging.set_aside(self._path, self._id, offset)
+                belonging.set_output_aside(self._path, self._id, offset)
             self._draft.unlink(missing_ok=True)  # it was never committed
             self._file.truncate(offset)
             self._file.seek(offset)
@@ -134,7 +134,7 @@ class FileOutput:
 
     def settle(self) -> None:
         """Delete what was set aside and has been written again; log where the rest is."""
-        belonging.settle_aside(self._path, self._id)
+        belonging.settle_output_set_aside(self._path, self._id)
 
     def _refuse_shorter(self, size: int, offset: int) -> None:
         if max(size, 0) >= offset:
@@ -169,10 +169,10 @@ class FileOutput:
             OutputError: the disk is full, or the file was moved or removed.
         """
         assert self._file is not None
-        packed = pack(self.packing, data) if data or is_last else b""
+        packed = packed_output(self.packing, data) if data or is_last else b""
         try:
-            write_all(self._file, packed)
-            sync(self._file.fileno())
+            write_all_bytes(self._file, packed)
+            sync_to_disk(self._file.fileno())
             if self._note:
                 self._note.write(self._file.fileno())
         except OSError as error:
@@ -192,12 +192,12 @@ class FileOutput:
             return self.write(b"".join(blocks))
         grown = 0
         try:
-            for each in pieces:
+            for each in merged_ranges(pieces):
                 if isinstance(each, Range):
                     copy_range(each, self._file.fileno())
                     grown += each.length
                 else:
-                    write_all(self._file, each)
+                    write_all_bytes(self._file, each)
                     grown += len(each)
         except OSError as error:
             raise self._failed(error) from None
@@ -215,7 +215,7 @@ class FileOutput:
         """
         try:
             with self._path.open("rb") as source:
-                written = drafts.write(self._draft, self.packing, copy(source))
+                written = drafts.write_draft(self._draft, self.packing, copy(source))
             self._draft.chmod(stat.S_IMODE(self._path.stat().st_mode))
             sync_folder(self._draft.parent)
         except OSError as error:
@@ -250,7 +250,7 @@ class FileOutput:
             OutputError: that is not possible.
         """
         try:
-            if drafts.is_committed(self._draft, written):
+            if drafts.is_draft_committed(self._draft, written):
                 self._draft.replace(self._path.resolve())
         except OSError as error:
             raise self._failed(error) from None
@@ -292,7 +292,7 @@ class FileOutput:
         return OutputError(f"cannot write {self._path}: {error.strerror}")
 
 
-def _is_other(descriptor: int, written: Written) -> bool:
+def _is_other_file(descriptor: int, written: Written) -> bool:
     """Return whether an open file is shorter than what was written, or has other content.
 
     Where nothing was written yet, a file that is not empty has to be the one that was begun.
@@ -316,10 +316,14 @@ _NOT_WRITTEN = {
     ".xlsx": "is not written: name it .csv",
     ".json": "promises one JSON value, and results are lines: name it .jsonl",
 }
+_AS_LINES = "is not written, and results are lines: name it .jsonl"
+_NOT_WRITTEN |= dict.fromkeys((".xls", ".ods"), _NOT_WRITTEN[".xlsx"])
+_NOT_WRITTEN |= dict.fromkeys((".avro", ".orc"), _NOT_WRITTEN[".arrow"])
+_NOT_WRITTEN |= dict.fromkeys((".pkl", ".pickle", ".npy", ".db", ".sqlite"), _AS_LINES)
 _NOT_WRITTEN |= dict.fromkeys((".lz4", ".br", ".7z", ".tgz", ".tar"), _NOT_WRITTEN[".xz"])
 
 
-def check_name(name: str, given_form: str = "") -> None:
+def check_output_name(name: str, given_form: str = "") -> None:
     """Check that an output of that name holds what the name promises.
 
     ``given_form``: the form that was asked for. A ``.json`` may then hold lines.
@@ -337,26 +341,26 @@ def check_name(name: str, given_form: str = "") -> None:
     _check_parquet(name, given_form)
     if packing_of(name) == "zstd":
         zstd(name)
-    elif packing_of(name) and bare_name(Path(name)).suffix.lower() == ".tar":
+    elif packing_of(name) and name_without_compression(Path(name)).suffix.lower() == ".tar":
         raise InvalidValue(f"{name}: .tar {_NOT_WRITTEN['.tar']}")
 
 
 def _check_parquet(name: str, given_form: str) -> None:
     """Raise InvalidValue unless a name and a form agree on whether an output is Parquet."""
-    if form_of(name) == "parquet":
+    if form_by_output_name(name) == "parquet":
         if packing_of(name):
             raise InvalidValue(f"{name}: Parquet is compressed inside: name it .parquet")
-        arrow.check_installed(name)
+        arrow.check_pyarrow_installed(name)
         if given_form not in ("", "parquet"):
             raise InvalidValue(f"{name}: .parquet promises a table, and {given_form} is text")
     elif given_form == "parquet":
         raise InvalidValue(f"{name}: Parquet is wanted: name it .parquet")
 
 
-def form_of(name: str) -> str:
+def form_by_output_name(name: str) -> str:
     """Return the form for a file of that name: raw, lines as handlers return them, by default."""
-    forms = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-    return forms.get(bare_name(Path(name)).suffix.lower(), "raw")
+    forms = {".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+    return forms.get(name_without_compression(Path(name)).suffix.lower(), "raw")
 
 
 def check_keys(form: str, what: str) -> None:
@@ -370,7 +374,7 @@ def check_keys(form: str, what: str) -> None:
 
 def errors_beside(path: Path) -> Path:
     """Return the file that the failures of an output are written to."""
-    return path.with_name(f"{bare_name(path).stem}.errors.jsonl")
+    return path.with_name(f"{name_without_compression(path).stem}.errors.jsonl")
 
 
 def check_errors(
@@ -387,23 +391,23 @@ def check_errors(
         if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and not found.st_size):
             return
         # "" is the digest of no regular file: a link has it, and is not ours.
-        if errors_digest(path) not in {each for each in ours if each}:
+        if digest_of_errors_file(path) not in {each for each in ours if each}:
             raise error(
                 f"{place} exists, and failures are to be written there: remove it, or say --force"
             )
 
 
-def errors_digest(path: Path) -> str:
+def digest_of_errors_file(path: Path) -> str:
     """Return a digest of the failures beside an output; "" where there is no regular file."""
     place = errors_beside(path)
     try:
         is_file = stat.S_ISREG(place.lstat().st_mode)
-        return digest_of(place.read_bytes()) if is_file else ""
+        return digest_of_failures(place.read_bytes()) if is_file else ""
     except OSError:
         return ""
 
 
-def digest_of(lines: bytes) -> str:
+def digest_of_failures(lines: bytes) -> str:
     """Return a digest of failures, to compare them with others; "" where there are none."""
     return hashlib.blake2b(lines, digest_size=16).hexdigest() if lines else ""
 
@@ -450,7 +454,7 @@ def refuse_inputs(path: Path, inputs: Iterable[str]) -> None:
                     raise InvalidValue(f"{place} is one of the inputs: give -o another name")
 
 
-def check(path: Path, *, force: bool) -> None:
+def check_new_output(path: Path, *, force: bool) -> None:
     """Check that a new output may be written there.
 
     Raises:
@@ -469,6 +473,6 @@ def check(path: Path, *, force: bool) -> None:
         check_errors(path)
 
 
-def is_stream(path: Path) -> bool:
+def is_stream_output(path: Path) -> bool:
     """Return whether the path is a pipe or a device, whose output cannot be continued."""
     return path.exists() and not path.is_file() and not path.is_dir()

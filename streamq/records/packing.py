@@ -21,7 +21,7 @@ def packing_of(name: str) -> str:
     return PACKINGS.get(Path(name).suffix.lower(), "")
 
 
-def bare_name(path: Path) -> Path:
+def name_without_compression(path: Path) -> Path:
     """Return the name of an output without the suffix that says how it is compressed."""
     return path.with_suffix("") if packing_of(path.name) else path
 
@@ -38,7 +38,7 @@ def zstd(name: str) -> Any:
     raise InvalidValue(f"{name} is zstd: pip install 'streamq[zstd]'")
 
 
-def pack(packing: str, data: bytes) -> bytes:
+def packed_output(packing: str, data: bytes) -> bytes:
     """Return data as they are written: as one member or frame, or as they are.
 
     The same data always give the same bytes.

@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 _HEAD = struct.Struct("<4sQ")
 _MAGIC = b"SQT1"
-#: A row group has so many rows, or about so many bytes, at most.
+#: The most rows of a row group, and about the most bytes.
 _ROWS = 2**20
 _BYTES = 2**27
 
 
-def frame(table: Any) -> bytes:
+def table_frame(table: Any) -> bytes:
     """Return a table as it is kept until all results are there."""
-    data = arrow.pack(table)
+    data = arrow.pack_table(table)
     return _HEAD.pack(_MAGIC, len(data)) + data
 
 
-def types_of(spec: Spec) -> dict[str, Any]:
+def column_types_of_input(spec: Spec) -> dict[str, Any]:
     """Return the types of columns of the input that JSON has no values for: times and decimals."""
     if spec.format not in TABLE_FORMATS or spec.stage:
         return {}
@@ -49,7 +49,9 @@ def types_of(spec: Spec) -> dict[str, Any]:
     return {f.name: f.type for f in schema if any(is_one(f.type) for is_one in kinds)}
 
 
-def convert(file: BinaryIO, sealed: int, end: int, types: Mapping[str, Any]) -> Iterator[bytes]:
+def convert_to_parquet(
+    file: BinaryIO, sealed: int, end: int, types: Mapping[str, Any]
+) -> Iterator[bytes]:
     """Yield the Parquet that is made of a file: of its Parquet, so many bytes, and its frames.
 
     ``types``: what text in a column of that name is to be, if all of it can be.
@@ -59,18 +61,18 @@ def convert(file: BinaryIO, sealed: int, end: int, types: Mapping[str, Any]) -> 
     """
     pa, parquet = pyarrow(), pyarrow("parquet")
     try:
-        schema = _schema(file, sealed, end, types)
-        sink = _Sink()
+        schema = _schema_of_tables(file, sealed, end, types)
+        sink = _ParquetSink()
         with parquet.ParquetWriter(sink, schema) as writer:
-            for table in _groups(_tables(file, sealed, end)):
-                writer.write_table(_fitted(table, schema), row_group_size=_ROWS)
+            for table in _row_groups(_tables_of_file(file, sealed, end)):
+                writer.write_table(_table_with_schema(table, schema), row_group_size=_ROWS)
                 yield sink.taken()
         yield sink.taken()
     except pa.ArrowException as error:
         raise Damaged(f"no Parquet can be made of the results: {error}") from None
 
 
-class _Sink(io.RawIOBase):
+class _ParquetSink(io.RawIOBase):
     """Keeps what a writer writes until it is taken."""
 
     def __init__(self) -> None:
@@ -94,25 +96,25 @@ class _Sink(io.RawIOBase):
         return b"".join(blocks)
 
 
-def _tables(file: BinaryIO, sealed: int, end: int) -> Iterator[Any]:
+def _tables_of_file(file: BinaryIO, sealed: int, end: int) -> Iterator[Any]:
     """Yield all tables of a file."""
     if sealed:
-        with closing(_prefix(file, sealed)) as before:
+        with closing(_parquet_before_frames(file, sealed)) as before:
             for index in range(before.metadata.num_row_groups):
                 yield before.read_row_group(index)
-    for offset, length in _frames(file, sealed, end):
+    for offset, length in _places_of_frames(file, sealed, end):
         file.seek(offset)
-        yield arrow.unpack(file.read(length))
+        yield arrow.unpack_table(file.read(length))
 
 
-def _prefix(file: BinaryIO, sealed: int) -> Any:
+def _parquet_before_frames(file: BinaryIO, sealed: int) -> Any:
     """Return the Parquet with which a file begins."""
     mapped = mmap.mmap(file.fileno(), sealed, access=mmap.ACCESS_READ)
     source = pyarrow().BufferReader(pyarrow().py_buffer(mapped))
     return pyarrow("parquet").ParquetFile(source)
 
 
-def _frames(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, int]]:
+def _places_of_frames(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield where the tables of frames are, and how long."""
     at = begin
     while at < end:
@@ -126,41 +128,41 @@ def _frames(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, int]]:
         at += length
 
 
-def _groups(tables: Iterable[Any]) -> Iterator[Any]:
+def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
     """Yield tables joined to what makes a row group; those of one schema only."""
     held: list[Any] = []
     rows = size = 0
     for table in tables:
         is_other = held and not table.schema.equals(held[0].schema)
         if held and (is_other or rows + table.num_rows > _ROWS or size > _BYTES):
-            yield arrow.joined(held)
+            yield arrow.joined_tables(held)
             held, rows, size = [], 0, 0
         held.append(table)
         rows, size = rows + table.num_rows, size + table.nbytes
     if held:
-        yield arrow.joined(held)
+        yield arrow.joined_tables(held)
 
 
-def _schema(file: BinaryIO, sealed: int, end: int, types: Mapping[str, Any]) -> Any:
+def _schema_of_tables(file: BinaryIO, sealed: int, end: int, types: Mapping[str, Any]) -> Any:
     """Return the columns that all tables together have, in the order in which they came."""
     pa = pyarrow()
     found: dict[str, Any] = {}
     seen: set[bytes] = set()
     schemas = []
     if sealed:
-        with closing(_prefix(file, sealed)) as before:
+        with closing(_parquet_before_frames(file, sealed)) as before:
             schemas.append(before.schema_arrow)
-    for offset, _ in _frames(file, sealed, end):
+    for offset, _ in _places_of_frames(file, sealed, end):
         text = _schema_text(file, offset)
         if text not in seen:
             seen.add(text)
             schemas.append(pyarrow("ipc").read_schema(pa.py_buffer(text)))
     for field in (field for schema in schemas for field in schema):
-        found[field.name] = _common(pa, found.get(field.name, field.type), field.type)
+        found[field.name] = _type_for_both(pa, found.get(field.name, field.type), field.type)
     is_text = (pa.string(), pa.large_string())
     hints = {name: types[name] for name, kind in found.items() if kind in is_text and name in types}
     if hints:
-        found |= _fitting(_tables(file, sealed, end), hints)
+        found |= _types_that_text_has(_tables_of_file(file, sealed, end), hints)
     return pa.schema(list(found.items()))
 
 
@@ -171,7 +173,7 @@ def _schema_text(file: BinaryIO, offset: int) -> bytes:
     return head + file.read(int.from_bytes(head[4:], "little"))
 
 
-def _common(pa: Any, one: Any, other: Any) -> Any:
+def _type_for_both(pa: Any, one: Any, other: Any) -> Any:
     """Return the type for values of two types: text where they have nothing in common."""
     one, other = (
         kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (one, other)
@@ -185,7 +187,7 @@ def _common(pa: Any, one: Any, other: Any) -> Any:
         return pa.string()
 
 
-def _fitting(tables: Iterable[Any], hints: dict[str, Any]) -> dict[str, Any]:
+def _types_that_text_has(tables: Iterable[Any], hints: dict[str, Any]) -> dict[str, Any]:
     """Return those of the types that all text in the columns of their names has."""
     pa, left = pyarrow(), dict(hints)
     for table in tables:
@@ -199,13 +201,13 @@ def _fitting(tables: Iterable[Any], hints: dict[str, Any]) -> dict[str, Any]:
     return left
 
 
-def _fitted(table: Any, schema: Any) -> Any:
+def _table_with_schema(table: Any, schema: Any) -> Any:
     """Return a table with the columns of a schema. What it lacks is null."""
     pa = pyarrow()
     if len(set(table.column_names)) < table.num_columns:
         raise InvalidValue("a table among the results has two columns of one name")
     columns = [
-        _column(pa, table.column(field.name), field.type)
+        _column_of_type(pa, table.column(field.name), field.type)
         if field.name in table.column_names
         else pa.nulls(table.num_rows, field.type)
         for field in schema
@@ -213,12 +215,12 @@ def _fitted(table: Any, schema: Any) -> Any:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _column(pa: Any, column: Any, kind: Any) -> Any:
+def _column_of_type(pa: Any, column: Any, kind: Any) -> Any:
     if column.type.equals(kind):
         return column
     text = (pa.string(), pa.large_string(), pa.string_view())
     if kind in text[:2] and column.type not in text and not pa.types.is_dictionary(column.type):
-        return pa.array(list(map(arrow.as_text, column.to_pylist())), kind)
+        return pa.array(list(map(arrow.cell_as_text, column.to_pylist())), kind)
     try:
         return column.cast(kind, safe=False)
     except pa.ArrowException:

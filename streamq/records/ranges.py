@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 #: Errors of ``copy_file_range`` that say only that it cannot copy between these two files.
@@ -16,9 +17,33 @@ class Range(NamedTuple):
     offset: int
     length: int
 
+    @property
+    def end(self) -> tuple[int, int]:
+        """Return the file, and where in it they end."""
+        return self.fd, self.offset + self.length
+
     def read(self) -> bytes:
         """Return the bytes; fewer where the file ends before them."""
         return os.pread(self.fd, self.length, self.offset)
+
+
+def merged_ranges(pieces: Iterable[bytes | Range]) -> Iterator[bytes | Range]:
+    """Yield the same bytes in fewer pieces: ranges that follow one another as one, nothing empty.
+
+    Parts that a process runs one after another are beside each other in its spool.
+    """
+    last: Range | None = None
+    for each in pieces:
+        if isinstance(each, Range) and last and last.end == (each.fd, each.offset):
+            last = last._replace(length=last.length + each.length)
+        elif each:
+            if last:
+                yield last
+            last = each if isinstance(each, Range) else None
+            if isinstance(each, bytes):
+                yield each
+    if last:
+        yield last
 
 
 def copy_range(source: Range, target: int) -> None:

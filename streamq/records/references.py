@@ -7,8 +7,9 @@ submit could then ask for any file, so a worker reads only what ``--allow-read``
 import errno
 import os
 import stat
+import zlib
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -17,7 +18,9 @@ import msgspec
 
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
-from streamq.records.inputs import Input
+from streamq.model import Spec
+from streamq.records.boundaries import bytes_as_loaded
+from streamq.records.inputs import Input, InputIdentity
 from streamq.records.remote import (
     Object,
     RangeFile,
@@ -25,11 +28,15 @@ from streamq.records.remote import (
     RemoteFile,
     RemoteMissing,
     is_remote,
-    locate,
+    locate_url,
     read_range,
 )
 from streamq.records.tables import TableFile, TableReference
 
+#: So many bytes are read at once: a reference may be made up, and say that it has any number.
+_MOST_AT_ONCE = 2**26
+#: In place of a checksum, in references to what has none.
+NO_CHECK = -1
 #: Largest part by reference, in bytes.
 MOST_REFERRED = 2**30
 
@@ -42,42 +49,60 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
     #: Of the file when it was loaded: its size, and a version that changes with its content.
     size: int
     version: str
+    #: A checksum of the bytes (CRC-32), by which they are good in a file that was written to since,
+    #: such as one that grows.
+    check: int = NO_CHECK
+
+    @classmethod
+    def payload(cls, file: InputIdentity, offset: int, length: int, check: int = NO_CHECK) -> bytes:
+        """Return the payload of a part that consists of these bytes of a file."""
+        check = check if file.mtime_ns else NO_CHECK
+        return msgspec.json.encode(cls(offset, length, file.size, file.version, check))
 
 
-class Reader:
+class _KeptFile:
+    """A file that stays open until no thread reads it any more."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self.name = name
+        self.file = file
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
+class ReferenceReader:
     """Reads what parts refer to, within the folders and URLs that are allowed."""
 
     def __init__(self, allowed: Iterable[str], base: str = "") -> None:
         """``base``: in a run, the folder that names are relative to."""
         self._base = base
-        #: In a run: the file that was read last, and its name. The next part is often of the same.
-        self._last: tuple[str, BinaryIO] | None = None
+        #: In a run: the file that was read last. The next part is often of the same.
+        self._last: _KeptFile | None = None
         #: The table that was read last, and of which file.
         self._table: tuple[Any, TableFile] | None = None
         self._table_lock = Lock()
-        self._urls = [locate(each) for each in allowed if is_remote(each)]
+        self._urls = [locate_url(each) for each in allowed if is_remote(each)]
         self._paths = {
             os.path.realpath(Path(base, each)) for each in allowed if not is_remote(each)
         }
 
     def close(self) -> None:
         """Close the file that is kept open."""
-        if self._last:
-            self._last[1].close()
-            self._last = None
+        self._last = None
         self._close_table()
 
-    def read(self, name: str, payload: bytes, *, is_whole: bool) -> bytes:
+    def read(self, name: str, payload: bytes, spec: Spec) -> bytes:
         """Return the bytes a part refers to; of a whole file, its decompressed content.
 
         Raises:
             Abandon: the file is not allowed, is not there, or has changed since it was loaded.
         """
         reference = msgspec.json.decode(payload, type=Reference)
-        with _abandoning(name):
+        with _abandon_bad_reference(name):
             if is_remote(name):
-                return self._read_url(name, reference, is_whole=is_whole)
-            return self._read_file(name, reference, is_whole=is_whole)
+                return self._read_url(name, reference, spec)
+            return self._read_file(name, reference, spec)
 
     def read_table(
         self, name: str, payload: bytes, form: str, columns: Sequence[str] | None = None
@@ -88,7 +113,7 @@ class Reader:
             Abandon: as of ``read``.
         """
         reference = msgspec.json.decode(payload, type=TableReference)
-        with _abandoning(name), self._table_lock:
+        with _abandon_bad_reference(name), self._table_lock:
             return self._table_of(name, reference, form).read(reference, columns)
 
     def _table_of(self, name: str, reference: TableReference, form: str) -> TableFile:
@@ -126,42 +151,44 @@ class Reader:
             self._table[1].close()
             self._table = None
 
-    def _read_url(self, url: str, reference: Reference, *, is_whole: bool) -> bytes:
+    def _read_url(self, url: str, reference: Reference, spec: Spec) -> bytes:
         self._check_url(url)
         then = Object(reference.size, reference.version)
-        if not is_whole:
-            return read_range(url, reference.offset, reference.length, then)
+        if spec.format != "file":
+            return bytes_as_loaded(read_range(url, reference.offset, reference.length, then), spec)
         with closing(RemoteFile(url)) as file:
             if file.object != then:
                 raise RemoteChanged
-            return _whole(Input(url, file))
+            return _whole_content(Input(url, file))
 
     def _check_url(self, url: str) -> None:
-        location = locate(url)
+        location = locate_url(url)
         if not any(each.covers(location) for each in self._urls):
             raise self._refusal(url)
 
-    def _read_file(self, name: str, reference: Reference, *, is_whole: bool) -> bytes:
-        last = self._last
-        if (
-            last
-            and last[0] == name
-            and not is_whole
-            and self._has_changed(last[1], reference) is None
-        ):
-            return _read_range(name, last[1], reference)
-        file = self._opened(name)
-        try:
+    def _read_file(self, name: str, reference: Reference, spec: Spec) -> bytes:
+        if spec.format == "file":
+            with self._opened(name) as file:
+                self._check_unchanged(name, file, reference)
+                return _whole_content(Input(name, file))
+        kept = self._last
+        if kept and kept.name == name:
+            with suppress(Abandon):  # another file may be in its place by now
+                return self._checked(name, kept.file, reference, spec)
+        kept = _KeptFile(name, self._opened(name))
+        data = self._checked(name, kept.file, reference, spec)
+        if self._base:
+            self._last = kept
+        return data
+
+    def _checked(self, name: str, file: BinaryIO, reference: Reference, spec: Spec) -> bytes:
+        """Return the bytes a part refers to, if they are those that were loaded."""
+        data = bytes_as_loaded(_read_range(name, file, reference), spec)
+        if reference.check == NO_CHECK:
             self._check_unchanged(name, file, reference)
-            if is_whole:
-                return _whole(Input(name, file))
-            if self._base:
-                # The one before is closed when no other thread reads it any more.
-                self._last = name, file
-            return _read_range(name, file, reference)
-        finally:
-            if not self._last or self._last[1] is not file:
-                file.close()
+        elif (why := self._has_changed(file, reference)) and zlib.crc32(data) != reference.check:
+            raise Abandon(f"{name} has changed since it was loaded: {why}")
+        return data
 
     def _opened(self, name: str) -> BinaryIO:
         """Open a regular file that may be read."""
@@ -170,7 +197,7 @@ class Reader:
         if (folder := next(inside, None)) is None:
             raise self._refusal(name)
         try:
-            file = os.fdopen(_open_below(folder, path), "rb")
+            file = os.fdopen(_open_below_folder(folder, path), "rb")
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
                 raise self._refusal(name) from None
@@ -192,7 +219,7 @@ class Reader:
 
 
 @contextmanager
-def _abandoning(name: str) -> Generator[None]:
+def _abandon_bad_reference(name: str) -> Generator[None]:
     """Raise Abandon for a file that is not there, is not allowed or has changed."""
     try:
         yield
@@ -204,7 +231,7 @@ def _abandoning(name: str) -> Generator[None]:
         raise Abandon(str(error)) from None
 
 
-def _open_below(folder: Path, path: Path) -> int:
+def _open_below_folder(folder: Path, path: Path) -> int:
     """Open a file in a folder or below it. Follow no link, even one that was put there just now."""
     if folder == path:  # the file itself is allowed
         folder = path.parent
@@ -224,7 +251,7 @@ def _open_below(folder: Path, path: Path) -> int:
 
 def _read_range(name: str, file: BinaryIO, reference: Reference) -> bytes:
     blocks, offset, left = [], reference.offset, reference.length
-    while left and (block := os.pread(file.fileno(), left, offset)):
+    while left and (block := os.pread(file.fileno(), min(left, _MOST_AT_ONCE), offset)):
         blocks.append(block)
         offset, left = offset + len(block), left - len(block)
     if left:
@@ -232,7 +259,7 @@ def _read_range(name: str, file: BinaryIO, reference: Reference) -> bytes:
     return b"".join(blocks) if len(blocks) > 1 else blocks[0] if blocks else b""
 
 
-def _whole(source: Input) -> bytes:
+def _whole_content(source: Input) -> bytes:
     """Return the whole decompressed content of an input."""
     blocks, size = [], 0
     while block := source.read(2**22):

@@ -73,7 +73,7 @@ class Location(NamedTuple):
         return f"{self.scheme}://{self.host}{path}"
 
 
-def locate(url: str) -> Location:
+def locate_url(url: str) -> Location:
     """Take a URL apart. For http ``%20`` is a space; in a cloud's URL a name stands as it is.
 
     Raises:
@@ -115,19 +115,71 @@ def _leads_astray(part: str) -> bool:
     return True
 
 
-def head(url: str) -> Object:
+def head_of_object(url: str) -> Object:
     """Return size and version of the object as it is now.
 
     Raises:
         RemoteMissing: the object is not there, or cannot be read.
         RemoteUnreachable: the object's server does not answer.
     """
-    store, path = _store(url)
+    store, path = _store_of_object(url)
     try:
         meta = _obstore(url).head(store, path)
     except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
-        raise _missing(url, error) from None
-    return _described(meta)
+        raise _object_missing(url, error) from None
+    return _object_of_meta(meta)
+
+
+def is_pattern_of_objects(url: str) -> bool:
+    """Return whether a URL names a folder of a cloud's objects, or many of them by ``*``.
+
+    A web server cannot say what it has, so there ``*`` is a character as any other.
+    """
+    is_web = url.partition("://")[0].lower() in _DEFAULT_PORTS
+    return not is_web and (url.endswith("/") or "*" in url)
+
+
+def matching_objects(url: str) -> list[str]:
+    """Return the URLs of the objects that a pattern names, sorted: ``s3://bucket/2026/*.csv``.
+
+    ``*`` stands for anything within a name, ``**`` for any folders, and a ``/`` at the end for all
+    that is below a folder. Names that begin with a dot are left out, unless they are spelled out.
+
+    Raises:
+        RemoteMissing: nothing matches, or the store may not be listed.
+        RemoteUnreachable: the store does not answer.
+    """
+    location = locate_url(url)
+    pattern = [*location.segments, "**", "*"] if url.endswith("/") else list(location.segments)
+    fixed = next(index for index, each in enumerate(pattern) if "*" in each)
+    scheme_and_host = f"{location.scheme}://{location.host}"
+    base = Location(location.scheme, location.host, (*location.segments[:fixed], "-")).folder
+    _obstore(url)
+    found = []
+    try:
+        for page in _obstore(url).list(_store_of_folder(base)):
+            for meta in page:
+                names = str(meta["path"]).split("/")
+                if _fits_pattern(names, pattern[fixed:]):
+                    found.append("/".join((scheme_and_host, *location.segments[:fixed], *names)))
+    except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
+        raise _object_missing(url, error) from None
+    if not found:
+        raise RemoteMissing(f"{url} matches no object")
+    return sorted(found)
+
+
+def _fits_pattern(names: list[str], pattern: list[str]) -> bool:
+    """Return whether the names on the way to an object fit those of a pattern."""
+    if not pattern or not names:
+        return not names and all(each == "**" for each in pattern)
+    if pattern[0] == "**":
+        is_below = not names[0].startswith(".") and _fits_pattern(names[1:], pattern)
+        return is_below or _fits_pattern(names, pattern[1:])
+    words = map(re.escape, pattern[0].split("*"))
+    is_hidden = names[0].startswith(".") and not pattern[0].startswith(".")
+    is_fitting = not is_hidden and re.fullmatch(".*".join(words), names[0], re.DOTALL)
+    return bool(is_fitting) and _fits_pattern(names[1:], pattern[1:])
 
 
 class RemoteFile:
@@ -136,14 +188,14 @@ class RemoteFile:
     def __init__(self, url: str, version: str | None = None) -> None:
         """``version``: the one that the object must have; None: any."""
         self._url = url
-        self._store, self._path = _store(url)
+        self._store, self._path = _store_of_object(url)
         self._version = version
         self._position = 0
         self._rest = b""
         self._blocks: Iterator[Any] | None = None
-        self.object = head(url)
+        self.object = head_of_object(url)
         if version is not None and self.object.version != version:
-            raise _changed(url)
+            raise _object_changed(url)
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes, perhaps fewer than that many; none at the end."""
@@ -184,14 +236,16 @@ class RemoteFile:
             if block is not None:
                 return bytes(block)
             self._blocks, problem = None, EOFError("it breaks off")
-        raise RemoteUnreachable(f"{self._url}: at byte {self._position}: {_brief(problem)}")
+        raise RemoteUnreachable(
+            f"{self._url}: at byte {self._position}: {_first_line_of_obstore(problem)}"
+        )
 
     def _open(self, size: int) -> Iterator[Any]:
         # From the beginning we ask for the whole object: some servers do not know ranges.
         options = {"range": {"offset": self._position}} if self._position else None
         result = _obstore(self._url).get(self._store, self._path, options=options)
-        if _described(result.meta) != self.object:
-            raise _changed(self._url)
+        if _object_of_meta(result.meta) != self.object:
+            raise _object_changed(self._url)
         return iter(result.stream(min_chunk_size=size))
 
 
@@ -251,26 +305,28 @@ def read_range(url: str, offset: int, length: int, then: Object) -> bytes:
         RemoteChanged: the object has changed since it was loaded.
     """
     if length == 0:
-        if head(url) != then:
-            raise _changed(url)
+        if head_of_object(url) != then:
+            raise _object_changed(url)
         return b""
-    store, path = _store(url)
+    store, path = _store_of_object(url)
     try:
         # Size and version in this reply belong to these very bytes, even if the object changes now.
         options = {"range": (offset, offset + length)}
         result = _obstore(url).get(store, path, options=options)
-        found, data = _described(result.meta), bytes(result.bytes())
+        found, data = _object_of_meta(result.meta), bytes(result.bytes())
     except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
         # The request also fails when the object has become shorter than the range.
-        if head(url) != then:
-            raise _changed(url) from None
-        raise RemoteUnreachable(f"{url}: at byte {offset}: {_brief(error)}") from None
+        if head_of_object(url) != then:
+            raise _object_changed(url) from None
+        raise RemoteUnreachable(
+            f"{url}: at byte {offset}: {_first_line_of_obstore(error)}"
+        ) from None
     if found != then:
-        raise _changed(url)
+        raise _object_changed(url)
     return data
 
 
-def _changed(url: str) -> RemoteChanged:
+def _object_changed(url: str) -> RemoteChanged:
     return RemoteChanged(f"{url} has changed since it was first looked at")
 
 
@@ -281,20 +337,20 @@ def _obstore(url: str) -> Any:
         raise RemoteMissing(f"{url}: reading URLs takes pip install 'streamq[remote]'") from None
 
 
-def _store(url: str) -> tuple[Any, str]:
+def _store_of_object(url: str) -> tuple[Any, str]:
     """Return the object's store, and its path there."""
-    location = locate(url)
+    location = locate_url(url)
     if not location.segments or url.endswith("/"):
         raise RemoteMissing(f"{url}: write scheme://place/object, with no ? and no #")
     _obstore(url)
     try:
-        return _folder(location.folder), location.segments[-1]
+        return _store_of_folder(location.folder), location.segments[-1]
     except Exception as error:  # noqa: BLE001  obstore's errors have no base of their own
-        raise _missing(url, error) from None
+        raise _object_missing(url, error) from None
 
 
 @lru_cache
-def _folder(url: str) -> Any:
+def _store_of_folder(url: str) -> Any:
     """Return the store of a folder's objects."""
     stores: Any = importlib.import_module("obstore.store")
     options: dict[str, Any] = {
@@ -307,20 +363,20 @@ def _folder(url: str) -> Any:
     return stores.from_url(url, **options)
 
 
-def _described(meta: Any) -> Object:
+def _object_of_meta(meta: Any) -> Object:
     return Object(int(meta["size"]), str(meta["e_tag"] or meta["last_modified"] or ""))
 
 
-def _missing(url: str, error: Exception) -> StreamqError:
+def _object_missing(url: str, error: Exception) -> StreamqError:
     kind = type(error).__name__
     if kind in ("FileNotFoundError", "NotFoundError"):
         return RemoteMissing(f"{url}: No such object")
     # obstore has a class for each kind of refusal. A GenericError may pass, so it can be retried.
     return (RemoteUnreachable if kind == "GenericError" else RemoteMissing)(
-        f"{url}: {_brief(error)}"
+        f"{url}: {_first_line_of_obstore(error)}"
     )
 
 
-def _brief(error: Exception | None) -> str:
+def _first_line_of_obstore(error: Exception | None) -> str:
     """Return the first line of obstore's message: the others help only to debug obstore."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

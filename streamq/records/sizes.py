@@ -9,7 +9,7 @@ from streamq.model import MAX_RESULT
 
 
 class PartSize(msgspec.Struct, frozen=True):
-    """How large parts are: whole records up to so many bytes, or so many records."""
+    """How large parts are: whole records up to a number of bytes, or a number of records."""
 
     bytes: int = 256 * 1024
     records: int = 0
@@ -21,7 +21,7 @@ class PartSize(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What a loader may cut before it asks again: so many parts, of so many records each."""
+    """How many parts a loader may cut before it asks again, and how many records each."""
 
     records: int
     parts: int
@@ -33,10 +33,10 @@ AS_LARGE_AS_ALLOWED = Step(MOST_RECORDS, 64)
 
 #: A part is to take about this long.
 TARGET_S = 0.25
-#: The results of a part are to have about so many bytes at most: a quarter of what they may have,
-#: because some records yield more than others.
+#: The results of a part should have about this many bytes at most: a quarter of the limit, because
+#: some records yield more than others.
 RESULTS = MAX_RESULT // 4
-#: A part has at most so many times as many records as were measured lately.
+#: A part has at most this many times as many records as were measured lately.
 GROWTH = 16
 #: Work for about this long is loaded ahead of the slots, and two parts for each slot at least.
 AHEAD_S = 0.5

@@ -20,15 +20,15 @@ from streamq.records.boundaries import (
     blank_lines,
     empty_rows,
     ended_by_newlines,
-    mask_of,
+    mask_of_boundaries,
 )
 from streamq.records.inputs import BadInput, Input, open_input
 from streamq.records.sizes import PartSize, Step
 from streamq.records.strange import HEAD, strangeness_of
 
-#: At least so many bytes are read at once.
+#: How many bytes are read at once, at least.
 BLOCK = 2**20
-#: The ends of up to so many records are looked for one by one.
+#: Up to this many records, their ends are looked for one by one.
 _FEW = 64
 
 
@@ -46,8 +46,13 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Whether bytes are counted after decompression or decoding, so not as they were sent.
     is_unpacked: bool = False
 
+    @property
+    def text(self) -> str:
+        """The cursor as the server keeps it; "" at the beginning of the first file."""
+        return "" if self == Cursor() else msgspec.json.encode(self).decode()
 
-def blank_of(cursor: str) -> int:
+
+def blank_lines_before_cursor(cursor: str) -> int:
     """Return how many blank lines were passed, by a cursor as the server keeps it."""
     try:
         return msgspec.json.decode(cursor, type=Cursor).blank if cursor else 0
@@ -82,57 +87,57 @@ class Chunk(msgspec.Struct):
         return parts <= CHUNK_PARTS and self.size + other.size <= CHUNK_BYTES
 
 
-def split(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[Chunk]:
+def split_input(source: Input, spec: Spec, size: PartSize, start: Cursor) -> Iterator[Chunk]:
     """Yield the rest of an input, which stands at the cursor, in chunks of parts.
 
     Raises:
         BadInput: it is damaged, a record is too long, or a quote is not closed.
     """
-    rest, cursor, is_end, mask = b"", start, False, mask_of(spec)
+    rest, cursor, is_end, mask = b"", start, False, mask_of_boundaries(spec)
     wanted = 0 if size.records else size.bytes + 1
     cut = _cut_by_records if size.records else _cut_by_bytes
     while not is_end:
         source.record = cursor.record
-        data, is_end = _fill(source, rest, wanted)
-        data, seen, total = _masked(data, mask, spec, is_end)
+        data, is_end = _fill_buffer(source, rest, wanted)
+        data, seen, total = _masked_data(data, mask, spec, is_end)
         ends, counts = cut(seen, total, size, is_end)
-        for chunk in _chunks(data, seen, ends, counts, cursor, spec):
+        for chunk in _chunks_of_parts(data, seen, ends, counts, cursor, spec):
             yield chunk
             cursor = chunk.end
         rest = data[ends[-1] :] if ends else data
         if rest and (is_end or len(rest) > size.most):
-            raise _stuck(source.name, cursor, size, is_open=len(rest) <= size.most)
+            raise _record_too_long(source.name, cursor, size, is_open=len(rest) <= size.most)
 
 
 def split_by_steps(
     source: Input, spec: Spec, size: PartSize, start: Cursor, steer: Callable[[], Step]
 ) -> Iterator[Chunk]:
-    """Yield what ``split`` does, in parts of as many records as ``steer`` says each time.
+    """Yield the same as ``split_input``, in parts of as many records as ``steer`` says each time.
 
     Raises:
-        BadInput: as ``split``.
+        BadInput: as ``split_input``.
     """
-    rest, cursor, is_end, mask = b"", start, False, mask_of(spec)
+    rest, cursor, is_end, mask = b"", start, False, mask_of_boundaries(spec)
     while not is_end:
         source.record = cursor.record
-        data, is_end = _fill(source, rest, 0)
-        data, seen, total = _masked(data, mask, spec, is_end)
+        data, is_end = _fill_buffer(source, rest, 0)
+        data, seen, total = _masked_data(data, mask, spec, is_end)
         begin, ends = 0, [0]
         while ends and begin < total:
-            ends, counts = _cut_step(seen, begin, total, size, steer(), is_end)
-            for chunk in _chunks(data, seen, ends, counts, cursor, spec, begin):
+            ends, counts = _cut_next_parts(seen, begin, total, size, steer(), is_end)
+            for chunk in _chunks_of_parts(data, seen, ends, counts, cursor, spec, begin):
                 yield chunk
                 cursor = chunk.end
             begin = ends[-1] if ends else begin
         rest = data[begin:]
         if rest and (is_end or len(rest) > size.most):
-            raise _stuck(source.name, cursor, size, is_open=len(rest) <= size.most)
+            raise _record_too_long(source.name, cursor, size, is_open=len(rest) <= size.most)
 
 
-def _masked(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[bytes, bytes, int]:
+def _masked_data(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[bytes, bytes, int]:
     """Return the data, the same masked, and how many bytes of it can be cut into parts."""
     seen = mask(data)
-    if spec.format == "csv" and not spec.by_reference:
+    if spec.format == "csv":
         data, seen = ended_by_newlines(data, seen, is_end=is_end)
     if is_end and len(seen) < len(data):
         # The input ends inside a quote. The records before that quote are good.
@@ -141,14 +146,14 @@ def _masked(data: bytes, mask: Mask, spec: Spec, is_end: bool) -> tuple[bytes, b
     return data, seen, len(data)
 
 
-def _cut_step(
+def _cut_next_parts(
     seen: bytes, begin: int, total: int, size: PartSize, step: Step, is_end: bool
 ) -> tuple[list[int], list[int]]:
     """Return where the next parts end, and how many records each has; at most those of a step."""
     ends: list[int] = []
     counts: list[int] = []
     while begin < total and len(ends) < step.parts:
-        end, count = _cut_one(seen, begin, total, size, step.records, is_end)
+        end, count = _cut_next_part(seen, begin, total, size, step.records, is_end)
         if not end:
             break
         ends.append(end)
@@ -157,7 +162,7 @@ def _cut_step(
     return ends, counts
 
 
-def _cut_one(
+def _cut_next_part(
     seen: bytes, begin: int, total: int, size: PartSize, records: int, is_end: bool
 ) -> tuple[int, int]:
     """Return where a part of so many records ends, and how many it has; 0 if it may still grow."""
@@ -173,7 +178,7 @@ def _cut_one(
     if not fitting:
         return 0, 0
     # To count the records of a whole part takes longer than to find the end of a few.
-    count = records + 1 if records <= _FEW else _count(seen, begin, fitting)
+    count = records + 1 if records <= _FEW else _count_records(seen, begin, fitting)
     if count > records:
         end = begin
         for found in range(records):
@@ -188,12 +193,12 @@ def _cut_one(
     return fitting, count
 
 
-def _count(seen: bytes, begin: int, end: int) -> int:
+def _count_records(seen: bytes, begin: int, end: int) -> int:
     """Return how many records are there; the last may have no line ending."""
     return seen.count(b"\n", begin, end) + (seen[end - 1 : end] != b"\n")
 
 
-def _fill(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
+def _fill_buffer(source: Input, rest: bytes, wanted: int) -> tuple[bytes, bool]:
     """Return ``rest`` and at least ``wanted`` bytes in all; and whether the input is at its end."""
     blocks, have = [rest], len(rest)
     while True:
@@ -226,7 +231,7 @@ def _cut_by_bytes(
         if not end:
             break
         ends.append(end)
-        counts.append(_count(seen, begin, end))
+        counts.append(_count_records(seen, begin, end))
         begin = end
     return ends, counts
 
@@ -259,7 +264,7 @@ def _cut_by_records(
     return ends, counts
 
 
-def _chunks(
+def _chunks_of_parts(
     data: bytes,
     seen: bytes,
     ends: list[int],
@@ -275,7 +280,7 @@ def _chunks(
         last = min(most, bisect_left(ends, begin + CHUNK_BYTES, first, most) + 1)
         here, each = ends[first:last], counts[first:last]
         pairs = list(zip([begin, *here], here, strict=False))
-        lines, blank = _lines_of(data, seen, pairs, each, spec)
+        lines, blank = _number_of_lines(data, seen, pairs, each, spec)
         numbers = list(accumulate(lines, initial=cursor.record))
         cursor = Cursor(
             start.file,
@@ -285,14 +290,14 @@ def _chunks(
         )
         payloads = [data[one:two] for one, two in pairs]
         abouts = [
-            about.of_lines(count - empty, start.file, at, height)
+            about.about_of_lines(count - empty, start.file, at, height)
             for count, empty, at, height in zip(each, blank, numbers, lines, strict=False)
         ]
         yield Chunk(payloads, abouts, sum(each) - sum(blank), here[-1] - begin, cursor)
         first, begin = last, here[-1]
 
 
-def _lines_of(
+def _number_of_lines(
     data: bytes, seen: bytes, pairs: list[tuple[int, int]], counts: list[int], spec: Spec
 ) -> tuple[list[int], list[int]]:
     """Return how many lines each part has, and how many of its records are blank: no records."""
@@ -300,11 +305,11 @@ def _lines_of(
         return counts, [blank_lines(data[begin:end]) for begin, end in pairs]
     if spec.format != "csv":
         return counts, [0] * len(pairs)
-    lines = counts if seen is data else [_count(data, begin, end) for begin, end in pairs]
+    lines = counts if seen is data else [_count_records(data, begin, end) for begin, end in pairs]
     return lines, [empty_rows(seen[begin:end]) for begin, end in pairs]
 
 
-def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadInput:
+def _record_too_long(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadInput:
     if is_open:
         return BadInput(f"{name}: line {cursor.record}: a quote is not closed")
     return BadInput(
@@ -313,7 +318,7 @@ def _stuck(name: str, cursor: Cursor, size: PartSize, *, is_open: bool) -> BadIn
     )
 
 
-def whole(source: Input, file: int, most: int) -> Chunk:
+def input_as_one_part(source: Input, file: int, most: int) -> Chunk:
     """Return an input as one part.
 
     Raises:
@@ -328,7 +333,7 @@ def whole(source: Input, file: int, most: int) -> Chunk:
             f"{source.name} is larger than the {most} bytes a part may have: with --by-reference "
             "workers read it themselves"
         )
-    return Chunk([b"".join(blocks)], [about.of_whole_file(file)], 1, size, Cursor(file + 1))
+    return Chunk([b"".join(blocks)], [about.about_of_whole_file(file)], 1, size, Cursor(file + 1))
 
 
 class Beginning(NamedTuple):
@@ -339,7 +344,7 @@ class Beginning(NamedTuple):
     lines: int
 
 
-def beginning_of(source: Input, spec: Spec, most: int, *, has_header: bool) -> Beginning:
+def beginning_of_csv(source: Input, spec: Spec, most: int, *, has_header: bool) -> Beginning:
     """Return the beginning of a CSV: rows that are left out, empty rows, and its header.
 
     The next read returns all of it again.
@@ -347,7 +352,7 @@ def beginning_of(source: Input, spec: Spec, most: int, *, has_header: bool) -> B
     Raises:
         BadInput: a row of it has more bytes than that, or a quote in it is not closed.
     """
-    mask, text = mask_of(spec), source.mark()
+    mask, text = mask_of_boundaries(spec), source.mark()
     size, lines, left = len(text), 0, spec.skip_rows
     source.skip(size)
     while True:
@@ -356,10 +361,10 @@ def beginning_of(source: Input, spec: Spec, most: int, *, has_header: bool) -> B
             break
         left = max(0, left - 1)
         source.skip(len(row))
-        text, lines = text + row, lines + _count(row, 0, len(row))
+        text, lines = text + row, lines + _count_records(row, 0, len(row))
     source.unread(text)
     header = row if has_header else b""
-    height = _count(header, 0, len(header)) if header else 0
+    height = _count_records(header, 0, len(header)) if header else 0
     return Beginning(header, len(text) + len(header), lines + height)
 
 
@@ -375,15 +380,17 @@ def first_record(source: Input, mask: Mask, most: int) -> bytes:
             return mended[:end]
     source.unread(data)
     if len(data) > most or len(mask(data)) < len(data):
-        raise _stuck(source.name, Cursor(), PartSize(most=most), is_open=len(data) <= most)
+        raise _record_too_long(
+            source.name, Cursor(), PartSize(most=most), is_open=len(data) <= most
+        )
     return data
 
 
-def header_of(name: str, spec: Spec) -> bytes:
+def header_of_csv(name: str, spec: Spec) -> bytes:
     """Return the header of a CSV, with its line ending."""
     with closing(open_input(name, spec.encoding)) as source:
         refuse_strange(source, spec)
-        return beginning_of(source, spec, MAX_PART, has_header=True).header
+        return beginning_of_csv(source, spec, MAX_PART, has_header=True).header
 
 
 def refuse_strange(source: Input, spec: Spec) -> None:

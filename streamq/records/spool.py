@@ -1,8 +1,8 @@
 """Spools: results of a run that wait in files on its disk, instead of in the server.
 
 A process writes the lines of a part, as the output will have them, to a spool of its own in the
-run's folder. What it tells the server is where they are. The collector copies them from there to
-the output, inside the kernel, and removes a spool when all of it is copied.
+run's folder. The server is told only where they are. The collector copies them from there to the
+output, inside the kernel, and removes a spool when all of it is copied.
 
 A spool is not synced. After a crash of any process its bytes are still there; after a power cut
 they may not be, so a collector that goes on compares a checksum before it takes lines that an
@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import zlib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -28,14 +29,14 @@ log = logging.getLogger(__name__)
 
 #: Smaller results go through the server: to tell it where they are would take almost as long.
 LEAST_BYTES = 4096
-#: A process begins a new spool after so many bytes, so that the one before can be removed.
+#: After this many bytes a process begins a new spool, so that the one before can be removed.
 ROLL_BYTES = 2**25
 #: Forms whose lines do not depend on the lines before them. The columns of a CSV do.
 FORMS = ("raw", "jsonl", "parquet")
 
 
 class Spooled(msgspec.Struct, frozen=True, array_like=True):
-    """What the server is told of a part whose lines are in a spool."""
+    """The result that the server keeps of a part whose lines are in a spool: where they are."""
 
     spool: str
     offset: int
@@ -44,6 +45,8 @@ class Spooled(msgspec.Struct, frozen=True, array_like=True):
     #: The part itself, so that it can be run again: what it was claimed with.
     payload: bytes
     about: bytes
+    #: Whether the first record yielded a value, and no line of the kind that the input has.
+    is_value: bool = False
 
 
 class SpoolWriter:
@@ -68,52 +71,62 @@ class SpoolWriter:
             return None
         writer = Writer(self._form, [])
         lines = writer.lines(result)
-        if writer.is_open or writer.garbled or len(lines) < LEAST_BYTES:
+        if writer.is_open or writer.garbled:
+            return None
+        return self._keep([lines], payload, about, is_value=writer.is_value)
+
+    def keep_lines(
+        self, blocks: Sequence[bytes], payload: bytes, about: bytes, *, is_text: bool
+    ) -> bytes | None:
+        """Do the same with a result that consists of these lines."""
+        if self._form != "raw":
+            return self.keep(codec.encode_lines(blocks, is_text=is_text), payload, about)
+        return self._keep(blocks, payload, about)
+
+    def _keep(
+        self, blocks: Sequence[bytes], payload: bytes, about: bytes, *, is_value: bool = False
+    ) -> bytes | None:
+        size = sum(map(len, blocks))
+        if size < LEAST_BYTES or self._is_broken:
             return None
         try:
-            spool, offset = self._write(lines)
+            spool, offset = self._write(blocks)
         except OSError as error:
             # The server has the results from now on. If there is no room for the output either,
             # the collector says so.
             log.debug("no result can be spooled: %s", error)
             self._is_broken = True
             return None
-        found = Spooled(spool, offset, len(lines), zlib.crc32(lines), payload, about)
+        check = 0
+        for block in blocks:
+            check = zlib.crc32(block, check)
+        found = Spooled(spool, offset, size, check, payload, about, is_value)
         return codec.encode_spooled(msgspec.msgpack.encode(found))
 
-    def _write(self, lines: bytes) -> tuple[str, int]:
+    def _write(self, blocks: Sequence[bytes]) -> tuple[str, int]:
         """Write lines behind all others. Return in which spool they are, and where."""
         with self._lock:
             if self._fd < 0 or self._size >= ROLL_BYTES:
                 self._begin()
-            offset, rest = self._size, memoryview(lines)
-            while rest:
-                done = os.pwrite(self._fd, rest, self._size)
-                self._size += done
-                rest = rest[done:]
-            return _name(self._name, self._number), offset
+            offset = self._size
+            for block in blocks:
+                rest = memoryview(block)
+                while rest:
+                    done = os.pwrite(self._fd, rest, self._size)
+                    self._size += done
+                    rest = rest[done:]
+            return _spool_name(self._name, self._number), offset
 
     def _begin(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._number, self._size, self._fd = self._number + 1, 0, -1
-        path = self._folder / _name(self._name, self._number)
+        path = self._folder / _spool_name(self._name, self._number)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def _name(process: str, number: int) -> str:
+def _spool_name(process: str, number: int) -> str:
     return f"{process}.{number}"
-
-
-def _lives(name: str) -> bool:
-    """Return whether the process is there that a spool is named after."""
-    try:
-        os.kill(int(name.partition("-")[0]), 0)
-    except (ValueError, OverflowError, ProcessLookupError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 class _Spool:
@@ -126,20 +139,27 @@ class _Spool:
         self.is_checked = is_checked
         self.copied = 0
 
-    def is_done(self) -> bool:
-        """Return whether all of it was copied, and no more comes: its process has begun another."""
+    def is_done(self, *, is_growing: bool) -> bool:
+        """Return whether all of it was copied, and no more comes.
+
+        ``is_growing``: its process lives. Then no more comes when it has begun another spool.
+        """
         process, _, number = self.path.name.rpartition(".")
         if self.copied < os.fstat(self.fd).st_size:
             return False
-        return self.path.with_name(_name(process, int(number) + 1)).exists() or not _lives(process)
+        return not is_growing or self.path.with_name(_spool_name(process, int(number) + 1)).exists()
 
 
 class SpoolReader:
     """Finds lines in the spools of a run."""
 
-    def __init__(self, folder: Path) -> None:
-        """Spools that are there already are compared with checksums: they may be damaged."""
+    def __init__(self, folder: Path, live: Callable[[], Iterable[int]] = tuple) -> None:
+        """Spools that are there already are compared with checksums: they may be damaged.
+
+        ``live`` returns the ids of the processes that write now.
+        """
         self._folder = folder
+        self._live = live
         self._earlier = {each.name for each in folder.glob("*.*")} if folder.is_dir() else set()
         self._open: dict[str, _Spool] = {}
 
@@ -159,9 +179,10 @@ class SpoolReader:
         for each in ranges:
             if spool := self._open.get(each.spool):
                 spool.copied += each.length
+        live = set(self._live())
         for name in {each.spool for each in ranges} & self._open.keys():
             spool = self._open[name]
-            if spool.is_done():
+            if spool.is_done(is_growing=self._is_growing(name, live)):
                 with suppress(OSError):
                     spool.path.unlink()
                 os.close(self._open.pop(name).fd)
@@ -171,14 +192,23 @@ class SpoolReader:
 
         A spool of a dead process may have lines that nobody was told of. They are never copied.
         """
-        total, spools = 0, self._open.copy()
+        total, spools, live = 0, self._open.copy(), set(self._live())
         with suppress(OSError), os.scandir(self._folder) as found:
             for each in found:
-                if _lives(each.name):
+                if self._is_growing(each.name, live):
                     with suppress(OSError):
                         total += each.stat().st_size
                         total -= spools[each.name].copied if each.name in spools else 0
         return max(0, total)
+
+    def _is_growing(self, name: str, live: set[int]) -> bool:
+        """Return whether the process that made a spool is there to write more.
+
+        A process of an earlier attempt at the run is not, even if another one has its id now, as
+        after a restart of a container.
+        """
+        pid = name.partition("-")[0]
+        return name not in self._earlier and pid.isdecimal() and int(pid) in live
 
     def close(self) -> None:
         """Close all spools."""
@@ -204,7 +234,7 @@ def spooled_of(result: bytes) -> Spooled | None:
     Raises:
         Damaged: the result is damaged.
     """
-    data = codec.spooled(result)
+    data = codec.spooled_lines(result)
     if data is None:
         return None
     with damaged_if_unreadable("a result"):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from streamq.records.packing import bare_name
+from streamq.records.packing import name_without_compression
 
-#: So many bytes of a file's beginning are looked at.
+#: How many bytes of a file's beginning are looked at.
 HEAD = 4096
 
 _TABLE = "is not read yet: write it as CSV or JSON lines first"
@@ -36,23 +36,23 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def strangeness_of(name: str, head: bytes, form: str) -> str:
-    """Return why a file of this format cannot be read as it is, and what to do; "" if it can.
+    """Return why a file cannot be read in this format, and what to do about it; "" if it can.
 
     ``head`` is how its content begins, decompressed.
     """
     for pattern, why in _BY_BYTES:
         if pattern.match(head):
-            return _BY_SUFFIX.get(_suffix(name), why)
+            return _BY_SUFFIX.get(_suffix_before_compression(name), why)
     if head.startswith(_UTF_16) and (form != "lines" or b"\0" in head):
         return "it begins with the byte order mark of UTF-16: say --encoding utf-16"
-    if _suffix(name) in _BY_SUFFIX and head:
-        return _BY_SUFFIX[_suffix(name)]
-    if form == "jsonl" or _suffix(name) == ".json":
-        return _of_json(head, is_lines=form == "jsonl")
+    if _suffix_before_compression(name) in _BY_SUFFIX and head:
+        return _BY_SUFFIX[_suffix_before_compression(name)]
+    if form == "jsonl" or _suffix_before_compression(name) == ".json":
+        return _strangeness_of_json(head, is_lines=form == "jsonl")
     return ""
 
 
-def _of_json(head: bytes, *, is_lines: bool) -> str:
+def _strangeness_of_json(head: bytes, *, is_lines: bool) -> str:
     """Return that a file is one JSON value in several lines, or one array, and not JSON lines."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text.startswith((b"[", b"{")):
@@ -78,6 +78,6 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _suffix(name: str) -> str:
+def _suffix_before_compression(name: str) -> str:
     """Return the suffix of a name, without one that says how the file is compressed."""
-    return bare_name(Path(name)).suffix.lower()
+    return name_without_compression(Path(name)).suffix.lower()

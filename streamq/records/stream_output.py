@@ -8,8 +8,8 @@ from collections.abc import Callable
 from streamq.records.output_kinds import Written
 from streamq.records.outputs import OutputError
 
-#: A pipe that is ready to be written to takes so many bytes without blocking (POSIX: at least 512,
-#: Linux: 4096).
+#: How many bytes a pipe takes without blocking when it is ready to be written to (POSIX: at least
+#: 512, Linux: 4096).
 _PIPE_BYTES = select.PIPE_BUF
 _WAIT_MS = 100
 

@@ -16,7 +16,7 @@ from streamq.errors import StreamqError
 from streamq.model import CHUNK_PARTS
 from streamq.records import about
 from streamq.records.arrow import pyarrow
-from streamq.records.inputs import BadInput, Identity
+from streamq.records.inputs import BadInput, InputIdentity
 from streamq.records.remote import Object, RangeFile, is_remote
 from streamq.records.sizes import MOST_RECORDS, PartSize, Step
 from streamq.records.splitting import Chunk, Cursor
@@ -62,7 +62,7 @@ class TableFile:
         self.file = file
         self._last: tuple[Any, Any] | None = None
         try:
-            head = _head(file)
+            head = _first_bytes(file)
             self._refuse(head)
             if form == "parquet":
                 self._reader = pyarrow("parquet").ParquetFile(
@@ -73,7 +73,9 @@ class TableFile:
         except StreamqError:
             raise
         except Exception as error:  # noqa: BLE001  pyarrow's errors are of many kinds
-            raise BadInput(f"{name}: it is no {_NAMES[form]} file: {_brief(error)}") from None
+            raise BadInput(
+                f"{name}: it is no {_NAMES[form]} file: {_first_line_of_pyarrow(error)}"
+            ) from None
 
     def _refuse(self, head: bytes) -> None:
         if self._form == "parquet" and head == _ENCRYPTED:
@@ -106,7 +108,9 @@ class TableFile:
         except StreamqError:
             raise
         except Exception as error:  # noqa: BLE001  pyarrow's errors are of many kinds
-            raise BadInput(f"{self._name}: it is damaged: {_brief(error)}") from None
+            raise BadInput(
+                f"{self._name}: it is damaged: {_first_line_of_pyarrow(error)}"
+            ) from None
 
     def _batches(self) -> Groups:
         ipc = pyarrow("ipc")
@@ -146,7 +150,9 @@ class TableFile:
         except StreamqError:
             raise
         except Exception as error:  # noqa: BLE001  pyarrow's errors are of many kinds
-            raise Abandon(f"{self._name}: row group {group + 1}: {_brief(error)}") from None
+            raise Abandon(
+                f"{self._name}: row group {group + 1}: {_first_line_of_pyarrow(error)}"
+            ) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -156,13 +162,13 @@ class TableFile:
         self.file.close()
 
 
-def _head(file: Any) -> bytes:
+def _first_bytes(file: Any) -> bytes:
     head: bytes = file.read(4)
     file.seek(0)
     return head
 
 
-def _brief(error: Exception) -> str:
+def _first_line_of_pyarrow(error: Exception) -> str:
     """Return the first line of pyarrow's message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
@@ -174,7 +180,7 @@ def open_table(name: str, form: str) -> TableFile:
         BadInput: it is not there, or holds no such table.
     """
     if is_remote(name):
-        found = Identity.of(name)
+        found = InputIdentity.of(name)
         return TableFile(name, RangeFile(name, Object(found.size, found.digest)), form)
     try:
         file = Path(name).open("rb")  # noqa: SIM115  the TableFile closes it
@@ -188,13 +194,13 @@ def open_table(name: str, form: str) -> TableFile:
 
 
 def table_chunks(
-    then: Identity,
+    then: InputIdentity,
     form: str,
     start: Cursor,
     size: PartSize,
     steer: Callable[[], Step] | None,
 ) -> Iterator[Chunk]:
-    """Yield the rest of a file in chunks of parts, from the cursor on. It stands in a row group.
+    """Yield the rest of a file in chunks of parts, from the cursor on.
 
     A part has all rows of a group, or so many as ``size`` or ``steer`` say, and never of two.
 
@@ -208,7 +214,7 @@ def table_chunks(
         while begin <= cursor.offset < begin + rows:
             most = size.records or _rows_in(size, rows, size_bytes)
             step = steer() if steer else Step(most, CHUNK_PARTS)
-            chunk = _chunk(then, group, begin, rows, cursor, step)
+            chunk = _rows_chunk(then, group, begin, rows, cursor, step)
             chunk.input_size = size_bytes * chunk.records // rows
             yield chunk
             cursor = chunk.end
@@ -222,7 +228,9 @@ def _rows_in(size: PartSize, rows: int, size_bytes: int) -> int:
     return max(1, size.bytes * rows // max(1, size_bytes))
 
 
-def _chunk(then: Identity, group: int, begin: int, rows: int, cursor: Cursor, step: Step) -> Chunk:
+def _rows_chunk(
+    then: InputIdentity, group: int, begin: int, rows: int, cursor: Cursor, step: Step
+) -> Chunk:
     """Return the next parts of a group, which begins at that row of the file."""
     payloads: list[bytes] = []
     abouts: list[bytes] = []
@@ -231,7 +239,7 @@ def _chunk(then: Identity, group: int, begin: int, rows: int, cursor: Cursor, st
         count = min(step.records, rows - first)
         reference = TableReference(group, first, count, then.size, then.version)
         payloads.append(msgspec.json.encode(reference))
-        abouts.append(about.of_lines(count, cursor.file, begin + first + 1))
+        abouts.append(about.about_of_lines(count, cursor.file, begin + first + 1))
         first += count
     at = begin + first
     records, size = at - cursor.offset, sum(map(len, payloads))

@@ -1,4 +1,4 @@
-"""From results to the lines of an output: raw, JSON lines or CSV; or to tables, for Parquet."""
+"""Turns results into lines of an output (raw, JSON lines, CSV), or into tables for Parquet."""
 
 import csv
 import io
@@ -13,9 +13,12 @@ from streamq.records import arrow
 from streamq.records import encoding as codec
 from streamq.records.about import ENDINGS
 from streamq.records.encoding import Item
-from streamq.records.parquet import frame
+from streamq.records.parquet import table_frame
 
 log = logging.getLogger(__name__)
+
+#: Forms of rows, and what stands between their cells.
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class Writer:
@@ -35,6 +38,8 @@ class Writer:
         ``has_keys``: each line begins with the numbers of its part and of its record there.
         """
         self._form = form
+        #: What stands between the cells of a row; "" where lines are no rows.
+        self._delimiter = _DELIMITERS.get(form, "")
         self._has_keys = has_keys
         self.header = header
         self.is_open = is_open
@@ -43,7 +48,8 @@ class Writer:
         #: Whether an item of the last result wrote no line.
         self.has_skipped = False
         self._preamble = preamble if form == "raw" else b""
-        self._is_value = False
+        #: Whether the last result began with a value, and with no line that a handler made.
+        self.is_value = False
         self._left_out: set[str] = set()
         #: How many results hold bytes that could not be written as UTF-8.
         self.garbled = 0
@@ -60,19 +66,23 @@ class Writer:
         if not lines:
             self.is_open = was_open
             return lines
+        return self._before(was_open=was_open) + lines
+
+    def before(self, *, is_value: bool) -> bytes:
+        """Return what has to stand before lines that were made elsewhere; ``is_value`` of those."""
+        was_open, self.is_open, self.is_value = self.is_open, False, is_value
+        return self._before(was_open=was_open)
+
+    def _before(self, *, was_open: bool) -> bytes:
+        """Return the end of a line that is open, or what goes before the first line, or nothing."""
         if was_open:
-            return b"\n" + lines
+            return b"\n"
         preamble = self.preamble()
-        if not preamble or self._is_value:
-            return lines
+        if not preamble or self.is_value:
+            return b""
         preamble += b"" if preamble.endswith(b"\n") else b"\n"
         self.head = len(preamble)
-        return preamble + lines
-
-    def newline(self) -> bytes:
-        """Return what has to stand before lines that were made elsewhere: a newline, or nothing."""
-        was_open, self.is_open = self.is_open, False
-        return b"\n" if was_open else b""
+        return preamble
 
     def preamble(self) -> bytes:
         """Return the preamble the first time, and nothing after that."""
@@ -90,29 +100,29 @@ class Writer:
         self.garbled = 0
 
     def _lines(self, result: bytes) -> bytes:
-        found = codec.unchecked(result)
-        self._is_value = False
+        found = codec.decode_unchecked(result)
+        self.is_value = False
         if self._form == "raw" and (whole := _plain_lines(found)) is not None:
             return whole
-        items, endings = codec.checked(found)
+        items, endings = codec.checked_items(found)
         if len(items) == 1 and codec.is_verbatim(items[0]):
             return bytes(items[0].data)
         if self._form == "parquet":
             return self._frames(items)
-        if any(map(codec.holds_several, items)):
-            items, endings = _spread(items, endings)
+        if any(map(codec.holds_several_items, items)):
+            items, endings = _items_of_lines(items, endings)
         kept = [item for item in items if item is not None]
         self.has_skipped = len(kept) < len(items)
         if self._form == "raw":
-            self._is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
+            self.is_value = bool(kept) and isinstance(kept[0], msgspec.msgpack.Ext)
             lines = b"".join(
-                _raw(item) + (ENDINGS[endings[index]] if endings else b"\n")
+                _raw_line(item) + (ENDINGS[endings[index]] if endings else b"\n")
                 for index, item in enumerate(items)
                 if item is not None
             )
             self.is_open = not lines.endswith(b"\n")
             return lines
-        if self._form == "csv":
+        if self._delimiter:
             return b"".join(self._row(item) for item in kept)
         return b"\n".join([*map(self._json, kept), b""])
 
@@ -122,16 +132,16 @@ class Writer:
         rows: list[Any] = []
         for item in items:
             if codec.is_table(item):
-                frames += [_framed(rows)] if rows else []
+                frames += [_framed_rows(rows)] if rows else []
                 rows = []
-                frames.append(frame(arrow.unpack(bytes(item.data))))
+                frames.append(table_frame(arrow.unpack_table(bytes(item.data))))
             else:
                 rows += [
                     self._readable(codec.decode_item(each))
-                    for each in codec.spread(item)
+                    for each in codec.spread_item(item)
                     if each is not None
                 ]
-        frames += [_framed(rows)] if rows else []
+        frames += [_framed_rows(rows)] if rows else []
         return b"".join(frames)
 
     def _keyed(self, result: bytes, part: int) -> bytes:
@@ -143,10 +153,10 @@ class Writer:
     def _keyed_line(self, item: Item, part: int, record: int) -> bytes:
         if item is None:
             return b""
-        if codec.holds_several(item):
-            lines = (self._keyed_line(each, part, record) for each in codec.spread(item))
+        if codec.holds_several_items(item):
+            lines = (self._keyed_line(each, part, record) for each in codec.spread_item(item))
             return b"".join(lines)
-        if self._form == "csv":
+        if self._delimiter:
             return self._row(item, {"part": part, "record": record})
         if codec.is_verbatim(item):
             item = bytes(item.data)
@@ -156,15 +166,15 @@ class Writer:
         """Return the line of one item alone; its line ending is a letter of ``about``, or ""."""
         if self._has_keys or item is None:
             return self._keyed_line(item, part, record)
-        if codec.holds_several(item):
-            found = codec.spread(item)
+        if codec.holds_several_items(item):
+            found = codec.spread_item(item)
             return b"".join(self.line(each, ending, part, record) for each in found)
         if codec.is_verbatim(item):
             return bytes(item.data)
-        if self._form == "csv":
+        if self._delimiter:
             return self._row(item)
         if self._form == "raw":
-            return _raw(item) + (ENDINGS[ending[0]] if ending else b"\n")
+            return _raw_line(item) + (ENDINGS[ending[0]] if ending else b"\n")
         return bytes(self._json(item)) + b"\n"
 
     def _json(self, item: Item) -> Any:
@@ -185,7 +195,7 @@ class Writer:
 
     def _cell(self, value: object) -> object:
         value = self._readable(value)
-        return value if value is None or isinstance(value, str | int | float) else _text(value)
+        return value if value is None or isinstance(value, str | int | float) else _csv_text(value)
 
     def _row(self, item: Item, keys: dict[str, int] | None = None) -> bytes:
         value = codec.decode_item(item)
@@ -195,32 +205,33 @@ class Writer:
         head = b""
         if not self.header:
             self.header = list(fields)
-            head = _csv_line(self.header)
+            head = self._line(self.header)
             self.head = len(head)
         for name in fields.keys() - self._left_out - set(self.header):
             self._left_out.add(name)
             log.warning(
-                "a CSV has the columns of its first result: %s of a later one is left out", name
+                "a %s has the columns of its first result: %s of a later one is left out",
+                self._form.upper(),
+                name,
             )
-        return head + _csv_line([self._cell(fields.get(name)) for name in self.header])
+        return head + self._line([self._cell(fields.get(name)) for name in self.header])
+
+    def _line(self, cells: list[Any]) -> bytes:
+        text = io.StringIO(newline="")
+        # With this terminator the writer quotes every cell that holds \r or \n.
+        csv.writer(text, delimiter=self._delimiter, lineterminator="\r\n").writerow(cells)
+        return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
-def _spread(items: list[Item], endings: bytes) -> tuple[list[Item], bytes]:
+def _items_of_lines(items: list[Item], endings: bytes) -> tuple[list[Item], bytes]:
     """Return a line's item for each that stands for several, and how each line ends."""
-    found = list(map(codec.spread, items))
+    found = list(map(codec.spread_item, items))
     letters = b"".join(endings[index : index + 1] * len(each) for index, each in enumerate(found))
     return [item for each in found for item in each], letters
 
 
-def _framed(rows: list[Any]) -> bytes:
-    return frame(arrow.from_rows(rows))
-
-
-def _csv_line(cells: list[Any]) -> bytes:
-    text = io.StringIO(newline="")
-    # With this terminator the writer quotes every cell that holds \r or \n.
-    csv.writer(text, lineterminator="\r\n").writerow(cells)
-    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
+def _framed_rows(rows: list[Any]) -> bytes:
+    return table_frame(arrow.table_from_rows(rows))
 
 
 def _plain_lines(items: list[Any]) -> bytes | None:
@@ -240,11 +251,11 @@ def _plain_lines(items: list[Any]) -> bytes | None:
     return None
 
 
-def _raw(item: Item) -> bytes:
+def _raw_line(item: Item) -> bytes:
     if isinstance(item, msgspec.msgpack.Ext):
         return bytes(item.data)
     return item.encode() if isinstance(item, str) else item or b""
 
 
-def _text(value: object) -> str:
+def _csv_text(value: object) -> str:
     return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""Collecting results: each is written once, in input order or as they come, even across crashes.
+"""Writes results to an output: each once, in input order or as they come, even across crashes.
 
 A commit stores in the request how many bytes are written and which result comes next; the same
 script call deletes the results from the server. When a collector is started again, it cuts the file
@@ -16,8 +16,8 @@ import msgspec
 from streamq.errors import StreamqError, damaged_if_unreadable
 from streamq.model import Failure, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import part_of
-from streamq.queue.failed_inputs import with_inputs
+from streamq.protocol.replies import part_of_field
+from streamq.queue.failed_inputs import failures_with_inputs
 from streamq.queue.request import Request
 from streamq.queue.results import BATCH, BATCH_BYTES, ResultReader
 from streamq.records import outputs, parquet
@@ -28,16 +28,16 @@ from streamq.records.outputs import (
     OutputError,
     OutputExists,
     check_errors,
-    digest_of,
+    digest_of_errors_file,
+    digest_of_failures,
     error_lines,
-    errors_digest,
     refuse_inputs,
 )
 from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
 from streamq.runs.committed import Committed
 from streamq.runs.in_place import InPlace
-from streamq.runs.spooled_results import Piece, SpooledResults, size_of
+from streamq.runs.spooled_results import Piece, SpooledLines, SpooledResults, size_of_spooled
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +48,19 @@ _SOON_S = 0.003
 _MOST_LATE = 2**26
 
 
-def show(
+def show_results(
     protocol: Protocol, request_id: str, form: str, *, follow: bool, has_keys: bool = False
 ) -> Iterator[bytes]:
-    """Yield results in input order for somebody who only looks: the server keeps them."""
+    """Yield results in input order, for printing: the server keeps them."""
     spec = protocol.inspect(request_id).spec
-    # What a flow makes of rows is no row of its input.
+    # Results of a flow are no rows of its input, so they get no header.
     preamble = b"" if spec.stage else spec.header.encode()
     writer = Writer(form, [], preamble=preamble, has_keys=has_keys)
     reader = ResultReader(protocol, request_id, is_patient=follow)
     while True:
         batch = reader.read()
         if batch is not None:
-            yield b"".join(writer.lines(result, part_of(field)) for field, result in batch)
+            yield b"".join(writer.lines(result, part_of_field(field)) for field, result in batch)
         elif reader.is_over or not follow:
             break
         else:
@@ -78,7 +78,7 @@ def write_errors(failures: Iterable[Failure], output: Path) -> Path:
     return outputs.write_errors(output, outputs.error_lines(failures))
 
 
-def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+def _batches_to_write(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
     """Yield the same results in batches of the size that is written at once."""
     batch: dict[str, bytes] = {}
     size = 0
@@ -92,7 +92,7 @@ def _batches(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
         yield batch
 
 
-def _plain(fields: set[str]) -> set[str]:
+def _fields_passed_over(fields: set[str]) -> set[str]:
     """Return the fields of parts that were passed over before they had run."""
     return {field for field in fields if field.isdigit()}
 
@@ -159,7 +159,7 @@ class Collector:
         self._look(force)
         self._output.open(self._done.offset, has_begun=bool(self._token), force=force)
         try:
-            # Before we had the lock, another collector may have written and committed more.
+            # Another collector may have written and committed more before this one got the lock.
             spec = self._look(force)
             if self._is_anew:
                 self._tell_lost()
@@ -247,13 +247,14 @@ class Collector:
         name, errors = self._output.name, self._done.errors
         failures = Request(self._protocol, self._id).errors()
         reader = self._spools.inputs if self._spools else None
-        self.failures = list(with_inputs(self._protocol, self._id, failures, reader))
+        self.failures = list(failures_with_inputs(self._protocol, self._id, failures, reader))
         if name:
             if not force:
                 self._check_errors(OutputError)
-            # Both contents count as ours, since we may be killed before the old one is replaced.
+            # Both the old and the new content count as ours: the process may be killed before the
+            # old one is replaced.
             lines = error_lines(self.failures)
-            errors = sorted({errors_digest(Path(name)), digest_of(lines)})
+            errors = sorted({digest_of_errors_file(Path(name)), digest_of_failures(lines)})
         preamble = self._writer.preamble()
         is_empty = not self._done.offset and not preamble
         self._writer.head = self._writer.head or len(preamble)
@@ -263,14 +264,14 @@ class Collector:
             self._in_place.end(is_complete=not self.failures)
 
     def _seal(self, spec: Spec) -> None:
-        """Make Parquet of what was written, if it is to be that and is not yet."""
+        """Turn the frames that were written into Parquet, unless that is done already."""
         done = self._done
         if self._form != "parquet" or (done.sealed and done.sealed == done.offset):
             return
         assert isinstance(self._output, FileOutput)
-        types = parquet.types_of(spec)
+        types = parquet.column_types_of_input(spec)
         written = self._output.draft(
-            lambda file: parquet.convert(file, done.sealed, done.offset, types)
+            lambda file: parquet.convert_to_parquet(file, done.sealed, done.offset, types)
         )
         following = self._next(written.offset, written.offset, done.next, done.errors)
         self._store(
@@ -328,7 +329,11 @@ class Collector:
             late = {field for field in results if self._has_place(field)}
             self._late |= {field: self._inline(results.pop(field)) for field in late}
             self._late_size += sum(len(self._late[field]) for field in late)
-            if self._reader.is_over or self._late_size > _MOST_LATE or late & _plain(late):
+            if (
+                self._reader.is_over
+                or self._late_size > _MOST_LATE
+                or late & _fields_passed_over(late)
+            ):
                 self._fill()
         read = self._reader.next, self._reader.within
         if found is not None and (results or read != (self._done.next, self._done.within)):
@@ -337,7 +342,7 @@ class Collector:
 
     def _has_place(self, field: str) -> bool:
         """Return whether a result belongs before what is written."""
-        part = part_of(field)
+        part = part_of_field(field)
         return part < self._done.next and self._in_place is not None and self._in_place.has(part)
 
     def _fill(self) -> None:
@@ -379,7 +384,7 @@ class Collector:
         for page in self._protocol.result_pages(self._id, BATCH_BYTES):
             # A page is deleted from the server before the next one is asked for, so nothing comes
             # twice.
-            for results in _batches(page):
+            for results in _batches_to_write(page):
                 self._write(results)
                 has_some = True
         # ``found`` was read before the results. If it was settled then, there are no further
@@ -393,18 +398,18 @@ class Collector:
         else:
             pieces = []
             for field, result in results.items():
-                pieces += self._pieces(self._find(result), part_of(field))
+                pieces += self._pieces(self._find(result), part_of_field(field))
         self._commit(pieces, self._reader.next, list(results))
 
-    def _find(self, result: bytes) -> Piece:
+    def _find(self, result: bytes) -> bytes | SpooledLines:
         """Return a result as it is; or where in a spool the lines of the part are."""
         return self._spools.find(result) if self._spools else result
 
-    def _pieces(self, found: Piece, part: int) -> list[Piece]:
+    def _pieces(self, found: bytes | SpooledLines, part: int) -> list[Piece]:
         """Return what is written of a result that was found."""
         if isinstance(found, bytes):
             return [self._writer.lines(found, part)]
-        return [self._writer.newline(), found]
+        return [self._writer.before(is_value=found.is_value), found.place]
 
     def _inline(self, result: bytes) -> bytes:
         """Return a result with its lines, even if they are in a spool."""
@@ -423,7 +428,7 @@ class Collector:
             self._writer.has_skipped = False
             found = self._find(result)
             pieces = self._pieces(found, number)
-            size = sum(map(size_of, pieces))
+            size = sum(map(size_of_spooled, pieces))
             # The lines in a spool are those of a part without failures, so without gaps.
             if self._writer.has_skipped and isinstance(found, bytes):
                 begin = offset + size - len(self._lone_writer().lines(found, number))
@@ -432,7 +437,7 @@ class Collector:
             offset += size
         for field in results:
             if not field.isdigit() or int(field) not in passed:
-                written += self._pieces(self._find(results[field]), part_of(field))
+                written += self._pieces(self._find(results[field]), part_of_field(field))
         in_place.note(gaps)
         return written
 
@@ -452,7 +457,7 @@ class Collector:
         else:
             assert isinstance(self._output, FileOutput)
             grown = self._output.add(pieces)
-        length = self._done.length + sum(map(size_of, pieces))
+        length = self._done.length + sum(map(size_of_spooled, pieces))
         self._store(self._next(self._done.offset + grown, length, next_number, errors), forget)
         if self._spools:
             self._spools.committed()

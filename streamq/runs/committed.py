@@ -1,4 +1,4 @@
-"""What a collector commits: how far the results of a request are written, and where."""
+"""The commit of a collector: how far the results of a request are written, and where."""
 
 import msgspec
 
@@ -68,7 +68,7 @@ class Committed(msgspec.Struct, frozen=True):
         return self.unpacked if self.packing else self.offset
 
 
-def file_of(protocol: Protocol, request_id: str) -> str:
+def file_of_committed(protocol: Protocol, request_id: str) -> str:
     """Return the file to which results were moved from the server; "" if none were."""
     told = protocol.inspect(request_id).optional_text("committed")
     with damaged_if_unreadable("how far results are written"):

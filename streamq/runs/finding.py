@@ -62,48 +62,48 @@ def find_run(id: str = "") -> FoundRun:
 
 def has_runs() -> bool:
     """Return whether runs are kept in this folder, also ones that were stopped."""
-    return bool(_stored())
+    return bool(_runs_stored_here())
 
 
-def is_kept(run_id: str) -> bool:
+def is_run_kept(run_id: str) -> bool:
     """Return whether the run is still kept in this folder."""
-    return any(run.id == run_id for run in _stored())
+    return any(run.id == run_id for run in _runs_stored_here())
 
 
 def live_runs(run_id: str = "") -> list[FoundRun]:
-    """Return the runs that go on in this folder, the last first; with an id only that one.
+    """Return the runs that go on in this folder, the last one first; with an id only that one.
 
     Raises:
         InvalidValue: there is none.
     """
-    runs = _stored()
+    runs = _runs_stored_here()
     wanted = [run for run in runs if run_id in ("", run.id)]
-    found = [_found(run) for run in wanted if run.is_live]
+    found = [_found_run(run) for run in wanted if run.is_live]
     if not found:
-        raise InvalidValue(_why_none(runs, wanted, run_id))
+        raise InvalidValue(_why_no_run(runs, wanted, run_id))
     return found
 
 
-def kept_failures(run_id: str = "") -> list[Failure] | None:
+def failures_of_kept_run(run_id: str = "") -> list[Failure] | None:
     """Return the failures of a run that is done: of that one, or the last of this folder.
 
     None if another run is meant, or the file of failures is gone.
     """
-    wanted = [run for run in _stored() if run_id in ("", run.id)]
+    wanted = [run for run in _runs_stored_here() if run_id in ("", run.id)]
     if not wanted or not wanted[0].finished or any(run.is_live for run in wanted):
         return None
     try:
-        lines = _errors_of(wanted[0]).read_bytes().splitlines()
+        lines = _errors_file_of_run(wanted[0]).read_bytes().splitlines()
         return [msgspec.json.decode(line, type=Failure) for line in lines]
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _errors_of(run: StoredRun) -> Path:
+def _errors_file_of_run(run: StoredRun) -> Path:
     return outputs.errors_beside(Path(run.plan.output))
 
 
-def _stored() -> list[StoredRun]:
+def _runs_stored_here() -> list[StoredRun]:
     home.refuse_strange(HOME)
     if not HOME.exists():
         return []
@@ -111,7 +111,7 @@ def _stored() -> list[StoredRun]:
         return home.stored_runs()
 
 
-def _found(run: StoredRun) -> FoundRun:
+def _found_run(run: StoredRun) -> FoundRun:
     policy = run.plan.policy
     if run.plan.server:
         prefix = run.plan.server.rpartition(" ")[2]
@@ -127,20 +127,20 @@ def _found(run: StoredRun) -> FoundRun:
     return FoundRun(run.id, address.url, address.prefix, policy.queue, run.plan.output, run.pid)
 
 
-def _why_none(runs: Sequence[StoredRun], wanted: Sequence[StoredRun], run_id: str) -> str:
+def _why_no_run(runs: Sequence[StoredRun], wanted: Sequence[StoredRun], run_id: str) -> str:
     """Say why no run was found, and what can be done."""
     if wanted:
-        return why_not(wanted[0])
+        return why_run_has_no_server(wanted[0])
     if run_id and runs:
         return f"no run {run_id} is in this folder; there is {', '.join(run.id for run in runs)}"
     return f"no run{f' {run_id}' if run_id else ''} goes on in this folder"
 
 
-def why_not(run: StoredRun) -> str:
+def why_run_has_no_server(run: StoredRun) -> str:
     """Say why a run that is stored has no server, and how to go on with it."""
     if run.finished:
         return (
-            f"run {run.id} {run.finished_words}, listed in {_errors_of(run)}: "
+            f"run {run.id} {run.finished_words}, listed in {_errors_file_of_run(run)}: "
             f"{home.retry_command(run.id)} runs these again"
         )
     return (
@@ -148,7 +148,7 @@ def why_not(run: StoredRun) -> str:
     )
 
 
-def note_address(run_id: str, url: str, prefix: str) -> None:
+def note_server_address(run_id: str, url: str, prefix: str) -> None:
     """Write down where the server of a run listens, for commands that look for the run."""
     place = HOME / run_id / _ADDRESS
     draft = place.with_name(f"{place.name}.new")
@@ -156,6 +156,6 @@ def note_address(run_id: str, url: str, prefix: str) -> None:
     draft.replace(place)
 
 
-def forget_address(run_id: str) -> None:
+def forget_server_address(run_id: str) -> None:
     """Remove the note about a server that has ended."""
     (HOME / run_id / _ADDRESS).unlink(missing_ok=True)

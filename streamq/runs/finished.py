@@ -1,4 +1,4 @@
-"""Keeps what a retry needs of a run that is done with failures.
+"""The note that a run leaves in its folder when it is done with failures, for a retry.
 
 Needs no redis-py.
 """
@@ -16,14 +16,14 @@ from streamq.runs.plan import Plan
 _NOTE = "finished.json"
 
 
-class Seal(msgspec.Struct, frozen=True):
-    """What tells whether an output is as it was left."""
+class FinishedSeal(msgspec.Struct, frozen=True):
+    """The state of an output, to see later whether it is as the run has left it."""
 
     size: int
     mtime_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> "Seal | None":
+    def of(cls, path: Path) -> "FinishedSeal | None":
         """Return the seal of a file; None where there is none."""
         try:
             found = path.stat()
@@ -33,7 +33,7 @@ class Seal(msgspec.Struct, frozen=True):
 
     def difference(self, path: Path) -> str:
         """Say in words how the file differs from what was left; "" if it does not."""
-        now = Seal.of(path)
+        now = FinishedSeal.of(path)
         if now is None:
             return f"{path} is gone: put it back"
         if now.size > self.size:
@@ -47,7 +47,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     #: How many records failed, and until when (s since 1970) they are kept.
     failed: int
     until_s: float
-    seal: Seal
+    seal: FinishedSeal
     #: Whether a retry has begun, and whether all failed parts run again. While it is not done, the
     #: collector looks after the output.
     has_begun: bool = False

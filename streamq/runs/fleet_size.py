@@ -5,26 +5,26 @@ from collections.abc import Callable
 
 from streamq.model import Policy
 from streamq.protocol.protocol import Protocol
-from streamq.queue.fleet import HandlerPace, pace_of
+from streamq.queue.fleet import HandlerPace, pace_of_handler
 from streamq.records.sizes import AS_LARGE_AS_ALLOWED, Step, most_by_rate, records_for
 
 #: The fleet is asked this often while a load runs. Its heartbeats come every few seconds.
 LOOK_EVERY_S = 0.5
-#: A load gives workers that know nothing of the handler yet some parts of one record, and waits for
-#: so long for what they measure. Busy workers may not come to it.
+#: While no worker has measured the handler yet, a load hands out some parts of one record, and
+#: waits at most this long (s) for the measurements. Busy workers may not run these parts in time.
 PATIENCE_S = 3.0
-#: So many parts for each part that the fleet runs at once, and at most so many.
+#: How many such parts: this many for each slot of the fleet, and at most.
 PROBES = 2
 MOST_PROBES = 200
-#: So many parts are cut before the fleet is asked again.
+#: How many parts are cut before the fleet is asked again.
 STEP = 64
 
 
 class FleetSize:
     """Sizes parts so that each takes about a quarter of a second, by the fleet's own measure.
 
-    If no live worker says anything of the handler, or the handler takes whole parts, parts are as
-    large as is allowed.
+    If no live worker has measured the handler, or the handler takes whole parts, parts are as large
+    as is allowed.
     """
 
     def __init__(self, look: Callable[[], HandlerPace | None], most_records: int) -> None:
@@ -60,5 +60,6 @@ class FleetSize:
 def sized_by_fleet(protocol: Protocol, policy: Policy) -> FleetSize:
     """Return what sizes the parts of a load for the live workers of its queue."""
     return FleetSize(
-        lambda: pace_of(protocol, policy.queue, policy.handler), most_by_rate(policy.rate_ms)
+        lambda: pace_of_handler(protocol, policy.queue, policy.handler),
+        most_by_rate(policy.rate_ms),
     )

@@ -1,6 +1,6 @@
-"""The parts of a run that are needed before redis-py is imported.
+"""The folder of a run, with its plan and its lock, and the embedded server that it starts.
 
-They are its folder (plan, lock), and its embedded server, which starts in the background.
+The server starts in the background. Both are needed before redis-py is imported.
 """
 
 import threading
@@ -20,17 +20,17 @@ from streamq.records.belonging import OutputNote
 from streamq.records.manifest import check_manifest, write_manifest
 from streamq.records.outputs import OutputError, OutputExists
 from streamq.runs import finding, home, same
-from streamq.runs.finished import Finished, FinishedNote, Seal, check_retry
+from streamq.runs.finished import Finished, FinishedNote, FinishedSeal, check_retry
 from streamq.runs.home import HOME
 from streamq.runs.plan import STANDARD, Plan
 from streamq.servers.local import FOR_ONE_RUN, LocalServer
 
-#: How a run begins: it goes on (resumed); it goes on if the same command was stopped, else it is
-#: new (found); it is new, whatever was stopped (fresh); what failed in it is run again (retried).
+#: How a run begins. resumed: it goes on. found: it goes on if the same command was stopped, else it
+#: is new. fresh: it is new, whatever was stopped. retried: its failed records run again.
 Beginning = Literal["resumed", "found", "fresh", "retried"]
 
 
-def beginning_of(*, resume: str, retry: str, is_fresh: bool) -> Beginning:
+def beginning_of_run(*, resume: str, retry: str, is_fresh: bool) -> Beginning:
     """Return how a run begins, by the options that say so.
 
     Raises:
@@ -82,7 +82,7 @@ class RunFolder:
     @property
     def note(self) -> OutputNote | None:
         """Where the run notes which file its output is; None where it has no folder."""
-        return _note_of(self.plan.id) if self.plan.can_go_on else None
+        return _note_of_output(self.plan.id) if self.plan.can_go_on else None
 
     @property
     def finished(self) -> FinishedNote:
@@ -125,7 +125,7 @@ class RunFolder:
             finally:
                 if not self.is_kept:
                     with home.home_locked():
-                        home.remove(self.plan.id)
+                        home.remove_run_folder(self.plan.id)
 
     def _choose(self, runs: list[home.StoredRun]) -> None:
         """Go on with a run that the same command began, or make sure that a new one may begin."""
@@ -139,7 +139,7 @@ class RunFolder:
         self._outdated = [run.id for run in done]
         alike = [run for run in alike if not run.finished]
         if self._beginning == "fresh":
-            notes = [_note_of(run.id) for run in alike]
+            notes = [_note_of_output(run.id) for run in alike]
             is_theirs = any(note.fits(Path(self.plan.output)) for note in notes)
             _check_output(self.plan, force=self.plan.force or is_theirs)
             self.plan = msgspec.structs.replace(self.plan, replaces=tuple(run.id for run in alike))
@@ -162,14 +162,14 @@ class RunFolder:
 
     def _go_on_with(self, then: Plan) -> None:
         now = self.plan
-        if reasons := same.differences(then, now, self._named):
+        if reasons := same.differences_of_plans(then, now, self._named):
             resume, fresh = self._named("resume"), self._named("fresh")
             raise InvalidValue(
                 f"run {then.id} writes {then.output} and was stopped. This command cannot go on "
                 f"with it: {'; '.join(reasons)}. {resume} {then.id} goes on as it began, "
                 f"{fresh} starts over"
             )
-        self.steered = same.steered(then, now)
+        self.steered = same.fields_to_steer(then, now)
         self.plan = msgspec.structs.replace(
             then,
             processes=now.processes,
@@ -180,13 +180,13 @@ class RunFolder:
         self.is_resumed = self.is_found = True
 
     def _take(self) -> BinaryIO:
-        home.make_own(HOME / self.plan.id)
-        lock = home.take(self.plan.id)
+        home.make_own_folder(HOME / self.plan.id)
+        lock = home.lock_run_folder(self.plan.id)
         if lock is None:
-            pid = home.holder_of(self.plan.id)
+            pid = home.process_that_holds_run(self.plan.id)
             who = f", process {pid}" if pid > 0 else ""
             raise InvalidValue(f"run {self.plan.id} goes on in another process{who}")
-        home.store(self.plan)
+        home.store_plan(self.plan)
         return lock
 
     def conclude(self, failures: list[Failure], status: Status) -> None:
@@ -214,8 +214,8 @@ class RunFolder:
             self.errors_problem = error
 
     def _keep(self, status: Status) -> None:
-        """Keep the run, so that what failed can be retried. That it cannot be kept is no error."""
-        seal = Seal.of(Path(self.plan.output))
+        """Keep the run for retries of its failed records. A disk that refuses that is no error."""
+        seal = FinishedSeal.of(Path(self.plan.output))
         if seal is None or not self.plan.can_go_on:
             return
         until_s = time.time() + self.plan.keep_ms / 1e3
@@ -230,9 +230,9 @@ class RunFolder:
             return
         with home.home_locked():
             for each in (*self.plan.replaces, *self._outdated):
-                if (HOME / each).is_dir() and (lock := home.take(each)):
+                if (HOME / each).is_dir() and (lock := home.lock_run_folder(each)):
                     with lock:
-                        home.remove(each)
+                        home.remove_run_folder(each)
 
     @contextmanager
     def server(self, url: str, prefix: str) -> Generator[Callable[[], str]]:
@@ -248,12 +248,12 @@ class RunFolder:
         def address() -> str:
             found = starting.server().url
             if place:
-                finding.note_address(self.plan.id, found, prefix)
+                finding.note_server_address(self.plan.id, found, prefix)
             return found
 
         if place:
-            finding.forget_address(self.plan.id)
-        starting = _Starting(place)
+            finding.forget_server_address(self.plan.id)
+        starting = _StartingServer(place)
         try:
             yield address
             if not self.is_kept:
@@ -265,7 +265,7 @@ class RunFolder:
             starting.stop()
 
 
-def _note_of(run_id: str) -> OutputNote:
+def _note_of_output(run_id: str) -> OutputNote:
     return OutputNote(HOME / run_id / "output.json")
 
 
@@ -276,12 +276,12 @@ def _check_output(plan: Plan, *, force: bool) -> None:
         InvalidValue: it may not.
     """
     if plan.output != STANDARD:
-        outputs.check(Path(plan.output), force=force)
+        outputs.check_new_output(Path(plan.output), force=force)
     if plan.has_manifest:
         check_manifest(Path(plan.output), force=force)
 
 
-class _Starting(threading.Thread):
+class _StartingServer(threading.Thread):
     """Starts a server in the background."""
 
     def __init__(self, directory: Path | None) -> None:

@@ -7,23 +7,33 @@ from typing import Unpack
 
 from streamq import units
 from streamq.errors import InvalidValue
+from streamq.flows.flow import Flow
 from streamq.model import LIMIT, Status
-from streamq.protocol.connecting import connected
+from streamq.protocol.connecting import connected_protocol
 from streamq.queue.client import Client
+from streamq.queue.fleet import check_fleet
 from streamq.queue.request import Request
 from streamq.records.gaps import gaps_beside
-from streamq.records.outputs import FORMS, FileOutput, check_keys, check_name, form_of, is_stream
+from streamq.records.outputs import (
+    FORMS,
+    FileOutput,
+    check_keys,
+    check_output_name,
+    form_by_output_name,
+    is_stream_output,
+)
 from streamq.runs.collect import Collector, write_errors
-from streamq.runs.folder import RunFolder, beginning_of
+from streamq.runs.folder import RunFolder, beginning_of_run
 from streamq.runs.home import load_plan
 from streamq.runs.load import Load
-from streamq.runs.options import KEEP, RequestOptions, describe_run, describe_source
+from streamq.runs.options import KEEP, RequestOptions, describe_flow, describe_run, describe_source
 from streamq.runs.progress import Progress
-from streamq.runs.retry import new_run
+from streamq.runs.retry import new_retry_run
 from streamq.runs.run import carry_out
-from streamq.runs.same import on_server, server_name
-from streamq.runs.spooling import spooled
-from streamq.settings import Settings, with_login
+from streamq.runs.same import name_of_server, plan_on_server
+from streamq.runs.spooling import spooled_plan
+from streamq.settings import Settings, url_with_login
+from streamq.worker.flow_reader import read_flow_apart
 from streamq.worker.spawning import Spawner
 
 log = logging.getLogger(__name__)
@@ -33,7 +43,8 @@ def load(
     client: Client,
     files: str | Sequence[str],
     *,
-    handler: str,
+    handler: str = "",
+    flow: Flow | str | None = None,
     id: str | None = None,
     queue: str | None = None,
     limit: int = LIMIT,
@@ -46,12 +57,15 @@ def load(
     ``files`` are names, folders, patterns or URLs. Workers run parts while later ones are still
     being read. After a crash the same call with the same ``id`` continues the load. With a
     ``window``, the loader waits while more than so many bytes of parts are in the server.
+    ``flow`` is a flow of this program, or the name of one, as ``"shop:shop"``, or of a TOML file.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
-    header, no_header, by_reference, level, rate, retries, timeout, max_failures.
+    header, no_header, by_reference, key, track, trace, level, rate, retries, timeout, max_failures.
 
     Raises:
         InvalidValue: an option is not allowed, or a file cannot be read.
+        AppLoadError: there is no such flow.
+        FleetTooOld: a live worker is of a version that does not know flows.
         RequestExists: the id has another submission, or a file has changed since.
         ServerError: not now; the same call with the same id goes on.
 
@@ -59,16 +73,21 @@ def load(
         request = load(client, "big.txt", handler="shout", id="nightly")
     """
     settings = Settings.from_env()
-    source = describe_source(
-        [files] if isinstance(files, str) else files,
-        handler=handler,
-        queue=queue or settings.queue,
-        limit=limit,
-        keep=keep,
-        **options,
-    )
+    names = [files] if isinstance(files, str) else files
+    if bool(handler) == bool(flow):
+        raise InvalidValue("give either a handler or a flow")
+    queue = queue or settings.queue
+    if flow:
+        meant = flow if isinstance(flow, Flow) else read_flow_apart(flow, has_handlers=False)
+        source = describe_flow(meant, names, queue=queue, limit=limit, keep=keep, **options)
+    else:
+        source = describe_source(
+            names, handler=handler, queue=queue, limit=limit, keep=keep, **options
+        )
     request_id = units.request_id(id, settings.team)
     window_bytes = 0 if window is None else units.size_bytes(window, "window")
+    if source.policy.flow:
+        check_fleet(client.protocol, source.policy.flow)
     Load(client.protocol, request_id, *source, window_bytes=window_bytes).run()
     return Request(client.protocol, request_id)
 
@@ -87,9 +106,9 @@ def collect(
 
     With ``follow`` the call returns when the request has ended. After a crash the same call
     continues where the file ends; results that are written are deleted from the server. Failures
-    of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv or raw; by default the
-    file's name decides. With ``keys`` each line has the numbers of its part and its record.
-    Results of parts that were retried are put in their place in the file.
+    of ``out.jsonl`` go to ``out.errors.jsonl``. The format is jsonl, csv, tsv, raw or parquet; by
+    default the file's name decides. With ``keys`` each line has the numbers of its part and its
+    record. Results of parts that were retried are put in their place in the file.
     Return whether the request has ended and everything is in the file.
 
     Raises:
@@ -100,14 +119,14 @@ def collect(
     Example:
         collect(request, "out.txt")
     """
-    check_name(str(output), output_format)
+    check_output_name(str(output), output_format)
     path = Path(units.file_name(str(Path(output).absolute())))
-    form = output_format or form_of(path.name)
+    form = output_format or form_by_output_name(path.name)
     if form not in FORMS:
         raise InvalidValue(f"output_format {form!r} is none of {', '.join(FORMS)}")
     if keys:
         check_keys(form, "keys")
-    if is_stream(path):
+    if is_stream_output(path):
         raise InvalidValue(f"{output} is no regular file")
     collector = Collector(
         request.protocol,
@@ -142,7 +161,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     resume: str = "",
     fresh: bool = False,
     retry_failed: str = "",
-    spool: bool = False,
+    spool: bool = True,
     queue: str | None = None,
     url: str | None = None,
     prefix: str | None = None,
@@ -160,8 +179,8 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
     "last", runs what failed again, and puts the results into their place in the output. ``watch``
     is called with the progress about 4 times a second. Failures of ``out.jsonl`` go to
     ``out.errors.jsonl``; with ``manifest`` counts and digests to ``out.manifest.json``.
-    ``spool=True`` lets processes read local files and keep results in files of the run, instead
-    of sending all bytes through its server. Return the last status.
+    Processes read local files themselves and keep results in files of the run; with
+    ``spool=False`` all bytes go through its server. Return the last status.
 
     The other options are those of the command: format, bytes, lines, delimiter, quote, escape,
     header, no_header, by_reference, level, rate, retries, timeout, max_failures.
@@ -203,9 +222,9 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             **options,
         )
     )
-    named, prefix = with_login(url or settings.url, settings), prefix or settings.prefix
+    named, prefix = url_with_login(url or settings.url, settings), prefix or settings.prefix
     if named:
-        with connected(
+        with connected_protocol(
             named,
             prefix,
             is_insecure=settings.insecure,
@@ -214,10 +233,10 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
             is_patient=False,
         ):
             pass  # only to see that a server answers, before anything is stored
-    plan = on_server(plan, server_name(named, prefix))
+    plan = plan_on_server(plan, name_of_server(named, prefix))
     if not stored:
-        plan = spooled(plan, is_wanted=spool)
-    beginning = beginning_of(resume=resume, retry=retry_failed, is_fresh=fresh)
+        plan = spooled_plan(plan, is_wanted=spool)
+    beginning = beginning_of_run(resume=resume, retry=retry_failed, is_fresh=fresh)
     folder = RunFolder(plan, beginning)
     with (
         Spawner(plan.slots, plan.processes) as spawner,
@@ -225,7 +244,7 @@ def run(  # noqa: PLR0913  the options of a run are many and flat
         folder.server(named, prefix) as address,
     ):
         plan = folder.plan
-        this_run = new_run(
+        this_run = new_retry_run(
             folder,
             address(),
             prefix,

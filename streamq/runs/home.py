@@ -71,11 +71,11 @@ def home_locked() -> Generator[None]:
         InvalidValue: another user may write to the folder.
     """
     while True:
-        make_own(HOME)
+        make_own_folder(HOME)
         descriptor = os.open(HOME, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(HOME, descriptor):
+            if _path_leads_to_open_file(HOME, descriptor):
                 try:
                     yield
                 finally:
@@ -83,12 +83,12 @@ def home_locked() -> Generator[None]:
                         HOME.rmdir()
                 return
         except FileNotFoundError:
-            continue  # it was removed while we waited
+            continue  # another process removed the folder while this one waited
         finally:
             os.close(descriptor)
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _path_leads_to_open_file(path: Path, descriptor: int) -> bool:
     """Return whether the path still leads to the open file."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
@@ -96,7 +96,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def make_own(folder: Path) -> None:
+def make_own_folder(folder: Path) -> None:
     """Make a folder that only this user may write to.
 
     Raises:
@@ -148,10 +148,10 @@ def stored_runs() -> list[StoredRun]:
         with suppress(InvalidValue, OSError, msgspec.DecodeError):
             refuse_strange(folder)
             path = folder / _PLAN
-            plan = _read(path)
+            plan = _read_plan(path)
             if plan.id == folder.name:
                 at_ns, finished = path.stat().st_mtime_ns, FinishedNote(folder).read()
-                found.append(StoredRun(plan, at_ns, _holder_of(folder), finished))
+                found.append(StoredRun(plan, at_ns, _process_in_lock_file(folder), finished))
     return sorted(found, key=lambda run: -run.at_ns)
 
 
@@ -165,16 +165,16 @@ def load_plan(request_id: str, what: str = "resume", *, is_retry: bool = False) 
         InvalidValue: there is no such run in the current folder.
     """
     if request_id == LAST:
-        return _last(is_retry=is_retry)
+        return _last_stored_plan(is_retry=is_retry)
     folder = HOME / units.name(request_id, what)
     for each in (HOME, folder):
         refuse_strange(each)
     try:
-        plan = _read(folder / _PLAN)
+        plan = _read_plan(folder / _PLAN)
     except (OSError, msgspec.DecodeError):
         there = [each.name for each in HOME.glob("*") if (each / _PLAN).exists()]
         others = f"; there is {', '.join(there)}" if there else ""
-        raise InvalidValue(f"{_none(is_retry, request_id)}{others}") from None
+        raise InvalidValue(f"{_no_such_run(is_retry, request_id)}{others}") from None
     is_finished = FinishedNote(folder).read() is not None
     if is_finished and not is_retry:
         raise InvalidValue(f"run {plan.id} is done: {retry_command(plan.id)} runs what failed")
@@ -185,7 +185,7 @@ def load_plan(request_id: str, what: str = "resume", *, is_retry: bool = False) 
     return plan
 
 
-def _none(is_retry: bool, request_id: str = "") -> str:
+def _no_such_run(is_retry: bool, request_id: str = "") -> str:
     which = f"no run {request_id}" if request_id else "no run"
     return f"{which} {'is done with failures' if is_retry else 'was stopped'} in this folder"
 
@@ -195,7 +195,7 @@ def retry_command(run_id: str) -> str:
     return f"streamq run --retry-failed {run_id}"
 
 
-def _last(*, is_retry: bool) -> Plan:
+def _last_stored_plan(*, is_retry: bool) -> Plan:
     refuse_strange(HOME)
     if HOME.exists():
         with home_locked():
@@ -206,7 +206,7 @@ def _last(*, is_retry: bool) -> Plan:
                 return run.plan
         if runs:
             raise InvalidValue(f"run {runs[0].id} goes on now, in {runs[0].process}")
-    raise InvalidValue(_none(is_retry))
+    raise InvalidValue(_no_such_run(is_retry))
 
 
 def remove_expired() -> None:
@@ -220,16 +220,16 @@ def remove_expired() -> None:
     for run_id in (*expired, *rests):
         with suppress(InvalidValue, OSError):
             refuse_strange(HOME / run_id)
-            if lock := take(run_id):
+            if lock := lock_run_folder(run_id):
                 with lock:
-                    remove(run_id)
+                    remove_run_folder(run_id)
 
 
-def _read(path: Path) -> Plan:
+def _read_plan(path: Path) -> Plan:
     return msgspec.json.decode(path.read_bytes(), type=Plan).found_in(Path.cwd())
 
 
-def store(plan: Plan) -> None:
+def store_plan(plan: Plan) -> None:
     """Write the plan into its folder, in one step that a power failure does not undo by half."""
     folder = HOME / plan.id
     draft = folder / "plan.new"
@@ -245,7 +245,7 @@ def store(plan: Plan) -> None:
         os.close(descriptor)
 
 
-def take(request_id: str) -> BinaryIO | None:
+def lock_run_folder(request_id: str) -> BinaryIO | None:
     """Lock the folder of a run; None if a process has it. The caller holds the lock of the home."""
     file = (HOME / request_id / _LOCK).open("a+b")
     try:
@@ -259,12 +259,12 @@ def take(request_id: str) -> BinaryIO | None:
     return file
 
 
-def holder_of(request_id: str) -> int:
+def process_that_holds_run(request_id: str) -> int:
     """Return the process that runs it now; 0 for none, -1 where that is not known."""
-    return _holder_of(HOME / request_id)
+    return _process_in_lock_file(HOME / request_id)
 
 
-def _holder_of(folder: Path) -> int:
+def _process_in_lock_file(folder: Path) -> int:
     try:
         with (folder / _LOCK).open("rb") as file:
             try:
@@ -277,7 +277,7 @@ def _holder_of(folder: Path) -> int:
     return 0
 
 
-def remove(request_id: str) -> None:
+def remove_run_folder(request_id: str) -> None:
     """Delete the folder of a run. The caller holds its lock."""
     folder = HOME / request_id
     # Without a plan the rest is no run any more, wherever a crash leaves it.

@@ -7,10 +7,10 @@ import msgspec
 
 from streamq.errors import UNREADABLE
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import part_of
+from streamq.protocol.replies import part_of_field
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item
-from streamq.records.gaps import Filler, Filling, Gap, GapFile
+from streamq.records.gaps import Filling, Gap, GapFile, GapFiller
 from streamq.records.inputs import Input
 from streamq.records.writer import Writer
 
@@ -19,13 +19,13 @@ MakeWriter = Callable[[], Writer]
 
 
 class _Record(msgspec.Struct):
-    """Of a failure only which record of its part it is about: 0 for the whole part."""
+    """Of a failure, the number of its record (0 for the whole part). Nothing else is read."""
 
     record: int = 0
 
 
-class _Part(NamedTuple):
-    """What the records of a part came to, in all of its runs."""
+class _PartInPlace(NamedTuple):
+    """The outcomes of a part's records, of all of its runs."""
 
     items: list[Item]
     endings: bytes
@@ -82,30 +82,38 @@ class InPlace:
         failed = self._failed([part]).get(part, set())
         return [
             Gap(part, record, offset + at)
-            for record, at in _missing(_Part(*codec.decode_result(result)), failed, make(), part)
+            for record, at in _records_that_failed(
+                _PartInPlace(*codec.decode_result(result)), failed, make(), part
+            )
         ]
 
     def fill(
         self, results: Mapping[str, bytes], make: MakeWriter, packing: str, size: int, head: int
-    ) -> "Filled":
+    ) -> "FilledOutput":
         """Get ready to put results, by their fields, into the gaps of an output of that size."""
-        return Filled(
-            self._gaps, _merged(results), self._failed(_parts(results)), make, packing, size, head
+        return FilledOutput(
+            self._gaps,
+            _merged_outcomes(results),
+            self._failed(_parts_of_results(results)),
+            make,
+            packing,
+            size,
+            head,
         )
 
-    def prepare(self, filled: "Filled") -> int:
+    def prepare(self, filled: "FilledOutput") -> int:
         """Write down the gaps that the filled output has. Return which file will count."""
         self._file.write(self.generation + 1, filled.gaps)
         return self.generation + 1
 
-    def filled(self, filled: "Filled") -> None:
+    def filled(self, filled: "FilledOutput") -> None:
         """Go on with what ``prepare`` has written: the output is committed."""
         self.generation += 1
         self._keep(filled.gaps)
         self._file.remove_others(self.generation)
 
     def end(self, *, is_complete: bool) -> None:
-        """Delete the gaps, if no failure is left that a retry could fill one of them for."""
+        """Delete the gaps if no failure is left whose retry could fill one of them."""
         if is_complete and not self._gaps:
             self._file.remove_others(0)
 
@@ -117,19 +125,19 @@ class InPlace:
         """Return the failed records of those parts that have any; 0 for the whole part."""
         texts = self._protocol.failures_of(self._id, parts)
         return {
-            part: _records(text)
+            part: _failed_records(text)
             for part, text in zip(parts, texts, strict=True)
             if text is not None
         }
 
 
-class Filled:
+class FilledOutput:
     """A copy of an output with results in their places, as it is written."""
 
     def __init__(
         self,
         gaps: list[Gap],
-        parts: dict[int, _Part],
+        parts: dict[int, _PartInPlace],
         failed: dict[int, set[int]],
         make: MakeWriter,
         packing: str,
@@ -154,7 +162,7 @@ class Filled:
     def copy(self, file: BinaryIO) -> Iterator[bytes]:
         """Yield the copy of the open file."""
         source = Input("the output", file) if self._packing else file
-        filler = Filler(source, self._size, self._head)
+        filler = GapFiller(source, self._size, self._head)
         for block in filler.copy(self._before, self._filling):
             self.size += len(block)
             yield block
@@ -171,7 +179,7 @@ class Filled:
         lines = writer.lines(codec.encode_result(found.items, found.endings), gap.part)
         if not self.header:
             self.header, self.head = writer.header, writer.head
-        missing = tuple(_missing(found, failed, self._writer(), gap.part))
+        missing = tuple(_records_that_failed(found, failed, self._writer(), gap.part))
         lead = self.head if writer.head else 0
         is_verbatim = len(found.items) == 1 and codec.is_verbatim(found.items[0])
         return Filling(lines, is_verbatim, tuple((n, at + lead) for n, at in missing))
@@ -184,8 +192,8 @@ class Filled:
         return writer
 
 
-def _missing(
-    found: _Part, failed: set[int], writer: Writer, part: int
+def _records_that_failed(
+    found: _PartInPlace, failed: set[int], writer: Writer, part: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the records that failed, and how many bytes of lines stand before each."""
     if not failed:
@@ -197,27 +205,27 @@ def _missing(
         at += len(found.line(number, writer, part))
 
 
-def _merged(results: Mapping[str, bytes]) -> dict[int, _Part]:
-    """Return what each part came to. A later run has only the records that failed before."""
-    merged: dict[int, _Part] = {}
-    for field in sorted(results, key=_run_of):
+def _merged_outcomes(results: Mapping[str, bytes]) -> dict[int, _PartInPlace]:
+    """Return the outcome of each part. A later run has only the records that failed before."""
+    merged: dict[int, _PartInPlace] = {}
+    for field in sorted(results, key=_run_of_part):
         items, endings = codec.decode_result(results[field])
-        if (before := merged.get(part_of(field))) and len(before.items) == len(items):
+        if (before := merged.get(part_of_field(field))) and len(before.items) == len(items):
             pairs = zip(before.items, items, strict=True)
             items = [old if new is None else new for old, new in pairs]
-        merged[part_of(field)] = _Part(items, endings)
+        merged[part_of_field(field)] = _PartInPlace(items, endings)
     return merged
 
 
-def _run_of(field: str) -> int:
+def _run_of_part(field: str) -> int:
     return int(field.partition(".")[2] or 0)
 
 
-def _parts(results: Mapping[str, bytes]) -> list[int]:
-    return sorted({part_of(field) for field in results})
+def _parts_of_results(results: Mapping[str, bytes]) -> list[int]:
+    return sorted({part_of_field(field) for field in results})
 
 
-def _records(text: bytes) -> set[int]:
+def _failed_records(text: bytes) -> set[int]:
     try:
         return {each.record for each in msgspec.json.decode(text, type=list[_Record])}
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""Loading files: parts go to the server while the files are read, and the cursor with them.
+"""Loads files: parts go to the server while the files are read, and the cursor with them.
 
 The cursor moves in the same step as the parts, so a load that is killed at any moment and
 run again with the same id goes on at the byte where it stood, and every record is there
@@ -7,6 +7,7 @@ once. An input that has changed meanwhile is refused.
 
 import hashlib
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from math import inf
@@ -29,22 +30,23 @@ from streamq.queue.keyed import KeyIndex
 from streamq.queue.loading import Loading
 from streamq.records import about
 from streamq.records.arrow import TABLE_FORMATS
-from streamq.records.inputs import MARK, STDIN, BadInput, Identity, Input, open_input, stdin
+from streamq.records.decoding import TEXT_FORMATS
+from streamq.records.inputs import MARK, STDIN, BadInput, Input, InputIdentity, open_input, stdin
 from streamq.records.references import Reference
 from streamq.records.remote import RemoteUnreachable
 from streamq.records.sizes import AS_LARGE_AS_ALLOWED, MOST_RECORDS, PartSize, Sizing, Step
 from streamq.records.splitting import (
     Chunk,
     Cursor,
-    beginning_of,
+    beginning_of_csv,
+    input_as_one_part,
     refuse_strange,
-    split,
     split_by_steps,
-    whole,
+    split_input,
 )
 from streamq.records.tables import table_chunks
 from streamq.runs.fleet_size import sized_by_fleet
-from streamq.runs.same_input import check_loaded, difference
+from streamq.runs.same_input import check_loaded, difference_of_inputs
 from streamq.runs.window import Window
 
 #: How often (s) a load that is ahead of the workers looks whether it may go on.
@@ -58,7 +60,7 @@ _STAYS = (ServerBusy, ServerFull, ServerUnreachable, RemoteUnreachable, RequestE
 
 
 class _Stopped(Exception):
-    """The caller of the load wants no more of it now."""
+    """The caller has told the load to stop."""
 
 
 class Load:
@@ -108,12 +110,13 @@ class Load:
         self._checks_complete = checks_complete
         self._should_stop = should_stop
         self._files = policy.spec.files
-        #: Whether files may grow: workers compare the times of those that are referred to.
-        self._may_grow = not policy.spec.by_reference
+        #: Whether files may grow. Workers compare checksums of parts by reference, but of no tables
+        #: and whole files.
+        self._may_grow = not policy.spec.by_reference or policy.spec.format in TEXT_FORMATS
         self._loading = Loading(protocol, request_id, policy)
         #: By which keys its parts are found.
         self.keys = KeyIndex(protocol, request_id, policy)
-        self._identities: list[Identity] = []
+        self._identities: list[InputIdentity] = []
         self._cursor = Cursor()
         #: The cursor as the server has it, when all that was sent is there.
         self._stands = ""
@@ -136,7 +139,7 @@ class Load:
             BadInput: a file cannot be read or split; nothing of a new request is left.
             RequestExists: the id has another submission, or a file has changed since.
         """
-        now = self._identities = [Identity.of(name) for name in self._files]
+        now = self._identities = [InputIdentity.of(name) for name in self._files]
         opened = self._open(now)
         self.is_begun = True
         on_open()
@@ -160,7 +163,7 @@ class Load:
         """How many lines of the files were blank, and no records."""
         return self._cursor.blank
 
-    def _load_and_seal(self, opened: Opened, now: list[Identity]) -> bool:
+    def _load_and_seal(self, opened: Opened, now: list[InputIdentity]) -> bool:
         """Load the rest. Return whether it is done; it is not if somebody else loads it too."""
         try:
             self._load(opened)
@@ -169,7 +172,7 @@ class Load:
             is_over = isinstance(error, RequestEnded)
             if is_over and not self._protocol.inspect(self._id).is_sealed:
                 raise
-            if STDIN in self._files:  # it cannot be read again
+            if STDIN in self._files:  # standard input cannot be read a second time
                 raise
             return False
         return True
@@ -196,7 +199,7 @@ class Load:
         with damaged_if_unreadable(f"how far {self._id} is loaded"):
             self._cursor = msgspec.json.decode(cursor, type=Cursor) if cursor else Cursor()
 
-    def _seal(self, begun: list[Identity]) -> None:
+    def _seal(self, begun: list[InputIdentity]) -> None:
         check_loaded(begun, may_grow=self._may_grow)
         self._loading.seal(self._stands)
 
@@ -209,7 +212,7 @@ class Load:
             return LoadGap(f"request {self._id} is being loaded by somebody else too")
         return error
 
-    def _open(self, now: list[Identity]) -> Opened:
+    def _open(self, now: list[InputIdentity]) -> Opened:
         # Of an automatic size only that it is automatic: two loads may cut different parts.
         size = "automatic" if self._size.is_automatic is True else self._size
         text = msgspec.json.encode([self._policy.lasting, size])
@@ -230,15 +233,15 @@ class Load:
         self._begin_at(opened.total, opened.cursor)
         return opened
 
-    def _compare(self, now: list[Identity]) -> None:
-        """Refuse to go on when the request was made of something else."""
+    def _compare(self, now: list[InputIdentity]) -> None:
+        """Refuse to go on if the request was made of other files or options."""
         snapshot = self._protocol.inspect(self._id)
         kept = snapshot.optional_text("source")
         with damaged_if_unreadable(f"what {self._id} was loaded from"):
-            then = msgspec.json.decode(kept, type=list[Identity]) if kept else []
+            then = msgspec.json.decode(kept, type=list[InputIdentity]) if kept else []
         # After a complete load nothing would ever read what was added. A run goes on with its work.
         may_grow = self._may_grow and not (snapshot.is_sealed and self._checks_complete)
-        if changed := difference(then, now, may_grow=may_grow):
+        if changed := difference_of_inputs(then, now, may_grow=may_grow):
             raise self._other(changed)
 
     def _other(self, what: str) -> RequestExists:
@@ -252,7 +255,7 @@ class Load:
         for index in range(self._cursor.file, len(self._files)):
             self._load_file(index)
         self._flush()
-        if self._bad:  # nothing at all could be loaded
+        if self._bad:  # no file could be read at all
             raise self._bad[0][1]
         self._loading.wait()
 
@@ -267,7 +270,7 @@ class Load:
                 for chunk in self._chunks_of(source, index):
                     self._put(chunk)
         except BadInput as error:
-            # A flow has no place for a part of its first stage that was never there.
+            # A flow cannot count a part of its first stage that was never loaded.
             if self._policy.spec.is_strict or self._policy.flow or STDIN in self._files:
                 raise
             self._flush()
@@ -287,7 +290,7 @@ class Load:
                 line=self._cursor.record if is_begun else 0,
             )
             after, self._cursor = self._stands, Cursor(file + 1, blank=self._cursor.blank)
-            self._stands = _encode(self._cursor)
+            self._stands = self._cursor.text
             self._loading.refuse(failure, after, self._stands)
             self.refused.append(str(error))
         self._bad.clear()
@@ -326,7 +329,7 @@ class Load:
         if self._sizing or self._canary_left():
             chunks = split_by_steps(source, spec, self._size_of_steps(), start, self._next_step)
         else:
-            chunks = split(source, spec, self._size, start)
+            chunks = split_input(source, spec, self._size, start)
         return map(self._referred, chunks) if spec.by_reference else chunks
 
     def _table_chunks(self, file: int) -> Iterator[Chunk]:
@@ -347,7 +350,7 @@ class Load:
         return msgspec.structs.replace(size, bytes=size.most) if size.records else size
 
     def _next_step(self) -> Step:
-        """Return what to cut next. Wait while nothing more is wanted."""
+        """Return what to cut next. Wait while the workers have enough."""
         if left := self._canary_left():
             return Step(1, left)
         if not self._sizing:
@@ -380,25 +383,24 @@ class Load:
 
     def _whole_file(self, source: Input, file: int) -> Chunk:
         if not self._policy.spec.by_reference:
-            return whole(source, file, self._size.most)
-        size = self._identities[file].size
-        if size > self._size.most:
+            return input_as_one_part(source, file, self._size.most)
+        found = self._identities[file]
+        if found.size > self._size.most:
             raise BadInput(f"{source.name} is larger than the {self._size.most} bytes of a part")
-        payload = self._reference(file, 0, size)
-        return Chunk([payload], [about.of_whole_file(file)], 1, len(payload), Cursor(file + 1))
+        payload = Reference.payload(found, 0, found.size)
+        return Chunk(
+            [payload], [about.about_of_whole_file(file)], 1, len(payload), Cursor(file + 1)
+        )
 
     def _referred(self, chunk: Chunk) -> Chunk:
         """Return the chunk with where the bytes are, instead of the bytes."""
-        file, offset = chunk.end.file, chunk.end.offset - chunk.size
+        found, offset = self._identities[chunk.end.file], chunk.end.offset - chunk.size
         for index, payload in enumerate(chunk.payloads):
-            chunk.payloads[index] = self._reference(file, offset, len(payload))
+            check = zlib.crc32(payload)
+            chunk.payloads[index] = Reference.payload(found, offset, len(payload), check)
             offset += len(payload)
         chunk.input_size, chunk.size = chunk.size, sum(map(len, chunk.payloads))
         return chunk
-
-    def _reference(self, file: int, offset: int, length: int) -> bytes:
-        found = self._identities[file]
-        return msgspec.json.encode(Reference(offset, length, found.size, found.version))
 
     def _start(self, source: Input, file: int) -> Cursor:
         """Return where to begin with a file: where the load stood, or after mark and header."""
@@ -407,7 +409,7 @@ class Load:
         spec, blank = self._policy.spec, self._cursor.blank
         if spec.format != "csv":
             return Cursor(file, len(source.mark()), blank=blank)
-        found = beginning_of(source, spec, MAX_PART, has_header=bool(spec.header))
+        found = beginning_of_csv(source, spec, MAX_PART, has_header=bool(spec.header))
         if found.header.strip() != spec.header.encode().removeprefix(MARK).strip():
             raise BadInput(
                 f"{source.name}: line {found.lines}: another header than the first file has"
@@ -479,7 +481,7 @@ class Load:
             self._cursor = msgspec.structs.replace(
                 chunk.end, digest=digest, is_unpacked=self._is_unpacked
             )
-        self._stands = _encode(self._cursor)
+        self._stands = self._cursor.text
         self.keys.note(self._loading.parts + 1, chunk.payloads)
         self._loading.append_ahead(entries, after, self._stands, chunk.records)
         if self._window:
@@ -496,7 +498,3 @@ class Load:
             if self._should_stop():
                 raise _Stopped
             time.sleep(_WINDOW_S)
-
-
-def _encode(cursor: Cursor) -> str:
-    return "" if cursor == Cursor() else msgspec.json.encode(cursor).decode()

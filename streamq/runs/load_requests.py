@@ -16,14 +16,14 @@ from streamq import units
 from streamq.errors import RequestExists
 from streamq.model import MAX_PART, Policy, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.queue.submission import Submission, is_small, submit_all
+from streamq.queue.submission import Submission, is_small_submission, submit_all
 from streamq.records.inputs import STDIN, BadInput, open_input
 from streamq.records.sizes import PartSize
-from streamq.records.splitting import Cursor, split
+from streamq.records.splitting import Cursor, split_input
 
 #: Longest line, in bytes.
 _MOST_LINE = 2**26
-#: One round trip submits at most so many requests, and about so many parts.
+#: The most requests that one round trip submits, and about the most parts.
 _MOST_REQUESTS = 200
 _MOST_PARTS = 2_000
 _LIMIT = re.compile(rb"[1-9][0-9]{0,8}")
@@ -48,16 +48,18 @@ def requests_in(names: list[str]) -> Iterator[list[RequestLine]]:
             size = PartSize(records=1, most=_MOST_LINE)
             number = 0
             source.skip(len(source.mark()))
-            for chunk in split(source, Spec(), size, Cursor()):
+            for chunk in split_input(source, Spec(), size, Cursor()):
                 found = []
                 for line in chunk.payloads:
                     number += 1
                     if line.strip() and not line.startswith(b"#"):
-                        found.append(_parsed(line.rstrip(b"\r\n"), f"{name}: line {number}"))
+                        found.append(
+                            _parsed_request_line(line.rstrip(b"\r\n"), f"{name}: line {number}")
+                        )
                 yield found
 
 
-def _parsed(line: bytes, place: str) -> RequestLine:
+def _parsed_request_line(line: bytes, place: str) -> RequestLine:
     limit, *rest = line.split(b":")
     parts = [part for part in rest if part.strip()]
     if not _LIMIT.fullmatch(limit.strip()):
@@ -95,7 +97,7 @@ def submit_lines(
         numbers = range(count + 1, count + 1 + len(lines))
         ids = [units.name(f"{name}-{number}", "--id") for number in numbers]
         unknown = protocol.unknown(ids) if can_go_on else set(ids)
-        submitter = _Submitter(protocol, policy, on_submitted)
+        submitter = _LineSubmitter(protocol, policy, on_submitted)
         for request_id, line in zip(ids, lines, strict=True):
             submitter.put(request_id, line, is_new=request_id in unknown)
         submitter.flush()
@@ -103,7 +105,7 @@ def submit_lines(
     return count
 
 
-class _Submitter:
+class _LineSubmitter:
     """Submits requests in their order: those that are new and small many at once."""
 
     def __init__(
@@ -118,7 +120,7 @@ class _Submitter:
     def put(self, request_id: str, line: RequestLine, *, is_new: bool) -> None:
         """Submit a request, or keep it for ``flush``. ``is_new``: the server has none of the id."""
         own = msgspec.structs.replace(self._policy, limit=line.limit)
-        if is_new and is_small(line.parts):
+        if is_new and is_small_submission(line.parts):
             self._waiting.append((request_id, own, line.parts))
             self._parts += len(line.parts)
             if self._parts >= _MOST_PARTS or len(self._waiting) >= _MOST_REQUESTS:

@@ -15,17 +15,17 @@ from streamq import cpus, units
 from streamq.errors import InvalidValue
 from streamq.flows.flow import Flow
 from streamq.model import LEVEL, LIMIT, MAX_PART, WEIGHT, Policy, Spec
-from streamq.queue.flow_policy import flow_policy, follow_of
-from streamq.queue.options import Named, policy
+from streamq.queue.flow_policy import flow_policy, follow_of_stage
+from streamq.queue.options import Named, policy_of_options
 from streamq.records import outputs
-from streamq.records.arrow import TABLE_FORMATS, check_installed
+from streamq.records.arrow import TABLE_FORMATS, check_pyarrow_installed
 from streamq.records.inputs import STDIN, encoding_named
 from streamq.records.keys import KeyField
-from streamq.records.names import FORMATS, Dialect, absolute, expand, format_of
+from streamq.records.names import FORMATS, Dialect, absolute_file_name, expand_file_names, format_of
 from streamq.records.references import MOST_REFERRED
 from streamq.records.sizes import PartSize
 from streamq.runs.plan import STANDARD, Plan
-from streamq.runs.same import code_of
+from streamq.runs.same import code_file_and_digest
 from streamq.settings import Settings
 from streamq.worker import program
 from streamq.worker.channel import check_capacity
@@ -44,7 +44,7 @@ class RequestOptions(TypedDict, total=False):
     #: A part holds whole records up to this size: ``"256KiB"``. Without ``bytes`` and ``lines`` a
     #: part holds what takes about a quarter of a second, up to 256 KiB.
     bytes: str | int
-    #: A part holds so many records; used instead of ``bytes``.
+    #: How many records a part holds, instead of ``bytes``.
     lines: int
     #: For CSV: the character between fields; the one around fields, "" for none; the one before a
     #: character that is meant literally.
@@ -71,11 +71,11 @@ class RequestOptions(TypedDict, total=False):
     #: stage.
     track: bool
     trace: bool
-    #: The priority: 0 goes first, 99 last.
+    #: The priority: level 0 goes first, level 99 last.
     level: int
     #: The share among requests of the same level: 1 to 64, a 4 gets half as many turns as an 8.
     weight: int
-    #: At most so many starts of records (map) or parts in a time: ``"100/s"``.
+    #: How many records (map) or parts may start in a time: ``"100/s"``.
     rate: str | None
     #: Attempts after the first.
     retries: int | None
@@ -110,7 +110,7 @@ def describe_source(
         InvalidValue: an option is not allowed, or a file cannot be read.
     """
     form, key = check_format(options.get("format", "auto"), named), options.get("key", "")
-    names = expand(files)
+    names = expand_file_names(files)
     if not names:
         raise InvalidValue("give a file")
     form = format_of(names[0]) if form == "auto" else form
@@ -122,7 +122,7 @@ def describe_source(
         _check_tables(form, names, options, named)
     is_referred = is_table or options.get("by_reference", False)
     if is_referred:
-        names = [absolute(name, named("by_reference")) for name in names]
+        names = [absolute_file_name(name, named("by_reference")) for name in names]
     encoding = encoding_named(options.get("encoding", ""), named("encoding"))
     if encoding and is_referred:
         first, second = named("encoding"), named("by_reference")
@@ -148,7 +148,7 @@ def describe_source(
     if is_table:
         options["by_reference"] = True  # of the size
     return Source(
-        policy(
+        policy_of_options(
             handler=handler,
             key=key,
             queue=queue,
@@ -163,7 +163,7 @@ def describe_source(
             spec=spec,
             named=named,
         ),
-        _size(options, named),
+        _part_size(options, named),
     )
 
 
@@ -195,7 +195,7 @@ def describe_flow(
             common[name] = options.get(name)
     first = served.get(flow.stages[0].handler, flow.stages[0].handler)
     has_key, is_tracked = options.get("key", ""), options.pop("track", False)
-    follow = follow_of(key=has_key, track=is_tracked, trace=options.pop("trace", False))
+    follow = follow_of_stage(key=has_key, track=is_tracked, trace=options.pop("trace", False))
     policy, size = describe_source(
         files, handler=first, queue=queue, limit=limit, keep=keep, named=named, **options
     )
@@ -204,7 +204,7 @@ def describe_flow(
 
 def _check_tables(form: str, names: list[str], options: RequestOptions, named: Named) -> None:
     """Raise InvalidValue if files of tables cannot be read, or not as the options say."""
-    check_installed(names[0])
+    check_pyarrow_installed(names[0])
     if names == [STDIN]:
         raise InvalidValue(f"{form} is read from files: workers read their rows there themselves")
     for option in ("encoding", "key"):
@@ -233,7 +233,7 @@ def _check_key(options: RequestOptions, spec: Spec, named: Named) -> None:
         KeyField(key, spec).check()
 
 
-def _size(options: RequestOptions, named: Named) -> PartSize:
+def _part_size(options: RequestOptions, named: Named) -> PartSize:
     is_referred = options.get("by_reference", False)
     most = MOST_REFERRED if is_referred else MAX_PART
     given = options.get("bytes", "")
@@ -260,7 +260,7 @@ class Capacity(NamedTuple):
     at_once: int
 
 
-def capacity(processes: int, concurrency: int) -> Capacity:
+def capacity_options(processes: int, concurrency: int) -> Capacity:
     """Return what ``-p`` and ``-c`` mean; 0 is an option that was not given.
 
     With ``-p``, ``-c`` is for each process. Without it, so many run at once in all, spread over
@@ -270,10 +270,10 @@ def capacity(processes: int, concurrency: int) -> Capacity:
         InvalidValue: a pool cannot look after so many.
     """
     if concurrency and not processes:
-        processes = min(cpus.usable(), concurrency)
+        processes = min(cpus.usable_cpus(), concurrency)
         slots, at_once = -(-concurrency // processes), concurrency
     else:
-        processes, slots = processes or cpus.usable(), concurrency or 1
+        processes, slots = processes or cpus.usable_cpus(), concurrency or 1
         at_once = processes * slots
     check_capacity(processes, slots)
     return Capacity(processes, slots, at_once)
@@ -310,11 +310,11 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         AppLoadError: the flow cannot be loaded.
     """
     run_id = units.request_id(None, Settings.from_env().team)
-    argv = program.words_of(command, named("exec"))
-    room, keep_ms = capacity(processes, concurrency), units.duration_ms(keep, named("keep"))
+    argv = program.words_of_program(command, named("exec"))
+    room, keep_ms = capacity_options(processes, concurrency), units.duration_ms(keep, named("keep"))
     form = _output_format(output_format, output, is_program=bool(argv), named=named)
     stages = read_flow_apart(flow, has_handlers=True) if flow else None
-    serves = _serves(stages, run_id) if stages else {}
+    serves = _handlers_of_this_run(stages, run_id) if stages else {}
     common: dict[str, Any] = {
         "queue": queue,
         "limit": limit or room.at_once,
@@ -325,7 +325,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     source = (
         describe_flow(stages, files, served=serves, **common)
         if stages
-        else describe_source(files, handler=_handler(argv, function, run_id), **common)
+        else describe_source(files, handler=_handler_of_this_run(argv, function, run_id), **common)
     )
     plan = Plan(
         id=run_id,
@@ -343,7 +343,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
         force=force,
         keep_ms=keep_ms,
         has_manifest=manifest,
-        code=code_of(function or flow, argv),
+        code=code_file_and_digest(function or flow, argv),
         folder=str(Path.cwd()),
     )
     if form == "parquet" and plan.is_piped:
@@ -355,7 +355,7 @@ def describe_run(  # noqa: PLR0913  the options of a run are many and flat
     return plan
 
 
-def _serves(flow: Flow, run_id: str) -> dict[str, str]:
+def _handlers_of_this_run(flow: Flow, run_id: str) -> dict[str, str]:
     """Return for each handler of a flow a name that no other run has."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(stage.handler for stage in flow.stages):
@@ -366,7 +366,7 @@ def _serves(flow: Flow, run_id: str) -> dict[str, str]:
     return found
 
 
-def _handler(argv: Sequence[str], function: str, run_id: str) -> str:
+def _handler_of_this_run(argv: Sequence[str], function: str, run_id: str) -> str:
     """Return a handler's name that no other run has, so that other runs' workers leave it."""
     what = argv[0] if argv else function.rpartition(":")[2].rpartition(".")[2]
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(what).name)
@@ -381,8 +381,8 @@ def _output_format(given: str, output: str, *, is_program: bool, named: Named) -
             "what a program prints is written as it is"
         )
     if output != STANDARD:
-        outputs.check_name(output, given or ("raw" if is_program else ""))
-    form = "raw" if is_program else given or outputs.form_of(output)
+        outputs.check_output_name(output, given or ("raw" if is_program else ""))
+    form = "raw" if is_program else given or outputs.form_by_output_name(output)
     if form not in outputs.FORMS:
         what, known = named("output_format"), ", ".join(outputs.FORMS)
         raise InvalidValue(f"{what} {form!r} is none of {known}")

@@ -6,7 +6,7 @@ from typing import Self
 import msgspec
 
 from streamq.model import Policy
-from streamq.records.outputs import is_stream
+from streamq.records.outputs import is_stream_output
 from streamq.records.sizes import PartSize
 
 #: This name stands for standard output.
@@ -69,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_piped(self) -> bool:
         """Whether results go to a pipe or a device, where nothing can be taken back."""
-        return self.output == STANDARD or is_stream(Path(self.output))
+        return self.output == STANDARD or is_stream_output(Path(self.output))
 
     @property
     def can_go_on(self) -> bool:

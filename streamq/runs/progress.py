@@ -9,14 +9,17 @@ import msgspec
 
 from streamq.model import StageStatus, Status
 from streamq.protocol.protocol import Protocol
-from streamq.queue.flow_status import stages_of
+from streamq.queue.flow_status import stages_of_flow
 from streamq.records.inputs import COMPRESSED
 from streamq.records.splitting import Cursor
 from streamq.runs.plan import Plan
 from streamq.worker.pool import Pool
 
-#: The rate is taken over so many readings: at 4 a second, the last 10 seconds.
-_LATELY = 40
+#: The rate is taken over the last 10 seconds, or so long that in 10 readings more was finished than
+#: before; over an hour at most, with 4 readings a second.
+_LATELY_S = 10.0
+_STEPS = 10
+_READINGS = 4 * 3_600
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +33,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None
     is_counted: bool
     eta_s: float | None
-    #: Records per second over the last readings.
+    #: Records per second, lately.
     rate: float
     busy: int
     slots: int
@@ -40,6 +43,31 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageStatus] = []
 
 
+class Speed:
+    """Says how many records are finished per second, lately, from readings of how many there are.
+
+    The time before anything runs does not count: processes start then, and read the user's code.
+    Where records take long, few are finished in ten seconds, or many at one moment. Then a longer
+    time is looked at.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_READINGS)
+
+    def read(self, now: float, finished: float, *, is_busy: bool) -> float:
+        """Add a reading, with whether anything runs. Return the records per second."""
+        if len(self._seen) == 1 and not is_busy and finished == self._seen[0][1]:
+            self._seen.clear()
+        self._seen.append((now, finished))
+        then, least, steps = now, finished, 0
+        for then, before in reversed(self._seen):
+            steps += before < least
+            least = before
+            if now - then >= _LATELY_S and steps >= _STEPS:
+                break
+        return (finished - least) / (now - then) if now > then else 0.0
+
+
 class ProgressMeter:
     """Reads how far a run has come."""
 
@@ -47,22 +75,21 @@ class ProgressMeter:
         self._protocol = protocol
         self._plan = plan
         self._pool = pool
-        self._seen: deque[tuple[float, float]] = deque(maxlen=_LATELY)
+        self._speed = Speed()
         #: Bytes of each file; empty if a file is compressed or cannot be read.
         spec = plan.policy.spec
-        self._sizes = [] if spec.encoding else _sizes(spec.files)
+        self._sizes = [] if spec.encoding else _sizes_of_inputs(spec.files)
 
     def read(self) -> Progress:
         """Return how far the run has come."""
         found = self._protocol.inspect(self._plan.id)
-        status, stages = found.status(), stages_of(self._protocol, found)
+        status, stages = found.status(), stages_of_flow(self._protocol, found)
         total = self._total(status, found.optional_text("cursor"))
         finished: float = status.records.done + status.records.failed
         if stages:
-            finished = passed(stages, total or status.records.total)
-        self._seen.append((time.monotonic(), finished))
-        (then, before), (now, _) = self._seen[0], self._seen[-1]
-        rate = (finished - before) / (now - then) if now > then else 0.0
+            finished = inputs_passed(stages, total or status.records.total)
+        busy = self._pool.busy
+        rate = self._speed.read(time.monotonic(), finished, is_busy=busy > 0)
         left = None if total is None else max(0.0, total - finished)
         return Progress(
             status=status,
@@ -71,7 +98,7 @@ class ProgressMeter:
             is_counted=status.state != "loading",
             eta_s=left / rate if left is not None and rate > 0 else None,
             rate=rate,
-            busy=self._pool.busy,
+            busy=busy,
             slots=self._plan.processes * self._plan.slots,
             retried=self._pool.retried,
             stages=stages,
@@ -91,7 +118,7 @@ class ProgressMeter:
         return status.records.total * sum(self._sizes) / loaded
 
 
-def passed(stages: Sequence[StageStatus], total: float) -> float:
+def inputs_passed(stages: Sequence[StageStatus], total: float) -> float:
     """Return how many of a flow's inputs are through it, where each stage is an equal share.
 
     How many parts a later stage will have is not known before they are there. So of what a stage
@@ -110,7 +137,7 @@ def passed(stages: Sequence[StageStatus], total: float) -> float:
     return share / len(stages) * total
 
 
-def _sizes(files: Sequence[str]) -> list[int]:
+def _sizes_of_inputs(files: Sequence[str]) -> list[int]:
     if any(Path(name).suffix.lower() in COMPRESSED for name in files):
         return []
     try:

@@ -20,7 +20,7 @@ class RetryRun(Run):
     """One retry of the failed records of a run that was done."""
 
     def retry(self, note: FinishedNote) -> "RetryRun":
-        """Say where it is noted how the run ended. Return the run itself."""
+        """Tell the run where the note about its end is. Return the run itself."""
         self._finished = note
         return self
 
@@ -50,7 +50,7 @@ class RetryRun(Run):
             self._open(protocol, opened)
 
 
-def new_run(folder: RunFolder, url: str, prefix: str, **options: Any) -> Run:
+def new_retry_run(folder: RunFolder, url: str, prefix: str, **options: Any) -> Run:
     """Return the run that carries out the plan of a folder: a new one, a resumed one, or a retry.
 
     The options are those of ``Run``.

@@ -32,7 +32,7 @@ from streamq.records.belonging import OutputNote
 from streamq.records.output_kinds import Output
 from streamq.records.outputs import FileOutput
 from streamq.records.sizes import GrowingSize, most_by_rate
-from streamq.records.splitting import blank_of
+from streamq.records.splitting import blank_lines_before_cursor
 from streamq.records.stream_output import StreamOutput
 from streamq.runs.collect import Collector
 from streamq.runs.folder import RunFolder
@@ -112,7 +112,7 @@ class Run:
             BrokenPipeError: the reader of the output is gone.
         """
         if self._spool:
-            # Where that is not possible, processes send results to the server.
+            # If the spool cannot be made, processes send their results to the server.
             with suppress(OSError):
                 self._spool.mkdir(mode=0o700, exist_ok=True)
         # One connection each for the loader, the collector, the watcher and the pool's keeper.
@@ -122,6 +122,17 @@ class Run:
             self._take_over(protocols[0])
         opened = threading.Event()
         pool = self._pool = self._make_pool(protocols[3])
+        if self._spool:
+            # Before the processes begin: the spools that are there now are those of an earlier
+            # attempt.
+            self._waiting = SpooledResults(
+                protocols[1],
+                self._plan.id,
+                self._plan.policy,
+                self._spool,
+                self._is_stopping.is_set,
+                pool.processes,
+            )
         threads = [
             self._thread(lambda: self._load(protocols[0], opened)),
             self._thread(lambda: self._collect(protocols[1], opened, force=force)),
@@ -138,7 +149,7 @@ class Run:
         request = Request(protocols[2], self._plan.id)
         found = protocols[2].inspect(self._plan.id)
         status = status_of(protocols[2], found)
-        self.blank_lines = blank_of(found.optional_text("cursor"))
+        self.blank_lines = blank_lines_before_cursor(found.optional_text("cursor"))
         if not self.is_complete:
             self.failures = request.errors()
         for connection in connections:
@@ -274,12 +285,10 @@ class Run:
 
     def _collect(self, protocol: Protocol, opened: threading.Event, *, force: bool) -> None:
         plan = self._plan
-        if not _await(opened, self._is_stopping):
+        if not _await_opened_load(opened, self._is_stopping):
             return
         should_stop = self._is_stopping.is_set
         gaps = None if plan.is_piped else self._gaps
-        if self._spool:
-            self._waiting = SpooledResults(protocol, plan.id, plan.policy, self._spool, should_stop)
         collector = Collector(
             protocol,
             plan.id,
@@ -326,7 +335,7 @@ class Run:
         pool: Pool,
         watch: Callable[[Progress], object],
     ) -> None:
-        if not _await(opened, self._is_stopping):
+        if not _await_opened_load(opened, self._is_stopping):
             return
         meter = ProgressMeter(protocol, self._plan, pool)
         has_told = False
@@ -415,7 +424,7 @@ def carry_out(
     return status
 
 
-def _await(opened: threading.Event, stopping: threading.Event) -> bool:
+def _await_opened_load(opened: threading.Event, stopping: threading.Event) -> bool:
     while not opened.wait(0.05):
         if stopping.is_set():
             return False

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Sequence
 
-from streamq.records.inputs import BadInput, Identity
+from streamq.records.inputs import BadInput, InputIdentity
 
 log = logging.getLogger(__name__)
 
 
-def difference(then: Sequence[Identity], now: list[Identity], *, may_grow: bool) -> str:
+def difference_of_inputs(
+    then: Sequence[InputIdentity], now: list[InputIdentity], *, may_grow: bool
+) -> str:
     """Return in words how files differ from what was loaded; "" if they do not.
 
     ``may_grow``: a file that has only grown is read as it was, and ``now`` gets what it was.
@@ -23,14 +25,14 @@ def difference(then: Sequence[Identity], now: list[Identity], *, may_grow: bool)
     return ""
 
 
-def check_loaded(then: Sequence[Identity], *, may_grow: bool) -> None:
+def check_loaded(then: Sequence[InputIdentity], *, may_grow: bool) -> None:
     """Check that files are what they were when the load began; log which of them have grown.
 
     Raises:
         BadInput: one of them has changed.
     """
     for old in then:
-        now = Identity.of(old.name)
+        now = InputIdentity.of(old.name)
         if may_grow and old.has_only_grown:
             more = now.size - old.size
             log.warning("%s has %d bytes more by now, which are not read", old.name, more)

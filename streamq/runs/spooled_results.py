@@ -3,18 +3,19 @@
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from streamq.model import Policy, State
 from streamq.protocol.protocol import Protocol
-from streamq.queue.loading import Loading, forget
+from streamq.queue.loading import Loading, forget_request
 from streamq.records import encoding as codec
 from streamq.records.outputs import OutputError
 from streamq.records.ranges import Range
-from streamq.records.references import Reader
+from streamq.records.references import ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, spooled_of
 from streamq.records.stream_output import Stopped
 
@@ -23,10 +24,18 @@ log = logging.getLogger(__name__)
 #: What is written to an output: bytes, or a range of a spool.
 Piece = bytes | Range
 
+
+class SpooledLines(NamedTuple):
+    """Where the lines of a part are, and whether they begin with a value."""
+
+    place: Range
+    is_value: bool
+
+
 _LOOK_S = 0.02
 
 
-def size_of(piece: Piece) -> int:
+def size_of_spooled(piece: Piece) -> int:
     """Return how many bytes a piece has."""
     return piece.length if isinstance(piece, Range) else len(piece)
 
@@ -41,15 +50,17 @@ class SpooledResults:
         policy: Policy,
         folder: Path,
         should_stop: Callable[[], bool] = lambda: False,
+        live: Callable[[], Iterable[int]] = tuple,
     ) -> None:
+        """``live`` returns the ids of the processes that write to spools now."""
         self._protocol = protocol
         self._id = request_id
         self._policy = policy
         self._folder = folder
         self._should_stop = should_stop
-        self._reader = SpoolReader(folder)
+        self._reader = SpoolReader(folder, live)
         #: Reads the records that failed.
-        self.inputs = Reader(policy.spec.files)
+        self.inputs = ReferenceReader(policy.spec.files)
         #: What was found since the last commit.
         self._found: list[Spooled] = []
 
@@ -57,7 +68,7 @@ class SpooledResults:
         """Return about how many bytes wait in the spools; from any thread."""
         return self._reader.size()
 
-    def find(self, result: bytes) -> bytes | Range:
+    def find(self, result: bytes) -> bytes | SpooledLines:
         """Return where the lines of a result are; the result itself, if they are in no spool.
 
         A part whose lines are not there any more, as they were, is run again.
@@ -70,7 +81,7 @@ class SpooledResults:
             found = self._reader.find(spooled)
             if found:
                 self._found.append(spooled)
-                return found
+                return SpooledLines(found, spooled.is_value)
             result = self._run_again(spooled)
         return result
 
@@ -79,7 +90,7 @@ class SpooledResults:
         found = self.find(result)
         if isinstance(found, bytes):
             return found
-        return codec.encode_result([codec.encode_item(codec.Verbatim(found.read()))])
+        return codec.encode_result([codec.encode_item(codec.Verbatim(found.place.read()))])
 
     def committed(self) -> None:
         """Remove the spools of which all is in the output now."""
@@ -104,7 +115,7 @@ class SpooledResults:
             self._policy, max_failures=-1, max_percent=-1.0, canary=unset, delay_ms=0
         )
         loading = Loading(self._protocol, again, policy)
-        # After a crash in the middle it is there already, perhaps at its end.
+        # After a crash the request of this second run may be there already, perhaps done.
         if loading.open(again).state is State.LOADING:
             if not loading.parts:
                 loading.append([lost.payload, lost.about], "", "1", 1)
@@ -116,7 +127,7 @@ class SpooledResults:
         found = dict(self._protocol.results_of(again, ["1"]))
         # A part some of whose records failed has a result, too: that of the others.
         has_failed = any(True for _ in self._protocol.failures(again))
-        forget(self._protocol, self._policy.queue, again)
+        forget_request(self._protocol, self._policy.queue, again)
         if has_failed or "1" not in found:
             raise OutputError(
                 f"a result of {self._id} was lost in a crash, and its part failed when it ran "

@@ -1,4 +1,4 @@
-"""Which runs keep bytes away from their server. Needs no redis-py.
+"""Decides which runs keep bytes away from their server. Needs no redis-py.
 
 Where it can, a run hands out parts by reference: its processes read the input themselves. And they
 write results to spools in the run's folder, from which the collector copies them to the output.
@@ -19,10 +19,10 @@ from streamq.records.remote import is_remote
 from streamq.runs.plan import Plan
 
 #: Formats of input whose parts are the same bytes in the file and in the server.
-_FORMATS = ("lines", "jsonl", *TABLE_FORMATS)
+_FORMATS = ("lines", "jsonl", "csv", *TABLE_FORMATS)
 
 
-def spooled(plan: Plan, *, is_wanted: bool) -> Plan:
+def spooled_plan(plan: Plan, *, is_wanted: bool) -> Plan:
     """Return the plan with parts by reference and spooled results, if all of it allows that.
 
     Runs of tables spool in any case: their parts are by reference, and results of a table may be
@@ -36,20 +36,20 @@ def spooled(plan: Plan, *, is_wanted: bool) -> Plan:
     can_spool = not plan.server and not plan.is_piped and plan.form in spool.FORMS
     if not can_spool or policy.flow or policy.key or spec.format not in _FORMATS or spec.encoding:
         return plan
-    if not all(map(_is_plain, spec.files)):
+    if not all(map(_is_plain_local_input, spec.files)):
         return plan
     spec = msgspec.structs.replace(spec, by_reference=True)
     policy = msgspec.structs.replace(policy, spec=spec)
     return msgspec.structs.replace(plan, policy=policy, spools=True)
 
 
-def _is_plain(name: str) -> bool:
+def _is_plain_local_input(name: str) -> bool:
     """Return whether a file is a regular one with bytes that are read as they are."""
     if name == STDIN or is_remote(name):
         return False
     try:
         state = os.stat(name)  # noqa: PTH116  names are no paths yet
-        # What a system makes up when it is read has no size.
+        # Files that the system makes up while they are read, as in /proc, have the size 0.
         if not stat.S_ISREG(state.st_mode) or not state.st_size:
             return False
         with closing(open_input(name)) as source:

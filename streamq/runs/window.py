@@ -1,4 +1,4 @@
-"""How much of a load may be under way: in the server, and in spools beside it."""
+"""Bounds how many bytes of a load are under way, in the server and in spools beside it."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ class Window:
         return self._room <= 0
 
     def add(self, parts: int, size: int) -> None:
-        """Note that parts were added, which have so many bytes of the input."""
+        """Note that parts were added, and how many bytes of the input they have."""
         self._room -= size
         self._parts += parts
         self._input += size
@@ -61,10 +61,14 @@ class Window:
         kept, results = self._protocol.result_bytes(self._id), found.count("results")
         size = found.known_count("bytes") / total
         if self._spooled and self._parts:
-            kept += self._spooled()
+            # Where no result waits, what is in spools are lines that nobody was told of.
+            kept += self._spooled() if results else 0
             size = self._input / self._parts
-        # Parts that wait become results, which may be larger: as large as those that are there.
-        self._result_size = max(self._result_size, kept / results if results else 0.0)
+        # Parts that wait become results, which may be larger: as large as those that are there, or
+        # were there lately.
+        if results:
+            now = kept / results
+            self._result_size = max(now, (now + self._result_size) / 2)
         held = round(left * max(size, self._result_size)) + kept
         step = max(1, self._size // _LOOKS)
         return min((self._size if done else step) - held, step)

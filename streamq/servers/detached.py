@@ -24,7 +24,8 @@ HOME = Path(".streamq-server")
 START_S = 60.0
 STOP_S = 30.0
 _POLL_S = 0.02
-#: Whoever looks for a server has the lock for a moment: a server that starts waits for it so long.
+#: A command that looks for a server has the lock for a moment. A server that starts waits this long
+#: for it.
 _LOOKERS_S = 2.0
 _FILE = "serving.json"
 _LOG = "detached.log"
@@ -39,7 +40,7 @@ class Serving(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def announced(folder: Path, url: str) -> Generator[Serving]:
+def announced_server(folder: Path, url: str) -> Generator[Serving]:
     """Say in the folder that this process serves there, while it does.
 
     Raises:
@@ -61,7 +62,7 @@ def announced(folder: Path, url: str) -> Generator[Serving]:
         os.close(descriptor)
 
 
-def find(folder: Path) -> Serving | None:
+def find_detached(folder: Path) -> Serving | None:
     """Return the server that runs in the folder, if one does."""
     try:
         descriptor = os.open(folder / _FILE, os.O_RDWR)
@@ -79,7 +80,7 @@ def find(folder: Path) -> Serving | None:
         os.close(descriptor)
 
 
-def start(folder: Path, command: Sequence[str]) -> tuple[Serving, bool]:
+def start_detached(folder: Path, command: Sequence[str]) -> tuple[Serving, bool]:
     """Start the command in the background, and wait until its server answers.
 
     Returns the server, and whether it is new: if one runs in the folder already, that is returned.
@@ -89,7 +90,7 @@ def start(folder: Path, command: Sequence[str]) -> tuple[Serving, bool]:
         ServerError: the server does not start.
     """
     folder = folder.absolute()
-    if found := find(folder):
+    if found := find_detached(folder):
         return found, False
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ def start(folder: Path, command: Sequence[str]) -> tuple[Serving, bool]:
     deadline = time.monotonic() + START_S
     while True:
         has_ended = process.poll() is not None
-        found = find(folder)
+        found = find_detached(folder)
         if found and found.pid != process.pid:
             # Somebody else was quicker. Ours would wait for the folder, and take it when it is
             # free.
@@ -127,14 +128,14 @@ def start(folder: Path, command: Sequence[str]) -> tuple[Serving, bool]:
         time.sleep(_POLL_S)
 
 
-def stop(folder: Path) -> Serving | None:
+def stop_detached(folder: Path) -> Serving | None:
     """End the server of the folder, and wait until it has ended. Returns it, or None: none runs.
 
     Raises:
         ServerError: it does not end.
     """
     folder = folder.absolute()
-    found = find(folder)
+    found = find_detached(folder)
     if found is None:
         return None
     try:
@@ -144,7 +145,7 @@ def stop(folder: Path) -> Serving | None:
     except PermissionError:
         raise ServerError(f"process {found.pid} belongs to another user") from None
     deadline = time.monotonic() + STOP_S
-    while (now := find(folder)) and now.pid == found.pid:
+    while (now := find_detached(folder)) and now.pid == found.pid:
         if time.monotonic() > deadline:
             raise ServerError(f"process {found.pid} does not end after {STOP_S:g} s")
         time.sleep(_POLL_S)

@@ -78,14 +78,16 @@ class Launcher:
         if not isinstance(pid, int):
             raise ServerError(f"the supervisor of the server answered {pid!r}")
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _is_ready(address, pid):
+        while not _is_server_ready(address, pid):
             if (code := self._ask("poll", pid)) is not None:
-                raise ServerError(f"the server ended at its start, code {code}: {tail(log, begin)}")
-            if _is_loading(address, pid):
+                raise ServerError(
+                    f"the server ended at its start, code {code}: {tail_of_log(log, begin)}"
+                )
+            if _is_server_loading(address, pid):
                 deadline = time.monotonic() + START_TIMEOUT_S
             if time.monotonic() > deadline:
                 self.end(pid, signal.SIGKILL)
-                raise ServerError(f"the server does not answer: {tail(log, begin)}")
+                raise ServerError(f"the server does not answer: {tail_of_log(log, begin)}")
             time.sleep(_POLL_S)
         return pid
 
@@ -152,7 +154,7 @@ class Launcher:
     def _cause(self) -> str:
         if self._is_stopped or not self._log.exists():
             return ""
-        return f": {tail(self._log, 0)}"
+        return f": {tail_of_log(self._log, 0)}"
 
     def _answer(self) -> tuple[object, object]:
         # If a signal handler raised while we waited, the answer to an earlier question comes first.
@@ -190,15 +192,15 @@ class Launcher:
 _launchers = weakref.WeakSet[Launcher]()
 
 
-def _forget_all() -> None:
+def _forget_launchers() -> None:
     for launcher in _launchers:
         launcher.forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_forget_launchers)
 
 
-def ask(address: Address, *words: str, timeout_s: float = 5.0) -> str:
+def ask_server(address: Address, *words: str, timeout_s: float = 5.0) -> str:
     """Send one command to a server and return its answer, which must be one string.
 
     Raises: ServerUnreachable, ServerRefused with the error the server answered.
@@ -225,13 +227,13 @@ def ask(address: Address, *words: str, timeout_s: float = 5.0) -> str:
     return text
 
 
-def tail(log: Path, begin: int) -> str:
+def tail_of_log(log: Path, begin: int) -> str:
     """Return the last 8 lines of a log, from the byte ``begin`` on."""
     lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
     return "\n".join(lines[-_TAIL_LINES:]) or "it said nothing"
 
 
-def on_free_port(run: Callable[[int], T]) -> T:
+def start_on_free_port(run: Callable[[int], T]) -> T:
     """Call ``run`` with a free port, and with another one if a program takes the port first."""
     for _ in range(_PORT_TRIES - 1):
         try:
@@ -249,12 +251,12 @@ def _free_port() -> int:
     draw = random.SystemRandom()
     for _ in range(100):
         port = draw.randrange(11_000, 20_000)
-        if _is_free(port) and _is_free(port + _BUS_OFFSET):
+        if _is_port_free(port) and _is_port_free(port + _BUS_OFFSET):
             return port
     raise ServerError(f"no free port found on {LOOPBACK}")
 
 
-def _is_free(port: int) -> bool:
+def _is_port_free(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind((LOOPBACK, port))
@@ -263,18 +265,20 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _is_ready(address: Address, pid: int) -> bool:
+def _is_server_ready(address: Address, pid: int) -> bool:
     """Return whether our server, and not another one at this address, answers commands."""
     with suppress(ServerUnreachable, ServerRefused):
-        return _is_ours(address, pid) and ask(address, "PING") == "PONG"
+        return _is_our_server(address, pid) and ask_server(address, "PING") == "PONG"
     return False
 
 
-def _is_loading(address: Address, pid: int) -> bool:
+def _is_server_loading(address: Address, pid: int) -> bool:
     with suppress(ServerUnreachable, ServerRefused):
-        return _is_ours(address, pid) and "\nloading:1" in ask(address, "INFO", "persistence")
+        return _is_our_server(address, pid) and "\nloading:1" in ask_server(
+            address, "INFO", "persistence"
+        )
     return False
 
 
-def _is_ours(address: Address, pid: int) -> bool:
-    return f"\nprocess_id:{pid}\r" in ask(address, "INFO", "server", timeout_s=1.0)
+def _is_our_server(address: Address, pid: int) -> bool:
+    return f"\nprocess_id:{pid}\r" in ask_server(address, "INFO", "server", timeout_s=1.0)

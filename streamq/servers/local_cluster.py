@@ -14,15 +14,15 @@ from typing import Literal, Self
 import msgspec
 
 from streamq.errors import InvalidValue, ServerError
-from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
+from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, start_on_free_port
 from streamq.servers.local import (
     Options,
     checked_options,
-    command_line,
     find_server,
     make_directory,
+    server_command_line,
 )
-from streamq.servers.topology import Peer, join
+from streamq.servers.topology import Peer, join_nodes
 
 _JOIN_TIMEOUT_S = 20.0
 
@@ -80,8 +80,8 @@ class LocalCluster:
         cluster = cls(Launcher(home, own=own), program, home, extra)
         try:
             cluster._start_nodes(primaries, replicas)
-            peers = [_peer(node) for node in cluster.nodes]
-            join([peers[i::primaries] for i in range(primaries)], _JOIN_TIMEOUT_S)
+            peers = [_peer_on_loopback(node) for node in cluster.nodes]
+            join_nodes([peers[i::primaries] for i in range(primaries)], _JOIN_TIMEOUT_S)
         except BaseException:
             cluster.stop()
             raise
@@ -140,7 +140,7 @@ class LocalCluster:
         def run(port: int) -> ClusterNode:
             return ClusterNode(port, self._run(port, directory), role, directory)
 
-        self.nodes += (on_free_port(run),)
+        self.nodes += (start_on_free_port(run),)
 
     def _run(self, port: int, directory: Path) -> int:
         base = (
@@ -155,10 +155,10 @@ class LocalCluster:
             # By default a primary waits 5 s for more replicas before it sends data to the first.
             ("repl-diskless-sync-delay", "0"),
         )
-        argv = command_line(self._program, directory, base, self._options)
+        argv = server_command_line(self._program, directory, base, self._options)
         return self._launcher.run(argv, directory, (LOOPBACK, port))
 
 
-def _peer(node: ClusterNode) -> Peer:
-    ask_node = functools.partial(ask, (LOOPBACK, node.port))
+def _peer_on_loopback(node: ClusterNode) -> Peer:
+    ask_node = functools.partial(ask_server, (LOOPBACK, node.port))
     return Peer(f"{LOOPBACK}:{node.port}", LOOPBACK, node.port, ask_node)

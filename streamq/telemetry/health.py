@@ -23,9 +23,9 @@ from streamq.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-#: After so many seconds without a turn the loop counts as stuck.
+#: After this many seconds without a turn the loop counts as stuck.
 STUCK_S = 10.0
-#: A connection on which the client sends nothing is closed after so many seconds.
+#: A connection on which the client sends nothing is closed after this many seconds.
 _SILENT_S = 5.0
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
@@ -58,7 +58,7 @@ class HealthServer:
         """
         host, port = split_address(address)
         try:
-            self._server = _listen(host, port, subject)
+            self._server = _listen_for_health(host, port, subject)
         except OSError as error:
             reason = error.strerror or error
             raise SettingsError(f"cannot listen for --health-port {address}: {reason}") from None
@@ -77,7 +77,7 @@ class HealthServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _HealthSocket(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
@@ -86,7 +86,7 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self.subject = subject
         self.address_family = family
-        super().__init__(address, _Handler)
+        super().__init__(address, _HealthHandler)
 
     def server_bind(self) -> None:
         """Bind the socket. A socket for every IPv6 interface takes IPv4, too."""
@@ -95,20 +95,20 @@ class _Server(ThreadingHTTPServer):
         super().server_bind()
 
 
-def _listen(host: str, port: int, subject: HealthSource) -> _Server:
+def _listen_for_health(host: str, port: int, subject: HealthSource) -> _HealthSocket:
     if not host:
         # This fails where there is no IPv6, or where it is switched off.
         with suppress(OSError):
-            return _Server(socket.AF_INET6, ("::", port), subject)
-        return _Server(socket.AF_INET, ("0.0.0.0", port), subject)
+            return _HealthSocket(socket.AF_INET6, ("::", port), subject)
+        return _HealthSocket(socket.AF_INET, ("0.0.0.0", port), subject)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     # A name may have several addresses. IPv4 is taken first, since most probes use it.
     family = min((each[0] for each in found), key=lambda family: family != socket.AF_INET)
-    return _Server(family, (host, port), subject)
+    return _HealthSocket(family, (host, port), subject)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _HealthHandler(BaseHTTPRequestHandler):
+    server: _HealthSocket
     timeout = _SILENT_S
     server_version = "streamq"
     sys_version = ""
@@ -139,25 +139,25 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug("%s %s", self.client_address[0], format % args)
 
 
-def _livez(subject: HealthSource) -> Reply:
+def _livez_reply(subject: HealthSource) -> Reply:
     silent_s = time.monotonic() - subject.ticked_at()
-    return _verdict("" if silent_s < STUCK_S else f"no sign of life for {silent_s:.0f} s")
+    return _health_reply("" if silent_s < STUCK_S else f"no sign of life for {silent_s:.0f} s")
 
 
-def _readyz(subject: HealthSource) -> Reply:
-    return _verdict(subject.unready())
+def _readyz_reply(subject: HealthSource) -> Reply:
+    return _health_reply(subject.unready())
 
 
-def _verdict(problem: str) -> Reply:
+def _health_reply(problem: str) -> Reply:
     status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
     return status, _TEXT, f"{problem or 'ok'}\n".encode()
 
 
-def _metrics(subject: HealthSource) -> Reply:
-    return HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.text(subject.samples())
+def _metrics_reply(subject: HealthSource) -> Reply:
+    return HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.metrics_text(subject.samples())
 
 
-def _scale(subject: HealthSource) -> Reply:
+def _scale_reply(subject: HealthSource) -> Reply:
     try:
         value = subject.wanted()
     except (ServerError, Damaged):
@@ -167,11 +167,11 @@ def _scale(subject: HealthSource) -> Reply:
     return HTTPStatus.OK, _JSON, msgspec.json.encode({"value": value})
 
 
-_Handler._PAGES = {
-    "/livez": _livez,
-    "/readyz": _readyz,
-    "/metrics": _metrics,
-    "/scale": _scale,
+_HealthHandler._PAGES = {
+    "/livez": _livez_reply,
+    "/readyz": _readyz_reply,
+    "/metrics": _metrics_reply,
+    "/scale": _scale_reply,
 }
 
 

@@ -10,7 +10,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
 
-def harmless(text: str) -> str:
+def harmless_log_text(text: str) -> str:
     """Return the text with its newlines and tabs, and every other control character escaped.
 
     The text holds words of users, such as errors of handlers and names of files, which could move a
@@ -21,7 +21,7 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def style(format: str) -> str:
+def log_style(format: str) -> str:
     """Return the format; ``auto`` is text if stderr is a terminal, else JSON."""
     if format != "auto":
         return format
@@ -33,12 +33,12 @@ class TextFormatter(logging.Formatter):
 
     def formatException(self, exc_info: Any) -> str:  # noqa: N802  the name is logging's
         """Return the traceback, with control characters escaped."""
-        return harmless(super().formatException(exc_info))
+        return harmless_log_text(super().formatException(exc_info))
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line. Further lines of the message are indented; a traceback follows."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        message = harmless(record.getMessage()).replace("\n", "\n    ")
+        message = harmless_log_text(record.getMessage()).replace("\n", "\n    ")
         line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {message}"
         if sys.stderr is not None and sys.stderr.isatty():
             # There may be a progress line on the terminal, even of another process. This line
@@ -64,16 +64,16 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _LogHandler(logging.StreamHandler[TextIO]):
     """Drops lines that cannot be written: no work may fail because of a log."""
 
     def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802  the name is logging's
         """Do nothing: there is no place to report it."""
 
 
-def configure(level: str, style: str) -> None:
+def send_logs_to_stderr(level: str, style: str) -> None:
     """Send the library's log lines to stderr. The root logger is left to the user."""
-    handler = _Handler(sys.stderr)
+    handler = _LogHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logger = logging.getLogger("streamq")
     logger.handlers[:] = [handler]

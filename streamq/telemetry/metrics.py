@@ -133,40 +133,40 @@ Sample = tuple[Mapping[str, str], float | Spread]
 Samples = dict[str, list[Sample]]
 
 
-def text(samples: Samples) -> bytes:
+def metrics_text(samples: Samples) -> bytes:
     """Return the samples as Prometheus reads them."""
     lines: list[str] = []
     for name, metric in METRICS.items():
         if name in samples:
             lines += (f"# HELP {name} {metric.says}", f"# TYPE {name} {metric.kind}")
             for labels, value in samples[name]:
-                lines += _lines(name, labels, value)
+                lines += _sample_lines(name, labels, value)
     return ("\n".join(lines) + "\n").encode()
 
 
-def _lines(name: str, labels: Mapping[str, str], value: float | Spread) -> Iterable[str]:
+def _sample_lines(name: str, labels: Mapping[str, str], value: float | Spread) -> Iterable[str]:
     if not isinstance(value, Spread):
-        yield f"{name}{_braces(labels)} {_number(value)}"
+        yield f"{name}{_labels_in_braces(labels)} {_sample_number(value)}"
         return
     so_far = 0
-    for bound, count in zip([*map(_number, BOUNDS_S), "+Inf"], value.counts, strict=True):
+    for bound, count in zip([*map(_sample_number, BOUNDS_S), "+Inf"], value.counts, strict=True):
         so_far += count
-        yield f"{name}_bucket{_braces({**labels, 'le': bound})} {so_far}"
-    yield f"{name}_sum{_braces(labels)} {_number(value.total)}"
-    yield f"{name}_count{_braces(labels)} {so_far}"
+        yield f"{name}_bucket{_labels_in_braces({**labels, 'le': bound})} {so_far}"
+    yield f"{name}_sum{_labels_in_braces(labels)} {_sample_number(value.total)}"
+    yield f"{name}_count{_labels_in_braces(labels)} {so_far}"
 
 
-def _braces(labels: Mapping[str, str]) -> str:
+def _labels_in_braces(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items()) + "}"
+    return "{" + ",".join(f'{key}="{_escaped_label(value)}"' for key, value in labels.items()) + "}"
 
 
-def _escaped(value: str) -> str:
+def _escaped_label(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _number(value: float) -> str:
+def _sample_number(value: float) -> str:
     return repr(int(value)) if value == int(value) else repr(float(value))
 
 

@@ -140,7 +140,7 @@ Message = Ready | LoadFailed | IdleFor | VisitAt | Command
 _decode = msgspec.json.Decoder(Message).decode
 
 
-def _read(line: bytes) -> list[Message]:
+def _read_message(line: bytes) -> list[Message]:
     """Return the message, if it is one: a handler can write anything to the socket."""
     try:
         return [_decode(line)]
@@ -174,7 +174,7 @@ class Channel:
     def messages(self) -> Iterator[Message]:
         """Yield every message until the other end is gone."""
         for line in self._lines():
-            yield from _read(line)
+            yield from _read_message(line)
 
     def ready_messages(self) -> tuple[list[Message], bool]:
         """Return the messages that have come, and whether the other end is gone; do not wait."""
@@ -188,7 +188,7 @@ class Channel:
         except OSError:
             is_gone = True
         *lines, self._buffer = self._buffer.split(b"\n")
-        return [message for line in lines for message in _read(line)], is_gone
+        return [message for line in lines for message in _read_message(line)], is_gone
 
     def _lines(self) -> Iterator[bytes]:
         while True:

@@ -87,7 +87,7 @@ class SlotCounters:
         total = NOTHING
         for slot in range(self._slots):
             row = self._row(slot, handler)
-            total = add(total, tuple(self._words[row : row + _ROW]))
+            total = sum_of_rows(total, tuple(self._words[row : row + _ROW]))
         return total
 
     @staticmethod
@@ -95,42 +95,42 @@ class SlotCounters:
         return slot * WORDS + min(handler, MOST_HANDLERS - 1) * _ROW
 
 
-def add(first: Row, second: Row) -> Row:
+def sum_of_rows(first: Row, second: Row) -> Row:
     """Return the sum of both rows."""
     return tuple(map(sum, zip(first, second, strict=True)))
 
 
-def add_all(rows: dict[str, Row], more: Mapping[str, Row]) -> None:
+def sum_of_all_rows(rows: dict[str, Row], more: Mapping[str, Row]) -> None:
     """Add the rows of handlers to those in ``rows``, by name."""
     for name, row in more.items():
-        rows[name] = add(rows.get(name, NOTHING), row)
+        rows[name] = sum_of_rows(rows.get(name, NOTHING), row)
 
 
-def parts(row: Row) -> int:
+def parts_counted(row: Row) -> int:
     """Return how many parts came to some end; those that are tried again count, too."""
     return row[DONE] + row[FAILED] + row[RETRIED]
 
 
-def times(row: Row, what: Times) -> tuple[Sequence[int], float]:
+def times_counted(row: Row, what: Times) -> tuple[Sequence[int], float]:
     """Return how many parts are in each class of ``BOUNDS_S`` and beyond, and their seconds."""
     return row[what.at + 1 : what.end], row[what.at] / what.units
 
 
-def measured(row: Row | None, *, is_coroutine: bool, is_map: bool) -> Measured:
+def measured_records(row: Row | None, *, is_coroutine: bool, is_map: bool) -> Measured:
     """Return what is known of a handler's records, from what its processes have done."""
     row = row or NOTHING
-    _, seconds = times(row, RAN)
+    _, seconds = times_counted(row, RAN)
     records = row[RECORDS_DONE] + row[RECORDS_FAILED]
     return Measured(records, seconds, row[RESULT_BYTES], is_coroutine=is_coroutine, is_map=is_map)
 
 
-def tally(row: Row) -> Tally:
+def tally_of_row(row: Row) -> Tally:
     """Return what heartbeats tell of a handler's row."""
-    classes, seconds = times(row, RAN)
+    classes, seconds = times_counted(row, RAN)
     return Tally(row[DONE], row[FAILED], row[RETRIED], round(seconds, 3), list(classes))
 
 
-def work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) -> Samples:
+def samples_of_work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) -> Samples:
     """Return metrics of the rows, and of parts, by handler and state, that are in no row."""
     parts = Counter(others)
     for name, row in rows.items():
@@ -148,6 +148,7 @@ def work_done(rows: Mapping[str, Row], others: Mapping[tuple[str, str], int]) ->
     }
     for metric, what in _HISTOGRAMS.items():
         samples[metric] = [
-            ({"handler": name}, Spread(*times(row, what))) for name, row in sorted(rows.items())
+            ({"handler": name}, Spread(*times_counted(row, what)))
+            for name, row in sorted(rows.items())
         ]
     return samples

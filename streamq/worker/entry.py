@@ -14,7 +14,7 @@ from streamq.errors import StreamqError
 from streamq.telemetry import logs
 from streamq.worker import program, webhooks
 from streamq.worker.channel import Channel, LoadFailed, ProcessConfig, Ready
-from streamq.worker.load_app import load_app, load_flow_app, own_files
+from streamq.worker.load_app import files_of_user_code, load_app, load_flow_app
 from streamq.worker.process import WorkerProcess
 from streamq.worker.slot_table import SlotTable
 from streamq.worker.tracebacks import users_traceback
@@ -31,25 +31,25 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     config = channel.read_config()
     if config is None:
-        _leave(0)
+        _leave_process(0)
         return
     if not config.keeps_stdout:
         with suppress(OSError):  # the pool may have been started without a stderr
             os.dup2(2, 1)
     table = SlotTable(int(sys.argv[2]), config.slots)
-    logs.configure(config.log_level, config.log_format)
+    logs.send_logs_to_stderr(config.log_level, config.log_format)
     try:
-        app = _app(config)
+        app = _app_of_process(config)
     except StreamqError as error:
         channel.send(LoadFailed(str(error), ""))
-        _leave(4)
+        _leave_process(4)
     except BaseException as error:  # noqa: BLE001  whatever the user's module raises
         message = f"{config.target} cannot be imported: {error!r}"
         channel.send(LoadFailed(message, users_traceback(error)))
-        _leave(4)
+        _leave_process(4)
     handlers = app.handlers.values()
     coroutines = [handler.name for handler in handlers if handler.is_async]
-    channel.send(Ready([handler.offer for handler in handlers], own_files(), coroutines))
+    channel.send(Ready([handler.offer for handler in handlers], files_of_user_code(), coroutines))
     # What was imported stays: the garbage collector, off since the start, need not look at it.
     gc.freeze()
     gc.enable()
@@ -57,14 +57,14 @@ def main() -> None:
         WorkerProcess(config, app, table, channel).run()
     except BaseException:
         log.exception("the process ends")
-        _leave(1)
-    _leave(0)
+        _leave_process(1)
+    _leave_process(0)
 
 
-def _app(config: ProcessConfig) -> App:
+def _app_of_process(config: ProcessConfig) -> App:
     """Return what the process runs: the user's code, and webhooks if it may post any."""
     if config.argv:
-        app = program.app_of(config.handler, config.argv, config.max_result)
+        app = program.app_of_program(config.handler, config.argv, config.max_result)
     elif config.serves:
         app = load_flow_app(config.target, config.serves)
     else:
@@ -74,7 +74,7 @@ def _app(config: ProcessConfig) -> App:
     return app
 
 
-def _leave(code: int) -> None:
+def _leave_process(code: int) -> None:
     """End the process, whatever threads of the user's still run."""
     with suppress(Exception):  # a handler may have closed them
         sys.stdout.flush()

@@ -12,17 +12,17 @@ class FileWatch:
 
     def add(self, files: Iterable[str]) -> None:
         """Remember files as they are now."""
-        self._written |= {file: _mtime(file) for file in files}
+        self._written |= {file: _modification_time(file) for file in files}
 
     def changed(self) -> list[str]:
         """Return the files that were written since. If there are any, all files are forgotten."""
-        found = [file for file, then in self._written.items() if _mtime(file) != then]
+        found = [file for file, then in self._written.items() if _modification_time(file) != then]
         if found:
             self._written = {}
         return found
 
 
-def _mtime(file: str) -> float:
+def _modification_time(file: str) -> float:
     try:
         return Path(file).stat().st_mtime
     except OSError:

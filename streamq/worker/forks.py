@@ -12,7 +12,7 @@ loop: asyncio.AbstractEventLoop | None = None
 end_stretches: Callable[[], object] | None = None
 
 
-def _note_copy() -> None:
+def _note_forked_copy() -> None:
     global is_copy
     is_copy = True
     if end_stretches:
@@ -23,4 +23,4 @@ def _note_copy() -> None:
         loop.call_soon(os._exit, 0)
 
 
-os.register_at_fork(after_in_child=_note_copy)
+os.register_at_fork(after_in_child=_note_forked_copy)

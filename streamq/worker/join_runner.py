@@ -16,10 +16,10 @@ from streamq.flows.shape import Shape
 from streamq.flows.values import Failed
 from streamq.model import Failure, Part, Spec
 from streamq.protocol.protocol import Protocol
-from streamq.queue.held_lease import insist
+from streamq.queue.held_lease import insist_until_answered
 from streamq.records import about
-from streamq.records.decoding import item_decoder, items_of
-from streamq.records.references import Reader
+from streamq.records.decoding import item_decoder, items_of_part
+from streamq.records.references import ReferenceReader
 from streamq.worker.stage_runner import SpreadRunner, StageRunner
 
 T = TypeVar("T")
@@ -47,19 +47,19 @@ class JoinRunner(StageRunner):
         self._is_whole = False
         annotation = self.handler.second if self.handler.takes_two else self.handler.annotation
         self._decode_kept = item_decoder(self.handler.annotation)
-        self._decode_child = item_decoder(_element(annotation))
+        self._decode_child = item_decoder(_element_of_children(annotation))
 
     def _given(self, part: Part) -> list[bytes]:
-        return [about.origin_of(part).encode()]
+        return [about.item_of_about(part).encode()]
 
     def decode_record(self, record: bytes, is_json: bool) -> Any:
         """Return what the handler is called with: what was kept, and the children."""
         origin, place = record.decode(), self._request_id
-        fields = _asked(lambda: self.protocol.inbox_of_group(place, origin))
+        fields = _ask_until_answered(lambda: self.protocol.inbox_of_group(place, origin))
         if self._spec.on_failure == "fail":
             failed = [each for each in fields[1:] if each and each.startswith(_FAILED_CHILD)]
             if failed:
-                first = _failure(failed[0])
+                first = _failure_of_child(failed[0])
                 raise ChildFailed(
                     f"{len(failed)} of {len(fields) - 1} children failed, the first with "
                     f"{first.error}: {first.message}"
@@ -75,9 +75,9 @@ class JoinRunner(StageRunner):
         if field is None:
             return []
         if field.startswith(_FAILED_CHILD):
-            failure = _failure(field)
+            failure = _failure_of_child(field)
             return [Failed(failure.error, failure.message)]
-        return [decode(item) for item in items_of(field)]
+        return [decode(item) for item in items_of_part(field)]
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         call = super()._bind(None)
@@ -107,7 +107,7 @@ class ReduceRunner(JoinRunner):
         return None, self._last_arrivals() if self._spec.width else self._inputs()
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
-        self._failed = _asked(self._count_failures)
+        self._failed = _ask_until_answered(self._count_failures)
         if context is not None:
             context.failed = self._failed
         return super()._bind(context)
@@ -125,7 +125,7 @@ class ReduceRunner(JoinRunner):
     def _last_arrivals(self) -> Iterator[Any]:
         """Yield what the final part of a tree has: what no other part of it was made of."""
         fields = ("assigned", "arrived")
-        found = _asked(lambda: self.protocol.fields_of([self._request_id], fields))[0]
+        found = _ask_until_answered(lambda: self.protocol.fields_of([self._request_id], fields))[0]
         assigned, arrived = (int(value or 0) for value in found or (0, 0))
         yield from self._arrivals(assigned + 1, arrived)
 
@@ -133,22 +133,26 @@ class ReduceRunner(JoinRunner):
         for start in range(first, last + 1, _PAGE):
             numbers = [str(number) for number in range(start, min(last + 1, start + _PAGE))]
             ask = partial(self.protocol.inbox, self._request_id, numbers)
-            for result in _asked(ask)[0]:
+            for result in _ask_until_answered(ask)[0]:
                 yield from self._values(result, self._decode_child)
 
     def _inputs(self) -> Iterator[Any]:
         request_id = self._request_id.partition("/")[0]
-        found = _asked(lambda: self.protocol.fields_of([request_id], ("total", "runs")))[0]
+        found = _ask_until_answered(
+            lambda: self.protocol.fields_of([request_id], ("total", "runs"))
+        )[0]
         total, runs = (int(value or 0) for value in found or ())
         reruns: Reruns = {}
         if runs:
-            reruns = _reruns(_asked(lambda: self.protocol.rerun_inputs(self._request_id)))
+            reruns = _reruns_by_origin(
+                _ask_until_answered(lambda: self.protocol.rerun_inputs(self._request_id))
+            )
         for first in range(1, total + 1, _PAGE):
             numbers = range(first, min(total + 1, first + _PAGE))
             yield from self._page([str(number) for number in numbers], reruns)
 
     def _page(self, origins: list[str], reruns: Reruns) -> Iterator[Any]:
-        results, kids = _asked(partial(self.protocol.inbox, self._request_id, origins))
+        results, kids = _ask_until_answered(partial(self.protocol.inbox, self._request_id, origins))
         for origin, result, count in zip(origins, results, kids, strict=True):
             if result is not None:
                 yield from self._values(result, self._decode_child)
@@ -159,7 +163,7 @@ class ReduceRunner(JoinRunner):
                 yield from self._page(reruns[origin], reruns)
 
 
-def _reruns(origins: list[str]) -> Reruns:
+def _reruns_by_origin(origins: list[str]) -> Reruns:
     """Return which redrives there are of each item, by the origins that they led to.
 
     ``17.1/3.2`` tells of two: ``17.1`` of ``17``, and ``17.1/3.2`` of ``17.1/3``.
@@ -175,7 +179,7 @@ def _reruns(origins: list[str]) -> Reruns:
     return {item: [f"{item}.{run}" for run in sorted(runs)] for item, runs in found.items()}
 
 
-def _element(annotation: Any) -> Any:
+def _element_of_children(annotation: Any) -> Any:
     """Return the type of the children that ``list[Page | Failed]`` or an iterator is of."""
     args = typing.get_args(annotation)
     if not args:
@@ -186,14 +190,14 @@ def _element(annotation: Any) -> Any:
     return args[0]
 
 
-def _failure(field: bytes) -> Failure:
+def _failure_of_child(field: bytes) -> Failure:
     failures = msgspec.json.decode(field.removeprefix(_FAILED_CHILD), type=list[Failure])
     return failures[0] if failures else Failure(error="Unknown")
 
 
-def _asked(ask: Callable[[], T]) -> T:
+def _ask_until_answered(ask: Callable[[], T]) -> T:
     """Ask the server until it answers: an outage is no failure of the part."""
-    return insist(ask)
+    return insist_until_answered(ask)
 
 
 _RUNNERS: dict[str, type[StageRunner]] = {
@@ -205,7 +209,7 @@ _RUNNERS: dict[str, type[StageRunner]] = {
 
 
 def make_runner(
-    protocol: Protocol, handler: Handler, spec: Spec, max_result: int, reader: Reader
+    protocol: Protocol, handler: Handler, spec: Spec, max_result: int, reader: ReferenceReader
 ) -> StageRunner:
     """Return what runs parts of the stage of a flow that the spec describes."""
     kind = Shape.read(spec.shape).kinds[spec.stage - 1]

@@ -27,12 +27,12 @@ Outcomes = list[list[Any]]
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def of_items(items: Sequence[Item], count: int) -> Outcomes:
+def outcomes_of_items(items: Sequence[Item], count: int) -> Outcomes:
     """Return the outcomes of a part of which the first records are done, and no others."""
     return [*([DONE, item] for item in items), *([NONE] for _ in range(count - len(items)))]
 
 
-def beyond(outcomes: Outcomes, most: int) -> list[int]:
+def outcomes_without_room(outcomes: Outcomes, most: int) -> list[int]:
     """Return the indexes of done records whose results have no room beside those before them.
 
     All results of a part may have ``most`` bytes together.
@@ -41,7 +41,7 @@ def beyond(outcomes: Outcomes, most: int) -> list[int]:
     found = []
     for index, each in enumerate(outcomes):
         if each[0] == DONE and each[1] is not None:
-            size = codec.size_of(each[1]) + _ITEM_FRAME
+            size = codec.size_of_results(each[1]) + _ITEM_FRAME
             if size > room:
                 found.append(index)
             else:
@@ -49,12 +49,12 @@ def beyond(outcomes: Outcomes, most: int) -> list[int]:
     return found
 
 
-def encode(outcomes: Outcomes) -> bytes:
+def encode_kept_outcomes(outcomes: Outcomes) -> bytes:
     """Return outcomes as they are kept; nothing where no record has one."""
     return _encode(outcomes) if any(each[0] for each in outcomes) else b""
 
 
-def encode_rest(outcomes: Outcomes) -> bytes:
+def encode_outcomes_of_rest(outcomes: Outcomes) -> bytes:
     """Return what a redrive is told of a part that is given up.
 
     Its good records have been delivered. The others are to be run.
@@ -62,7 +62,7 @@ def encode_rest(outcomes: Outcomes) -> bytes:
     return _encode([[NONE] if each[0] in (NONE, FAILED) else [DELIVERED] for each in outcomes])
 
 
-def decode(partial: bytes, count: int) -> Outcomes:
+def decode_kept_outcomes(partial: bytes, count: int) -> Outcomes:
     """Return what records came to in earlier attempts.
 
     Raises:

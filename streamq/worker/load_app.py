@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from streamq.app import App, Handler, describe, takes_table
+from streamq.app import App, Handler, describe_handler, takes_table
 from streamq.errors import StreamqError
 from streamq.flows.file import read_flow
 from streamq.flows.flow import Flow
@@ -29,7 +29,7 @@ def load_flow(target: str) -> Flow:
     """
     if target.endswith(".toml"):
         return read_flow(Path(target))
-    found = _find(target, "flow")[1]
+    found = _find_target(target, "flow")[1]
     if not isinstance(found, Flow):
         raise TargetError(f"{target} is a {type(found).__name__}, not a streamq.Flow")
     return found
@@ -68,13 +68,13 @@ def _apps_with(target: str, flow: Flow) -> list[App]:
                 f'{target} does not say which app has its handlers: write app = "module:app" there'
             )
         return [load_app(flow.app)]
-    module = _find(target, "flow")[0]
+    module = _find_target(target, "flow")[0]
     apps = [value for value in vars(module).values() if isinstance(value, App)]
     owner = flow.owner
     return [owner, *apps] if isinstance(owner, App) else apps
 
 
-def _find(target: str, what: str) -> tuple[ModuleType, Any]:
+def _find_target(target: str, what: str) -> tuple[ModuleType, Any]:
     """Return the module of a target, and what the target names in it."""
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
@@ -98,7 +98,7 @@ def load_app(target: str, handler: str = "") -> App:
     Raises:
         TargetError: there is no such module or name, or it is no app.
     """
-    module, found = _find(target, "app")
+    module, found = _find_target(target, "app")
     name = target.rpartition(":")[2]
     if handler and callable(found):
         return _app_of(module, found, handler)
@@ -124,13 +124,13 @@ def _app_of(module: ModuleType, function: Any, name: str) -> App:
     apps = [value for value in vars(module).values() if isinstance(value, App)]
     decorated = [h for app in apps for h in app.handlers.values() if h.function is function]
     is_map = not takes_table(function)
-    handler = decorated[0] if decorated else describe(function, is_map=is_map, name=name)
+    handler = decorated[0] if decorated else describe_handler(function, is_map=is_map, name=name)
     app = App()
     app.handlers[name] = msgspec.structs.replace(handler, name=name)
     return app
 
 
-def own_files() -> list[str]:
+def files_of_user_code() -> list[str]:
     """Return the files of the modules that were loaded from below the current folder."""
     here = Path.cwd()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
@@ -139,7 +139,7 @@ def own_files() -> list[str]:
 
 def _load_module(name: str) -> ModuleType:
     if name.endswith(".py"):
-        return _load_file(Path(name))
+        return _load_app_file(Path(name))
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -153,7 +153,7 @@ def _load_module(name: str) -> ModuleType:
         raise TargetError(f"there is no module {name!r} here or on the path") from None
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_app_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise TargetError(f"there is no file {path}")
     folder = str(path.resolve().parent)

@@ -9,7 +9,7 @@ from pathlib import Path
 from streamq import units
 from streamq.errors import InvalidValue
 from streamq.model import LAST_LEVEL, MAX_RESULT
-from streamq.records.remote import is_remote, locate
+from streamq.records.remote import is_remote, locate_url
 from streamq.settings import Settings
 from streamq.worker.channel import (
     MOST_PROCESSES,
@@ -18,7 +18,7 @@ from streamq.worker.channel import (
     ProcessConfig,
     check_capacity,
 )
-from streamq.worker.program import words_of
+from streamq.worker.program import words_of_program
 from streamq.worker.webhooks import check_prefix
 
 #: Every level, as people write it.
@@ -66,12 +66,12 @@ def describe_process(  # noqa: PLR0913  the options of a worker are many and fla
         prefix=prefix,
         queue=units.name(queue, "queue"),
         target=target,
-        argv=words_of(command, named("exec")),
+        argv=words_of_program(command, named("exec")),
         handler=units.name(handler, named("handler")) if handler else "",
-        allow_read=tuple(_allowed(place, named("allow_read")) for place in allow_read),
+        allow_read=tuple(_allowed_input_place(place, named("allow_read")) for place in allow_read),
         allow_post=tuple(check_prefix(each, named("allow_post")) for each in allow_post),
         slots=units.whole(concurrency, named("concurrency"), 1, MOST_SLOTS),
-        levels=levels_of(levels, named("levels")),
+        levels=levels_of_options(levels, named("levels")),
         quantum_ms=units.duration_ms(quantum, named("quantum")),
         lease_ms=lease_ms,
         max_result=units.size_bytes(max_result, named("max_result")),
@@ -113,16 +113,16 @@ def describe_pool(
     )
 
 
-def _allowed(place: str, what: str) -> str:
+def _allowed_input_place(place: str, what: str) -> str:
     if is_remote(place):
-        locate(place)  # raises InvalidValue if the URL is bad
+        locate_url(place)  # raises InvalidValue if the URL is bad
         return place
     if not Path(place).exists():
         raise InvalidValue(f"{what} {place}: there is no such folder")
     return str(Path(place).absolute())
 
 
-def levels_of(text: str, what: str) -> tuple[int, ...]:
+def levels_of_options(text: str, what: str) -> tuple[int, ...]:
     """Return the levels of ``0-19`` or ``0-9,50``."""
     chosen: set[int] = set()
     for piece in text.split(","):

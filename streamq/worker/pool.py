@@ -178,7 +178,7 @@ class Pool:
     def samples(self) -> Samples:
         """Return metrics of what the pool has done, and of how it is."""
         return {
-            **counters.work_done(self._work.rows(), self._keeper.counts.copy()),
+            **counters.samples_of_work_done(self._work.rows(), self._keeper.counts.copy()),
             **self._keeper.samples(),
             "streamq_worker_slots_busy": [({}, self.busy)],
             "streamq_worker_processes": [

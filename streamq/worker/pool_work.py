@@ -13,7 +13,7 @@ from streamq.worker import counters
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.spans import SpanReader
 
-#: A heartbeat tells of the paces of so many handlers at most.
+#: The most handlers whose paces a heartbeat tells.
 MOST_PACES = 64
 
 
@@ -34,14 +34,14 @@ class PoolWork:
         """Take a process that is gone from the pool's list; what it has done stays counted."""
         with self._counting:
             self._handles.remove(handle)
-            counters.add_all(self._past, handle.rows())
+            counters.sum_of_all_rows(self._past, handle.rows())
 
     def rows(self) -> dict[str, counters.Row]:
         """Return by handler what all processes have done, also those that are gone."""
         with self._counting:
             rows = dict(self._past)
             for handle in self._handles:
-                counters.add_all(rows, handle.rows())
+                counters.sum_of_all_rows(rows, handle.rows())
         return rows
 
     def retried(self) -> int:
@@ -55,7 +55,7 @@ class PoolWork:
             return {}
         rows = self.rows()
         return {
-            name: counters.measured(
+            name: counters.measured_records(
                 rows.get(name), is_coroutine=name in ready.coroutines, is_map=ready.is_map(name)
             )
             for name in ready.names
@@ -80,7 +80,7 @@ class PoolWork:
 
     def tallies(self) -> dict[str, Tally]:
         """Return what was done for each handler that did anything."""
-        return {name: counters.tally(row) for name, row in self.rows().items() if any(row)}
+        return {name: counters.tally_of_row(row) for name, row in self.rows().items() if any(row)}
 
     def spans(self, most: int) -> tuple[list[Span], int]:
         """Return leases that have ended since the last call; and how many more there were."""

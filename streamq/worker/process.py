@@ -19,12 +19,13 @@ from streamq.app import App
 from streamq.driver.connection import Connection
 from streamq.errors import Damaged, ServerError
 from streamq.model import Spec
+from streamq.protocol.keys import token_list_of
 from streamq.protocol.protocol import Protocol
-from streamq.protocol.replies import Grant
+from streamq.protocol.replies import Grant, Token, Tokens
 from streamq.queue.held_lease import report_outage
 from streamq.queue.outages import Outage
-from streamq.queue.taker import KNOWN_REQUESTS, Host, Taker
-from streamq.records.references import Reader
+from streamq.queue.taker import KNOWN_REQUESTS, Host, Invitation, Taker
+from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
 from streamq.worker.batches import Batches, SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, ProcessConfig, VisitAt
@@ -62,7 +63,7 @@ class WorkerProcess:
         self._app = app
         self._table = table
         self._channel = channel
-        self._reader = Reader(config.allow_read, config.base)
+        self._reader = ReferenceReader(config.allow_read, config.base)
         self._spool = SpoolWriter(config.spool, config.form) if config.spool else None
         self._protocol = Protocol(Connection(config.url), config.prefix)
         self._runner_for = lru_cache(64)(self._make_runner)  # most requests have the same
@@ -132,15 +133,31 @@ class WorkerProcess:
             self._taking_since = 0.0
         if invitation is None:
             return None
+        return self._claim(slot, invitation)
+
+    def _claim(self, slot: int, invitation: Invitation) -> tuple[SlotLease, Grant] | None:
         claimed = self._taker.claim(invitation, self._books[slot])
         if claimed is None:
             return None
         lease, grant, known = claimed
         timeout_ms, is_async = known.work.timeout_ms, known.work.handler.is_async
+        # A coroutine's lease ends on the event loop, which must not wait for a claim.
+        if not (invitation.was_waiting or is_async):
+            lease.keep_one = self._taker.keep_one
         # Before the batch is dealt: from then on the parent looks after its parts.
         self._table.describe(slot, grant.handler, timeout_ms=timeout_ms, is_async=is_async)
         lease.begin(grant)
         return SlotLease(slot, claimed, self._handlers[grant.handler]), grant
+
+    def _go_on(self, slot: int, token: Token) -> bool:
+        """Run parts of the next stage of a flow in the slot. Returns whether there were any."""
+        if self._is_stopping or self._is_quiet or self._exclusive >= 0:
+            self._taker.push(token.request_id, Tokens(1, token_list_of(token.handler, token.level)))
+            return False
+        taken = self._claim(slot, Invitation(token, was_waiting=False))
+        if taken:
+            self._begin(*taken)
+        return taken is not None
 
     def _prepare(self, request_id: str, grant: Grant) -> Runner:
         return self._runner_for(grant.handler, grant.spec).for_request(request_id)
@@ -227,6 +244,11 @@ class WorkerProcess:
     def _end(self, lease: SlotLease) -> None:
         lease.held.drop()
         self._idle_since = time.monotonic()
+        try:
+            if lease.held.follow and self._go_on(lease.slot, lease.held.follow):
+                return
+        except (ServerError, Damaged) as error:
+            report_outage(error)
         self._give_slot(lease.slot)
         self._say_idle()
 

@@ -78,7 +78,7 @@ class ProcessHandle:
     @property
     def parts(self) -> int:
         """Return how many parts it has brought to some end."""
-        return sum(map(counters.parts, self.rows().values()))
+        return sum(map(counters.parts_counted, self.rows().values()))
 
     def held(self, *, is_dead: bool = False) -> list[tuple[int, SlotState]]:
         """Return what its slots hold."""

@@ -37,7 +37,7 @@ class ProgramFailed(Exception):
     """A program ended with an exit code or by a signal. The text ends with its last errors."""
 
 
-def words_of(command: str, what: str = "--exec") -> tuple[str, ...]:
+def words_of_program(command: str, what: str = "--exec") -> tuple[str, ...]:
     """Return the words of a command as a shell splits them: the program and its arguments.
 
     ``what`` is the option's name in messages.
@@ -54,7 +54,7 @@ def words_of(command: str, what: str = "--exec") -> tuple[str, ...]:
     return words
 
 
-def app_of(name: str, argv: Sequence[str], max_result: int) -> App:
+def app_of_program(name: str, argv: Sequence[str], max_result: int) -> App:
     """Return an app whose one handler, of that name, runs the program with each part.
 
     Raises:
@@ -67,12 +67,12 @@ def app_of(name: str, argv: Sequence[str], max_result: int) -> App:
 
     @app.handler(name=name)
     def run(part: bytes, context: Context) -> Verbatim:
-        return Verbatim(_Run([path, *argv[1:]], context, max_result).result(part))
+        return Verbatim(_ProgramRun([path, *argv[1:]], context, max_result).result(part))
 
     return app
 
 
-class _Run:
+class _ProgramRun:
     """One run of a program."""
 
     def __init__(self, argv: list[str], context: Context, max_result: int) -> None:
@@ -178,7 +178,7 @@ class _Run:
     def _await_end(self) -> int:
         """Return the exit code. A program may close its stdout long before it ends."""
         while (code := self._popen.poll()) is None:
-            _sleep_beside(self._popen.pid)
+            _sleep_while_program_runs(self._popen.pid)
             self._look()
         return code
 
@@ -194,7 +194,7 @@ class _Run:
                     os.kill(pid, number)
 
 
-def _sleep_beside(pid: int) -> None:
+def _sleep_while_program_runs(pid: int) -> None:
     """Sleep until a child ends, for 0.1 s at most."""
     if not hasattr(os, "pidfd_open"):
         time.sleep(_NAP_S)

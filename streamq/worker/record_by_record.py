@@ -5,7 +5,7 @@ from typing import Any
 
 from streamq.app import Retry, Snooze
 from streamq.model import Failure, Part
-from streamq.queue.outcomes import PartDone, PartNotDone, took_longer
+from streamq.queue.outcomes import PartDone, PartNotDone, words_of_time_limit
 from streamq.records import about
 from streamq.records.encoding import Item
 from streamq.worker.kept_outcomes import DONE, FAILED, NONE
@@ -36,7 +36,7 @@ class RecordByRecord:
         self._part = part
         self._given = given
         self._watch = watch
-        self._is_json = about.is_json(part)
+        self._is_json = about.is_json_payload(part)
         self.outcomes = runner.outcomes_so_far(part, given)
         self.outcomes[: len(items)] = [[DONE, item] for item in items]
         self._failures: list[Failure] = []
@@ -58,11 +58,13 @@ class RecordByRecord:
         """Give up records of which workers died, or that took too long in their last attempt."""
         runner, part = self._runner, self._part
         for index in pieces.deadly:
-            deadly = self._untried("Poison", _why(part, pieces), index, part.attempt)
+            deadly = self._untried(
+                "Poison", _why_records_are_given_up(part, pieces), index, part.attempt
+            )
             self.outcomes[index] = [FAILED, deadly]
         late = pieces.late
         if late and runner.is_last(late.attempt):
-            message = took_longer(runner.timeout_ms)
+            message = words_of_time_limit(runner.timeout_ms)
             failure = self._untried("Timeout", message, late.index, late.attempt)
             self.outcomes[late.index] = [FAILED, failure]
             pieces.drop(late.index)
@@ -125,7 +127,7 @@ class RecordByRecord:
         if self._runner.is_final(error, self._part):
             self.outcomes[self._index] = [FAILED, self._failures[-1]]
         else:
-            self._retry = _stronger(self._retry, error)
+            self._retry = _stronger_error(self._retry, error)
 
     def sum_up(self) -> PartDone | PartNotDone:
         """Return what the part came to."""
@@ -143,13 +145,13 @@ class RecordByRecord:
         return runner.done(part, done, fresh, endings, outcomes)
 
 
-def _why(part: Part, pieces: Pieces) -> str:
+def _why_records_are_given_up(part: Part, pieces: Pieces) -> str:
     """Say why records are given up that are not run."""
     if pieces.is_hopeless:
         return f"it was not run: {part.crashes} workers died of its part"
     return "it was running each time its worker died"
 
 
-def _stronger(first: BaseException | None, second: BaseException) -> BaseException:
+def _stronger_error(first: BaseException | None, second: BaseException) -> BaseException:
     """Return which of two errors says more about when to run the part again."""
     return second if first is None or isinstance(second, Snooze | Retry) else first

@@ -16,24 +16,29 @@ import msgspec
 from streamq.app import Abandon, Context, Handler
 from streamq.errors import Damaged, DecodeError, EncodeError, RecordError, ResultTooLarge
 from streamq.model import MAX_RESULT, Failure, Part, Spec
-from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, took_longer
+from streamq.queue.outcomes import FORGET, PartDone, PartNotDone, words_of_time_limit
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
-from streamq.records.arrow import TABLE_FORMATS, columns_of
+from streamq.records.arrow import TABLE_FORMATS, columns_of_rows
 from streamq.records.encoding import Item
-from streamq.records.references import Reader
+from streamq.records.references import ReferenceReader
 from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes, yielding
-from streamq.worker.calling import Timeout, tamed, telling
+from streamq.worker.calling import Timeout, error_that_ends_one_part, telling_the_watch
 from streamq.worker.kept_outcomes import DELIVERED, NONE, Outcomes
+from streamq.worker.line_blocks import LineBlocks, blocks_of, can_be_cut
 from streamq.worker.part_watch import UNWATCHED, CancelReason, PartWatch, Stretch
 from streamq.worker.record_by_record import RecordByRecord
-from streamq.worker.tracebacks import safe_text
+from streamq.worker.tracebacks import text_that_can_be_encoded
 from streamq.worker.verdicts import Verdicts
 
 #: The outcome of a part of one record whose handler returned None.
 _NOTHING = PartDone(codec.encode_result([None]), 1)
+
+
+def _kept_outcomes_of(items: list[Item], count: int) -> Outcomes:
+    return kept_outcomes.outcomes_of_items(items[:], count)
 
 
 class Runner(Verdicts):
@@ -45,17 +50,17 @@ class Runner(Verdicts):
         spec: Spec,
         max_result: int = MAX_RESULT,
         request_id: str = "",
-        reader: Reader | None = None,
+        reader: ReferenceReader | None = None,
         spool: SpoolWriter | None = None,
     ) -> None:
         super().__init__(handler, spec, max_result, request_id)
         self._spool = spool
-        self._reader = (reader or Reader(())) if spec.by_reference else None
+        self._reader = (reader or ReferenceReader(())) if spec.by_reference else None
         self._decode = records.decoder_for(handler, spec)
         self._function = self._callable()
         is_table = spec.format in TABLE_FORMATS
         #: The only columns of a table that the handler can see, if it does not see all.
-        self._columns = columns_of(handler.annotation) if is_table else None
+        self._columns = columns_of_rows(handler.annotation) if is_table else None
         self._is_text = spec.format in records.TEXT_FORMATS and handler.is_map
         self._has_blanks = spec.format == "jsonl"
         self._has_empty_rows = spec.format == "csv"
@@ -91,23 +96,60 @@ class Runner(Verdicts):
     ) -> PartDone | PartNotDone:
         items: list[Item] = []
         if self.timeout_ms and self.handler.is_map:
-            call = telling(call, items, watch)
-        if plain := self._plain_values(part):
+            call = telling_the_watch(call, items, watch)
+        elif self.handler.is_map and can_be_cut(part.payload, self._spec):
+            return self._run_in_blocks(call, part, watch)
+        if plain := self._plain_values(part, part.payload):
             values, letter = plain
             count = len(values)
             run = partial(self._run_plain, call, items)
-            error = self._run_stretches(run, values, items, watch, is_last_use=True)
+            so_far = partial(_kept_outcomes_of, items, count)
+            error = self._run_stretches(run, values, items, watch, so_far, is_last_use=True)
             if len(items) == count:
                 return self.done(part, items, count, letter * count)
             return self._run_rest(call, part, self._given(part), items, error, watch)
         given, error = self._given(part), None
         # Where some lines are blank, records are run one by one.
         if not (self._may_skip(part) and any(map(self._is_blank, given))):
-            run = partial(self._run_straight, call, items, about.is_json(part))
-            error = self._run_stretches(run, given, items, watch)
+            run = partial(self._run_straight, call, items, about.is_json_payload(part))
+            so_far = partial(_kept_outcomes_of, items, len(given))
+            error = self._run_stretches(run, given, items, watch, so_far)
             if len(items) == len(given):
                 return self.done(part, items, len(items), self.endings(given))
         return self._run_rest(call, part, given, items, error, watch)
+
+    def _run_in_blocks(
+        self, call: Callable[[Any], Any], part: Part, watch: PartWatch
+    ) -> PartDone | PartNotDone:
+        """Run a large part a block of its lines at a time."""
+        found, payload, error = LineBlocks(), part.payload, None
+
+        def so_far() -> Outcomes:
+            return found.outcomes(payload.count(b"\n"))
+
+        for block in blocks_of(payload):
+            items = found.block
+            values: list[Any]
+            run: Callable[[list[Any]], BaseException | None]
+            if plain := self._plain_values(part, block):
+                values, run = plain[0], partial(self._run_plain, call, items)
+            else:
+                values, run = (
+                    block.splitlines(keepends=True),
+                    partial(self._run_straight, call, items, False),
+                )
+            count = len(values)
+            if watch.is_over() or records.holds_blanks(block, self._spec):
+                break
+            error = self._run_stretches(run, values, items, watch, so_far, is_last_use=True)
+            if len(items) < count:
+                break
+            found.end_block()
+            if watch.is_due():
+                watch.keep(self._so_far(so_far()), b"")
+        else:
+            return self.done_in_blocks(part, found)
+        return self._run_rest(call, part, self._given(part), found.items(), error, watch)
 
     def _run_stretches(
         self,
@@ -115,18 +157,19 @@ class Runner(Verdicts):
         values: list[Any],
         items: list[Item],
         watch: PartWatch,
+        so_far: Callable[[], Outcomes],
         *,
         is_last_use: bool = False,
     ) -> BaseException | None:
         """Run records some at a time, until one is out of the ordinary or it is time to stop.
 
-        ``is_last_use``: ``values`` may be emptied. Returns what the call of the first record
-        without an item ended in, if it was called.
+        ``so_far``: what the part's records came to. ``is_last_use``: ``values`` may be emptied.
+        Returns what the call of the first record without an item ended in, if it was called.
         """
         count = len(values)
         if count == 1:
             return run(values)
-        watch.offer(lambda: self._so_far(kept_outcomes.of_items(items[:], count)))
+        watch.offer(lambda: self._so_far(so_far()))
         while True:
             size, before = self._stretch.size, len(items)
             is_all = is_last_use and before == 0 and size >= count
@@ -142,13 +185,13 @@ class Runner(Verdicts):
             if error or is_strange or is_all or len(items) == count or watch.is_over():
                 return error
             if watch.is_due():
-                watch.keep(self._so_far(kept_outcomes.of_items(items, count)), b"")
+                watch.keep(self._so_far(so_far()), b"")
 
     def _run_whole(self, part: Part) -> PartDone | PartNotDone:
         """Run a part by the shortest way: one value, one call, one item."""
         function, payload = self._function, part.payload
         try:
-            value = self._decode(payload, about.is_json(part))
+            value = self._decode(payload, about.is_json_payload(part))
         except Exception:  # noqa: BLE001  it is described there
             return self._run_rest(function, part, [payload], [], None, UNWATCHED)
         try:
@@ -174,7 +217,7 @@ class Runner(Verdicts):
         if not isinstance(run, RecordByRecord):
             return run
         if error and run.decode():
-            run.failed(tamed(error))
+            run.failed(error_that_ends_one_part(error))
         if run.is_whole and len(given) > 1:
             watch.offer(lambda: self._so_far(run.outcomes))
         return self._call_each(call, run, watch)
@@ -189,29 +232,33 @@ class Runner(Verdicts):
             try:
                 returned = call(run.value)
             except BaseException as raised:  # noqa: BLE001  whatever it is, it is the part's
-                run.failed(tamed(raised))
+                run.failed(error_that_ends_one_part(raised))
             else:
                 run.returned(returned)
             if run.is_whole and watch.is_due() and not watch.is_over():
                 watch.keep(self._so_far(run.outcomes), b"")
         return run.sum_up()
 
-    def _plain_values(self, part: Part) -> tuple[list[Any], bytes] | None:
-        if part.partial or not self.handler.is_map or about.is_json(part):
+    def _plain_values(self, part: Part, payload: bytes) -> tuple[list[Any], bytes] | None:
+        if part.partial or not self.handler.is_map or about.is_json_payload(part):
             return None
-        return records.plain_values(part.payload, self.handler.annotation, self._spec)
+        return records.plain_values(payload, self.handler.annotation, self._spec)
 
     def _run_plain(
         self, call: Callable[[Any], Any], items: list[Item], values: list[Any]
     ) -> BaseException | None:
         """Call with each value. Returns what the last call ended in, if that was an error."""
-        add, encode, most = items.append, self.encode, self._max_result
+        encode, most = self.encode, self._max_result
         try:
             for value in values:
                 returned = call(value)
                 kind = type(returned)
-                is_plain = kind is bytes or (kind is str and returned.isascii())
-                add(returned if is_plain and len(returned) <= most else encode(returned))
+                if (kind is bytes or (kind is str and returned.isascii())) and len(
+                    returned
+                ) <= most:
+                    items.append(returned)
+                else:
+                    items.append(encode(returned))
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
             return error
         return None
@@ -262,7 +309,7 @@ class Runner(Verdicts):
                     break
                 run.failed(self._cancelled(reason))
             except BaseException as error:  # noqa: BLE001  whatever it is, it is the part's
-                run.failed(tamed(error))
+                run.failed(error_that_ends_one_part(error))
             else:
                 run.returned(returned)
             if run.is_whole and watch.is_due():
@@ -271,7 +318,9 @@ class Runner(Verdicts):
 
     def _cancelled(self, reason: CancelReason) -> Exception:
         is_ours = reason == "timeout"
-        message = took_longer(self.timeout_ms) if is_ours else "the handler cancelled itself"
+        message = (
+            words_of_time_limit(self.timeout_ms) if is_ours else "the handler cancelled itself"
+        )
         return (Timeout if is_ours else RuntimeError)(message)
 
     def _one_by_one(
@@ -285,7 +334,7 @@ class Runner(Verdicts):
             failure = self.describe(error, part, 0)
             return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
 
-    def _fetch(self, part: Part, reader: Reader) -> PartNotDone | None:
+    def _fetch(self, part: Part, reader: ReferenceReader) -> PartNotDone | None:
         """Put the bytes a part refers to in their place, or say why that cannot be."""
         place = self.place(part, 0)
         try:
@@ -293,13 +342,13 @@ class Runner(Verdicts):
             if form in TABLE_FORMATS:
                 part.payload = reader.read_table(source, reference, form, self._columns)
             else:
-                part.payload = reader.read(source, reference, is_whole=form == "file")
+                part.payload = reader.read(source, reference, self._spec)
             part.reference = reference
             return None
         except Exception as error:  # noqa: BLE001  whatever reading leads to
             failure = Failure(
                 error="Unreadable",
-                message=safe_text(error),
+                message=text_that_can_be_encoded(error),
                 part=part.number,
                 attempts=part.attempt,
                 **place,
@@ -310,7 +359,7 @@ class Runner(Verdicts):
 
     def _callable(self) -> Callable[..., Any]:
         """Return what is called with a record, and returns what it came to."""
-        return yielding.encoded(self.handler, self.encode, self._max_result)
+        return yielding.encoded_yields(self.handler, self.encode, self._max_result)
 
     def _bind(self, context: Context | None) -> Callable[[Any], Any]:
         function, name = self._function, self.handler.context_name
@@ -320,7 +369,7 @@ class Runner(Verdicts):
 
     def endings(self, given: list[bytes]) -> bytes:
         """Return how the lines of a part's records end."""
-        return records.endings(given) if self._is_text else b""
+        return records.line_endings(given) if self._is_text else b""
 
     def outcomes_so_far(self, part: Part, given: list[bytes]) -> Outcomes:
         """Return what the records came to in earlier attempts.
@@ -329,9 +378,9 @@ class Runner(Verdicts):
             Damaged: what they left cannot be read.
         """
         if part.partial:
-            outcomes = kept_outcomes.decode(part.partial, len(given))
+            outcomes = kept_outcomes.decode_kept_outcomes(part.partial, len(given))
         else:
-            outcomes = kept_outcomes.of_items([], len(given))
+            outcomes = kept_outcomes.outcomes_of_items([], len(given))
         can_skip = self._may_skip(part)
         for index, record in enumerate(given):
             # A blank line is no record: it is not counted as one either.
@@ -340,7 +389,7 @@ class Runner(Verdicts):
         return outcomes
 
     def _is_blank(self, record: bytes) -> bool:
-        return records.is_skipped(record, self._spec)
+        return records.is_blank_record(record, self._spec)
 
     def _may_skip(self, part: Part) -> bool:
         """Return whether lines of the part may be no records: the loader said so of a CSV."""
@@ -353,7 +402,9 @@ class Runner(Verdicts):
     def decode_record(self, record: bytes, is_json: bool) -> Any:
         """Return what the handler is called with."""
         try:
-            return self._decode(records.bare(record) if self._is_text else record, is_json)
+            return self._decode(
+                records.without_line_ending(record) if self._is_text else record, is_json
+            )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DecodeError(f"the record does not decode: {error}") from None
 
@@ -365,6 +416,6 @@ class Runner(Verdicts):
             item = codec.encode_item(returned)
         except (TypeError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             raise EncodeError(f"the result cannot be encoded: {error}") from None
-        if codec.size_of(item) > self._max_result:
+        if codec.size_of_results(item) > self._max_result:
             raise ResultTooLarge(f"the result has more than the {self._max_result} bytes allowed")
         return item

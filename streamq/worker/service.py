@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 #: A janitor tells systemd and the health port this often that it lives.
 TICK_S = 0.2
-#: A janitor that stops waits so long for its sweeps to end.
+#: How long a janitor that stops waits for its sweeps to end.
 LEAVE_S = 5.0
 
 
@@ -71,12 +71,12 @@ def serve_pool(
     )
     pool = Pool(config, options, keeper, notifier=Notifier(), spawner=spawner)
     started(pool)
-    with _health(health_port, pool, protocol, keeper, config):
+    with _serve_pool_health(health_port, pool, protocol, keeper, config):
         return pool.run()
 
 
 @contextmanager
-def _health(
+def _serve_pool_health(
     address: str, pool: Pool, protocol: Protocol, keeper: LeaseKeeper, config: ProcessConfig
 ) -> Generator[None]:
     """Serve the health and the metrics of the pool at the address, if there is one."""

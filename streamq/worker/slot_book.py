@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from streamq.model import Part
 from streamq.queue.outcomes import GIVEN_UP, PartNotDone
-from streamq.queue.told import Span, slot_of
+from streamq.queue.told import Span, slot_of_span
 from streamq.worker import counters
 from streamq.worker.slot_table import SlotTable
 
@@ -29,7 +29,7 @@ class SlotBook:
         """Write the holder down before its claim is sent."""
         self._table.hold(self._slot, holder, request_id)
         self._since_ms = int(time.time() * 1e3)
-        self._label, self._request = slot_of(holder)[1], request_id
+        self._label, self._request = slot_of_span(holder)[1], request_id
         self._done = self._failed = self._retried = 0
 
     def deal(self, numbers: Sequence[int]) -> None:

@@ -67,7 +67,7 @@ _first, _second = Lock(), Lock()
 _IS_ORDERED = os.uname().machine in ("x86_64", "i686")
 
 
-def _fence() -> None:
+def _memory_fence() -> None:
     with _first:
         pass
     if _IS_ORDERED:
@@ -129,7 +129,7 @@ class SlotTable:
     """The slots of one process. The process and its parent map the same memory."""
 
     def __init__(self, fd: int, slots: int) -> None:
-        self._memory = mmap.mmap(fd, _size(slots))
+        self._memory = mmap.mmap(fd, _table_size(slots))
         self._words = memoryview(self._memory).cast("q")
         self._rows = [self._words[slot * _SLOT :][:_WORDS] for slot in range(slots)]
         self.slots = slots
@@ -143,7 +143,7 @@ class SlotTable:
     def create(cls, slots: int) -> "tuple[SlotTable, int]":
         """Return a new table, and the file descriptor to hand to the process."""
         fd = os.memfd_create("streamq") if hasattr(os, "memfd_create") else _unlinked_file()
-        os.truncate(fd, _size(slots))
+        os.truncate(fd, _table_size(slots))
         return cls(fd, slots), fd
 
     def close(self) -> None:
@@ -161,14 +161,14 @@ class SlotTable:
         at = slot * _SLOT
         words = self._words
         words[at + VERSION] += 1
-        _fence()
+        _memory_fence()
         begin = (at + CALLS) * 8
         self._memory[begin : begin + len(_BEGIN)] = _BEGIN
         # An id may have all 64 bytes, so the stage of a place has a word of its own.
         request_id, slash, stage = request_id.partition("/")
         _NAMES.pack_into(self._memory, at * 8 + _HOLDER, holder.encode(), request_id.encode())
-        words[at + STAGE] = _stage_number(stage) if slash else 0
-        _fence()
+        words[at + STAGE] = _stage_as_word(stage) if slash else 0
+        _memory_fence()
         words[at + VERSION] += 1
 
     def describe(self, slot: int, handler: str, *, timeout_ms: int, is_async: bool) -> None:
@@ -192,13 +192,13 @@ class SlotTable:
         at = slot * _SLOT
         words = self._words
         words[at + VERSION] += 1
-        _fence()
+        _memory_fence()
         words[at + CURRENT] = words[at + ENDED] = -1
         words[at + CUT] = UNCUT
         words[at + COUNT] = len(numbers)
         for index, number in enumerate(numbers, at + _NUMBERS):
             words[index] = number
-        _fence()
+        _memory_fence()
         words[at + VERSION] += 1
 
     def expect(self, slot: int, attempt: int, retry_ms: int) -> None:
@@ -214,7 +214,7 @@ class SlotTable:
         row[PROGRESS] = row[RECORD] = 0
         row[SINCE_MS] = now_ms
         row[CURRENT] = index
-        _fence()
+        _memory_fence()
         return index < row[CUT] and not row[ASKED_TO_STOP]
 
     def start_record(self, slot: int, index: int, now_ms: int) -> None:
@@ -264,7 +264,7 @@ class SlotTable:
         version = words[at + VERSION]
         if not self._memory[at * 8 + _HOLDER] or (version % 2 and not is_dead):
             return None
-        _fence()
+        _memory_fence()
         texts = [
             bytes(self._memory[at * 8 + offset : at * 8 + offset + _TEXT])
             .rstrip(b"\0")
@@ -285,11 +285,11 @@ class SlotTable:
             *divmod(words[at + RETRY_MS], _ATTEMPTS),
             words[at + RECORD],
             texts[0],
-            texts[1] + _stage_text(words[at + STAGE]),
+            texts[1] + _stage_of_word(words[at + STAGE]),
             texts[2],
             tuple(words[at + _NUMBERS : at + _NUMBERS + count]),
         )
-        _fence()
+        _memory_fence()
         return held if words[at + VERSION] == version else None
 
     def strike(self, slot: int, held: SlotState) -> tuple[int, ...]:
@@ -299,7 +299,7 @@ class SlotTable:
         cut = held.current + 1
         while cut < len(held.numbers):
             words[at + CUT] = cut
-            _fence()
+            _memory_fence()
             if words[at + VERSION] != held.version:
                 # The slot dealt another batch meanwhile. It stops early, and hands parts back
                 # itself.
@@ -315,18 +315,18 @@ class SlotTable:
             self._words[slot * _SLOT + ASKED_TO_STOP] = 1
 
 
-def _stage_number(stage: str) -> int:
+def _stage_as_word(stage: str) -> int:
     """Return a word that stands for the stage of a place."""
     return int(stage) if stage.isdigit() else -1 - EPILOGUES.index(stage)
 
 
-def _stage_text(word: int) -> str:
+def _stage_of_word(word: int) -> str:
     if not word:
         return ""
     return f"/{word if word > 0 else EPILOGUES[-1 - word]}"
 
 
-def _size(slots: int) -> int:
+def _table_size(slots: int) -> int:
     return slots * (_SLOT + counters.WORDS + spans.WORDS) * 8
 
 

@@ -20,7 +20,7 @@ from streamq.worker import yielding
 from streamq.worker.kept_outcomes import Outcomes
 from streamq.worker.runner import Runner
 
-#: All children of one part may have so many times the bytes of the largest result.
+#: All children of one part may have this many times the bytes of the largest result.
 _MOST_SIZE = 4
 
 
@@ -90,8 +90,8 @@ class StageRunner(Runner):
         return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
 
     def _passed(self, part: Part, payloads: list[bytes], records: int) -> PassedPart:
-        origin = about.origin_of(part)
-        label = about.of_child(part, records, origin) if self._feeds == "parts" else origin
+        origin = about.item_of_about(part)
+        label = about.about_of_child(part, records, origin) if self._feeds == "parts" else origin
         return PassedPart(part.number, origin, [label] * len(payloads), payloads, records)
 
 
@@ -106,7 +106,7 @@ class SpreadRunner(StageRunner):
     """Runs parts of a spread: each yields many."""
 
     def _callable(self) -> Callable[..., Any]:
-        return yielding.plain(self.handler, MOST_CHILDREN + 1)
+        return yielding.plain_yields(self.handler, MOST_CHILDREN + 1)
 
     def encode(self, returned: Any) -> Item:
         """Return the children that the handler returned, each as it is kept."""
@@ -151,9 +151,11 @@ class SpreadRunner(StageRunner):
             )
             failure = self.describe(error, part, 0)
             return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
-        origin = about.origin_of(part)
+        origin = about.item_of_about(part)
         if self._feeds == "parts":
-            labels = [about.of_child(part, 1, f"{origin}/{n}") for n in range(1, len(payloads) + 1)]
+            labels = [
+                about.about_of_child(part, 1, f"{origin}/{n}") for n in range(1, len(payloads) + 1)
+            ]
         else:
             labels = [f"{origin}/{n}" for n in range(1, len(payloads) + 1)]
         if self._is_joined:

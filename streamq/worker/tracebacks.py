@@ -10,10 +10,10 @@ from types import TracebackType
 log = logging.getLogger(__name__)
 
 _MOST_CHARS = 2_000
-#: So much of an error stands in a line of the log.
+#: How many characters of an error stand in a line of the log.
 _LINE_CHARS = 200
 _OURS = str(Path(__file__).parents[1])
-#: Errors of so many kinds are logged in full. What others there are is only counted.
+#: How many kinds of errors are logged in full. Errors of other kinds are only counted.
 _MOST_KINDS = 20
 #: What was counted is logged 10 s after the first error, then 20 s later, and so on up to 60 s.
 _COUNT_AFTER_S = 10.0
@@ -36,7 +36,7 @@ class Complaints:
         """Log an error, unless one of its kind was logged before; then count it."""
         now = time.monotonic()
         self._say_at = self._say_at or now + self._silence_s
-        kind = (type(error), *_place_of(error.__traceback__))
+        kind = (type(error), *_place_of_exception(error.__traceback__))
         if kind not in self._kinds and len(self._kinds) < _MOST_KINDS:
             self._kinds.add(kind)
             log.warning("%s:\n%s", what, trace.rstrip())
@@ -44,7 +44,9 @@ class Complaints:
         self._more[type(error).__name__] += 1
         if now >= self._say_at:
             counts = ", ".join(f"{count:,} {name}" for name, count in self._more.most_common())
-            last = f"{type(error).__name__}: {safe_text(error)}".splitlines()[0][:_LINE_CHARS]
+            last = f"{type(error).__name__}: {text_that_can_be_encoded(error)}".splitlines()[0][
+                :_LINE_CHARS
+            ]
             log.warning(
                 "%s: %s; in the last %.0f s there were %s", what, last, self._silence_s, counts
             )
@@ -53,7 +55,7 @@ class Complaints:
             self._say_at = now + self._silence_s
 
 
-def _place_of(trace: TracebackType | None) -> tuple[str, int]:
+def _place_of_exception(trace: TracebackType | None) -> tuple[str, int]:
     """Return file and line of the innermost frame."""
     if trace is None:
         return "", 0
@@ -65,27 +67,27 @@ def _place_of(trace: TracebackType | None) -> tuple[str, int]:
 def users_traceback(error: BaseException) -> str:
     """Return the traceback without the first frames, which are streamq's or the import system's."""
     trace: TracebackType | None = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and _is_frame_of_streamq(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))
     except Exception as worse:  # noqa: BLE001  an error that cannot be shown
         return f"{type(error).__name__} (not to be shown: {type(worse).__name__})\n"
-    return _clean(text)
+    return _without_lone_surrogates(text)
 
 
-def safe_text(error: BaseException) -> str:
+def text_that_can_be_encoded(error: BaseException) -> str:
     """Return the text of an error, 2,000 characters at most, even if ``str`` of it raises."""
     try:
-        return _clean(str(error))[:_MOST_CHARS]
+        return _without_lone_surrogates(str(error))[:_MOST_CHARS]
     except Exception as worse:  # noqa: BLE001  an error that cannot be shown
         return f"(not to be shown: {type(worse).__name__})"
 
 
-def _clean(text: str) -> str:
+def _without_lone_surrogates(text: str) -> str:
     """Return the text without lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _is_ours(filename: str) -> bool:
+def _is_frame_of_streamq(filename: str) -> bool:
     return filename.startswith((_OURS, "<frozen importlib")) or "/importlib/" in filename

@@ -13,7 +13,7 @@ from streamq.app import Abandon, Handler, Retry, Snooze
 from streamq.errors import RecordError
 from streamq.model import MAX_RESULT, RETRIES, Failure, Part, Spec
 from streamq.protocol.replies import FailKind
-from streamq.queue.outcomes import PartDone, PartNotDone, timed_out
+from streamq.queue.outcomes import PartDone, PartNotDone, failure_of_time_limit
 from streamq.records import about
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
@@ -22,7 +22,8 @@ from streamq.records.spool import SpoolWriter
 from streamq.worker import kept_outcomes
 from streamq.worker.calling import Timeout
 from streamq.worker.kept_outcomes import DONE, FAILED, Outcomes
-from streamq.worker.tracebacks import Complaints, safe_text, users_traceback
+from streamq.worker.line_blocks import LineBlocks
+from streamq.worker.tracebacks import Complaints, text_that_can_be_encoded, users_traceback
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,23 @@ class Verdicts:
                 size = len(result)
                 result = self._spool.keep(result, part.reference, part.about) or result
             return PartDone(result, self._count(part, fresh), spooled=size)
-        return self._cut(part, [], outcomes or kept_outcomes.of_items(items, len(items)), endings)
+        return self._cut(
+            part, [], outcomes or kept_outcomes.outcomes_of_items(items, len(items)), endings
+        )
+
+    def done_in_blocks(self, part: Part, found: LineBlocks) -> PartDone | PartNotDone:
+        """Return the same of a part that was run block by block, just now and to its end."""
+        lines = found.lines()
+        if lines is None or sum(map(len, lines[0])) > self._max_result:
+            items = found.items()
+            return self.done(part, items, len(items), b"")
+        blocks, is_text = lines
+        count = self._count(part, found.count)
+        if self._spool and part.reference:
+            told = self._spool.keep_lines(blocks, part.reference, part.about, is_text=is_text)
+            if told:
+                return PartDone(told, count, spooled=sum(map(len, blocks)))
+        return PartDone(codec.encode_lines(blocks, is_text=is_text), count)
 
     def give_up(
         self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
@@ -96,7 +113,7 @@ class Verdicts:
             failures,
             (fresh, self._count(part, len(failures))),
             result,
-            kept_outcomes.encode_rest(outcomes) if len(outcomes) > 1 else b"",
+            kept_outcomes.encode_outcomes_of_rest(outcomes) if len(outcomes) > 1 else b"",
         )
 
     def put_off(
@@ -132,7 +149,7 @@ class Verdicts:
 
     def time_out(self, part: Part) -> PartNotDone:
         """Return what becomes of a part that took too long."""
-        failure = timed_out(part.number, part.attempt, self.timeout_ms)
+        failure = failure_of_time_limit(part.number, part.attempt, self.timeout_ms)
         return self.put_off(part, [failure], None)
 
     def is_final(self, error: BaseException, part: Part) -> bool:
@@ -163,7 +180,7 @@ class Verdicts:
             self._complaints.say(f"{what}, attempt {part.attempt}", error, trace)
         return Failure(
             error=type(error).__name__,
-            message=safe_text(error),
+            message=text_that_can_be_encoded(error),
             part=part.number,
             record=index + 1,
             attempts=part.attempt,
@@ -189,7 +206,7 @@ class Verdicts:
         self, part: Part, failures: list[Failure], outcomes: Outcomes, endings: bytes
     ) -> PartNotDone:
         """Give up the records whose results have no room beside those of records before them."""
-        for index in kept_outcomes.beyond(outcomes, self._max_result - len(endings)):
+        for index in kept_outcomes.outcomes_without_room(outcomes, self._max_result - len(endings)):
             failure = Failure(
                 error="ResultTooLarge",
                 message=f"the results of its part have more than the {self._max_result} bytes "
@@ -230,5 +247,5 @@ class Verdicts:
 
     def _so_far(self, outcomes: Outcomes) -> bytes:
         """Return what is kept of the outcomes: nothing if it is larger than a result may be."""
-        kept = kept_outcomes.encode(outcomes)
+        kept = kept_outcomes.encode_kept_outcomes(outcomes)
         return kept if len(kept) <= self._max_result else b""

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from streamq.app import Abandon, Handler, Retry, Snooze, describe
+from streamq.app import Abandon, Handler, Retry, Snooze, describe_handler
 from streamq.errors import InvalidValue
 
 #: The handler's name; ``queue/callbacks.py`` makes requests for it.
@@ -49,15 +49,15 @@ class Poster:
 
     def handler(self) -> Handler:
         """Return it as a handler of an app."""
-        return describe(self.post, is_map=True, name=NAME)
+        return describe_handler(self.post, is_map=True, name=NAME)
 
     def post(self, post: Post) -> str:
         """Post a message once, and return the status that it was answered with."""
         url = urlsplit(post.url)
         by_address = self._permit(url)
-        address = _address_of(url, may_be_private=by_address)
+        address = _webhook_address(url, may_be_private=by_address)
         body = msgspec.json.encode(post.message)
-        status, after = _send(url, address, body, headers_of(post.key, body))
+        status, after = _send_webhook(url, address, body, webhook_headers(post.key, body))
         if 200 <= status < 300:
             return str(status)
         if status in (429, 503) and after:
@@ -77,17 +77,17 @@ class Poster:
         path = url.path or "/"
         is_plain = not {"..", "."} & set(path.split("/")) and "%" not in path and "\\" not in path
         for each in self._allowed:
-            is_place = (each.scheme, each.hostname, _port(each)) == (
+            is_place = (each.scheme, each.hostname, _webhook_port(each)) == (
                 url.scheme,
                 url.hostname,
-                _port(url),
+                _webhook_port(url),
             )
-            if is_place and is_plain and _is_below(path, each.path or "/"):
-                return _literal(url.hostname or "") is not None
+            if is_place and is_plain and _is_below_prefix(path, each.path or "/"):
+                return _literal_ip_address(url.hostname or "") is not None
         raise Abandon(f"this worker may not post to {url.netloc}: --allow-post does not cover it")
 
 
-def headers_of(key: str, body: bytes) -> dict[str, str]:
+def webhook_headers(key: str, body: bytes) -> dict[str, str]:
     """Return the headers of a post: its key, the time, and the signature if there is a secret."""
     now = str(int(time.time()))
     headers = {
@@ -98,11 +98,11 @@ def headers_of(key: str, body: bytes) -> dict[str, str]:
     }
     secret = os.environ.get(SECRET, "")
     if secret:
-        headers["webhook-signature"] = signature(secret, key, now, body)
+        headers["webhook-signature"] = webhook_signature(secret, key, now, body)
     return headers
 
 
-def signature(secret: str, key: str, timestamp: str, body: bytes) -> str:
+def webhook_signature(secret: str, key: str, timestamp: str, body: bytes) -> str:
     """Return the signature of a post: HMAC-SHA256 over ``key.timestamp.body``, in base64."""
     signed = f"{key}.{timestamp}.".encode() + body
     return "v1," + b64encode(hmac.new(secret.encode(), signed, hashlib.sha256).digest()).decode()
@@ -120,7 +120,7 @@ def check_prefix(prefix: str, what: str) -> str:
     return prefix
 
 
-def _address_of(url: SplitResult, *, may_be_private: bool) -> str:
+def _webhook_address(url: SplitResult, *, may_be_private: bool) -> str:
     """Return the address to connect to. Only this one is used, so its name cannot change later.
 
     Raises:
@@ -129,7 +129,7 @@ def _address_of(url: SplitResult, *, may_be_private: bool) -> str:
     """
     host = url.hostname or ""
     try:
-        found = socket.getaddrinfo(host, _port(url), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, _webhook_port(url), type=socket.SOCK_STREAM)
     except OSError as error:
         raise Retry(f"{host} cannot be resolved: {error}") from None
     address = str(found[0][4][0])
@@ -147,22 +147,22 @@ def _is_public(address: str) -> bool:
     return (mapped or found).is_global and not found.is_multicast
 
 
-def _literal(host: str) -> str | None:
+def _literal_ip_address(host: str) -> str | None:
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
         return None
 
 
-def _port(url: SplitResult) -> int:
+def _webhook_port(url: SplitResult) -> int:
     return url.port or (443 if url.scheme == "https" else 80)
 
 
-def _is_below(path: str, prefix: str) -> bool:
+def _is_below_prefix(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
-def _send(
+def _send_webhook(
     url: SplitResult, address: str, body: bytes, headers: dict[str, str]
 ) -> tuple[int, float]:
     """Return the status, and after how many seconds to come again (0: not told).
@@ -171,9 +171,11 @@ def _send(
         Retry: no answer came.
     """
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    connection = http.client.HTTPConnection(url.hostname or "", _port(url), timeout=ANSWER_S)
+    connection = http.client.HTTPConnection(
+        url.hostname or "", _webhook_port(url), timeout=ANSWER_S
+    )
     try:
-        plain = socket.create_connection((address, _port(url)), timeout=ANSWER_S)
+        plain = socket.create_connection((address, _webhook_port(url)), timeout=ANSWER_S)
         connection.sock = plain
         if url.scheme == "https":
             connection.sock = ssl.create_default_context().wrap_socket(

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Iterable
 
 from streamq.errors import InvalidValue, SettingsError
-from streamq.protocol.connecting import connected
-from streamq.settings import Settings, with_login
+from streamq.protocol.connecting import connected_protocol
+from streamq.settings import Settings, url_with_login
 from streamq.telemetry import logs
 from streamq.worker.options import ALL_LEVELS, LARGEST_RESULT, describe_pool, describe_process
 from streamq.worker.pool import Pool
@@ -64,7 +64,7 @@ class Worker:
             SettingsError: no server is named.
         """
         settings = Settings.from_env()
-        address = with_login(url or settings.url, settings)
+        address = url_with_login(url or settings.url, settings)
         if not address:
             raise SettingsError("which server? Give a URL, or set STREAMQ_URL")
         if bool(app) == bool(exec) or bool(exec) != bool(handler):
@@ -85,7 +85,7 @@ class Worker:
             allow_read=allow_read,
             allow_post=allow_post,
             log_level=settings.log_level,
-            log_format=logs.style(settings.log_format),
+            log_format=logs.log_style(settings.log_format),
         )
         self._options = describe_pool(
             processes=settings.processes if processes is None else processes,
@@ -118,7 +118,7 @@ class Worker:
         config, options = self._config, self._options
         with (
             Spawner(config.slots, options.processes) as spawner,
-            connected(
+            connected_protocol(
                 config.url,
                 config.prefix,
                 is_insecure=self._insecure,

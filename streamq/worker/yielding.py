@@ -9,11 +9,11 @@ from streamq.errors import ResultTooLarge
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item, Many
 
-#: Each value counts for so many bytes more, so that no endless number of empty ones is kept.
+#: Each value counts for this many bytes more, so that no endless number of empty ones is kept.
 _EACH = 16
 
 
-class _Encoded:
+class _EncodedYields:
     """What was yielded so far, each value as it is kept. A value that is None is left out."""
 
     def __init__(self, encode: Callable[[Any], Item], most: int) -> None:
@@ -29,14 +29,14 @@ class _Encoded:
             ResultTooLarge: the values together are larger than a result may be.
         """
         item = self._encode(value)
-        self._room -= codec.size_of(item) + _EACH
+        self._room -= codec.size_of_results(item) + _EACH
         if self._room < 0:
             raise ResultTooLarge(f"what was yielded has more than the {self._most} bytes allowed")
         if item is not None:
             self.values.append(item)
 
 
-class _Plain:
+class _PlainYields:
     """What was yielded so far, as it is, and no more than so many values."""
 
     def __init__(self, most: int) -> None:
@@ -49,20 +49,24 @@ class _Plain:
         return len(self.values) >= self._most
 
 
-def encoded(handler: Handler, encode: Callable[[Any], Item], most: int) -> Callable[..., Any]:
+def encoded_yields(
+    handler: Handler, encode: Callable[[Any], Item], most: int
+) -> Callable[..., Any]:
     """Return the function of a handler; of one that yields, a function that returns all values.
 
     ``most``: so many bytes may all values together have.
     """
-    return _gathered(handler, lambda: _Encoded(encode, most))
+    return _gathered_values(handler, lambda: _EncodedYields(encode, most))
 
 
-def plain(handler: Handler, most: int) -> Callable[..., Any]:
+def plain_yields(handler: Handler, most: int) -> Callable[..., Any]:
     """Return the same for values that are used as they are. After so many it does not go on."""
-    return _gathered(handler, lambda: _Plain(most))
+    return _gathered_values(handler, lambda: _PlainYields(most))
 
 
-def _gathered(handler: Handler, begin: Callable[[], _Encoded | _Plain]) -> Callable[..., Any]:
+def _gathered_values(
+    handler: Handler, begin: Callable[[], _EncodedYields | _PlainYields]
+) -> Callable[..., Any]:
     function = handler.function
     if not handler.is_generator:
         return function

@@ -138,7 +138,7 @@ class TestRoles:
     def test_what_a_role_must_not_do(self, secure: SecureServer, user: str) -> None:
         connection = Connection(as_user(secure.url, user)).redis
         foreign = set(acl.ROLES["runner"].scripts) - set(acl.ROLES[user].scripts)
-        calls = [("EVALSHA", lua.digest(name), 0) for name in foreign]
+        calls = [("EVALSHA", lua.script_digest(name), 0) for name in foreign]
 
         for words in [*NEVER, *FORBIDDEN[user], *calls]:
             with pytest.raises(exceptions.NoPermissionError):

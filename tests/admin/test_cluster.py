@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from streamq import Client
-from streamq.admin.cluster import _refuse_used, arrange
+from streamq.admin.cluster import _refuse_used_node, arranged_groups
 from streamq.errors import ServerRefused
-from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
-from streamq.servers.local import LocalServer, command_line, find_server
-from streamq.servers.topology import Peer, own, view
+from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, start_on_free_port
+from streamq.servers.local import LocalServer, find_server, server_command_line
+from streamq.servers.topology import Peer, own_member, view_of_nodes
 from tests.support.command import COMMAND, environment, run
 from tests.support.waiting import wait_until
 
@@ -39,7 +39,7 @@ def peer(node: str) -> Peer:
     host, _, port = node.rpartition(":")
 
     def ask_node(*words: str) -> str:
-        return ask(("127.0.0.1", int(port)), *words)
+        return ask_server(("127.0.0.1", int(port)), *words)
 
     return Peer(node, host, int(port), ask_node)
 
@@ -87,14 +87,14 @@ class Servers:
 
         def run_at(port: int) -> int:
             base = (("port", str(port)), *place, *NODE, ("masterauth", masterauth))
-            argv = command_line(find_server(binary or None), folder, base, ())
+            argv = server_command_line(find_server(binary or None), folder, base, ())
             self._started[f"{host}:{port}"] = (argv, folder, (LOOPBACK, port))
             self._pids[f"{host}:{port}"] = self._launcher.run(*self._started[f"{host}:{port}"])
             return port
 
-        port = on_free_port(run_at)
+        port = start_on_free_port(run_at)
         if password:
-            ask((LOOPBACK, port), "CONFIG", "SET", "requirepass", password)
+            ask_server((LOOPBACK, port), "CONFIG", "SET", "requirepass", password)
         return f"{host}:{port}"
 
 
@@ -131,14 +131,14 @@ def test_it_is_spread_over_the_machines(six: list[str]) -> None:
 
 
 def test_made_again_it_is_left_as_it_is(six: list[str]) -> None:
-    before = [own(view(peer(node))) for node in six]
+    before = [own_member(view_of_nodes(peer(node))) for node in six]
     with Client(f"redis+cluster://{six[0]}") as client:
         assert client.submit([b"x"], handler="shout").status().parts.total == 1
 
     again = run("cluster", "create", *reversed(six))
 
     assert (again.returncode, "stands already, as asked" in again.stderr) == (0, True)
-    after = [own(view(peer(node))) for node in six]
+    after = [own_member(view_of_nodes(peer(node))) for node in six]
     assert [(m.id, m.primary, m.slots) for m in after] == [
         (m.id, m.primary, m.slots) for m in before
     ]
@@ -156,7 +156,7 @@ def test_it_is_not_made_into_another(six: list[str], servers: Servers) -> None:
     more = servers.start(["127.0.0.1"] * 2)
     wider = run("cluster", "create", *six, *more)
     assert wider.returncode == 3
-    assert all(len(view(peer(node))) == 1 for node in more)
+    assert all(len(view_of_nodes(peer(node))) == 1 for node in more)
 
 
 def test_status_says_what_is_wrong(servers: Servers) -> None:
@@ -164,7 +164,7 @@ def test_status_says_what_is_wrong(servers: Servers) -> None:
     assert run("cluster", "create", *nodes).returncode == 0
     first, second, *_ = nodes
     servers.kill(first)
-    wait_until(lambda: any(m.is_failed for m in view(peer(second)).values()), 20)
+    wait_until(lambda: any(m.is_failed for m in view_of_nodes(peer(second)).values()), 20)
 
     shown = run("cluster", "status", STREAMQ_URL=f"redis+cluster://{first},{second}")
 
@@ -208,8 +208,8 @@ def test_replicas_that_could_not_log_in_are_seen_before_anything_is_done(servers
 
 def test_cut_short_and_run_again_it_goes_on(servers: Servers) -> None:
     for cut in (
-        lambda first: own(view(first)).slots,
-        lambda first: any(member.primary for member in view(first).values()),
+        lambda first: own_member(view_of_nodes(first)).slots,
+        lambda first: any(member.primary for member in view_of_nodes(first).values()),
     ):
         nodes = servers.start(["127.0.0.1"] * 6)
         with subprocess.Popen(
@@ -253,12 +253,12 @@ class TestNodesJustIntroduced:
 
     def test_one_of_those_given_is_no_stranger(self) -> None:
         peers = self.peers(met=7001)
-        _refuse_used(peers[0], peers, {each.name: view(each) for each in peers})
+        _refuse_used_node(peers[0], peers, {each.name: view_of_nodes(each) for each in peers})
 
     def test_any_other_is(self) -> None:
         peers = self.peers(met=7009)
         with pytest.raises(ServerRefused, match=r"in a cluster, with 127\.0\.0\.1:7009"):
-            _refuse_used(peers[0], peers, {each.name: view(each) for each in peers})
+            _refuse_used_node(peers[0], peers, {each.name: view_of_nodes(each) for each in peers})
 
 
 @pytest.mark.parametrize("binary", ["", pytest.param("redis-server", marks=has_redis)])
@@ -290,9 +290,11 @@ def test_servers_that_start_late_are_waited_for(servers: Servers) -> None:
 def test_servers_that_are_used_are_refused_and_left_alone(servers: Servers) -> None:
     nodes = servers.start(["127.0.0.1"] * 2)
     full = servers.start(["127.0.0.1"])
-    ask(("127.0.0.1", port_of(full[0])), "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-    wait_until(lambda: "state:ok" in ask(("127.0.0.1", port_of(full[0])), "CLUSTER", "INFO"), 10)
-    ask(("127.0.0.1", port_of(full[0])), "SET", "a", "1")
+    ask_server(("127.0.0.1", port_of(full[0])), "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+    wait_until(
+        lambda: "state:ok" in ask_server(("127.0.0.1", port_of(full[0])), "CLUSTER", "INFO"), 10
+    )
+    ask_server(("127.0.0.1", port_of(full[0])), "SET", "a", "1")
     with LocalServer.start(port=0) as single:
         alone = single.url.removeprefix("redis://")
         for node, reason in (
@@ -306,7 +308,10 @@ def test_servers_that_are_used_are_refused_and_left_alone(servers: Servers) -> N
             assert (refused.returncode, refused.stdout) == (3, "")
             assert node in refused.stderr
             assert reason in refused.stderr
-    assert all(len(view(peer(node))) == 1 and not own(view(peer(node))).slots for node in nodes)
+    assert all(
+        len(view_of_nodes(peer(node))) == 1 and not own_member(view_of_nodes(peer(node))).slots
+        for node in nodes
+    )
 
 
 def test_servers_elsewhere_without_a_password_are_not_even_asked() -> None:
@@ -353,7 +358,7 @@ def test_replicas_are_on_other_machines(layout: str, replicas: int) -> None:
     nodes = [Peer(f"{machine}{n}", machine, n, lambda: "") for n, machine in enumerate(layout)]
     nodes = nodes[: len(nodes) // (1 + replicas) * (1 + replicas)]
 
-    groups = arrange(nodes, replicas)
+    groups = arranged_groups(nodes, replicas)
 
     assert Counter(node.name for group in groups for node in group) == Counter(
         node.name for node in nodes
@@ -366,7 +371,7 @@ def test_replicas_are_on_other_machines(layout: str, replicas: int) -> None:
 def test_machines_that_are_few_are_used_all_the_same() -> None:
     nodes = [Peer(f"a{n}", "a", n, lambda: "") for n in range(6)]
 
-    assert [[node.port for node in group] for group in arrange(nodes, 1)] == [
+    assert [[node.port for node in group] for group in arranged_groups(nodes, 1)] == [
         [0, 3],
         [1, 4],
         [2, 5],

@@ -14,9 +14,9 @@ from redis import Redis
 
 from streamq import Client, Connection
 from streamq.admin import acl
-from streamq.driver.server_versions import first_good, troubles
+from streamq.driver.server_versions import first_version_without_faults, known_faults
 from streamq.protocol import lua
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.conftest import KINDS
@@ -108,7 +108,7 @@ def submitted(client: Client, driver: RequestByHand, fleet: Fleet) -> RequestByH
 @ONE_KIND
 def test_lost_token(url: str, submitted: RequestByHand) -> None:
     redis = submitted.redis
-    tokens = QueueKeys(submitted.queue, to=list_of("shout", 50)).tokens
+    tokens = QueueKeys(submitted.queue, to=token_list_of("shout", 50)).tokens
     # The pool's janitor would push it again within a moment: it is kept from looking.
     due = QueueKeys(submitted.queue).due
     redis.zadd(due, {submitted.id: 9e15})
@@ -192,7 +192,7 @@ def test_clock_skew(url: str, tmp_path: Path, ahead_s: int, verdict: str) -> Non
 def test_bad_acl(server: LocalServer) -> None:
     redis: Any = Redis.from_url(server.url)
     rights = acl.rights_of("worker", acl.Scope(queues=("shop",)))
-    digest = lua.digest("finish")
+    digest = lua.script_digest("finish")
     key = QueueKeys("shop").open
     wrong = {
         "finish": [right for right in rights if right != f"+evalsha|{digest}"],
@@ -238,15 +238,15 @@ def test_bad_acl(server: LocalServer) -> None:
 def test_bad_versions(
     kind: str, version: tuple[int, ...], wrong: dict[str, tuple[int, ...]]
 ) -> None:
-    said = troubles(kind, version)
+    said = known_faults(kind, version)
 
     assert list(said.values()) == list(wrong.values())
     assert all(word in text for word, text in zip(wrong, said, strict=True))
 
 
 def test_what_to_upgrade_to_is_good_itself() -> None:
-    assert first_good("redis", (7, 0, 15)) == (7, 2, 11)
-    assert first_good("valkey", (8, 0, 1)) == (8, 0, 10)
+    assert first_version_without_faults("redis", (7, 0, 15)) == (7, 2, 11)
+    assert first_version_without_faults("valkey", (8, 0, 1)) == (8, 0, 10)
 
 
 @ONE_KIND

@@ -18,7 +18,7 @@ from streamq import Client, InvalidValue, Protocol, ServerBusy, State
 from streamq.admin import acl
 from streamq.driver.connection import Connection
 from streamq.protocol import lua
-from streamq.protocol.keys import RequestKeys, list_of
+from streamq.protocol.keys import RequestKeys, token_list_of
 from streamq.protocol.replies import Tokens
 from streamq.protocol.script_cache import ScriptCache
 from tests.support.command import Ran, run
@@ -117,11 +117,11 @@ class TestOtherTeams:
             ("ZRANGE", f"sq:{{q:{OTHER}}}:open", "0", "-1"),
             ("SCAN", "0"),
         ]
-        for script in lua.names():
-            names, _, _ = lua.signature(script)
+        for script in lua.script_names():
+            names, _, _ = lua.script_signature(script)
             own = [getattr(keys, name) for name in names if hasattr(keys, name)]
             if own:
-                calls.append(("EVALSHA", lua.digest(script), len(own), *own))
+                calls.append(("EVALSHA", lua.script_digest(script), len(own), *own))
 
         for words in calls:
             with pytest.raises(exceptions.NoPermissionError):
@@ -154,7 +154,7 @@ class TestOtherTeams:
     ) -> None:
         connection = Connection(server.url)
         ScriptCache(connection).fill()
-        tokens = Tokens(1, list_of("shout", 50))
+        tokens = Tokens(1, token_list_of("shout", 50))
         Protocol(connection).mint(TEAM, theirs, tokens, register="yes")
         fleet = Fleet(as_user(server.url, f"{TEAM}-worker"), TEAM, tmp_path)
         request.addfinalizer(fleet.end)

@@ -173,7 +173,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _pid_at(url: str) -> int:
-    text = launcher.ask(url.removeprefix("unix://"), "INFO", "server")
+    text = launcher.ask_server(url.removeprefix("unix://"), "INFO", "server")
     return int(text.partition("process_id:")[2].partition("\r")[0])
 
 

@@ -43,6 +43,25 @@ def test_load_status_and_set_of_one_stage(streamq: Streamq, words: str, request_
     assert streamq("retry", request_id, "--stage", "code").stdout == "0 parts run again\n"
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["pause", "resume", "cancel", "release", "retry", "wait", "status", "errors", "report",
+     "results", "purge --yes"],
+)  # fmt: skip
+def test_stage_by_itself_is_refused_and_its_flow_is_whole(
+    streamq: Streamq, protocol: Protocol, queue: str, request_id: str, command: str
+) -> None:
+    flow = FlowByHand(protocol, queue, request_id, "map,map").load(1)
+
+    ran = streamq(*command.split(), f"{request_id}/2")
+
+    assert ran.returncode == 2
+    assert f"{request_id}/2 is a stage of a flow" in ran.stderr
+    assert ran.stderr.rstrip().endswith(f"give the whole flow, {request_id}")
+    assert flow.states() == ["open", "open"]
+    assert [stage.meta("paused") for stage in flow.stages] == ["", ""]
+
+
 def test_flow_as_a_file(streamq: Streamq, words: str, tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text('[[stage]]\nhandler = "shout"\n\n[[stage]]\nhandler = "size"\nlimit = 2\n')

@@ -10,7 +10,7 @@ import pytest
 
 from streamq import Client, Protocol
 from streamq.dashboard import feed as feeds
-from streamq.dashboard.feed import Feed, Watcher
+from streamq.dashboard.feed import Feed, FeedWatcher
 from streamq.errors import InvalidValue
 from tests.support.waiting import allowed_s
 
@@ -51,7 +51,7 @@ def test_many_watchers_cost_the_server_what_one_does(
 
     async def work(feed: Feed) -> None:
         reads = 0
-        watchers = [Watcher() for _ in range(200)]
+        watchers = [FeedWatcher() for _ in range(200)]
         for watcher in watchers:
             feed.join(watcher, [f"q:{queue}"])
         sampler = feed.sampler(f"q:{queue}")
@@ -81,7 +81,7 @@ def test_one_who_does_not_read_holds_one_frame(
     client: Client, protocol: Protocol, queue: str
 ) -> None:
     async def work(feed: Feed) -> None:
-        watcher = Watcher()
+        watcher = FeedWatcher()
         feed.join(watcher, [f"q:{queue}"])
         await asyncio.sleep(3.2)
         assert set(watcher._frames) <= {f"q:{queue}", f"past q:{queue}"}
@@ -93,7 +93,7 @@ def test_end_is_told_at_once(client: Client, protocol: Protocol, queue: str) -> 
     request = client.submit([1, 2], handler="h", queue=queue)
 
     async def work(feed: Feed) -> None:
-        watcher = Watcher()
+        watcher = FeedWatcher()
         feed.join(watcher, [f"r:{request.id}"])
         topic = feed._topics[f"r:{request.id}"]
         topic.sampler.every_s = 60
@@ -114,7 +114,7 @@ def test_topic_that_nobody_watches_is_read_no_more(
     monkeypatch.setattr(feeds, "LINGER_S", 0.2)
 
     async def work(feed: Feed) -> None:
-        watcher = Watcher()
+        watcher = FeedWatcher()
         feed.join(watcher, [f"q:{queue}"])
         await told(watcher.frames(lambda: False), "q")
         feed.leave(watcher)
@@ -126,7 +126,7 @@ def test_topic_that_nobody_watches_is_read_no_more(
 
 def test_request_that_is_gone_and_topics_that_are_none(protocol: Protocol, queue: str) -> None:
     async def work(feed: Feed) -> None:
-        watcher = Watcher()
+        watcher = FeedWatcher()
         feed.join(watcher, ["r:never-was"])
         assert "no such request" in (await told(watcher.frames(lambda: False), "gone"))["says"]
         for topic in ("nothing", "z:default", "r:<b>", "t:default?state=odd", "t:default?page=x"):

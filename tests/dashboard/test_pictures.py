@@ -1,15 +1,17 @@
 """The census of a queue, reasons, notices, tables, and the map, from a real server."""
 
 import secrets
+from types import SimpleNamespace
+from typing import Any
 
 from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
-from streamq.dashboard.census import Census
+from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.input_map import MOST_CELLS, read_map
-from streamq.dashboard.samplers import Censuses, Health, sampler
+from streamq.dashboard.samplers import Censuses, Health, sampler_of_topic
 from streamq.dashboard.timeline import Timeline
 from streamq.flows.flow import Flow, Stage
-from streamq.model import Part
+from streamq.model import Part, PartCounts, RecordCounts
 from streamq.protocol import glances
 from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Terms
@@ -73,7 +75,7 @@ class TestReasons:
     def reason(self, protocol: Protocol, queue: str, request: Request) -> str:
         census = Census(protocol, queue)
         census.look()
-        found = why.reason(request.status(), census)
+        found = why.reason_held_back(request.status(), census)
         return found.code if found else ""
 
     def test_paused_held_nobody_and_ended(
@@ -103,9 +105,15 @@ class TestReasons:
         assert self.reason(protocol, queue, other) == "handler"
         census = Census(protocol, queue)
         census.look()
-        assert [(each.code, each.request) for each in why.notices(census)] == [
+        assert [(each.code, each.request) for each in why.notices_that_need_attention(census)] == [
             ("handler", other.id)
         ]
+        # What waits at better levels and cannot run is not in the way of others.
+        submit(client, queue, 700, level=5).pause()
+        submit(client, queue, 700, level=5, delay="1h")
+        census = Census(protocol, queue)
+        census.look()
+        assert census.waiting_before(90) == 29 + 9 + 9
 
     def test_failing_requests_and_missing_workers_need_attention(
         self, client: Client, protocol: Protocol, queue: str
@@ -118,14 +126,19 @@ class TestReasons:
             worker._fail(request.id, holder, call, part, ValueError("x"))
         census = Census(protocol, queue)
         census.look()
-        assert [each.code for each in why.notices(census)] == ["nobody", "failing"]
+        assert [each.code for each in why.notices_that_need_attention(census)] == [
+            "nobody",
+            "failing",
+        ]
 
 
 class TestTables:
     def page(self, protocol: Protocol, queue: str, filters: str) -> list[str]:
         census = Census(protocol, queue)
         census.look()
-        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters))
+        found = rows.table_page(
+            protocol, census, rows.Ended(protocol, queue), rows.Filters.of(filters)
+        )
         return [row["id"] for row in found["rows"]]
 
     def test_filters_and_order(self, client: Client, protocol: Protocol, queue: str) -> None:
@@ -153,10 +166,12 @@ class TestTables:
         held(protocol, request, 1)
         census = Census(protocol, queue)
         census.look()
-        found = rows.page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
+        found = rows.table_page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
         assert (found["count"], census.open) == (2, 2)
         row = next(each for each in found["rows"] if each["id"] == request.id)
-        assert (row["parts"].total, row["parts"].running) == (4, 1)
+        # Its later stages will get as much as the first has, as far as anybody can tell.
+        assert (row["parts"].total, row["parts"].running) == (12, 1)
+        assert (row["handler"], row["limit"]) == ("h → h2 → h3", request.status().limit)
         assert [(level, number) for level, number, _, _ in census.levels()] == [(50, 2)]
         # What its second stage has counts, too.
         protocol.connection.redis.hset(RequestKeys(f"{request.id}/2").meta, "total", 3)
@@ -164,7 +179,26 @@ class TestTables:
         census.look()
         whole = {each.status.id: each.status for each in census.wholes()}
         assert whole.keys() == {request.id, plain.id}
-        assert whole[request.id].parts.total == 7
+        assert whole[request.id].parts.waiting == 3 + 3
+
+    def test_flow_that_grows_is_foreseen(self) -> None:
+        def stage(total: int, done: int, failed: int = 0, waiting: int = 1, limit: int = 4) -> Any:
+            records = RecordCounts(total, done, failed)
+            parts = PartCounts(total, waiting, 0, 0, done, failed)
+            return SimpleNamespace(records=records, parts=parts, limit=limit)
+
+        assert (
+            records_foreseen([stage(100, 0), stage(0, 0)]) == 200
+        )  # nothing is known of the second
+        assert records_foreseen([stage(100, 10), stage(50, 0)]) == 100 + 500  # five of each
+        assert records_foreseen([stage(100, 10), stage(50, 25), stage(5, 0)]) == 100 + 500 + 100
+        assert records_foreseen([stage(100, 90, 10), stage(90, 90)]) == 190  # all is handed over
+        # Only stages that have parts to run count.
+        assert (
+            limit_of_stages([stage(9, 9, 0, 0, 3), stage(9, 0, 0, 1, 5), stage(9, 0, 0, 1, 7)])
+            == 12
+        )
+        assert limit_of_stages([stage(9, 9, 0, 0, 3), stage(9, 9, 0, 0, 5)]) == 3
 
 
 class TestManyRequests:
@@ -177,7 +211,7 @@ class TestManyRequests:
             submit(client, queue, 1)
         client.submit([1], handler="h", queue=queue, id=(spoilt := f"{queue}-spoilt"))
         protocol.connection.redis.hset(RequestKeys(spoilt).meta, "total", "many")
-        health = sampler(protocol, Censuses(protocol), f"h:{queue}")
+        health = sampler_of_topic(protocol, Censuses(protocol), f"h:{queue}")
         told = [(each.check, each.verdict, each.says) for each in health.read()["findings"]]
         handlers = [says for check, _, says in told if check == "handler"]
         assert len(handlers) == Health.ALIKE + 1
@@ -190,7 +224,7 @@ class TestManyRequests:
     ) -> None:
         for number in range(240):
             submit(client, queue, 1, level=number % 30)
-        found = sampler(protocol, Censuses(protocol), f"v:{queue}").read()
+        found = sampler_of_topic(protocol, Censuses(protocol), f"v:{queue}").read()
         assert {len(each["cards"]) for each in found["levels"]} == {6}
         assert {each["requests"] for each in found["levels"]} == {8}
 
@@ -233,9 +267,9 @@ def test_timeline_tells_who_serves_what(client: Client, protocol: Protocol, queu
 
 def test_payload_is_cut(client: Client, protocol: Protocol, queue: str) -> None:
     request = client.submit([b"x" * 9_000], handler="h", queue=queue)
-    _, text, size = glances.payload_of(protocol, request.id, 1, 4_096)
+    _, text, size = glances.payload_of_part(protocol, request.id, 1, 4_096)
     assert (len(text), size) == (4_096, 9_000)
-    assert glances.payload_of(protocol, request.id, 2, 10)[2] == -1
+    assert glances.payload_of_part(protocol, request.id, 2, 10)[2] == -1
 
 
 def test_only_chosen_parts_run_again(client: Client, protocol: Protocol, queue: str) -> None:

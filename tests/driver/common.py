@@ -8,7 +8,7 @@ from pathlib import Path
 from streamq import (
     Connection,
 )
-from streamq.servers.launcher import LOOPBACK, Launcher, on_free_port
+from streamq.servers.launcher import LOOPBACK, Launcher, start_on_free_port
 from streamq.servers.local import LocalServer, find_server
 
 #: Nothing a URL can hold as it is.
@@ -46,4 +46,4 @@ def sentinel_for(server: LocalServer, service: str) -> Generator[str]:
             launcher.run([str(find_server()), str(file), "--sentinel"], home, (LOOPBACK, port))
             return port
 
-        yield f"{LOOPBACK}:{on_free_port(run)}"
+        yield f"{LOOPBACK}:{start_on_free_port(run)}"

@@ -14,7 +14,7 @@ import pytest
 from redis import exceptions as driver
 
 from streamq import Connection
-from streamq.driver.lanes import pack
+from streamq.driver.lanes import packed_command
 from streamq.servers.local import LocalServer
 
 
@@ -128,7 +128,7 @@ def test_packed_as_redis_py_packs(borrowed: Any) -> None:
     words = ("EVALSHA", "0" * 40, 1, "{r:a}:meta", 2.5, b"\x00\xff", "ü")
     packed = b"".join(borrowed.pack_command(*words))
 
-    assert b"".join(pack(words)) == packed, (
+    assert b"".join(packed_command(words)) == packed, (
         "lanes.pack uses hiredis.pack_command. If redis-py writes numbers or text otherwise, the "
         "same call has two spellings: by a lane, and by redis-py when it is repeated."
     )

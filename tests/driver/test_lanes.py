@@ -21,7 +21,7 @@ from streamq import (
     ServerError,
     ServerUnreachable,
 )
-from streamq.driver.lanes import Lane, pack
+from streamq.driver.lanes import Lane, packed_command
 from streamq.protocol.replies import Token, Tokens
 from streamq.servers.launcher import LOOPBACK
 from streamq.servers.local import LocalServer
@@ -263,4 +263,4 @@ def test_large_words_are_sent_as_all_others(large: tuple[int, ...]) -> None:
     words: tuple[Any, ...] = ("EVALSHA", "ab", 7, b"x\r\ny", 1.5, "\xe9")
     words = tuple(b"\r\n" * 2**17 if place in large else word for place, word in enumerate(words))
 
-    assert b"".join(pack(words)) == hiredis.pack_command(words)
+    assert b"".join(packed_command(words)) == hiredis.pack_command(words)

@@ -11,7 +11,7 @@ from redis import exceptions as driver
 
 from streamq import Client, Connection
 from streamq.model import Policy
-from streamq.servers.launcher import LOOPBACK, ask
+from streamq.servers.launcher import LOOPBACK, ask_server
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.support.command import COMMAND, NOBODY, environment, run
@@ -64,7 +64,7 @@ def test_server_that_is_not_ready_yet_is_waited_for() -> None:
             assert process.stderr
             assert "waiting for it" in process.stderr.readline()
             place = (LOOPBACK, int(node.url.rpartition(":")[2]))
-            ask(place, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            ask_server(place, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
 
             said = process.communicate(timeout=60)
             assert process.returncode == 0, said
@@ -172,7 +172,7 @@ class TestThreads:
             assert time.monotonic() - begun < allowed_s(5)
             assert thread.is_alive()
             place = (LOOPBACK, int(node.url.rpartition(":")[2]))
-            ask(place, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            ask_server(place, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
             thread.join(60)
             connection.close()
         assert answers == [None]

@@ -1,4 +1,4 @@
-"""Which servers are let be: by their version, and by what they drop when they are full."""
+"""Servers that are refused: for their version, or for what they drop when they are full."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,7 +7,7 @@ import pytest
 
 from streamq import Client, Connection
 from streamq.driver import server_versions
-from streamq.driver.server_versions import version_of
+from streamq.driver.server_versions import version_of_server
 from streamq.errors import ServerError, ServerFull
 from streamq.protocol.keys import QueueKeys
 from streamq.servers.local import LocalServer
@@ -29,7 +29,7 @@ from tests.support.simulated import Worker
     ],
 )
 def test_version_is_read(info: dict[str, str], dangers: int, *, is_too_old: bool) -> None:
-    version = version_of(info)
+    version = version_of_server(info)
 
     assert version.is_too_old == is_too_old
     assert len(version.dangers(is_tls=True)) == dangers
@@ -44,7 +44,7 @@ def test_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyP
 
 def test_server_with_known_trouble_is_told_of(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = Connection(url)
-    version = version_of(connection._infos()[0])
+    version = version_of_server(connection._infos()[0])
     trouble = (version.kind, (0,), (99,), server_versions._BREAKOUT)
     monkeypatch.setattr(server_versions, "_BAD_VERSIONS", (trouble,))
     told: list[str] = []

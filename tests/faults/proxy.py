@@ -14,16 +14,17 @@ import threading
 from collections.abc import Callable
 from functools import cache
 
-from streamq.protocol.lua import digest, signature
+from streamq.protocol.lua import script_digest, script_signature
 from streamq.servers.launcher import LOOPBACK
 
 #: Linger for no time at all: closing sends a reset.
 _AT_ONCE = struct.pack("ii", 1, 0)
-_CLAIM = digest("claim").encode()
-_FINISH = digest("finish").encode()
+_CLAIM = script_digest("claim").encode()
+_FINISH = script_digest("finish").encode()
 #: Where the words of a finish are: EVALSHA, digest and number of keys come first.
 _FINISH_WORDS = {
-    name: place for place, name in enumerate(itertools.chain(*signature("finish")[:2]), start=3)
+    name: place
+    for place, name in enumerate(itertools.chain(*script_signature("finish")[:2]), start=3)
 }
 _GRANTED = b"$2\r\nok\r\n"
 

@@ -12,7 +12,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from streamq.errors import ServerError
-from streamq.servers.launcher import LOOPBACK, ask
+from streamq.servers.launcher import LOOPBACK, ask_server
 from streamq.servers.local import LocalServer, find_server
 from streamq.servers.local_cluster import ClusterNode, LocalCluster
 from tests.faults.proxy import Proxy
@@ -240,7 +240,7 @@ class Cluster(Site):
         name = self.id_of(primary)
         for node in self.nodes:
             with suppress(ServerError):
-                info = ask((LOOPBACK, node.port), "INFO", "replication")
+                info = ask_server((LOOPBACK, node.port), "INFO", "replication")
                 if self._myself(node)[3] == name and "master_link_status:up" in info:
                     return node
         return None
@@ -256,7 +256,7 @@ class Cluster(Site):
 
     def id_of(self, node: ClusterNode) -> str:
         """What the cluster calls the node."""
-        return ask((LOOPBACK, node.port), "CLUSTER", "MYID")
+        return ask_server((LOOPBACK, node.port), "CLUSTER", "MYID")
 
     def fail_over(self, primary: ClusterNode, how: str) -> None:
         """Let the replica take over: plainly, by FORCE or by TAKEOVER."""
@@ -305,14 +305,14 @@ class Cluster(Site):
 
     def _announce(self, node: ClusterNode) -> None:
         door = str(self._doors[node.port].port)
-        ask((LOOPBACK, node.port), "CONFIG", "SET", "cluster-announce-port", door)
+        ask_server((LOOPBACK, node.port), "CONFIG", "SET", "cluster-announce-port", door)
 
     def _announced(self, node: ClusterNode) -> set[str]:
-        lines = ask((LOOPBACK, node.port), "CLUSTER", "NODES").splitlines()
+        lines = ask_server((LOOPBACK, node.port), "CLUSTER", "NODES").splitlines()
         return {line.split()[1].partition("@")[0].rpartition(":")[2] for line in lines}
 
     def _myself(self, node: ClusterNode) -> list[str]:
-        lines = ask((LOOPBACK, node.port), "CLUSTER", "NODES", timeout_s=1).splitlines()
+        lines = ask_server((LOOPBACK, node.port), "CLUSTER", "NODES", timeout_s=1).splitlines()
         return next(line.split() for line in lines if "myself" in line.split()[2])
 
     def _slots(self, node: ClusterNode) -> set[int]:

@@ -1,4 +1,4 @@
-"""What is put through the faults: streamq by its commands, and the design it grew from."""
+"""The subjects of the faults: streamq by its commands, and the design that it grew from."""
 
 import os
 import random
@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 
 from streamq import Client
 from streamq.errors import StreamqError
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
-from streamq.queue.loading import forget
+from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
+from streamq.queue.loading import forget_request
 from tests.faults import baseline
 from tests.faults.sites import Cluster, Site
 from tests.support.fleet import Fleet, Note, read_notes
@@ -328,7 +328,9 @@ class Streamq(Subject):
     def _check_left_over(self, client: Client) -> None:
         """After the end nothing waits, nothing is held, no token is out; then no key is left."""
         protocol = client._protocol
-        tokens = [QueueKeys(self.queue, to=list_of("work", level)).tokens for level in range(100)]
+        tokens = [
+            QueueKeys(self.queue, to=token_list_of("work", level)).tokens for level in range(100)
+        ]
         with self.site.admin(tokens[0]) as redis:
             try:
                 wait_until(lambda: not any(redis.llen(key) for key in tokens), 10)
@@ -339,7 +341,7 @@ class Streamq(Subject):
             if found[name] != "0":
                 self.broken.append(f"A3 {name} is {found[name]}")
         with suppress(StreamqError):
-            forget(protocol, self.queue, self.id)
+            forget_request(protocol, self.queue, self.id)
         with self.site.admin(RequestKeys(self.id).meta) as redis:
             if left := list(redis.scan_iter(f"*{{r:{self.id}}}*", count=1000)):
                 self.broken.append(f"A3 keys are left: {left}")

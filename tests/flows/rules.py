@@ -181,7 +181,7 @@ CALLBACK_CUTS = {
 @contextmanager
 def scripts_without(name: str) -> Generator[None]:
     """Use the scripts without a rule in the block. They have digests of their own."""
-    cut, whole, used = (CUTS | CALLBACK_CUTS)[name], lua.source, set[str]()
+    cut, whole, used = (CUTS | CALLBACK_CUTS)[name], lua.script_source, set[str]()
 
     def source(script: str) -> str:
         text = whole(script)
@@ -192,12 +192,12 @@ def scripts_without(name: str) -> Generator[None]:
         return text
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(lua, "source", source)
-    patch.setattr(scripts, "source", source)
-    lua.digest.cache_clear()
+    patch.setattr(lua, "script_source", source)
+    patch.setattr(scripts, "script_source", source)
+    lua.script_digest.cache_clear()
     try:
         yield
     finally:
         patch.undo()
-        lua.digest.cache_clear()
+        lua.script_digest.cache_clear()
     assert used, f"{name}: nothing was taken out of any script that was called"

@@ -128,7 +128,10 @@ def _stage_of(
         {int(number) for number in failed},
         leases,
         [
-            (int(id_.partition(b"-")[0]), about.origin_of(Part(int(id_[:-2]), b"", next(iter(of)))))
+            (
+                int(id_.partition(b"-")[0]),
+                about.item_of_about(Part(int(id_[:-2]), b"", next(iter(of)))),
+            )
             for id_, of in parts
         ],
         {name.decode(): value for name, value in got.items()},
@@ -138,6 +141,12 @@ def _stage_of(
 class Simulation:
     """One flow, some slots, and chance."""
 
+    shapes: tuple[str, ...] = SHAPES
+    #: How many inputs there may be.
+    counts: tuple[int, ...] = (0, 2, 4, 6)
+    #: How many parts a slot asks for with those that it hands over.
+    mosts: tuple[int, ...] = (0, 1, 2)
+
     def __init__(
         self, protocol: Protocol, queue: str, request_id: str, seed: int, tally: Counter[str]
     ) -> None:
@@ -146,7 +155,7 @@ class Simulation:
         self.tally = tally
         self.log: list[str] = []
         chance = self.random
-        kinds = chance.choice(SHAPES)
+        kinds = chance.choice(self.shapes)
         self.fails = chance.choice((0.0, 0.15, 0.3))
         self.drops = chance.choice((0.0, 0.0, 0.2))
         stages: dict[int, dict[str, Any]] = {}
@@ -165,7 +174,7 @@ class Simulation:
         )
         self.kinds = kinds.replace("tree", "reduce").split(",")
         self.on_failure = [stages[number].get("on_failure", "") for number in stages]
-        self.inputs = chance.choice((0, 2, 4, 6))
+        self.inputs = chance.choice(self.counts)
         self.log.append(f"{kinds} {stages} inputs {self.inputs}")
         self.flow.open()
         if self.inputs:
@@ -250,7 +259,7 @@ class Simulation:
         stage = holding.stage
         kind = self.kinds[stage.number - 1]
         for part in holding.parts:
-            origin = about.origin_of(part)
+            origin = about.item_of_about(part)
             if kind == "join":
                 found = self.protocol.inbox_of_group(stage.id, origin)
                 fields = [each for each in found[1:] if each is not None]
@@ -278,7 +287,9 @@ class Simulation:
         first = holding.parts[0]
         if kind == "join":
             return "!" in holding.inputs[first.number]
-        return kind == "reduce" and "-" not in about.origin_of(first) and self.failures(stage) > 0
+        return (
+            kind == "reduce" and "-" not in about.item_of_about(first) and self.failures(stage) > 0
+        )
 
     def failures(self, stage: StageByHand) -> int:
         shape = self.flow.policy.flow
@@ -291,7 +302,7 @@ class Simulation:
     def passed(self, holding: Holding, part: Part) -> PassedPart:
         stage = holding.stage
         kind, feeds, _, join, *_ = stage.facts.split()
-        origin = about.origin_of(part)
+        origin = about.item_of_about(part)
         own = item_of(origin)
         if part.payload and stage.number > 1:
             said = part.payload.decode()
@@ -308,13 +319,14 @@ class Simulation:
             count = self.random.randint(0, 3)
             origins = [f"{origin}/{n}" for n in range(1, count + 1)]
             labels = [
-                about.of_child(part, 1, each) if feeds == "parts" else each for each in origins
+                about.about_of_child(part, 1, each) if feeds == "parts" else each
+                for each in origins
             ]
             payloads = [item_of(each).encode() for each in origins]
             if join != "0":
                 labels, payloads = [f"{origin}/0", *labels], [b"kept", *payloads]
             return PassedPart(part.number, origin, labels, payloads, len(payloads))
-        label = about.of_child(part, 1, origin) if feeds == "parts" else origin
+        label = about.about_of_child(part, 1, origin) if feeds == "parts" else origin
         payloads = [] if is_dropped else [value.encode()]
         return PassedPart(part.number, origin, [label] * len(payloads), payloads, len(payloads))
 
@@ -322,7 +334,7 @@ class Simulation:
         chance, stage = self.random, holding.stage
         holding.call += 1_000
         passed = [self.passed(holding, part) for part in holding.parts]
-        terms = Terms(chance.choice((0, 1, 2)), lease_ms=600_000)
+        terms = Terms(chance.choice(self.mosts), lease_ms=600_000)
         call, holder = holding.call, holding.holder
 
         def send() -> Any:
@@ -579,7 +591,7 @@ class Simulation:
             self.check_leaf(f"{item}/{child}", seen)
 
     def named(self, stage: StageByHand, parts: list[Part]) -> str:
-        told = ", ".join(f"{part.number}={about.origin_of(part)}" for part in parts)
+        told = ", ".join(f"{part.number}={about.item_of_about(part)}" for part in parts)
         return f"stage {stage.number} [{told}]"
 
     def say(self, what: str) -> None:
@@ -587,3 +599,55 @@ class Simulation:
 
     def why(self, what: str) -> str:
         return what + "\n  " + "\n  ".join(self.log)
+
+
+class Forgetful(Simulation):
+    """Two maps whose slot forgets its last moments again and again, while workers have parts.
+
+    Then numbers of the second stage come to be other items, which their holders do not know.
+    """
+
+    shapes = ("map,map",)
+    counts = (40,)
+    mosts = (1, 2)
+
+    def __init__(
+        self, protocol: Protocol, queue: str, request_id: str, seed: int, tally: Counter[str]
+    ) -> None:
+        super().__init__(protocol, queue, request_id, seed, tally)
+        self.fails = self.drops = 0.0
+        self.slots = [None] * 8
+        for stage in self.flow.stages:
+            stage.set_meta(limit=8, window=0)
+
+    def run(self, steps: int) -> None:
+        """Go so many steps. Only the end is looked at: that takes longer than the steps."""
+        for _ in range(steps):
+            self.step()
+        self.finish()
+
+    def step(self) -> None:
+        """Work; let the slot forget what was done last; and work while some do not hear of it."""
+        chance = self.random
+        for _ in range(chance.randint(0, 4)):
+            self.act(chance.randrange(len(self.slots)))
+        self.remember_or_forget()
+        for _ in range(chance.randint(3, 9)):
+            self.act(chance.randrange(len(self.slots)))
+        self.remember_or_forget()
+        asleep = [
+            number
+            for number, held in enumerate(self.slots)
+            if held and chance.random() < (0.9 if held.stage.number > 1 else 0.3)
+        ]
+        awake = [n for n in range(len(self.slots)) if n not in asleep]
+        for _ in range(chance.randint(3, 12) if awake else 0):
+            self.act(chance.choice(awake))
+        for _ in range(chance.choice((0, len(self.slots)))):
+            self.expire(self.flow[2])
+        # What they have may be other items by now, which others hold or which lie in `retry`.
+        for slot in asleep:
+            self.act(slot)
+        if self.late:
+            with suppress(ProtocolError):
+                self.late.pop(chance.randrange(len(self.late)))()

@@ -3,8 +3,8 @@
 import pytest
 
 from streamq import App, Client, FleetTooOld, Flow, InvalidValue, Protocol, RequestExists
-from streamq.flows.flow import window
-from streamq.queue.flow_policy import flow_policy, shares
+from streamq.flows.flow import window_bounds
+from streamq.queue.flow_policy import flow_policy, shares_of_stages
 from tests.conftest import ONE_KIND
 
 app = App()
@@ -61,17 +61,17 @@ def test_value_that_is_out_of_range_names_its_stage() -> None:
     [(None, (10_000, 2**26)), ("2000 parts", (2_000, 0)), (7, (7, 0)), ("1 MiB", (10**9, 2**20))],
 )
 def test_window(text: str | int | None, meant: tuple[int, int]) -> None:
-    assert window(text) == meant
+    assert window_bounds(text) == meant
 
 
 def test_stages_share_the_weight_of_one_request_and_the_last_has_most() -> None:
-    assert [shares(stages, 8) for stages in (1, 2, 3, 5)] == [
+    assert [shares_of_stages(stages, 8) for stages in (1, 2, 3, 5)] == [
         [8],
         [3, 5],
         [2, 2, 4],
         [2, 2, 2, 2, 4],
     ]
-    assert shares(2, 16) == [6, 10]
+    assert shares_of_stages(2, 16) == [6, 10]
 
 
 @ONE_KIND

@@ -20,10 +20,10 @@ from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone
 from streamq.records import decoding as records
 from streamq.records import encoding as codec
-from streamq.records.boundaries import ended_by_newlines, fields_of, mask_of
+from streamq.records.boundaries import ended_by_newlines, fields_of_csv_row, mask_of_boundaries
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.sizes import PartSize
-from streamq.records.splitting import Chunk, Cursor, split, whole
+from streamq.records.splitting import Chunk, Cursor, input_as_one_part, split_input
 from streamq.records.writer import Writer
 from streamq.worker.channel import Channel, Command, IdleFor, Ready, VisitAt
 from streamq.worker.runner import Runner
@@ -107,7 +107,7 @@ class TestRecords:
         found = records.records_in(Part(1, payload, b"1"), Spec(format=form))
 
         assert b"".join(found) == payload
-        assert [records.bare(record) for record in found[:-1]] == [
+        assert [records.without_line_ending(record) for record in found[:-1]] == [
             record[: len(record) - (2 if record.endswith(b"\r\n") else 1)] for record in found[:-1]
         ]
 
@@ -115,7 +115,7 @@ class TestRecords:
         spec = Spec(format="csv", header="a,b\n")
         row = b"1," + b"x" * 500_000
 
-        assert fields_of(row, spec) == ["1", "x" * 500_000]
+        assert fields_of_csv_row(row, spec) == ["1", "x" * 500_000]
 
     @fuzz(120)
     @given(
@@ -142,14 +142,16 @@ def parts_of(path: Path, form: str, size: PartSize, start: Cursor) -> list[Chunk
     """What a load makes of a file, from a cursor on."""
     with closing(open_input(str(path))) as source:
         source.seek(start.offset)
-        return list(split(source, Spec(format=form), size, start))
+        return list(split_input(source, Spec(format=form), size, start))
 
 
 def as_loaded(content: bytes, form: str) -> bytes:
     """What the parts of a file hold: rows of a CSV that end in a return end in a newline."""
     if form != "csv":
         return content
-    return ended_by_newlines(content, mask_of(Spec(format=form))(content), is_end=True)[0]
+    return ended_by_newlines(content, mask_of_boundaries(Spec(format=form))(content), is_end=True)[
+        0
+    ]
 
 
 class TestFiles:
@@ -170,7 +172,7 @@ class TestFiles:
             spec = Spec(format=form)
             assert counts == [
                 sum(
-                    not records.is_skipped(record, spec)
+                    not records.is_blank_record(record, spec)
                     for record in records.records_in(Part(1, payload, b""), spec)
                 )
                 for payload in payloads
@@ -191,7 +193,7 @@ class TestFiles:
         with suppress(BadInput):
             parts_of(shelf, form, PartSize(), Cursor())
         with suppress(BadInput), closing(open_input(str(shelf))) as source:
-            whole(source, 0, 1_000)
+            input_as_one_part(source, 0, 1_000)
 
     @fuzz(60)
     @given(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from streamq import Client, Janitor, Protocol, Request, StreamqError, units
 from streamq.driver.connection import Connection
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
 from tests.conftest import KINDS
 from tests.fuzz.profile import IS_ASKED, anything, fuzz, garbage
 from tests.support.fleet import Fleet
@@ -175,7 +175,7 @@ class Farm:
 
     def let_go(self, request: Request) -> None:
         """Invite the pool to a request, whatever became of it."""
-        keys, queue = RequestKeys(request.id), QueueKeys(self.queue, to=list_of("echo", 1))
+        keys, queue = RequestKeys(request.id), QueueKeys(self.queue, to=token_list_of("echo", 1))
         with suppress(Exception):
             if self.redis.hget(keys.meta, "hold_ms") != b"junk":
                 self.redis.hset(keys.meta, "hold_ms", 0)
@@ -269,7 +269,10 @@ def test_pool_and_commands_outlive(farm: Farm, name: str, junk: bytes) -> None:
     before = len(farm.said())
     try:
         SPOILS[name](
-            farm.redis, RequestKeys(victim.id), QueueKeys(farm.queue, to=list_of("echo", 1)), junk
+            farm.redis,
+            RequestKeys(victim.id),
+            QueueKeys(farm.queue, to=token_list_of("echo", 1)),
+            junk,
         )
         farm.let_go(victim)
 
@@ -321,7 +324,7 @@ def test_client_says_what_is_damaged(
             keys = RequestKeys(f"{queue}-{id_}")
             redis.hdel(keys.meta, "sealed")
             redis.hset(keys.meta, "state", "loading")
-            SPOILS[name](redis, keys, QueueKeys(queue, to=list_of("echo", 1)), junk)
+            SPOILS[name](redis, keys, QueueKeys(queue, to=token_list_of("echo", 1)), junk)
         request = Request(client._protocol, f"{queue}-load-a")
         calls: list[Callable[[], Any]] = [
             lambda: request.wait(0.01),

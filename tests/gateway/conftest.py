@@ -7,7 +7,7 @@ import pytest
 
 from streamq import Protocol
 from streamq.gateway.desk import Desk
-from streamq.gateway.ticket import Signer
+from streamq.gateway.ticket import TicketSigner
 from streamq.queue.lease_keeper import LeaseKeeper
 from tests.gateway.common import Gate
 
@@ -56,7 +56,9 @@ def desks(protocol: Protocol, queue: str, keeper: LeaseKeeper) -> Iterator[Calla
     made: list[Desk] = []
 
     def desk() -> Desk:
-        made.append(Desk(protocol, {queue: keeper}, Signer(SECRET), f"g{secrets.token_hex(4)}"))
+        made.append(
+            Desk(protocol, {queue: keeper}, TicketSigner(SECRET), f"g{secrets.token_hex(4)}")
+        )
         return made[-1]
 
     yield desk

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from streamq import Client
+from streamq.gateway import keys
 from streamq.gateway.courier import FIRST_LEASE_MS
+from streamq.gateway.roles import Role
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
 from tests.support.by_hand import RequestByHand
@@ -76,6 +78,50 @@ def test_caller_who_never_reads_results_is_cut_off(hasty: Gate, large: str) -> N
         assert is_answered(hasty)
         wait_until(lambda: is_cut_off(raw), 20)
     assert hasty.get(path).text.count(RESULT) == PARTS
+
+
+def test_caller_who_reads_slowly_gets_everything(hasty: Gate, large: str) -> None:
+    with with_small_buffer(hasty) as raw:
+        path = f"/v1/requests/{large}/results"
+        raw.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        begun, got = time.monotonic(), b""
+        # For much longer than a caller may read nothing.
+        while time.monotonic() - begun < 4:
+            some = raw.recv(20_000)
+            assert some, "it was cut off"
+            got += some
+            assert is_answered(hasty)
+        while not got.endswith(b"0\r\n\r\n"):
+            some = raw.recv(2**20)
+            assert some, "it was cut off"
+            got += some
+    assert got.count(b"x" * 1_000) >= PARTS
+
+
+def test_more_waits_than_a_key_may_have_are_told_so(
+    serve: Callable[..., Gate], tmp_path: Path
+) -> None:
+    file = tmp_path / "streamq.keys"
+    al, bo = (keys.add_key(file, name, Role.OPERATOR) for name in ("al", "bo"))
+    file.write_text(file.read_text().replace('name = "al"', 'name = "al"\nwaits = 2'))
+    gate = serve("--keys", str(file))
+    of_al, of_bo = ({"Authorization": f"Bearer {text}"} for text in (al, bo))
+    gate.headers = of_al
+    request_id = gate.submit(["x"])
+    path = f"/v1/requests/{request_id}"
+    with ExitStack() as stack:
+        for what in ("wait?wait_s=50", "results?follow=1"):
+            (raw,) = opened(gate, 1, stack)
+            head = f"GET {path}/{what} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {al}\r\n\r\n"
+            raw.sendall(head.encode())
+            if what.startswith("results"):  # the head comes, although there are no results yet
+                assert raw.recv(1_000).startswith(b"HTTP/1.1 200 OK")
+        wait_until(lambda: gate.get(f"{path}/wait?wait_s=0").status == 429)
+        assert gate.get(f"{path}/results?follow=1").status == 429
+        assert gate.take(wait_s=0).status == 429
+        assert gate.get(f"{path}/results").status == 200
+        assert gate.get(f"{path}/wait?wait_s=0", headers=of_bo).status == 202
+    wait_until(lambda: gate.get(f"{path}/wait?wait_s=0").status == 202)
 
 
 @pytest.mark.long

@@ -1,17 +1,19 @@
-"""What workers elsewhere can do, call by call: also repeated, late, and at another gateway."""
+"""Calls of workers at a gateway: each once, repeated, late, and at another gateway."""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 
-from streamq import Client
-from streamq.errors import InvalidValue
+from streamq import Client, Protocol
+from streamq.errors import InvalidValue, ServerUnreachable, StreamqError
 from streamq.gateway.courier import FIRST_LEASE_MS, FUSE_MS
 from streamq.gateway.desk import Desk
+from streamq.gateway.dispatch import MOST_LINES, MOST_LINES_OF_KEY
 from streamq.gateway.messages import (
     Ask,
     Beat,
@@ -23,8 +25,10 @@ from streamq.gateway.messages import (
     Report,
     Value,
 )
+from streamq.gateway.problems import Problem
 from streamq.gateway.roles import LOCAL, Caller, Role
 from streamq.gateway.ticket import BadTicket
+from streamq.protocol.replies import Renewed
 from streamq.queue.request import Request
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
@@ -468,6 +472,55 @@ class TestReporting:
         run(work())
 
 
+@ONE_KIND
+class TestDifferentWishes:
+    """Workers who ask for different handlers: for each such set the gateway has a line."""
+
+    def test_key_waits_in_so_many_lines_and_leaves_room_for_others(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        greedy = Caller("greedy", Role.WORKER)
+
+        def wishing(number: int) -> Ask:
+            return msgspec.structs.replace(ask, handlers=[f"other{number}"])
+
+        async def work() -> None:
+            desk = desks()
+            waiting = [
+                asyncio.ensure_future(desk.take(greedy, wishing(number)))
+                for number in range(MOST_LINES_OF_KEY)
+            ]
+            while desk.waiting < MOST_LINES_OF_KEY:
+                await asyncio.sleep(0)
+            with pytest.raises(Problem, match="429 MANY"):
+                await desk.take(greedy, wishing(99))
+            again = asyncio.ensure_future(desk.take(greedy, wishing(0)))
+            granted = (await desk.take(Caller("modest", Role.WORKER), ask)).granted
+            assert granted
+            assert granted.parts[0].number == 1
+            desk.stop_waiting()
+            await asyncio.gather(again, *waiting)
+
+        run(work())
+
+    def test_lines_that_nobody_waits_in_make_room(
+        self, desks: Desks, request_: Request, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            for number in range(MOST_LINES):
+                wish = msgspec.structs.replace(ask, handlers=[f"other{number}"], wait_s=0)
+                assert (await desk.take(LOCAL, wish)).granted is None
+            granted = None
+            while granted is None:
+                with suppress(Problem):  # until the threads of the others have ended
+                    granted = await take(desk, ask)
+                await asyncio.sleep(0.05)
+            assert granted.parts[0].number == 1
+
+        run(work())
+
+
 class TestLiving:
     def test_beat_renews_and_tells_what_nobody_wants(
         self, desks: Desks, request_: Request, ask: Ask
@@ -488,6 +541,70 @@ class TestLiving:
             assert (verdict.unwanted, verdict.paused) == ([granted.ticket], [])
 
         run(work())
+
+    def test_ticket_that_is_not_valid_harms_no_other(
+        self, desks: Desks, request_: Request, driver: RequestByHand, ask: Ask
+    ) -> None:
+        async def work() -> None:
+            desk = desks()
+            granted = await take(desk, ask)
+            (holder,) = driver.leases()
+            assert _left_ms(driver, holder) <= FIRST_LEASE_MS
+            verdict = await desk.beat(LOCAL, Beat([Held("t1.x.y"), Held(granted.ticket, 1)]))
+            assert verdict.unwanted == ["t1.x.y"]
+            assert _left_ms(driver, holder) > FIRST_LEASE_MS
+            assert (await desk.leave(LOCAL, Leave(["t1.x.y", granted.ticket]))).released == 1
+            with pytest.raises(BadTicket):
+                await desk.beat(LOCAL, Beat([Held("t1.x.y")]))
+
+        run(work())
+        assert request_.status().parts.running == 0
+
+    @ONE_KIND
+    def test_node_that_is_away_holds_up_no_leases_of_others(
+        self,
+        desks: Desks,
+        request_: Request,
+        protocol: Protocol,
+        client: Client,
+        queue: str,
+        ask: Ask,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        # Of a cluster, as far as the gateway can see: one node answers, and one does not.
+        whole, away = protocol.renew_all, client.submit([b"x"], handler="other", queue=queue)
+        tried: list[str] = []
+
+        def renew_all(
+            lease_ms: int, shares: Sequence[tuple[str, dict[str, int | None]]]
+        ) -> list[Renewed | StreamqError]:
+            tried.extend(request_id for request_id, _ in shares)
+            if away.id in tried[-len(shares) :]:
+                raise ServerUnreachable("this node is away")
+            return whole(lease_ms, shares)
+
+        monkeypatch.setattr(protocol, "renew_all", renew_all)
+        monkeypatch.setattr(protocol, "node_of", lambda name: name)
+        stands = RequestByHand(protocol, queue, request_.id)
+
+        async def work() -> None:
+            desk = desks()
+            of_away = msgspec.structs.replace(ask, handlers=["other"])
+            first = [await desk.take(LOCAL, of_away), await desk.take(LOCAL, ask)]
+            for each in first:
+                each.delivered(lambda: False)
+            (holder,) = stands.leases()
+            while _left_ms(stands, holder) <= FIRST_LEASE_MS:
+                await asyncio.sleep(0.02)
+            stands.redis.zadd(stands.keys.leases, {holder: round(time.time() * 1e3) + 500})
+            said = Beat([Held(each.granted.ticket, 1) for each in first if each.granted])
+            assert (await desk.beat(LOCAL, said)).unwanted == []
+            assert _left_ms(stands, holder) > FIRST_LEASE_MS
+            with pytest.raises(ServerUnreachable):
+                await desk.beat(LOCAL, Beat(said.tickets[:1]))
+
+        run(work())
+        assert tried[0] == away.id
 
     def test_leave_gives_everything_back_at_once(
         self, desks: Desks, request_: Request, ask: Ask

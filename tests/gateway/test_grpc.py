@@ -249,7 +249,9 @@ def test_set_and_purge(gate: Gate, channel: Any, stubs: Any) -> None:
 
 def test_every_call_with_every_role(serve: Serve, tmp_path: Path, stubs: Any) -> None:
     file = tmp_path / "streamq.keys"
-    texts = {role: keys.add(file, role.value, role) for role in Role if role is not Role.ANYBODY}
+    texts = {
+        role: keys.add_key(file, role.value, role) for role in Role if role is not Role.ANYBODY
+    }
     gate = serve("--grpc", "127.0.0.1:0", "--keys", str(file))
     expected = {
         "Take": (Role.WORKER, pb.Ask()),

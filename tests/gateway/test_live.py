@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamq.gateway import keys
-from streamq.gateway.live import as_messages
+from streamq.gateway.live import frames_as_messages
 from streamq.gateway.roles import Role
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
@@ -21,7 +21,7 @@ client = pytest.importorskip("websockets.sync.client")
 def test_messages_are_the_events_of_a_stream() -> None:
     frames = b'event: r\ndata: {"topic":"r:a","told":{"x":"a: b"}}\n\nevent: bye\nretry: 500\n'
     frames += b"data: {}\n\n: still here\n\n"
-    assert [json.loads(each) for each in as_messages(frames)] == [
+    assert [json.loads(each) for each in frames_as_messages(frames)] == [
         {"event": "r", "topic": "r:a", "told": {"x": "a: b"}},
         {"event": "bye"},
     ]
@@ -73,7 +73,7 @@ def test_who_may_not_is_told_why(
 @ONE_KIND
 def test_key_is_needed_where_there_are_keys(serve: Callable[..., Gate], tmp_path: Path) -> None:
     file = tmp_path / "streamq.keys"
-    text = keys.add(file, "al", Role.READER)
+    text = keys.add_key(file, "al", Role.READER)
     gate = serve("--keys", str(file))
     address = f"ws://127.0.0.1:{gate.port}/v1/live?topic=q:{gate.queue}"
     with client.connect(address) as socket, pytest.raises(Exception, match="KEY"):

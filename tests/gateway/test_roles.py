@@ -59,7 +59,7 @@ def called(gate: Gate, route: Route, request_id: str, headers: dict[str, str]) -
 
 
 def test_every_route_with_every_role(serve: Serve, file: Path, queue: str) -> None:
-    texts = {role: keys.add(file, role.value, role) for role in KEY_ROLES}
+    texts = {role: keys.add_key(file, role.value, role) for role in KEY_ROLES}
     gate = serve("--keys", str(file))
     gate.headers = bearer(texts[Role.OPERATOR])
     wrong: list[object] = []
@@ -81,8 +81,8 @@ def test_every_route_with_every_role(serve: Serve, file: Path, queue: str) -> No
 
 
 def test_every_route_with_a_key_of_another_queue(serve: Serve, file: Path, queue: str) -> None:
-    own = keys.add(file, "own", Role.OPERATOR, [queue])
-    other = keys.add(file, "other", Role.OPERATOR, ["elsewhere"])
+    own = keys.add_key(file, "own", Role.OPERATOR, [queue])
+    other = keys.add_key(file, "other", Role.OPERATOR, ["elsewhere"])
     gate = serve("--keys", str(file))
     gate.headers = bearer(own)
     wrong: list[object] = []
@@ -96,7 +96,7 @@ def test_every_route_with_a_key_of_another_queue(serve: Serve, file: Path, queue
 
 
 def test_ticket_works_with_the_key_it_was_given_to_only(serve: Serve, file: Path) -> None:
-    al, bo = (keys.add(file, name, Role.OPERATOR) for name in ("al", "bo"))
+    al, bo = (keys.add_key(file, name, Role.OPERATOR) for name in ("al", "bo"))
     gate = serve("--keys", str(file))
     gate.headers = bearer(al)
     gate.submit(["x"])
@@ -112,7 +112,7 @@ def test_ticket_works_with_the_key_it_was_given_to_only(serve: Serve, file: Path
 
 
 def test_ticket_works_at_every_gateway_of_the_file(serve: Serve, file: Path) -> None:
-    al = keys.add(file, "al", Role.OPERATOR)
+    al = keys.add_key(file, "al", Role.OPERATOR)
     first, second = serve("--keys", str(file)), serve("--keys", str(file))
     first.headers = second.headers = bearer(al)
     first.submit(["x"])
@@ -132,7 +132,7 @@ def test_key_by_the_command_and_taken_away_while_it_serves(
     al = json.loads(more.stdout)["key"]
     wait_until(lambda: gate.get("/v1/session", headers=bearer(al)).status == 200)
     kept = file.read_text().replace('name = "mill"', 'name = "nobody"')
-    sha = keys.digest(text)
+    sha = keys.digest_of_key(text)
     file.write_text(kept.replace(sha, "0" * 64))
     wait_until(lambda: gate.get("/v1/session", headers=bearer(text)).status in (401, 429))
     assert "wrong or expired key came from 127.0.0.1" in gate.log
@@ -140,7 +140,7 @@ def test_key_by_the_command_and_taken_away_while_it_serves(
 
 
 def test_changes_are_logged_with_who_made_them(serve: Serve, file: Path) -> None:
-    text = keys.add(file, "al", Role.LOADER)
+    text = keys.add_key(file, "al", Role.LOADER)
     gate = serve("--keys", str(file))
     gate.headers = bearer(text)
     gate.submit(["x"])
@@ -148,7 +148,7 @@ def test_changes_are_logged_with_who_made_them(serve: Serve, file: Path) -> None
 
 
 def test_browser_logs_in_and_out(serve: Serve, file: Path) -> None:
-    text = keys.add(file, "al", Role.OPERATOR)
+    text = keys.add_key(file, "al", Role.OPERATOR)
     gate = serve("--keys", str(file))
     wrong = gate.post("/v1/session", {"key": "sqk_x"})
     assert (wrong.status, wrong.json["code"]) == (401, "KEY")
@@ -187,13 +187,13 @@ def test_read_only_tells_and_changes_nothing(serve: Serve, gate: Gate) -> None:
 
 class TestDoors:
     def test_other_machines_need_keys_and_tls(self, url: str, file: Path) -> None:
-        keys.add(file, "al", Role.READER)
+        keys.add_key(file, "al", Role.READER)
         ran = run("serve", "--url", url, "--listen", "0.0.0.0:0", "--keys", str(file))
         assert ran.returncode == 2
         assert "without TLS anybody between could read the keys" in ran.stderr
 
     def test_insecure_leaves_tls_to_a_proxy(self, serve: Serve, file: Path) -> None:
-        text = keys.add(file, "al", Role.READER)
+        text = keys.add_key(file, "al", Role.READER)
         gate = serve("--listen", "0.0.0.0:0", "--keys", str(file), "--insecure")
         gate.headers = bearer(text) | {"Host": "streamq-gateway.default.svc"}
         assert gate.get("/v1/session").status == 200
@@ -209,8 +209,8 @@ class TestDoors:
 
 def test_tls_with_client_certificates(serve: Serve, file: Path, tmp_path: Path) -> None:
     certificates(tmp_path, "server", "mill", "eve")
-    text = keys.add(file, "al", Role.READER)
-    keys.add(file, "mill", Role.WORKER)
+    text = keys.add_key(file, "al", Role.READER)
+    keys.add_key(file, "mill", Role.WORKER)
     gate = serve(
         *("--keys", str(file), "--tls-cert", str(tmp_path / "server.crt")),
         *("--tls-key", str(tmp_path / "server.key"), "--tls-client-ca", str(tmp_path / "ca.crt")),

@@ -146,6 +146,22 @@ BAD_CALLS: list[tuple[str, str, Any, int, str]] = [
 ]
 
 
+def test_head_and_body_of_an_answer_come_together(gate: Gate) -> None:
+    with socket.create_connection(("127.0.0.1", gate.port), 10) as raw:
+        for _ in range(3):
+            raw.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert raw.recv(10_000).endswith(b'\r\n\r\n{"status":"ok"}')
+
+
+def test_gateway_that_stumbles_says_so_and_goes_on(serve: Callable[..., Gate]) -> None:
+    gate = serve(hasty="from streamq.gateway.desk import Desk; Desk.beat = None")
+    for _ in range(2):
+        reply = gate.post("/v1/beat", {})
+        assert (reply.status, reply.json["code"]) == (500, "ERROR")
+    assert "Traceback" in gate.log
+    assert gate.get("/livez").status == 200
+
+
 class TestBadCalls:
     def test_bad_call_is_told_what_is_wrong(self, gate: Gate) -> None:
         found = []

@@ -1,6 +1,7 @@
 """Workers on a stream: WebSocket sessions of a real gateway."""
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -184,6 +185,32 @@ def test_stop_asks_streams_to_go_and_is_not_held_up(gate: Gate, hello: dict[str,
     assert gate.process.wait(20) == 0
 
 
+def test_slot_is_free_again_whose_ticket_is_of_no_use_any_more(
+    serve: Callable[..., Gate], tmp_path: Path, hello: dict[str, Any]
+) -> None:
+    file = tmp_path / "streamq.keys"
+    text = keys.add_key(file, "al", Role.OPERATOR)
+    gate = serve("--keys", str(file))
+    gate.headers = {"Authorization": f"Bearer {text}"}
+    gate.submit(["a", "b"], limit=10)
+    stream = Stream(gate)
+    stream.say(hello=hello | {"slots": 1})
+    grant = stream.hear_of("grant")
+    # With another secret no ticket of before is valid.
+    secret = keys.read_key_file(file).secret
+    file.write_text(file.read_text().replace(secret, secret[::-1]))
+    gate.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: gate.post("/v1/leave", {"tickets": [grant["ticket"]]}).status == 410)
+    assert stream.answer(stream.say(report=done(grant)))["error"]["code"] == "TICKET"
+    assert stream.hear_of("grant")["parts"]
+
+
+def test_reconnect_with_tickets_of_no_use_is_told_so(gate: Gate, hello: dict[str, Any]) -> None:
+    stream = Stream(gate)
+    said = hello | {"holding": [{"ticket": "t1.x.y"}]}
+    assert stream.answer(stream.say(hello=said))["welcome"]["unwanted"] == ["t1.x.y"]
+
+
 class TestBadStreams:
     def test_messages_that_cannot_be(self, gate: Gate, hello: dict[str, Any]) -> None:
         for text, code in (("{", 1007), ('{"hello":{}}', 1007), ('{"beat":{}}', 1008)):
@@ -199,8 +226,8 @@ class TestBadStreams:
 
     def test_who_may_not(self, serve: Callable[..., Gate], tmp_path: Path, queue: str) -> None:
         file = tmp_path / "streamq.keys"
-        worker = keys.add(file, "w", Role.WORKER, ["elsewhere"])
-        reader = keys.add(file, "r", Role.READER)
+        worker = keys.add_key(file, "w", Role.WORKER, ["elsewhere"])
+        reader = keys.add_key(file, "r", Role.READER)
         gate = serve("--keys", str(file))
         said = []
         for text in ("sqk_x", reader, worker):

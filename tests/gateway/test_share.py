@@ -22,21 +22,24 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_link_is_good_for_its_request_until_it_is_over() -> None:
-    text = cookies.share_of(SECRET, "night", "al", 7)
-    share = cookies.shared(SECRET, text)
+    text = cookies.share_of_request(SECRET, "night", "al", 7)
+    share = cookies.request_of_share_link(SECRET, text)
     assert share
     assert (share.request, share.by) == ("night", "al")
-    assert cookies.shared(b"another", text) is None
-    assert cookies.shared(SECRET, cookies.share_of(SECRET, "night", "al", -1)) is None
+    assert cookies.request_of_share_link(b"another", text) is None
+    assert (
+        cookies.request_of_share_link(SECRET, cookies.share_of_request(SECRET, "night", "al", -1))
+        is None
+    )
     for at in range(0, len(text), 5):
         forged = text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :]
-        assert cookies.shared(SECRET, forged) is None
-    assert cookies.shared(SECRET, "") is None
+        assert cookies.request_of_share_link(SECRET, forged) is None
+    assert cookies.request_of_share_link(SECRET, "") is None
 
 
 @ONE_KIND
 def test_link_shows_one_request_and_changes_nothing(serve: Callable[..., Gate], file: Path) -> None:
-    texts = {role: keys.add(file, role.value, role) for role in KEY_ROLES}
+    texts = {role: keys.add_key(file, role.value, role) for role in KEY_ROLES}
     gate = serve("--keys", str(file))
     operator, loader = bearer(texts[Role.OPERATOR]), bearer(texts[Role.LOADER])
     gate.headers = operator
@@ -81,7 +84,7 @@ def test_forged_link_and_gateway_without_keys(serve: Callable[..., Gate], file: 
     request_id = gate.submit(["x"])
     refused = gate.post(f"/v1/requests/{request_id}/share", {})
     assert (refused.status, refused.json["code"]) == (409, "OPEN")
-    keys.add(file, "al", Role.OPERATOR)
+    keys.add_key(file, "al", Role.OPERATOR)
     gate = serve("--keys", str(file))
-    assert gate.get(f"/s/{cookies.share_of(SECRET, request_id, 'al', 7)}").status == 410
+    assert gate.get(f"/s/{cookies.share_of_request(SECRET, request_id, 'al', 7)}").status == 410
     assert gate.get("/s/nonsense").status == 410

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamq.gateway.ticket import BadTicket, Runs, Signer, Ticket
+from streamq.gateway.ticket import BadTicket, PackedNumbers, Ticket, TicketSigner
 
 numbers = st.integers(1, 2**53)
 tickets = st.builds(
     Ticket,
-    parts=st.lists(numbers, max_size=5).map(Runs.of),
-    records=st.lists(numbers, max_size=5).map(Runs.of),
+    parts=st.lists(numbers, max_size=5).map(PackedNumbers.of),
+    records=st.lists(numbers, max_size=5).map(PackedNumbers.of),
     attempts=st.dictionaries(numbers, numbers, max_size=3),
     number=numbers,
     created_ms=numbers,
@@ -23,7 +23,7 @@ tickets = st.builds(
     late_ms=numbers,
     key=st.just("k"),
 )
-SIGNER = Signer(b"secret")
+SIGNER = TicketSigner(b"secret")
 
 
 @given(tickets)
@@ -52,16 +52,16 @@ def test_text_that_is_no_ticket_is_refused(text: str) -> None:
 def test_ticket_of_another_secret_or_key_is_refused(ticket: Ticket) -> None:
     text = SIGNER.seal(ticket)
     with pytest.raises(BadTicket, match="no ticket of this gateway"):
-        Signer(b"another").open(text, "k")
+        TicketSigner(b"another").open(text, "k")
     with pytest.raises(BadTicket, match="another key"):
         SIGNER.open(text, "other")
 
 
 @given(st.lists(st.integers(0, 50)))
 def test_runs_are_the_numbers_they_were_made_of(some: list[int]) -> None:
-    assert Runs.of(some).numbers() == some
+    assert PackedNumbers.of(some).numbers() == some
 
 
 def test_a_batch_of_neighbours_takes_few_bytes() -> None:
-    assert len(Runs.of(range(1, 501)).runs) == 1
-    assert len(Runs.of([1] * 500).runs) == 1
+    assert len(PackedNumbers.of(range(1, 501)).runs) == 1
+    assert len(PackedNumbers.of([1] * 500).runs) == 1

@@ -194,7 +194,7 @@ def test_slow_uploads_of_one_key_leave_room_for_others(
     serve: Serve, tmp_path: Path, request_id: str
 ) -> None:
     file = tmp_path / "streamq.keys"
-    slow, other = (keys.add(file, name, Role.LOADER) for name in ("slow", "other"))
+    slow, other = (keys.add_key(file, name, Role.LOADER) for name in ("slow", "other"))
     gate = serve("--keys", str(file))
     gate.headers = {"Authorization": f"Bearer {slow}"}
     begun = [Upload(gate, f"{request_id}-{n}").begin(b"x\n", 9) for n in range(MOST_OF_KEY)]

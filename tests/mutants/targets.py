@@ -147,7 +147,8 @@ TARGETS = [
         ("streamq/queue/janitor.py", "streamq/queue/starting_callbacks.py"),
         (
             "tests/queue/test_janitor_counts.py tests/queue/test_janitor.py"
-            " tests/queue/test_janitor_lists.py tests/queue/test_callbacks.py"
+            " tests/queue/test_janitor_lists.py tests/queue/test_janitor_together.py"
+            " tests/queue/test_callbacks.py"
             " tests/queue/test_deadline.py",
             _QUEUE,
             _FLOWS,

@@ -15,7 +15,7 @@ from streamq.model import Failure, FlowPlan, Policy, StagePlan, State
 from streamq.protocol import part_calls, queue_calls, request_calls
 from streamq.protocol.call import Call
 from streamq.protocol.keys import KeySpace
-from streamq.protocol.lua import digest, signature
+from streamq.protocol.lua import script_digest, script_signature
 from streamq.protocol.replies import PassedPart, Terms, Tokens
 from tests.scripts.script import SCRIPTS
 
@@ -123,14 +123,14 @@ class TestWords:
         call, _ = CALLS[name]
 
         assert call.script == name
-        assert tuple(call.args) == signature(name)[1]
+        assert tuple(call.args) == script_signature(name)[1]
 
     def test_are_the_digest_the_keys_and_the_values(self, name: str) -> None:
         call, values = CALLS[name]
 
         keys = call.keys.all()
-        named = [keys[key] for key in signature(name)[0]]
-        assert call.words() == ("EVALSHA", digest(name), len(named), *named, *values)
+        named = [keys[key] for key in script_signature(name)[0]]
+        assert call.words() == ("EVALSHA", script_digest(name), len(named), *named, *values)
 
     def test_stay_as_they_are_when_they_are_asked_for_again(self, name: str) -> None:
         call, _ = CALLS[name]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from streamq import Client, Janitor, Protocol, Request, State
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.replies import Tokens
 from streamq.queue.fleet import WorkerDetails
 from tests.support.by_hand import RequestByHand
@@ -43,7 +43,7 @@ def waits(request: Request) -> Generator[None]:
 
 @pytest.fixture
 def queue_keys(queue: str) -> list[str]:
-    keys = QueueKeys(queue, to=list_of("h", 50))
+    keys = QueueKeys(queue, to=token_list_of("h", 50))
     return [keys.due, keys.open, keys.closed, keys.tokens]
 
 

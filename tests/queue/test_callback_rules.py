@@ -55,7 +55,7 @@ class Debt:
         self.found = protocol.inspect(parent.id)
 
     def start(self) -> None:
-        starting_callbacks._start(self._protocol, self.found, self.found.calls[0], 0)
+        starting_callbacks._start_callback(self._protocol, self.found, self.found.calls[0], 0)
 
     def strike(self) -> None:
         self._protocol.settle(self.found.id, self.found.count("created_ms"), 0)
@@ -74,7 +74,7 @@ def two_find_the_debt(scene: Scene) -> None:
 
 def one_dies(scene: Scene) -> None:
     """K2: it dies in the middle, and the next look finds what it left."""
-    steps = starting_callbacks.settle
+    steps = starting_callbacks.settle_callbacks
     protocol = Protocol(scene.protocol.connection)
 
     def die(*_: object, **__: object) -> None:
@@ -118,7 +118,7 @@ def struck_first(protocol: Protocol, request_id: str) -> None:
     found = protocol.inspect(request_id)
     if found.is_owed:
         protocol.settle(request_id, found.count("created_ms"), 0)
-        starting_callbacks._start(protocol, found, found.calls[0], 0)
+        starting_callbacks._start_callback(protocol, found, found.calls[0], 0)
 
 
 STORIES: dict[str, Story] = {
@@ -148,7 +148,7 @@ def test_without_the_rule_it_does_not(
             Callback, "id_of", lambda _, parent, __: f"{parent}.{secrets.token_hex(4)}"
         )
     elif rule == "K2 paid last":
-        monkeypatch.setattr(starting_callbacks, "settle", struck_first)
+        monkeypatch.setattr(starting_callbacks, "settle_callbacks", struck_first)
     is_cut = rule[:2] in ("K3", "K4")
     with scripts_without(rule) if is_cut else nullcontext(), pytest.raises(AssertionError):
         STORIES[rule](scene)

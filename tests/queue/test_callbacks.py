@@ -22,7 +22,7 @@ from streamq import (
 )
 from streamq.protocol.keys import QueueKeys
 from streamq.queue import starting_callbacks
-from streamq.queue.starting_callbacks import FENCE_MS, settle
+from streamq.queue.starting_callbacks import FENCE_MS, settle_callbacks
 from tests.support.by_hand import HOUR_MS, RequestByHand
 from tests.support.simulated import Ran, Worker, make_due, refuse
 
@@ -112,11 +112,11 @@ class TestRules:
     ) -> None:
         finish(parent, protocol, queue)
         found = protocol.inspect(parent.id)
-        settle(protocol, parent.id)
+        settle_callbacks(protocol, parent.id)
 
         for call in found.calls:  # another janitor read the debt before it was struck
             if call.fits(found.state):
-                starting_callbacks._start(protocol, found, call, 0)
+                starting_callbacks._start_callback(protocol, found, call, 0)
 
         assert runs(worker.drain()) == [*[f"{parent.id}.finally"] * 2, f"{parent.id}.then"]
 
@@ -125,7 +125,7 @@ class TestRules:
     ) -> None:
         finish(parent, protocol, queue)
         with pytest.raises(Died):
-            settle(dying(protocol, 1, before=True), parent.id)
+            settle_callbacks(dying(protocol, 1, before=True), parent.id)
 
         assert protocol.inspect(parent.id).is_owed
         assert len(worker.drain()) == 3
@@ -138,7 +138,7 @@ class TestRules:
         found.fields["now_ms"] = str(found.count("now_ms") - FENCE_MS - 1_000)
 
         with pytest.raises(SubmissionLate):
-            starting_callbacks._start(protocol, found, found.calls[0], 0)
+            starting_callbacks._start_callback(protocol, found, found.calls[0], 0)
 
         with pytest.raises(RequestUnknown):
             protocol.inspect(f"{parent.id}.then")

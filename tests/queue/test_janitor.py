@@ -3,14 +3,14 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import permutations
 
 import msgspec
 import pytest
 
 from streamq import Client, Connection, Janitor, Protocol, ServerBusy, ServerUnreachable, State
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.replies import Audit, Tokens
 from streamq.queue.fleet import WorkerDetails
 from tests.support.by_hand import RequestByHand
@@ -368,7 +368,7 @@ def test_no_request_is_forgotten_when_one_index_after_the_other_is_spoilt(
     client: Client, protocol: Protocol, queue: str, order: tuple[str, ...]
 ) -> None:
     request = client.submit([b"x"], handler="h", queue=queue, delay="1h")
-    protocol.connection.redis.unlink(QueueKeys(queue, to=list_of("h", 50)).tokens)
+    protocol.connection.redis.unlink(QueueKeys(queue, to=token_list_of("h", 50)).tokens)
 
     for index in order:
         protocol.connection.redis.set(getattr(QueueKeys(queue), index), "not ours")
@@ -504,6 +504,9 @@ class Flaky(Protocol):
         if request_id in self.away:
             raise self.error("away")
         return super().audit(request_id, pushed)
+
+    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
+        return super().audit_all([each for each in ids if each not in self.away])
 
 
 @pytest.mark.parametrize("error", [ServerBusy, ServerUnreachable])

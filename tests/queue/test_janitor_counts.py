@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from streamq import Client, Damaged, Janitor, Protocol, ServerUnreachable, State
 from streamq.protocol.keys import QueueKeys
 from streamq.protocol.replies import Audit, Tick, Tokens
 from streamq.queue import janitor as module
-from streamq.queue.janitor import totals
+from streamq.queue.janitor import janitor_samples
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, indexes, make_due, tokens
@@ -27,7 +27,7 @@ def janitor(protocol: Protocol, queue: str) -> Janitor:
 
 
 def numbers(janitor: Janitor, name: str) -> list[object]:
-    return [value for _, value in totals([janitor])[name]]
+    return [value for _, value in janitor_samples([janitor])[name]]
 
 
 def test_knows_how_far_the_servers_clock_is_ahead(protocol: Protocol, janitor: Janitor) -> None:
@@ -83,7 +83,7 @@ def test_counts_what_it_closed_by_how_it_ended(
     janitor.sweep()
 
     assert janitor.closed == {State.DONE: 3}
-    told = totals([janitor])["streamq_requests_total"]
+    told = janitor_samples([janitor])["streamq_requests_total"]
     assert [labels for labels, _ in told] == [
         {"queue": queue, "state": state} for state in ("done", "failed", "cancelled")
     ]
@@ -113,9 +113,9 @@ def test_says_when_the_slowest_of_several_has_swept(protocol: Protocol, queue: s
     first.sweep()
 
     assert begun <= first.swept_at <= time.time()
-    assert totals([first, second])[name] == [({}, 0.0)]
+    assert janitor_samples([first, second])[name] == [({}, 0.0)]
     second.sweep()
-    assert totals([first, second])[name] == [({}, first.swept_at)]
+    assert janitor_samples([first, second])[name] == [({}, first.swept_at)]
 
 
 class Away(Protocol):
@@ -128,6 +128,9 @@ class Away(Protocol):
         if request_id in self.away:
             raise ServerUnreachable("away")
         return super().audit(request_id, pushed)
+
+    def audit_all(self, ids: Sequence[str]) -> dict[str, Audit]:
+        return super().audit_all([each for each in ids if each not in self.away])
 
     def tick(self, queue: str, **options: Any) -> Tick:  # type: ignore[override]
         if self.is_damaged:

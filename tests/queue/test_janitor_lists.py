@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from streamq import Client, Janitor, Protocol, State
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.replies import Tokens
 from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, make_due, tokens
@@ -16,7 +16,7 @@ LONG = pytest.mark.parametrize("others", [10, 100_000])
 
 def bury(protocol: Protocol, queue: str, others: int) -> None:
     """Let many tokens of others be in the list."""
-    tokens = QueueKeys(queue, to=list_of("h", 50)).tokens
+    tokens = QueueKeys(queue, to=token_list_of("h", 50)).tokens
     for _ in range(0, others, 10_000):
         protocol.connection.redis.lpush(tokens, *["other"] * min(others, 10_000))
 
@@ -57,7 +57,7 @@ def test_request_with_a_rate_has_its_tokens_when_the_rate_allows(
         assert own(protocol, driver) == 2
         for _ in range(2):
             protocol.connection.redis.lrem(
-                QueueKeys(queue, to=list_of("h", 50)).tokens, 1, driver.id
+                QueueKeys(queue, to=token_list_of("h", 50)).tokens, 1, driver.id
             )
             _, grant = driver.claim(level=50)
         assert grant.word == "held"
@@ -118,7 +118,7 @@ def test_list_of_another_type_is_passed_over(
     make_due(protocol, queue)
     janitor = Janitor(protocol, queue)
     janitor.sweep()
-    key = QueueKeys(queue, to=list_of("h", 50)).tokens
+    key = QueueKeys(queue, to=token_list_of("h", 50)).tokens
     protocol.connection.redis.unlink(key)
     protocol.connection.redis.set(key, "no list")
     request.cancel()

@@ -18,7 +18,7 @@ from streamq import (
     ServerUnreachable,
     State,
 )
-from streamq.queue.options import policy
+from streamq.queue.options import policy_of_options
 from streamq.servers.local import LocalServer
 from tests.queue.common import finish
 from tests.support.by_hand import RequestByHand
@@ -124,7 +124,7 @@ class TestLabels:
         assert again.status().labels == without.status().labels == {"job": "1"}
 
     def test_a_policy_without_labels_is_told_as_before_there_were_any(self) -> None:
-        assert policy(handler="h").digest == "a09cb257224947c053194f9ad08a9225"
+        assert policy_of_options(handler="h").digest == "a09cb257224947c053194f9ad08a9225"
 
     def test_that_are_refused_submit_nothing(
         self, client: Client, queue: str, request_id: str

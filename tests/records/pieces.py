@@ -9,7 +9,7 @@ import msgspec
 from streamq.model import Spec
 from streamq.records.inputs import open_input
 from streamq.records.sizes import PartSize
-from streamq.records.splitting import Cursor, split
+from streamq.records.splitting import Cursor, split_input
 
 SIZE, START, COMMON = PartSize(), Cursor(), Spec()
 
@@ -32,7 +32,7 @@ def pieces(
     found = []
     with closing(open_input(str(path))) as source:
         source.seek(start.offset)
-        for chunk in split(source, spec, size, start):
+        for chunk in split_input(source, spec, size, start):
             for payload, about in zip(chunk.payloads, chunk.abouts, strict=True):
                 records, _, record, *_ = map(int, about.split())
                 found.append(Piece(payload, records, record))

@@ -1,4 +1,4 @@
-"""What a part says of itself besides its bytes."""
+"""The ``about`` of a part: what a loader writes there, and what is read out of it."""
 
 import pytest
 
@@ -12,10 +12,10 @@ FILES = Spec(files=("a.txt", "b.txt"))
 @pytest.mark.parametrize(
     ("written", "bytes_", "place"),
     [
-        (about.of_lines(237, 0, 1), b"237 0 1", Place("a.txt", 1, 237, 237)),
-        (about.of_lines(2, 1, 5, 4), b"2 1 5 4", Place("b.txt", 5, 8, 2)),
-        (about.of_lines(0, 0, 3, 2), b"0 0 3 2", Place("a.txt", 3, 4, 0)),
-        (about.of_whole_file(1), b"1 1 1", Place("b.txt", 1, 1, 1)),
+        (about.about_of_lines(237, 0, 1), b"237 0 1", Place("a.txt", 1, 237, 237)),
+        (about.about_of_lines(2, 1, 5, 4), b"2 1 5 4", Place("b.txt", 5, 8, 2)),
+        (about.about_of_lines(0, 0, 3, 2), b"0 0 3 2", Place("a.txt", 3, 4, 0)),
+        (about.about_of_whole_file(1), b"1 1 1", Place("b.txt", 1, 1, 1)),
         (about.ONE_PAYLOAD, b"1", None),
         (about.ONE_JSON, b"1j", None),
     ],
@@ -35,10 +35,11 @@ def test_what_is_none_has_no_place(text: bytes) -> None:
 
 def test_payload_of_a_submission() -> None:
     given, value, loaded = (
-        Part(1, b"", each) for each in (about.ONE_PAYLOAD, about.ONE_JSON, about.of_lines(1, 0, 1))
+        Part(1, b"", each)
+        for each in (about.ONE_PAYLOAD, about.ONE_JSON, about.about_of_lines(1, 0, 1))
     )
 
-    assert [about.is_json(part) for part in (given, value, loaded)] == [False, True, False]
+    assert [about.is_json_payload(part) for part in (given, value, loaded)] == [False, True, False]
     assert [about.is_one_payload(part) for part in (given, value, loaded)] == [True, False, False]
 
 

@@ -13,11 +13,17 @@ from streamq.app import App
 from streamq.errors import DecodeError, InvalidValue
 from streamq.model import Part, Spec
 from streamq.records.about import Place
-from streamq.records.decoding import bare, decoder_for, is_skipped, lines_before, records_in
+from streamq.records.decoding import (
+    decoder_for,
+    is_blank_record,
+    lines_before,
+    records_in,
+    without_line_ending,
+)
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.names import Dialect
 from streamq.records.sizes import PartSize, Step
-from streamq.records.splitting import Cursor, beginning_of, split, split_by_steps
+from streamq.records.splitting import Cursor, beginning_of_csv, split_by_steps, split_input
 
 #: What a CSV is made of: each line ending, quoted fields with newlines in them, empty rows.
 PIECES = [
@@ -50,13 +56,13 @@ def ours(path: Path, encoding: str, size: PartSize, steps: int) -> list[Row]:
     decode = decoder_for(app.handlers["h"], spec)
     rows: list[Row] = []
     with closing(open_input(str(path), encoding)) as source:
-        begin = beginning_of(source, spec, 2**20, has_header=True)
+        begin = beginning_of_csv(source, spec, 2**20, has_header=True)
         source.seek(begin.size)
         start = Cursor(0, begin.size, begin.lines + 1)
         chunks = (
             split_by_steps(source, spec, size, start, lambda: Step(steps, 2))
             if steps
-            else split(source, spec, size, start)
+            else split_input(source, spec, size, start)
         )
         for chunk in chunks:
             for payload, about in zip(chunk.payloads, chunk.abouts, strict=True):
@@ -64,12 +70,14 @@ def ours(path: Path, encoding: str, size: PartSize, steps: int) -> list[Row]:
                 place = Place.of(about, spec)
                 assert place
                 found = records_in(part, spec)
-                kept = [(n, each) for n, each in enumerate(found) if not is_skipped(each, spec)]
+                kept = [
+                    (n, each) for n, each in enumerate(found) if not is_blank_record(each, spec)
+                ]
                 assert len(kept) == place.records
                 for index, record in kept:
                     line = place.line + lines_before(part, index, spec)
                     try:
-                        rows.append((line, decode(bare(record), False)))
+                        rows.append((line, decode(without_line_ending(record), False)))
                     except DecodeError:
                         rows.append((line, None))
     return rows

@@ -15,8 +15,8 @@ from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    check,
     check_errors,
+    check_new_output,
     write_errors,
 )
 from streamq.runs.collect import Collector
@@ -182,7 +182,7 @@ class TestOpening:
         with pytest.raises(InvalidValue, match="there is no folder"):
             FileOutput(tmp_path / "no" / "out.txt", "r").open(0, has_begun=False, force=False)
         with pytest.raises(InvalidValue, match="is a folder"):
-            check(tmp_path, force=True)
+            check_new_output(tmp_path, force=True)
 
 
 class TestWriting:
@@ -257,8 +257,8 @@ class TestFailuresBeside:
         with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
             check_errors(path)
         with pytest.raises(OutputExists, match=r"out\.errors\.jsonl exists"):
-            check(path, force=False)
-        check(path, force=True)
+            check_new_output(path, force=False)
+        check_new_output(path, force=True)
 
     def test_a_link_is_somebody_elses_and_never_followed(self, path: Path, tmp_path: Path) -> None:
         precious, beside = tmp_path / "precious", tmp_path / "out.errors.jsonl"

@@ -19,8 +19,8 @@ from streamq.records.encoding import (
     encode_item,
     encode_result,
 )
-from streamq.records.outputs import check_keys, check_name, form_of
-from streamq.records.parquet import convert, types_of
+from streamq.records.outputs import check_keys, check_output_name, form_by_output_name
+from streamq.records.parquet import column_types_of_input, convert_to_parquet
 from streamq.records.writer import Writer
 
 
@@ -38,7 +38,7 @@ def made(path: Path, *written: bytes, sealed: int = 0, types: Any = None) -> pa.
     with path.open("ab") as file:
         file.write(b"".join(written))
     with path.open("rb") as file:
-        data = b"".join(convert(file, sealed, path.stat().st_size, types or {}))
+        data = b"".join(convert_to_parquet(file, sealed, path.stat().st_size, types or {}))
     path.write_bytes(data)
     return pq.read_table(path)
 
@@ -131,9 +131,11 @@ def test_text_is_again_what_it_was_in_the_input_if_all_of_it_can_be(path: Path) 
 def test_types_of_the_input_are_those_that_json_lacks(path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "at": pa.array([1], pa.timestamp("us"))}), path)
 
-    assert types_of(Spec(format="parquet", files=(str(path),))) == {"at": pa.timestamp("us")}
-    assert types_of(Spec(format="parquet", files=("gone.parquet",))) == {}
-    assert types_of(Spec(format="csv", files=(str(path),))) == {}
+    assert column_types_of_input(Spec(format="parquet", files=(str(path),))) == {
+        "at": pa.timestamp("us")
+    }
+    assert column_types_of_input(Spec(format="parquet", files=("gone.parquet",))) == {}
+    assert column_types_of_input(Spec(format="csv", files=(str(path),))) == {}
 
 
 def test_more_rows_come_behind_parquet_that_was_made_before(path: Path) -> None:
@@ -192,11 +194,11 @@ class TestTablesAsLines:
 
 
 def test_names_and_forms_agree() -> None:
-    assert form_of("a.parquet") == "parquet"
-    check_name("a.parquet")
-    check_name("a.parquet", "parquet")
+    assert form_by_output_name("a.parquet") == "parquet"
+    check_output_name("a.parquet")
+    check_output_name("a.parquet", "parquet")
     for name, form in (("a.parquet.gz", ""), ("a.parquet", "jsonl"), ("a.jsonl", "parquet")):
         with pytest.raises(InvalidValue, match=r"Parquet|parquet"):
-            check_name(name, form)
+            check_output_name(name, form)
     with pytest.raises(InvalidValue, match="lines that can be told apart"):
         check_keys("parquet", "keys")

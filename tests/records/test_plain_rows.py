@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamq.app import describe
+from streamq.app import describe_handler
 from streamq.errors import RecordError
 from streamq.model import Spec
-from streamq.records.boundaries import records_of
-from streamq.records.decoding import bare, decoder_for, endings, plain_values
+from streamq.records.boundaries import records_between_boundaries
+from streamq.records.decoding import decoder_for, line_endings, plain_values, without_line_ending
 
 
 class Row(msgspec.Struct):
@@ -36,9 +36,12 @@ def one_by_one(payload: bytes, annotation: Any, spec: Spec) -> list[Any] | None:
     def handler(row: Any) -> None: ...
 
     handler.__annotations__["row"] = annotation
-    decode = decoder_for(describe(handler, is_map=True, name="h"), spec)
+    decode = decoder_for(describe_handler(handler, is_map=True, name="h"), spec)
     try:
-        return [decode(bare(row), False) for row in records_of(payload, spec)]
+        return [
+            decode(without_line_ending(row), False)
+            for row in records_between_boundaries(payload, spec)
+        ]
     except (RecordError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -54,7 +57,7 @@ def test_any_text(text: str, annotation: Any, spec: Spec) -> None:
     if found:
         values, letter = found
         assert values == one_by_one(payload, annotation, spec)
-        assert letter * len(values) == endings(records_of(payload, spec))
+        assert letter * len(values) == line_endings(records_between_boundaries(payload, spec))
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])

@@ -1,4 +1,4 @@
-"""What a worker may read for others: the reader of references, without a queue around it."""
+"""The reader of references: which files and URLs a worker reads for others, and which not."""
 
 import os
 from collections.abc import Callable
@@ -10,12 +10,17 @@ import pytest
 
 from streamq.app import Abandon
 from streamq.errors import InvalidValue
+from streamq.model import Spec
 from streamq.records import remote
-from streamq.records.references import Reader, Reference
-from streamq.records.remote import RemoteChanged, RemoteFile, locate, read_range
+from streamq.records.references import Reference, ReferenceReader
+from streamq.records.remote import RemoteChanged, RemoteFile, locate_url, read_range
 from tests.support.web import serve
 
 SECRET = b"a secret"
+
+
+def spec_of(*, is_whole: bool) -> Spec:
+    return Spec(format="file" if is_whole else "lines")
 
 
 def _of(path: Path) -> bytes:
@@ -49,11 +54,11 @@ def test_link_put_in_place_after_the_check_is_not_followed(
 
         return resolve
 
-    reader = Reader([str(tmp_path / "inside")])
+    reader = ReferenceReader([str(tmp_path / "inside")])
     monkeypatch.setattr(os.path, "realpath", swapping(os.path.realpath))
 
     with pytest.raises(Abandon, match="may not read"):
-        reader.read(str(inside / "a.txt"), payload, is_whole=is_whole)
+        reader.read(str(inside / "a.txt"), payload, spec_of(is_whole=is_whole))
 
 
 def test_whole_file_is_read_from_what_was_checked(
@@ -76,17 +81,20 @@ def test_whole_file_is_read_from_what_was_checked(
 
     monkeypatch.setattr(os, "fstat", swapping)
 
-    assert Reader([str(inside)]).read(str(file), payload, is_whole=True) == b"harmless"
+    assert (
+        ReferenceReader([str(inside)]).read(str(file), payload, spec_of(is_whole=True))
+        == b"harmless"
+    )
 
 
 def test_one_file_may_be_all_that_is_allowed(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(b"content")
-    reader = Reader([str(tmp_path / "a.txt")])
+    reader = ReferenceReader([str(tmp_path / "a.txt")])
 
-    assert reader.read(str(tmp_path / "a.txt"), _of(tmp_path / "a.txt"), is_whole=True)
+    assert reader.read(str(tmp_path / "a.txt"), _of(tmp_path / "a.txt"), spec_of(is_whole=True))
     with pytest.raises(Abandon, match="may not read"):
-        reader.read(str(tmp_path / "b.txt"), _of(tmp_path / "b.txt"), is_whole=True)
+        reader.read(str(tmp_path / "b.txt"), _of(tmp_path / "b.txt"), spec_of(is_whole=True))
 
 
 #: Ways that lead out of /allowed for one parser or another.
@@ -134,13 +142,13 @@ def test_no_spelling_of_a_url_leads_out_of_what_is_allowed(*, is_whole: bool) ->
     pytest.importorskip("obstore")
     files = {"secret/s.txt": SECRET, "allowedness/s.txt": SECRET, "allowed/a.txt": b"harmless"}
     with serve(files) as web:
-        then = remote.head(f"{web}/secret/s.txt")
+        then = remote.head_of_object(f"{web}/secret/s.txt")
         payload = msgspec.json.encode(Reference(0, len(SECRET), *then))
-        reader = Reader([f"{web}/allowed"])
+        reader = ReferenceReader([f"{web}/allowed"])
         read = {}
         for path in LEADS_OUT:
             try:
-                read[path] = reader.read(web + path, payload, is_whole=is_whole)
+                read[path] = reader.read(web + path, payload, spec_of(is_whole=is_whole))
             except Abandon:
                 continue
 
@@ -148,7 +156,7 @@ def test_no_spelling_of_a_url_leads_out_of_what_is_allowed(*, is_whole: bool) ->
 
 
 def test_url_on_another_host_is_not_covered() -> None:
-    allowed = locate("http://host.example:8080/allowed")
+    allowed = locate_url("http://host.example:8080/allowed")
     for url in (
         "http://host.example/allowed/a",
         "http://host.example:80/allowed/a",
@@ -162,7 +170,7 @@ def test_url_on_another_host_is_not_covered() -> None:
         "s3://host.example:8080/allowed/a",
     ):
         try:
-            assert not allowed.covers(locate(url)), url
+            assert not allowed.covers(locate_url(url)), url
         except InvalidValue:
             continue
 
@@ -184,7 +192,7 @@ def test_url_on_another_host_is_not_covered() -> None:
     ],
 )
 def test_spellings_of_the_same_place_are_covered(allowed: str, url: str) -> None:
-    assert locate(allowed).covers(locate(url))
+    assert locate_url(allowed).covers(locate_url(url))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +213,7 @@ def test_spellings_of_the_same_place_are_covered(allowed: str, url: str) -> None
 )
 def test_places_in_a_cloud_are_compared_as_they_are_written(allowed: str, url: str) -> None:
     with pytest.raises((InvalidValue, AssertionError)):
-        assert locate(allowed).covers(locate(url))
+        assert locate_url(allowed).covers(locate_url(url))
 
 
 def test_names_that_are_encoded_are_read_under_their_own_name() -> None:
@@ -213,11 +221,13 @@ def test_names_that_are_encoded_are_read_under_their_own_name() -> None:
     files = {"my%20data/100%25%20sure.txt": b"content"}
     with serve(files) as web:
         for name in ("my%20data/100%25%20sure.txt", "my data/100% sure.txt"):
-            then = remote.head(f"{web}/{name}")
+            then = remote.head_of_object(f"{web}/{name}")
             payload = msgspec.json.encode(Reference(0, 7, *then))
-            reader = Reader([f"{web}/my%20data"])
+            reader = ReferenceReader([f"{web}/my%20data"])
             for is_whole in (True, False):
-                assert reader.read(f"{web}/{name}", payload, is_whole=is_whole) == b"content"
+                assert (
+                    reader.read(f"{web}/{name}", payload, spec_of(is_whole=is_whole)) == b"content"
+                )
 
 
 @pytest.mark.parametrize("after", [b"other CONTENT", b"short", b""])
@@ -228,15 +238,15 @@ def test_object_replaced_between_the_look_and_the_read_is_told_as_changed(
     files = {"a.txt": b"first content"}
     with serve(files) as web:
         url = f"{web}/a.txt"
-        then = remote.head(url)
-        looked = remote.head
+        then = remote.head_of_object(url)
+        looked = remote.head_of_object
 
         def swapping(name: str) -> remote.Object:
             found = looked(name)
             files["a.txt"] = after
             return found
 
-        monkeypatch.setattr(remote, "head", swapping)
+        monkeypatch.setattr(remote, "head_of_object", swapping)
         with suppress(RemoteChanged):
             assert read_range(url, 6, 7, then) == b"content"
         files["a.txt"] = after
@@ -251,8 +261,20 @@ def test_empty_range_is_of_the_same_object_too() -> None:
     pytest.importorskip("obstore")
     files = {"a.txt": b"content"}
     with serve(files) as web:
-        then = remote.head(f"{web}/a.txt")
+        then = remote.head_of_object(f"{web}/a.txt")
         assert read_range(f"{web}/a.txt", 3, 0, then) == b""
         files["a.txt"] = b"another"
         with pytest.raises(RemoteChanged):
             read_range(f"{web}/a.txt", 3, 0, then)
+
+
+def test_reference_to_more_than_a_file_has_takes_no_more_memory_than_the_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"little")
+    payload = msgspec.json.encode(Reference(0, 2**50, 2**50, "made up", 1))
+
+    with pytest.raises(Abandon, match="cut short"):
+        ReferenceReader([str(tmp_path)]).read(
+            str(tmp_path / "a.txt"), payload, Spec(format="lines")
+        )

@@ -101,21 +101,26 @@ def test_worker_that_was_allowed_nothing_refuses(
 def test_file_that_changed_since_is_not_read(
     fleet: Fleet, load: Load, client: Client, tmp_path: Path
 ) -> None:
-    files = [tmp_path / name for name in ("longer.txt", "touched.txt", "gone.txt")]
+    names = ("longer.txt", "other.txt", "gone.txt", "grown.txt", "touched.txt")
+    files = [tmp_path / name for name in names]
     for file in files:
         file.write_text("a\nb\n")
     done = load(*files, "--handler", "echo", "--by-reference", "--lines", 1)
-    files[0].write_text("a\nb\nc\n")
+    files[0].write_text("A\nB\nc\n")
+    files[1].write_text("A\nB\n")
     os.utime(files[1], (1, 1))
     files[2].unlink()
+    files[3].write_text("a\nb\nc\n")
+    os.utime(files[4], (1, 1))
 
     fleet.ready("--allow-read", str(tmp_path))
 
     request = client.get(done.stdout.strip())
-    assert request.wait(30).records.failed == 6
+    records = request.wait(30).records
+    assert (records.done, records.failed) == (4, 6)
     failures = request.errors()
     assert [(each.source, each.line) for each in failures] == [
-        (str(file), line) for file in files for line in (1, 2)
+        (str(file), line) for file in files[:3] for line in (1, 2)
     ]
     assert "it had 4 bytes, and has 6" in failures[0].message
     assert "has changed since it was loaded: it was written to" in failures[2].message

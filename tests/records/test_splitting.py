@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from streamq.model import Spec
 from streamq.records.about import Place
-from streamq.records.boundaries import blank_lines, fields_of, records_of
-from streamq.records.decoding import is_skipped
+from streamq.records.boundaries import blank_lines, fields_of_csv_row, records_between_boundaries
+from streamq.records.decoding import is_blank_record
 from streamq.records.inputs import BadInput, open_input
 from streamq.records.sizes import PartSize
-from streamq.records.splitting import split
+from streamq.records.splitting import split_input
 from tests.records.pieces import START, after, pieces
 
 ANY = settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
@@ -88,8 +88,10 @@ def test_pieces_of_csv_cut_no_row(
     found = pieces(file, "csv", PartSize(bytes=limit, records=by_records), spec=spec)
 
     assert b"".join(piece.payload for piece in found) == file.read_bytes()
-    records = [record for piece in found for record in records_of(piece.payload, spec)]
-    assert [fields_of(record.removesuffix(b"\n"), spec) for record in records] == rows
+    records = [
+        record for piece in found for record in records_between_boundaries(piece.payload, spec)
+    ]
+    assert [fields_of_csv_row(record.removesuffix(b"\n"), spec) for record in records] == rows
     assert sum(piece.records for piece in found) == len(rows)
 
 
@@ -131,7 +133,9 @@ def test_load_goes_on_at_any_cursor(file: Path, lines: list[bytes], n: int) -> N
 def test_blank_lines_are_those_that_workers_pass_over(pieces_: list[bytes]) -> None:
     data, spec = b"".join(pieces_), Spec(format="jsonl")
 
-    skipped = [each for each in records_of(data, spec) if is_skipped(each, spec)]
+    skipped = [
+        each for each in records_between_boundaries(data, spec) if is_blank_record(each, spec)
+    ]
 
     assert blank_lines(data) == len(skipped)
 
@@ -140,7 +144,7 @@ def test_lines_are_counted_beside_records_where_some_are_blank(file: Path) -> No
     file.write_bytes(b"1\n\n2\n3\n4\n")
     spec = Spec(format="jsonl")
     with closing(open_input(str(file))) as source:
-        chunks = list(split(source, spec, PartSize(records=3), START))
+        chunks = list(split_input(source, spec, PartSize(records=3), START))
 
     abouts = [about for chunk in chunks for about in chunk.abouts]
     assert (abouts, sum(chunk.records for chunk in chunks)) == ([b"2 0 1 3", b"2 0 4"], 4)

@@ -2,6 +2,9 @@
 
 import os
 import resource
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -9,10 +12,11 @@ import pytest
 
 from streamq.app import Abandon
 from streamq.errors import Damaged
+from streamq.model import Spec
 from streamq.records import spool
 from streamq.records.encoding import Verbatim, decode_result, encode_item, encode_result
-from streamq.records.ranges import Range, copy_range
-from streamq.records.references import Reader, Reference
+from streamq.records.ranges import Range, copy_range, merged_ranges
+from streamq.records.references import Reference, ReferenceReader
 from streamq.records.spool import Spooled, SpoolReader, SpoolWriter, spooled_of
 from streamq.records.writer import Writer
 
@@ -149,6 +153,16 @@ class TestDamage:
         assert text_of(reader, one) == TEXT
         assert reader.find(two) is None
 
+    def test_lines_of_several_blocks_have_one_checksum(
+        self, writer: SpoolWriter, tmp_path: Path
+    ) -> None:
+        told = writer.keep_lines([TEXT, TEXT[:100]], b"payload", b"1010 0 1", is_text=False)
+        assert told
+        spooled = spooled_of(told)
+        assert spooled
+
+        assert text_of(SpoolReader(tmp_path), spooled) == TEXT + TEXT[:100]
+
     @pytest.mark.parametrize("name", ["../in.txt", "/etc/passwd", "7.1"])
     def test_only_spools_of_the_folder_are_opened(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "spool").mkdir()
@@ -172,7 +186,7 @@ class TestRemoving:
         self, writer: SpoolWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(spool, "ROLL_BYTES", 2 * len(TEXT))
-        reader = SpoolReader(tmp_path)
+        reader = SpoolReader(tmp_path, lambda: [os.getpid()])
         parts = [kept(writer) for _ in range(3)]
         for part in parts:
             assert text_of(reader, part) == TEXT
@@ -186,10 +200,24 @@ class TestRemoving:
         assert left.name == parts[2].spool
         assert reader.size() == 0
 
-    def test_what_the_dead_left_does_not_count(self, tmp_path: Path) -> None:
+    def test_what_the_dead_left_does_not_count(self, tmp_path: Path, writer: SpoolWriter) -> None:
+        reader = SpoolReader(tmp_path, lambda: [os.getpid()])
+        kept(writer)
+        assert reader.size() == len(TEXT)
         (tmp_path / f"{2**22 + 1}-0badcafe.1").write_bytes(TEXT)
 
-        assert SpoolReader(tmp_path).size() == 0
+        assert reader.size() == len(TEXT)
+
+    def test_what_an_earlier_attempt_left_does_not_count_even_if_a_process_has_its_id(
+        self, tmp_path: Path, writer: SpoolWriter
+    ) -> None:
+        earlier = kept(writer)
+        reader = SpoolReader(tmp_path, lambda: [os.getpid()])
+        assert reader.size() == 0
+
+        assert text_of(reader, earlier) == TEXT
+        reader.copied([earlier])
+        assert not list(tmp_path.iterdir())
 
 
 class TestCopying:
@@ -225,33 +253,103 @@ class TestCopying:
 class TestReading:
     """What a run reads by reference."""
 
-    def reference(self, path: Path) -> bytes:
+    LINES = Spec(format="lines")
+
+    def reference(self, path: Path, **more: int) -> bytes:
         path.write_bytes(TEXT)
         state = path.stat()
-        return msgspec.json.encode(Reference(5, 20, state.st_size, str(state.st_mtime_ns)))
+        found = Reference(5, 20, state.st_size, str(state.st_mtime_ns), **more)
+        return msgspec.json.encode(found)
 
-    def test_a_file_that_has_grown_is_refused_because_all_of_it_may_be_new(
-        self, tmp_path: Path
+    @pytest.fixture
+    def reader(self, tmp_path: Path) -> Iterator[ReferenceReader]:
+        with closing(ReferenceReader(["in.txt"], str(tmp_path))) as reader:
+            yield reader
+
+    @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+    def test_bytes_that_are_what_they_were_are_good_in_a_file_that_grows(
+        self, reader: ReferenceReader, tmp_path: Path, is_open: bool
+    ) -> None:
+        wanted = self.reference(tmp_path / "in.txt", check=zlib.crc32(TEXT[5:25]))
+        if is_open:
+            assert reader.read("in.txt", wanted, self.LINES) == TEXT[5:25]
+        with (tmp_path / "in.txt").open("ab") as file:
+            file.write(b"more\n")
+
+        assert reader.read("in.txt", wanted, self.LINES) == TEXT[5:25]
+
+        (tmp_path / "in.txt").write_bytes(TEXT.replace(b"9", b"Z") + b"more\n")
+        assert reader.read("in.txt", wanted, self.LINES) == TEXT[5:25]
+        (tmp_path / "in.txt").write_bytes(TEXT.replace(b"line", b"LINE") + b"more\n")
+        with pytest.raises(
+            Abandon, match=r"changed since it was loaded: it had \d+ bytes, and has"
+        ):
+            reader.read("in.txt", wanted, self.LINES)
+
+    def test_another_file_in_its_place_is_read_if_it_has_the_same_bytes(
+        self, reader: ReferenceReader, tmp_path: Path
+    ) -> None:
+        wanted = self.reference(tmp_path / "in.txt", check=zlib.crc32(TEXT[5:25]))
+        (tmp_path / "in.txt").rename(tmp_path / "before.txt")
+        (tmp_path / "in.txt").write_bytes(TEXT)
+        assert reader.read("in.txt", wanted, self.LINES) == TEXT[5:25]
+        os.truncate(tmp_path / "in.txt", 24)
+
+        with pytest.raises(Abandon, match="it was cut short"):
+            reader.read("in.txt", wanted, self.LINES)
+
+    def test_without_a_checksum_a_file_that_has_grown_is_refused(
+        self, reader: ReferenceReader, tmp_path: Path
     ) -> None:
         wanted = self.reference(tmp_path / "in.txt")
-        in_run = Reader(["in.txt"], str(tmp_path))
-        assert in_run.read("in.txt", wanted, is_whole=False) == TEXT[5:25]
+        assert reader.read("in.txt", wanted, self.LINES) == TEXT[5:25]
 
-        (tmp_path / "in.txt").write_bytes(TEXT.replace(b"1", b"Z") + b"more\n")
+        (tmp_path / "in.txt").write_bytes(TEXT + b"more\n")
 
         with pytest.raises(Abandon, match="and has"):
-            in_run.read("in.txt", wanted, is_whole=False)
-        in_run.close()
+            reader.read("in.txt", wanted, self.LINES)
 
-    def test_a_file_that_was_written_to_is_refused(self, tmp_path: Path) -> None:
+    def test_without_a_checksum_a_file_that_was_written_to_is_refused(
+        self, reader: ReferenceReader, tmp_path: Path
+    ) -> None:
         wanted = self.reference(tmp_path / "in.txt")
-        reader = Reader(["in.txt"], str(tmp_path))
-        assert reader.read("in.txt", wanted, is_whole=False) == TEXT[5:25]
+        assert reader.read("in.txt", wanted, self.LINES) == TEXT[5:25]
         os.utime(tmp_path / "in.txt", (1, 1))
 
         with pytest.raises(Abandon, match="was written to"):
-            reader.read("in.txt", wanted, is_whole=False)
-        reader.close()
-        os.truncate(tmp_path / "in.txt", 10)
-        with pytest.raises(Abandon, match="and has 10"):
-            Reader(["in.txt"], str(tmp_path)).read("in.txt", wanted, is_whole=False)
+            reader.read("in.txt", wanted, self.LINES)
+
+    def test_rows_that_end_in_carriage_returns_are_read_as_they_are_loaded(
+        self, tmp_path: Path, reader: ReferenceReader
+    ) -> None:
+        data = b'a,b\r1,"x\ry"\r2,z\r\n'
+        (tmp_path / "in.txt").write_bytes(data)
+        found = Reference(4, len(data) - 4, len(data), "later", zlib.crc32(b'1,"x\ry"\n2,z\r\n'))
+
+        read = reader.read("in.txt", msgspec.json.encode(found), Spec(format="csv"))
+
+        assert read == b'1,"x\ry"\n2,z\r\n'
+
+
+class TestMerging:
+    def test_ranges_that_follow_one_another_become_one(self) -> None:
+        pieces: list[bytes | Range] = [
+            b"head\n",
+            Range(3, 0, 10),
+            b"",
+            Range(3, 10, 5),
+            Range(3, 20, 5),
+            Range(4, 25, 5),
+            b"\n",
+            Range(4, 30, 1),
+        ]
+
+        assert list(merged_ranges(pieces)) == [
+            b"head\n",
+            Range(3, 0, 15),
+            Range(3, 20, 5),
+            Range(4, 25, 5),
+            b"\n",
+            Range(4, 30, 1),
+        ]
+        assert list(merged_ranges([])) == []

@@ -16,12 +16,12 @@ from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    check,
-    check_name,
+    check_new_output,
+    check_output_name,
     error_lines,
     errors_beside,
-    form_of,
-    is_stream,
+    form_by_output_name,
+    is_stream_output,
     refuse_inputs,
     write_errors,
 )
@@ -139,9 +139,11 @@ class TestDevice:
         file.touch()
         os.mkfifo(fifo)
 
-        assert is_stream(fifo) is True
-        assert is_stream(Path("/dev/null")) is True
-        assert [is_stream(path) for path in (file, tmp_path, tmp_path / "none")] == [False] * 3
+        assert is_stream_output(fifo) is True
+        assert is_stream_output(Path("/dev/null")) is True
+        assert [is_stream_output(path) for path in (file, tmp_path, tmp_path / "none")] == [
+            False
+        ] * 3
 
 
 class TestFile:
@@ -213,9 +215,9 @@ class TestFile:
 
 class TestPlace:
     def test_form_goes_by_the_name(self) -> None:
-        names = ("a.jsonl", "a.CSV", "a.txt", "a", "a.jsonl.gz", "a.csv.ZST", "a.gz")
-        forms = ["jsonl", "csv", "raw", "raw", "jsonl", "csv", "raw"]
-        assert [form_of(name) for name in names] == forms
+        names = ("a.jsonl", "a.CSV", "a.tsv", "a.txt", "a", "a.jsonl.gz", "a.tsv.ZST", "a.gz")
+        forms = ["jsonl", "csv", "tsv", "raw", "raw", "jsonl", "tsv", "raw"]
+        assert [form_by_output_name(name) for name in names] == forms
         assert errors_beside(Path("a.jsonl.gz")) == Path("a.errors.jsonl")
 
     @pytest.mark.parametrize(
@@ -229,17 +231,19 @@ class TestPlace:
             "a.json",
             "a.tar.gz",
             "a.tgz",
+            "a.avro",
+            "a.sqlite",
             "s3://b/a.txt",
         ],
     )
     def test_name_that_promises_what_is_not_written_is_refused(self, name: str) -> None:
         with pytest.raises(InvalidValue, match=re.escape(name)):
-            check_name(name)
+            check_output_name(name)
 
     def test_name_of_json_may_hold_lines_if_that_is_asked_for(self) -> None:
-        check_name("a.json", "jsonl")
+        check_output_name("a.json", "jsonl")
         for name in ("a.jsonl", "a.gz", "a.csv.zst", "a.tsv", "a"):
-            check_name(name)
+            check_output_name(name)
 
     def test_file_that_must_not_be_written_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,7 +257,7 @@ class TestPlace:
         monkeypatch.setattr(os, "access", access)
         for name in ("new", "old"):
             with pytest.raises(InvalidValue, match="Permission denied"):
-                check(tmp_path / name, force=False)
+                check_new_output(tmp_path / name, force=False)
             (tmp_path / "old").touch()
 
         assert asked == [tmp_path, tmp_path / "old"]
@@ -303,6 +307,6 @@ class TestPlace:
         path = tmp_path / "out"
         path.write_bytes(b"x")
         with pytest.raises(OutputExists):
-            check(path, force=False)
+            check_new_output(path, force=False)
 
-        check(path, force=True)
+        check_new_output(path, force=True)

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamq import Abandon, App, InvalidValue
-from streamq.app import describe
+from streamq.app import describe_handler
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.records.encoding import decode_item, decode_result
-from streamq.records.inputs import BadInput, Identity
-from streamq.records.references import Reader
+from streamq.records.inputs import BadInput, InputIdentity
+from streamq.records.references import ReferenceReader
 from streamq.records.sizes import MOST_RECORDS, PartSize, Step
 from streamq.records.splitting import Chunk, Cursor
 from streamq.records.tables import table_chunks
@@ -50,7 +50,7 @@ def write(path: Path, value: pa.Table, group: int = 1_000) -> Path:
 
 def chunks(path: Path, size: PartSize = AUTOMATIC, start: Cursor | None = None) -> list[Chunk]:
     form = path.suffix[1:]
-    return list(table_chunks(Identity.of(str(path)), form, start or Cursor(), size, None))
+    return list(table_chunks(InputIdentity.of(str(path)), form, start or Cursor(), size, None))
 
 
 def run(
@@ -62,10 +62,10 @@ def run(
 ) -> list[PartDone | PartNotDone]:
     """What the parts of a file come to."""
     spec = Spec(format=path.suffix[1:], files=(str(path),), by_reference=True, retries=0)
-    handler = describe(function, is_map=is_map, name="f")
+    handler = describe_handler(function, is_map=is_map, name="f")
     found = chunks(path, size)
     parts = [pair for each in found for pair in zip(each.payloads, each.abouts, strict=True)]
-    with closing(Reader([str(path)])) as reader:
+    with closing(ReferenceReader([str(path)])) as reader:
         runner = Runner(handler, spec, reader=reader)
         return [
             runner.run(Part(number, payload, about), None)
@@ -127,7 +127,9 @@ def test_parts_are_as_large_as_the_time_of_rows_allows(tmp_path: Path) -> None:
     steps = iter([Step(1, 2), Step(10, 3), *[Step(MOST_RECORDS, 64)] * 9])
 
     found = list(
-        table_chunks(Identity.of(str(path)), "parquet", Cursor(), AUTOMATIC, lambda: next(steps))
+        table_chunks(
+            InputIdentity.of(str(path)), "parquet", Cursor(), AUTOMATIC, lambda: next(steps)
+        )
     )
 
     counts = [int(about.split()[0]) for each in found for about in each.abouts]
@@ -216,7 +218,7 @@ def test_a_struct_reads_only_its_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "d.parquet", value)
     (chunk,) = chunks(path)
 
-    with closing(Reader([str(path)])) as reader:
+    with closing(ReferenceReader([str(path)])) as reader:
         found = reader.read_table(str(path), chunk.payloads[0], "parquet", ["id", "absent"])
 
     assert found.column_names == ["id"]
@@ -404,17 +406,17 @@ def test_damage_within_a_group_fails_its_part_alone(tmp_path: Path) -> None:
 def test_a_file_that_has_changed_or_is_not_allowed_is_not_read(tmp_path: Path) -> None:
     path = write(tmp_path / "d.parquet", table(2_000))
     found = [payload for each in chunks(path) for payload in each.payloads]
-    with closing(Reader([str(path)])) as reader:
+    with closing(ReferenceReader([str(path)])) as reader:
         assert reader.read_table(str(path), found[0], "parquet").num_rows == 1_000
         os.utime(path, ns=(1, 1))
-        for each in (reader, Reader([str(path)])):
+        for each in (reader, ReferenceReader([str(path)])):
             with pytest.raises(Abandon, match="has changed since it was loaded"):
                 each.read_table(str(path), found[1], "parquet")
     with pytest.raises(Abandon, match="--allow-read does not cover it"):
-        Reader([]).read_table(str(path), found[0], "parquet")
+        ReferenceReader([]).read_table(str(path), found[0], "parquet")
     path.unlink()
     with pytest.raises(Abandon, match="cannot be read here"):
-        Reader([str(path)]).read_table(str(path), found[0], "parquet")
+        ReferenceReader([str(path)]).read_table(str(path), found[0], "parquet")
 
 
 def test_format_and_options_are_checked(tmp_path: Path) -> None:
@@ -462,7 +464,7 @@ def test_nothing_is_imported_for_tables_that_are_not_there() -> None:
 def test_a_part_of_text_is_a_table_too(function: Callable[..., Any], form: str) -> None:
     spec = Spec(format=form, header="id,name\n" if form == "csv" else "", retries=0)
     payload = b'1,"a\nb"\n02,\n' if form == "csv" else b'{"id":1}\n\n{"id":null,"name":"b"}\n'
-    runner = Runner(describe(function, is_map=False), spec)
+    runner = Runner(describe_handler(function, is_map=False), spec)
 
     outcome = runner.run(Part(1, payload, b"2 0 2 3"), None)
 
@@ -480,7 +482,7 @@ def test_columns_of_a_csv_are_text_as_it_stands_there() -> None:
             b"01;'a\n\"b\"'\n2;\n",
         ),
     ):
-        outcome = Runner(describe(columns, is_map=False), spec).run(
+        outcome = Runner(describe_handler(columns, is_map=False), spec).run(
             Part(1, payload, b"2 0 2"), None
         )
         assert values([outcome]) == [[["id", "name"], ["01", "2"], ['a\n"b"', ""]]]
@@ -489,7 +491,7 @@ def test_columns_of_a_csv_are_text_as_it_stands_there() -> None:
 def test_a_row_of_a_csv_with_too_few_fields_fails_its_table() -> None:
     spec = Spec(format="csv", header="id,name\n")
 
-    outcome = Runner(describe(of_table, is_map=False), spec).run(
+    outcome = Runner(describe_handler(of_table, is_map=False), spec).run(
         Part(1, b"1,a\n2\n", b"2 0 2"), None
     )
 
@@ -500,7 +502,7 @@ def test_a_row_of_a_csv_with_too_few_fields_fails_its_table() -> None:
 
 def test_lines_are_no_table() -> None:
     with pytest.raises(InvalidValue, match="made of Parquet, Arrow, CSV or JSON lines"):
-        Runner(describe(of_table, is_map=False), Spec(format="lines"))
+        Runner(describe_handler(of_table, is_map=False), Spec(format="lines"))
 
 
 def test_numbers_of_rows_follow_each_other(tmp_path: Path) -> None:

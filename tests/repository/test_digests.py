@@ -6,7 +6,7 @@ digest changes only when a script is changed on purpose.
 
 from pathlib import Path
 
-from streamq.protocol.lua import digest
+from streamq.protocol.lua import script_digest
 from tests.scripts.script import SCRIPTS
 
 TABLE = Path(__file__).with_name("digests.txt")
@@ -16,7 +16,7 @@ COMMAND = ".venv/bin/python -m tests.repository.test_digests"
 
 def lines() -> list[str]:
     """A line for each script: its name and its digest."""
-    return sorted(f"{script.name} {digest(script.name)}" for script in SCRIPTS)
+    return sorted(f"{script.name} {script_digest(script.name)}" for script in SCRIPTS)
 
 
 def test_no_script_has_changed_by_accident() -> None:

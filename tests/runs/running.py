@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import KINDS
-from tests.support.waiting import wait_until
+from tests.support.waiting import is_alive, wait_until
 
 EMBEDDED = pytest.mark.skipif(KINDS[0].startswith("secure"), reason="is about the embedded server")
 Streamq = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -58,3 +58,8 @@ def program(path: Path, text: str) -> None:
     """A shell script."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+def wait_for_the_end_of(pids: list[int]) -> None:
+    """Nothing of a killed run is left after a moment."""
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 15)

@@ -21,7 +21,7 @@ from streamq.queue.results import ResultReader
 from streamq.records.encoding import encode_result
 from streamq.records.output_kinds import Written
 from streamq.records.outputs import FileOutput, OutputError
-from streamq.runs.collect import Collector, show
+from streamq.runs.collect import Collector, show_results
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
 from tests.support.simulated import Worker, refuse
@@ -116,7 +116,7 @@ class TestAfterARetry:
         Worker(protocol, queue, refusing()).drain()
         wanted = [3, *range(5, 13), 4, 2, 1]
 
-        shown = b"".join(show(protocol, request_id, "raw", follow=False))
+        shown = b"".join(show_results(protocol, request_id, "raw", follow=False))
         read = [(number, value) for number, value in request.results()]
         assert collect()
 
@@ -131,7 +131,9 @@ class TestAfterARetry:
         request.retry()
         Worker(protocol, queue, refusing()).drain()
 
-        shown = [b"".join(show(protocol, request_id, "raw", follow=bool(n))) for n in range(2)]
+        shown = [
+            b"".join(show_results(protocol, request_id, "raw", follow=bool(n))) for n in range(2)
+        ]
 
         assert shown == [b"2\n3\n1\n"] * 2
 
@@ -312,10 +314,10 @@ class TestFailedWhilePartsRun:
     def test_collector_that_follows_waits_and_one_that_looks_does_not(
         self, protocol: Protocol, driver: RequestByHand, failed: str
     ) -> None:
-        assert b"".join(show(protocol, driver.id, "raw", follow=False)) == b""
+        assert b"".join(show_results(protocol, driver.id, "raw", follow=False)) == b""
         shown: list[bytes] = []
         thread = threading.Thread(
-            target=lambda: shown.extend(show(protocol, driver.id, "raw", follow=True))
+            target=lambda: shown.extend(show_results(protocol, driver.id, "raw", follow=True))
         )
         thread.start()
         finish(driver, failed, 1)

@@ -15,7 +15,7 @@ from streamq.records.encoding import Verbatim, encode_item, encode_result
 from streamq.records.outputs import FileOutput, OutputError, OutputExists
 from streamq.records.stream_output import Stopped
 from streamq.records.writer import Writer
-from streamq.runs.collect import Collector, show
+from streamq.runs.collect import Collector, show_results
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
 from tests.support.waiting import wait_until
@@ -364,9 +364,11 @@ class TestShow:
             finish(driver, holders, number)
 
         for _ in range(2):
-            assert b"".join(show(protocol, driver.id, "raw", follow=False)) == b"1\n2\n"
+            assert b"".join(show_results(protocol, driver.id, "raw", follow=False)) == b"1\n2\n"
         finish(driver, holders, 3)
-        assert b"".join(show(protocol, driver.id, "jsonl", follow=True)) == b'"1"\n"2"\n"3"\n'
+        assert (
+            b"".join(show_results(protocol, driver.id, "jsonl", follow=True)) == b'"1"\n"2"\n"3"\n'
+        )
 
     def test_who_follows_sees_what_comes_later(
         self, driver: RequestByHand, protocol: Protocol
@@ -376,7 +378,7 @@ class TestShow:
         seen: list[bytes] = []
 
         def follow() -> None:
-            seen.extend(show(protocol, driver.id, "raw", follow=True))
+            seen.extend(show_results(protocol, driver.id, "raw", follow=True))
 
         thread = threading.Thread(target=follow)
         thread.start()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streamq import Client, load
-from streamq.queue.fleet import HandlerPace, pace_of
+from streamq.queue.fleet import HandlerPace, pace_of_handler
 from streamq.records.sizes import AS_LARGE_AS_ALLOWED, MOST_RECORDS, Step
 from streamq.runs import fleet_size
 from streamq.runs.fleet_size import FleetSize
@@ -80,7 +80,7 @@ class TestFleet:
         monkeypatch.setattr(fleet_size, "PATIENCE_S", 60.0)
         (tmp_path / "slow_map.py").write_text(CODE)
         fleet.ready("-p", "1", target="slow_map:app", cwd=tmp_path)
-        wait_until(lambda: pace_of(client.protocol, fleet.queue, "slowly") is not None)
+        wait_until(lambda: pace_of_handler(client.protocol, fleet.queue, "slowly") is not None)
         (tmp_path / "in.txt").write_text("".join(f"{n}\n" for n in range(60)))
 
         request = load(
@@ -91,6 +91,6 @@ class TestFleet:
         assert 6 <= status.parts.total <= 40, "about 12 records in 250 ms, after parts of one"
         got: list[Any] = [result for _, result in request.results(timeout=20)]
         assert [each for some in got for each in some] == [str(n) for n in range(60)]
-        pace = pace_of(client.protocol, fleet.queue, "slowly")
+        pace = pace_of_handler(client.protocol, fleet.queue, "slowly")
         assert pace
         assert 0.02 <= pace.record_s < 0.2

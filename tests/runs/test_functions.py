@@ -16,11 +16,23 @@ from typing import Any
 import pytest
 
 import streamq
-from streamq import AppLoadError, Client, InvalidValue, SettingsError, State, Worker
+from streamq import (
+    AppLoadError,
+    Client,
+    FleetTooOld,
+    Flow,
+    InvalidValue,
+    Protocol,
+    SettingsError,
+    State,
+    Worker,
+)
 from streamq.worker import service
 from streamq.worker.channel import ProcessConfig
 from streamq.worker.pool import Pool
 from tests.conftest import FIRST_KIND, ONE_KIND
+from tests.support.apps import flows
+from tests.support.fleet import APPS
 from tests.support.waiting import wait_until
 
 TASKS = """
@@ -79,6 +91,45 @@ def test_a_file_is_loaded_run_and_collected(
     assert (failure["error"], failure["line"]) == ("ValueError", 1_001)
     assert request.id == f"{queue}-id"
     assert request.status().parts.total == 11
+
+
+@ONE_KIND
+@pytest.mark.parametrize("flow", [flows.tolerant, f"{APPS}/flows.py:tolerant"])
+def test_file_goes_through_a_flow(
+    flow: Flow | str, client: Client, url: str, queue: str, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    source.write_text("word\nab\nc!d\n")
+
+    request = streamq.load(client, source_name := str(source), flow=flow, queue=queue, key="word")
+    again = streamq.load(client, source_name, flow=flow, queue=queue, key="word", id=request.id)
+    assert again.status().parts.total == 2
+    assert Worker(f"{APPS}/flows.py:app", url, queue=queue, burst=True).run() == 0
+    assert streamq.collect(request, target)
+
+    assert [json.loads(line)["failed"] for line in target.read_text().splitlines()] == [0, 1]
+    found = request.find("c!d")
+    assert found is not None
+    assert found.item == "2"
+
+
+@ONE_KIND
+def test_load_of_a_flow_leaves_nothing_where_it_is_refused(
+    client: Client, protocol: Protocol, queue: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text("line\n")
+    file = str(tmp_path / "in.txt")
+
+    with pytest.raises(InvalidValue, match="either a handler or a flow"):
+        streamq.load(client, file, queue=queue)
+    with pytest.raises(InvalidValue, match="either a handler or a flow"):
+        streamq.load(client, file, handler="h", flow=flows.maps, queue=queue)
+    with pytest.raises(InvalidValue, match="a flow needs a stage"):
+        streamq.load(client, file, flow=Flow("f"), queue=queue)
+    protocol.beat(queue, "old", 60_000, b'{"name":"old","version":"0.9"}')
+    with pytest.raises(FleetTooOld, match=r"streamq 0\.9"):
+        streamq.load(client, file, flow=flows.maps, queue=queue)
+    assert protocol.places(queue) == []
 
 
 @ONE_KIND

@@ -117,7 +117,7 @@ def test_a_full_disk_says_so_and_the_next_collector_goes_on(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("streamq.records.drafts.write", full)
+    monkeypatch.setattr("streamq.records.drafts.write_draft", full)
     with pytest.raises(OutputError, match="No space left on device"):
         parts.collector(*OUT).run(is_ordered=True, follow=False, force=False)
     monkeypatch.undo()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from streamq.protocol.replies import part_of
+from streamq.protocol.replies import part_of_field
 from streamq.queue.results import ResultReader
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
@@ -58,7 +58,7 @@ def test_what_failed_parts_yielded_comes_run_after_run(driver: RequestByHand) ->
     found = batches(ResultReader(driver.protocol, driver.id))
 
     assert found == [["1", "2", "3"], ["2.1", "3.1", "10.1", "1.2"]]
-    assert [part_of(field) for field in found[1]] == [2, 3, 10, 1]
+    assert [part_of_field(field) for field in found[1]] == [2, 3, 10, 1]
 
 
 @pytest.mark.parametrize(("limit", "value"), [("BATCH", 2), ("BATCH_BYTES", 4)])

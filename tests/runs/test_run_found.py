@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from streamq.records.inputs import Identity
+from streamq.records.inputs import InputIdentity
 from tests.runs.running import (
     COMMAND,
     EMBEDDED,
@@ -531,7 +531,7 @@ class TestInputThatGrows:
     def test_compressed_file_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "in.gz"
         path.write_bytes(gzip.compress(b"a\n"))
-        then = Identity.of(str(path))
+        then = InputIdentity.of(str(path))
         path.write_bytes(path.read_bytes() + gzip.compress(b"b\n"))
 
         assert not then.has_only_grown
@@ -539,7 +539,7 @@ class TestInputThatGrows:
     def test_file_whose_beginning_changed_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "in.txt"
         path.write_text("a\n")
-        then = Identity.of(str(path))
+        then = InputIdentity.of(str(path))
         path.write_text("b\nc\n")
 
         assert not then.has_only_grown

@@ -45,6 +45,20 @@ class TestRecords:
         assert found["records"] == {"total": 2, "done": 2, "failed": 0}
         assert (tmp_path / "out.jsonl").read_text() == '{"a":1}\n{"a":2}\n'
 
+    def test_record_that_took_too_long_is_told_with_its_line(
+        self, streamq: Streamq, tmp_path: Path
+    ) -> None:
+        """Its part has no other record, so nobody runs it once more, who would know its line."""
+        (tmp_path / "in.txt").write_text("line 1\nline 0\nline 2\n")
+        words = ("in.txt", "--map", "job:stuck_thrice", "-o", "out.txt", "--lines", 1)
+
+        found = self.run(streamq, *words, "--timeout", "1s")
+
+        assert "  in.txt:2: Timeout: it took longer than 1 s" in found["said"]
+        (failure,) = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
+        place = (failure["source"], failure["line"], failure["input"])
+        assert place == ("in.txt", 2, "line 0")
+
     def test_numbers_that_json_does_not_have_fail(self, streamq: Streamq, tmp_path: Path) -> None:
         (tmp_path / "in.txt").write_text("1\nnan\n-inf\n2\n")
 

@@ -22,18 +22,14 @@ from tests.runs.running import (
     descendants,
     go_on,
     run_left_in,
+    wait_for_the_end_of,
 )
-from tests.support.waiting import is_alive, wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.commands
 STOPS = pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-
-
-def wait_for_the_end_of(pids: list[int]) -> None:
-    """Nothing of a killed run is left after a moment."""
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), 15)
 
 
 @STOPS

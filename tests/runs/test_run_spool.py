@@ -4,11 +4,14 @@ import gzip
 import json
 import os
 import random
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.runs.running import EMBEDDED, Begin, Streamq, descendants
+from tests.runs.running import EMBEDDED, Begin, Streamq, descendants, wait_for_the_end_of
 from tests.support.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.commands, EMBEDDED]
@@ -31,10 +34,18 @@ def picky(line: str) -> str:
     if line.endswith("77"):
         raise ValueError("sevens")
     return line
+def slow(line: bytes) -> bytes:
+    if line.endswith(b"00"):
+        time.sleep(float(os.environ.get("PAUSE_S", "0")))
+    return line
+def same(row: bytes) -> bytes:
+    return row
+def ident(row: dict) -> int:
+    return int(row["id"])
 def named(line: str) -> dict:
     return {"name": line}
 '''
-RUN = ("in.txt", "--lines", "1000", "-p", "2", "--spool")
+RUN = ("in.txt", "--lines", "1000", "-p", "2")
 LINES = 40_000
 
 
@@ -125,6 +136,46 @@ def test_what_is_lost_in_a_spool_runs_again(
     assert "runs again" in said
     assert output.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".streamq").exists()
+
+
+def tear(path: Path, chance: random.Random) -> None:
+    """Cut a spool off somewhere, as a power cut may."""
+    os.truncate(path, chance.randrange(path.stat().st_size + 1))
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_random_moments_with_torn_spools_it_gives_the_input_back(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    kills = int(os.environ.get("STREAMQ_TEST_KILLS", "3"))
+    chance = random.Random(os.environ.get("STREAMQ_TEST_SEED", kills))
+    output, torn = tmp_path / "out.txt", 0
+    marks = sorted(chance.randrange(source.stat().st_size) for _ in range(kills))
+    words = [*RUN, "--map", "held.py:slow", "-o", "out.txt"]
+    for mark in marks:
+        running = begin(*words, PAUSE_S="0.02")
+        while running.poll() is None and mark >= (output.stat().st_size if output.exists() else 0):
+            time.sleep(0.001)
+        time.sleep(chance.random() / 10)
+        pids = [running.pid, *descendants(running.pid)]
+        if chance.random() < 0.5:
+            for pid in chance.sample(pids, len(pids)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        running.kill()
+        running.communicate()
+        wait_for_the_end_of(pids)
+        if chance.random() < 0.5:
+            for path in spools(tmp_path):
+                tear(path, chance)
+                torn += 1
+
+    done = streamq("run", *words)
+
+    assert done.returncode == 0, done.stderr
+    assert output.read_bytes() == source.read_bytes()
+    assert not (tmp_path / ".streamq").exists()
+    print(f"{kills} kills, {torn} spools torn")
 
 
 @pytest.mark.long
@@ -224,16 +275,20 @@ def test_failures_have_their_record_and_a_retry_puts_results_in_their_place(
     assert (tmp_path / "out.txt").read_bytes() == source.read_bytes()
 
 
-def test_an_input_that_changes_is_refused_in_words(
-    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
-) -> None:
+def stopped_with_spools(begin: Begin, source: Path) -> None:
+    """A run that was killed when some of its results were in spools."""
     running = begin(*RUN, "--map", "held.py:held", "-o", "out.txt")
-    wait_until(lambda: bool(spools(tmp_path)), 60)
+    wait_until(lambda: bool(spools(source.parent)), 60)
     running.kill()
     running.communicate()
-    with source.open("ab") as file:
-        file.write(b" and more\n")
-    (tmp_path / "go").touch()
+    (source.parent / "go").touch()
+
+
+def test_an_input_that_changes_is_refused_in_words(
+    streamq: Streamq, begin: Begin, source: Path
+) -> None:
+    stopped_with_spools(begin, source)
+    source.write_bytes(source.read_bytes().replace(b"line 7\n", b"LINE 7\n") + b" and more\n")
 
     done = streamq("run", *RUN, "--map", "held.py:held", "-o", "out.txt")
 
@@ -242,10 +297,41 @@ def test_an_input_that_changes_is_refused_in_words(
 
 
 @pytest.mark.long
-def test_all_bytes_go_through_the_server_unless_asked_to_spool(
+def test_an_input_that_only_grows_is_read_as_it_was(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    before = source.read_bytes()
+    stopped_with_spools(begin, source)
+    with source.open("ab") as file:
+        file.write(b" and more\n")
+
+    done = streamq("run", *RUN, "--map", "held.py:held", "-o", "out.txt")
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.txt").read_bytes() == before
+
+
+@pytest.mark.long
+def test_records_that_changed_while_the_run_went_on_fail_and_say_so(
+    streamq: Streamq, begin: Begin, source: Path, tmp_path: Path
+) -> None:
+    """All parts are loaded at once. The only process reads the others when the first is done."""
+    running = begin(*RUN[:3], "-p", "1", "--map", "held.py:held", "-o", "out.txt")
+    wait_until(lambda: '"state":"open"' in streamq("ls", "--json").stdout, 60)
+    source.write_bytes(source.read_bytes().replace(b"line 39999", b"LINE 39999"))
+    (tmp_path / "go").touch()
+    running.communicate(timeout=60)
+
+    told = (tmp_path / "out.errors.jsonl").read_text()
+    assert running.returncode == 1
+    assert "in.txt has changed since it was loaded" in told
+
+
+@pytest.mark.long
+def test_without_spools_all_bytes_go_through_the_server(
     streamq: Streamq, source: Path, tmp_path: Path
 ) -> None:
-    done = streamq("run", *RUN[:-1], "--map", "held.py:picky", "-o", "out.txt")
+    done = streamq("run", *RUN, "--no-spool", "--map", "held.py:picky", "-o", "out.txt")
 
     assert done.returncode == 1, done.stderr
     (plan,) = tmp_path.glob(".streamq/*/plan*")
@@ -263,3 +349,24 @@ def test_the_same_command_without_spools_goes_on_as_it_began(
     resumed(streamq, "--no-spool")
 
     assert output.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_rows_of_a_csv_are_read_by_reference(
+    streamq: Streamq, tmp_path: Path, source: Path, end: bytes
+) -> None:
+    """Raw output begins with the header, unless the first result is a value."""
+    rows = [b'%d,"a%sb %d"' % (n, end, n) for n in range(10_000)]
+    text = end.join([b"id,name", *rows, b""])
+    (tmp_path / "in.csv").write_bytes(text)
+    run = ("run", "in.csv", "--bytes", "64KiB", "-p", "2", "--output-format", "raw")
+
+    assert streamq(*run, "--map", "held.py:same", "-o", "lines.txt").returncode == 0
+    assert streamq(*run, "--map", "held.py:ident", "-o", "values.txt").returncode == 0
+
+    shown = text if end == b"\n" else text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    found = (tmp_path / "lines.txt").read_bytes()
+    assert found.replace(b"\r\n", b"\n").replace(b"\r", b"\n") == shown
+    numbers = (tmp_path / "values.txt").read_bytes().split()
+    assert numbers == [b"%d" % n for n in range(10_000)]

@@ -17,7 +17,7 @@ from streamq.model import Policy, Spec, State
 from streamq.protocol.replies import Terms
 from streamq.records.sizes import PartSize, Step
 from streamq.runs.load import Load
-from streamq.runs.options import capacity
+from streamq.runs.options import capacity_options
 from tests.conftest import ONE_KIND
 from tests.runs.running import Streamq
 
@@ -103,7 +103,7 @@ class TestRun:
     def test_without_p_so_many_run_at_once_in_all(self, run: Any, tmp_path: Path) -> None:
         run("waits", 60, "-c", 5)
 
-        room = capacity(0, 5)
+        room = capacity_options(0, 5)
         assert max(values(tmp_path)) <= room.slots <= 5
 
     def test_handler_of_whole_parts_gets_as_much_as_before(self, run: Any, tmp_path: Path) -> None:
@@ -138,13 +138,13 @@ class TestCapacity:
         given: tuple[int, int],
         found: tuple[int, int, int],
     ) -> None:
-        monkeypatch.setattr(cpus, "usable", lambda: cpu)
+        monkeypatch.setattr(cpus, "usable_cpus", lambda: cpu)
 
-        assert capacity(*given) == found
+        assert capacity_options(*given) == found
 
     def test_more_than_a_pool_looks_after_is_refused(self) -> None:
         with pytest.raises(InvalidValue, match="slots"):
-            capacity(512, 10_000)
+            capacity_options(512, 10_000)
 
 
 class Cutter:

@@ -1,4 +1,4 @@
-"""What stands before the first line that a collector writes."""
+"""The writer of an output: headers, and what comes before the first line."""
 
 import pytest
 
@@ -26,3 +26,14 @@ def test_header_is_only_for_lines() -> None:
     assert Writer("raw", [], preamble=b"a,b").lines(result({"n": 1})) == b'{"n":1}\n'
     assert Writer("jsonl", [], preamble=b"a,b").preamble() == b""
     assert Writer("raw", [], preamble=b"a,b").preamble() == b"a,b"
+
+
+def test_tsv_has_tabs_between_cells_and_quotes_what_holds_one() -> None:
+    writer = Writer("tsv", [])
+
+    lines = writer.lines(result({"a": "1", "b": "2,5"})) + writer.lines(
+        result({"a": "x\ty", "b": 3})
+    )
+
+    assert lines == b'a\tb\n1\t2,5\n"x\ty"\t3\n'
+    assert writer.line(encode_item("text"), b"", 1, 1) == b"\t\n"

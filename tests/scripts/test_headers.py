@@ -13,7 +13,7 @@ from streamq import Connection, Protocol
 from streamq.errors import BY_CODE
 from streamq.model import Failure, FlowPlan, Policy, StagePlan, State
 from streamq.protocol.keys import QueueKeys, RequestKeys
-from streamq.protocol.lua import FOLDERS, digest, source
+from streamq.protocol.lua import FOLDERS, script_digest, script_source
 from streamq.protocol.replies import Terms, Tokens
 from tests.scripts.script import LIBRARY, LUA, SCRIPTS, Script, offered, undeclared, words
 
@@ -96,7 +96,7 @@ class TestHeader:
         flags = script.section("Flags").strip()
 
         first = "#!lua" if flags == "none" else f"#!lua flags={flags}"
-        assert source(script.name).splitlines()[0] == first
+        assert script_source(script.name).splitlines()[0] == first
         assert flags in {"none", "allow-oom", "no-writes"}
         assert (flags == "no-writes") == (script.commands <= READS)
         assert (flags == "none") == (script.name in BRING_WORK)
@@ -161,14 +161,14 @@ class TestBody:
             assert re.search(pattern, script.reached), f"{name} is not used"
 
     def test_uses_no_name_that_is_not_declared_before(self, script: Script) -> None:
-        _, _, text = source(script.name).partition("\n")
+        _, _, text = script_source(script.name).partition("\n")
 
         assert list(undeclared(text)) == []
 
     def test_is_sent_with_no_function_that_it_does_not_call(self, script: Script) -> None:
-        sent = re.findall(r"\w+", source(script.name))
+        sent = re.findall(r"\w+", script_source(script.name))
 
-        functions = re.findall(r"^local function (\w+)", source(script.name), re.MULTILINE)
+        functions = re.findall(r"^local function (\w+)", script_source(script.name), re.MULTILINE)
         assert [name for name in functions if sent.count(name) < 2] == []
 
     def test_commands_are_upper_case_and_allowed(self, script: Script) -> None:
@@ -181,9 +181,9 @@ class TestBody:
         assert "redis.pcall" not in script.reached
 
     def test_server_loads_it_under_its_digest(self, script: Script, protocol: Protocol) -> None:
-        loaded = protocol.connection.redis.script_load(source(script.name))
+        loaded = protocol.connection.redis.script_load(script_source(script.name))
 
-        assert loaded == digest(script.name)
+        assert loaded == script_digest(script.name)
 
 
 class TestWhole:
@@ -227,7 +227,7 @@ def bindings() -> Protocol:
 
     def call_all(calls: Any) -> None:
         # What is done in the queue stands before and behind.
-        (sent,) = [each for each in calls if each[1] != digest("mint")]
+        (sent,) = [each for each in calls if each[1] != script_digest("mint")]
         raise Sent(*sent)
 
     nowhere = SimpleNamespace(
@@ -272,7 +272,7 @@ class TestBinding:
             keys = keys[: len(script.key_names)]
         if script.name == "aside":  # whose first key is any of them: here it is called x
             keys[0] = keys[0].replace("x", "spoilt")
-        assert (command, sha, keys) == ("EVALSHA", digest(script.name), script.key_names)
+        assert (command, sha, keys) == ("EVALSHA", script_digest(script.name), script.key_names)
 
     def test_promises_no_error_that_is_not_raised(self, script: Script) -> None:
         _, _, raises = (inspect.getdoc(getattr(Protocol, script.name)) or "").partition("Raises:")

@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
     yield run
     for folder in (tmp_path / detached.HOME, tmp_path / "other"):
-        detached.stop(folder)
+        detached.stop_detached(folder)
 
 
 def started(server: Server, *words: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_a_detached_server_outlives_its_command_and_keeps_its_data(
     first = server("--detach")
     url = first.stdout.strip()
     assert ask(url, "SET", "key", "value")
-    serving = detached.find(tmp_path / detached.HOME)
+    serving = detached.find_detached(tmp_path / detached.HOME)
     assert serving is not None
 
     stopped = server("--stop")
@@ -98,7 +98,7 @@ def test_of_starts_at_the_same_moment_one_serves(server: Server, tmp_path: Path)
     assert ask(found[0]["url"], "PING") is True
     # None of the others waits for the folder to be free.
     os.kill(found[0]["pid"], signal.SIGKILL)
-    wait_until(lambda: detached.find(tmp_path / detached.HOME) is None)
+    wait_until(lambda: detached.find_detached(tmp_path / detached.HOME) is None)
     assert started(server)["new"]
 
 
@@ -109,7 +109,7 @@ def test_a_server_that_was_killed_leaves_nothing_that_hinders_the_next(
     os.kill(killed["pid"], signal.SIGKILL)
     wait_until(lambda: is_gone(killed["pid"]))
 
-    assert detached.find(tmp_path / detached.HOME) is None
+    assert detached.find_detached(tmp_path / detached.HOME) is None
     assert server("--stop").returncode == 3, "its process id may be that of another by now"
     after = started(server, "--port", "0")
 
@@ -136,7 +136,7 @@ def test_one_that_does_not_start_says_why(tmp_path: Path) -> None:
     command = ["/bin/sh", "-c", "echo there is no such program >&2; exit 3"]
 
     with pytest.raises(ServerError, match="did not start: there is no such program"):
-        detached.start(tmp_path / "folder", command)
+        detached.start_detached(tmp_path / "folder", command)
 
 
 @pytest.mark.parametrize(

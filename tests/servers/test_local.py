@@ -169,7 +169,7 @@ def test_a_taken_port_is_refused_and_a_free_one_found(monkeypatch: pytest.Monkey
         monkeypatch.setattr(launcher, "_free_port", lambda: next(drawn, None) or free())
         with LocalServer.start(port=0) as second:
             assert second.url != first.url
-            assert f"process_id:{second.pid}\r" in launcher.ask(
+            assert f"process_id:{second.pid}\r" in launcher.ask_server(
                 ("127.0.0.1", int(second.url.rsplit(":", 1)[1])), "INFO", "server"
             )
 

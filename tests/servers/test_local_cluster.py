@@ -17,13 +17,13 @@ has_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no 
 
 def view(node: ClusterNode) -> dict[int, str]:
     """The flags of every node by port, as one node sees them."""
-    lines = launcher.ask(("127.0.0.1", node.port), "CLUSTER", "NODES").splitlines()
+    lines = launcher.ask_server(("127.0.0.1", node.port), "CLUSTER", "NODES").splitlines()
     words = [line.split() for line in lines]
     return {int(address.split("@")[0].split(":")[1]): flags for _, address, flags, *_ in words}
 
 
 def key_count(node: ClusterNode) -> int:
-    return int(launcher.ask(("127.0.0.1", node.port), "DBSIZE"))
+    return int(launcher.ask_server(("127.0.0.1", node.port), "DBSIZE"))
 
 
 @pytest.mark.parametrize("binary", [None, pytest.param("redis-server", marks=has_redis)])

@@ -9,7 +9,7 @@ from redis import RedisCluster
 
 from streamq import Protocol
 from streamq.model import Failure, Policy, Spec, State
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
 from streamq.protocol.replies import Grant, Opened, Outcome, Reaped, Terms, Tokens
 
 HANDLER = "h"
@@ -259,7 +259,7 @@ class RequestByHand:
 
     def tokens(self, level: int = 50) -> list[str]:
         """The tokens of one level of the queue, newest first."""
-        found = self.redis.lrange(QueueKeys(self.queue, to=list_of("h", level)).tokens, 0, -1)
+        found = self.redis.lrange(QueueKeys(self.queue, to=token_list_of("h", level)).tokens, 0, -1)
         return [request_id.decode() for request_id in found]
 
     def existing_keys(self) -> set[str]:

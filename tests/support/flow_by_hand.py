@@ -61,14 +61,16 @@ class StageByHand(RequestByHand):
 
     def _passed(self, part: Part, payloads: Sequence[bytes] | None) -> PassedPart:
         kind, feeds, *_ = self.facts.split()
-        origin = about.origin_of(part)
+        origin = about.item_of_about(part)
         payloads = [part.payload or b"j" + origin.encode()] if payloads is None else payloads
         if kind != "spread":
-            label = about.of_child(part, 1, origin) if feeds == "parts" else origin
+            label = about.about_of_child(part, 1, origin) if feeds == "parts" else origin
             count = len(payloads)
             return PassedPart(part.number, origin, [label] * count, list(payloads), count)
         named = [f"{origin}/{n}" for n in range(1, len(payloads) + 1)]
-        labels = [about.of_child(part, 1, each) if feeds == "parts" else each for each in named]
+        labels = [
+            about.about_of_child(part, 1, each) if feeds == "parts" else each for each in named
+        ]
         if self.facts.split()[3] != "0":  # it is joined, and keeps the parent's origin
             labels, payloads = [f"{origin}/0", *labels], [b"k" + origin.encode(), *payloads]
         return PassedPart(part.number, origin, labels, list(payloads), len(labels))

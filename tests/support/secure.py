@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from redis import Redis
 
-from streamq.servers.launcher import LOOPBACK, Launcher, ask, on_free_port
-from streamq.servers.local import command_line
+from streamq.servers.launcher import LOOPBACK, Launcher, ask_server, start_on_free_port
+from streamq.servers.local import server_command_line
 from tests.support import warm
 from tests.support.waiting import wait_until
 
@@ -79,18 +79,20 @@ class Secured:
                 ("save", ""),
                 ("aclfile", str(home / "users.acl")),
             ]
-            argv = command_line(Path(shutil.which("redis-server") or ""), home, base, options)
+            argv = server_command_line(
+                Path(shutil.which("redis-server") or ""), home, base, options
+            )
             argv[1:1] = first
             self.nodes[port] = self._launcher.run(argv, home, str(home / "s"))
             return port
 
-        return on_free_port(run)
+        return start_on_free_port(run)
 
     def lock(self) -> None:
         """Let in the users that ``streamq acl`` wrote, and nobody else."""
         for home in self.folder.glob("node*"):
             (home / "users.acl").write_text(self._users.read_text())
-            ask(str(home / "s"), "ACL", "LOAD")
+            ask_server(str(home / "s"), "ACL", "LOAD")
 
     def kill(self, port: int) -> None:
         """End a node at once with signal 9."""

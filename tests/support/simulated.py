@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from streamq import Janitor, Protocol
 from streamq.errors import RequestUnknown
 from streamq.model import Failure, Part
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.replies import Grant, Terms
 from streamq.records.encoding import encode_result
 from tests.support.by_hand import CAN_RUN
@@ -142,7 +142,7 @@ def tokens(protocol: Protocol, queue: str) -> list[str]:
     """All tokens of the queue that are out, those next to be taken first."""
     with protocol.connection.redis.pipeline(transaction=False) as pipe:
         for level in range(100):
-            pipe.lrange(QueueKeys(queue, to=list_of("h", level)).tokens, 0, -1)
+            pipe.lrange(QueueKeys(queue, to=token_list_of("h", level)).tokens, 0, -1)
         return [request_id.decode() for out in pipe.execute() for request_id in reversed(out)]
 
 

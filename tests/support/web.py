@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from hashlib import md5, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+from urllib.parse import parse_qs
+from xml.sax.saxutils import escape
 
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=(?P<key>[^/]+)/(?P<scope>\S+), ?"
@@ -40,6 +42,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.login and not _is_signed(self, self.login):
             self.send_error(403)
             return
+        if self.login and "list-type=2" in self.path:
+            self._list()
+            return
         data = self.files.get(self.path.removeprefix("/"))
         if data is None:
             self.send_error(404)
@@ -55,12 +60,30 @@ class _Handler(BaseHTTPRequestHandler):
         if has_body:
             self.wfile.write(data[first:end])
 
+    def _list(self) -> None:
+        """Tell what is in a bucket, as S3 does: all of it at once."""
+        bucket, _, query = self.path.removeprefix("/").partition("?")
+        prefix = parse_qs(query).get("prefix", [""])[0]
+        keys = (name.partition("/")[2] for name in self.files if name.startswith(f"{bucket}/"))
+        found = "".join(
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z"
+            f"</LastModified><ETag>e</ETag><Size>1</Size></Contents>"
+            for key in sorted(keys)
+            if key.startswith(prefix)
+        )
+        data = f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data.encode())))
+        self.end_headers()
+        self.wfile.write(data.encode())
+
 
 @contextmanager
 def serve(files: dict[str, bytes], login: Login | None = None) -> Iterator[str]:
     """The URL under which the files are, also those that change meanwhile.
 
-    With a login it is an S3: files are named ``bucket/key``, and only who has the secret gets them.
+    With a login it is an S3: files are named ``bucket/key``, only who has the secret gets them, and
+    a bucket can be listed.
     """
     handler = type("Handler", (_Handler,), {"files": files, "login": login})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

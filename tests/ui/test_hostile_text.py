@@ -15,7 +15,7 @@ from streamq.gateway.roles import Role
 from streamq.model import Failure
 from streamq.protocol.keys import QueueKeys, RequestKeys
 from streamq.protocol.replies import Terms
-from streamq.queue.changes import Change, note
+from streamq.queue.changes import Change, note_change
 from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
 from tests.ui.test_actions import log_in
@@ -34,7 +34,7 @@ ALL = f"{EVIL} {QUOTES} {ESCAPES}"
 def guarded(url: str, queue: str, tmp_path: Path) -> Iterator[tuple[Gate, str]]:
     """A gateway with keys, and the key of an operator with an odd name."""
     file = tmp_path / "streamq.keys"
-    key = keys.add(file, "al", Role.OPERATOR)
+    key = keys.add_key(file, "al", Role.OPERATOR)
     gate = Gate(url, queue, "--keys", str(file))
     yield gate, key
     gate.end()
@@ -52,7 +52,7 @@ def spoil(client: Client, protocol: Protocol, queue: str, request_id: str) -> No
     protocol.fail(
         request_id, "p.1-1", 1, found.parts[0].number, [failure], kind="abandon", records=(0, 1)
     )
-    note(protocol, queue, Change(who=EVIL, what=ALL, request=request_id))
+    note_change(protocol, queue, Change(who=EVIL, what=ALL, request=request_id))
     # A handler and a name of a file that no client lets pass, in a request of its own.
     other = f"{request_id}-b"
     client.submit([1], handler="h", queue=queue, id=other)

@@ -32,7 +32,7 @@ def test_slots_of_one_handler_are_added_up(tally: SlotCounters) -> None:
 
     assert first == NOTHING
     assert (second[counters.DONE], second[counters.FAILED]) == (30, 3)
-    assert counters.parts(second) == 33
+    assert counters.parts_counted(second) == 33
 
 
 def test_each_count_has_a_place_of_its_own(tally: SlotCounters) -> None:
@@ -51,8 +51,8 @@ def test_each_count_has_a_place_of_its_own(tally: SlotCounters) -> None:
     (row,) = tally.rows(1)
 
     assert [row[kind] for kind in kinds] == [1, 2, 3, 4, 5]
-    assert [sum(counters.times(row, what)[0]) for what in (RAN, WAITED)] == [1, 1]
-    assert [counters.times(row, what)[1] for what in (RAN, WAITED)] == [1.0, 2.0]
+    assert [sum(counters.times_counted(row, what)[0]) for what in (RAN, WAITED)] == [1, 1]
+    assert [counters.times_counted(row, what)[1] for what in (RAN, WAITED)] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_time_is_in_the_class_that_it_does_not_exceed(
 ) -> None:
     tally.observe(0, 0, RAN, [seconds])
 
-    classes, _ = counters.times(tally.rows(1)[0], RAN)
+    classes, _ = counters.times_counted(tally.rows(1)[0], RAN)
     assert [at for at, number in enumerate(classes) if number] == [place]
 
 
@@ -73,9 +73,9 @@ def test_short_times_that_are_sorted_together_are_all_counted(tally: SlotCounter
     tally.observe(0, 0, WAITED, (BOUNDS_S[1],), 40)
 
     (row,) = tally.rows(1)
-    assert counters.times(row, RAN)[0][0] == 500
-    assert counters.times(row, WAITED)[0][1] == 40
-    assert counters.times(row, WAITED)[1] == pytest.approx(BOUNDS_S[1] * 40, abs=1e-3)
+    assert counters.times_counted(row, RAN)[0][0] == 500
+    assert counters.times_counted(row, WAITED)[0][1] == 40
+    assert counters.times_counted(row, WAITED)[1] == pytest.approx(BOUNDS_S[1] * 40, abs=1e-3)
 
 
 def test_sum_that_does_not_fit_stays_at_the_largest_number(tally: SlotCounters) -> None:
@@ -83,7 +83,7 @@ def test_sum_that_does_not_fit_stays_at_the_largest_number(tally: SlotCounters) 
         tally.observe(0, 0, RAN, [9e12])
 
     assert tally.rows(1)[0][RAN.at] == 2**63 - 1
-    assert sum(counters.times(tally.rows(1)[0], RAN)[0]) == 2
+    assert sum(counters.times_counted(tally.rows(1)[0], RAN)[0]) == 2
 
 
 def test_handlers_beyond_the_last_row_are_counted_together(tally: SlotCounters) -> None:
@@ -99,7 +99,7 @@ def test_handlers_beyond_the_last_row_are_counted_together(tally: SlotCounters) 
 def test_last_row_of_the_last_slot_ends_where_the_memory_does(tally: SlotCounters) -> None:
     tally.observe(SLOTS - 1, MOST_HANDLERS - 1, WAITED, [1e9])
 
-    assert counters.times(tally.rows(MOST_HANDLERS)[-1], WAITED)[0][-1] == 1
+    assert counters.times_counted(tally.rows(MOST_HANDLERS)[-1], WAITED)[0][-1] == 1
 
 
 def test_counts_of_a_process_that_is_gone_stay() -> None:
@@ -118,7 +118,7 @@ def test_counts_of_a_process_that_is_gone_stay() -> None:
 def test_metrics_have_what_rows_and_others_tell() -> None:
     row = tuple(range(len(NOTHING)))
 
-    samples = counters.work_done({"f": row}, {("f", "crashed"): 2, ("g", "failed"): 1})
+    samples = counters.samples_of_work_done({"f": row}, {("f", "crashed"): 2, ("g", "failed"): 1})
 
     told = {(at["handler"], at["state"]): n for at, n in samples["streamq_parts_total"]}
     assert told == {

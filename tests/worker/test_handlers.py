@@ -10,7 +10,7 @@ from streamq import Client
 from streamq.driver.connection import Connection
 from streamq.driver.lanes import Lane
 from streamq.model import Policy, State
-from streamq.protocol.lua import digest
+from streamq.protocol.lua import script_digest
 from tests.conftest import ANY_KIND, FIRST_KIND, ONE_KIND
 from tests.support.fleet import Fleet
 from tests.support.waiting import allowed_s
@@ -146,7 +146,7 @@ class TestHandlers:
         send = Lane.send
 
         def hold_up(lane: Lane, packed: list[bytes]) -> None:
-            if any(digest("submit").encode() in piece for piece in packed):
+            if any(script_digest("submit").encode() in piece for piece in packed):
                 time.sleep(0.1)
             send(lane, packed)
 

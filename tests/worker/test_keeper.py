@@ -18,7 +18,7 @@ from streamq.queue import lease_keeper
 from streamq.queue.fleet import Running, WorkerDetails
 from streamq.queue.lease_keeper import LeaseKeeper, most_between_beats_ms
 from streamq.queue.outages import Availability, Outages
-from streamq.queue.renewals import Holding, Renewals, _batches
+from streamq.queue.renewals import Holding, Renewals, _renewal_batches
 from streamq.queue.rounds import Rounds
 from tests.conftest import ONE_KIND
 from tests.support.by_hand import RequestByHand
@@ -820,7 +820,7 @@ class TestRenewals:
 
         found = [
             [(request_id, list(running)) for request_id, running in batch]
-            for batch in _batches(share, share)
+            for batch in _renewal_batches(share, share)
         ]
 
         assert found == [
@@ -829,7 +829,7 @@ class TestRenewals:
             [("c", ["c0"]), ("d", ["d0"])],
             [("e", ["e0"])],
         ], kind
-        assert list(_batches({}, [])) == []
+        assert list(_renewal_batches({}, [])) == []
 
     def test_thread_goes_on_after_an_error_and_ends_when_told(
         self, renewals: Renewals, driver: RequestByHand, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from streamq import Client, Connection, Protocol, Request
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
 from streamq.servers.local import LocalServer
 from streamq.servers.local_cluster import LocalCluster
 from tests.support.fleet import Fleet
@@ -180,7 +180,7 @@ def test_queue_on_a_node_that_hangs_holds_up_no_other_of_a_janitor(
         well = name(lambda each: QueueKeys(each).due, on_hung=False)
         request_id = name(lambda each: RequestKeys(each).meta, on_hung=False)
         client.submit([0.0], handler="nap", queue=well, id=request_id)
-        tokens = QueueKeys(well, to=list_of("nap", 50)).tokens
+        tokens = QueueKeys(well, to=token_list_of("nap", 50)).tokens
 
         def lose_token(within_s: float) -> None:
             """A token that is lost is put back with the next look."""

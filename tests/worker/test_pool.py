@@ -22,7 +22,7 @@ from streamq.model import LAST_LEVEL, MAX_RESULT
 from streamq.protocol.protocol import Protocol
 from streamq.protocol.replies import Outcome, Tokens
 from streamq.protocol.scripts import Scripts
-from streamq.queue.lease_keeper import LeaseKeeper, _name_of
+from streamq.queue.lease_keeper import LeaseKeeper, _name_of_worker
 from streamq.queue.outages import Availability, Outages
 from streamq.queue.renewals import MOST_CALLS, Holding, Renewals
 from streamq.queue.rounds import Rounds
@@ -603,8 +603,8 @@ class TestStart:
 
 
 def test_name_of_a_worker_fits_whatever_its_host_is_called() -> None:
-    name = _name_of("h" * 63, 4_194_304)
+    name = _name_of_worker("h" * 63, 4_194_304)
 
     assert units.name(name, "worker") == name
     assert name.endswith(".4194304")
-    assert _name_of("host", 7) == "host.7"
+    assert _name_of_worker("host", 7) == "host.7"

@@ -17,12 +17,12 @@ from streamq import App, Client, Context
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import Failure, Part
 from streamq.protocol.keys import QueueKeys
-from streamq.protocol.replies import Grant, Token, Tokens
+from streamq.protocol.replies import Grant, PassedPart, Token, Tokens
 from streamq.queue import held_lease, taker
 from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.queue.pace import Pace
-from streamq.queue.taker import Claimed, KnownRequest
+from streamq.queue.taker import Claimed, Invitation, KnownRequest
 from streamq.worker import batches, counters, process
 from streamq.worker.batches import SlotLease
 from streamq.worker.channel import Channel, Command, IdleFor, VisitAt
@@ -200,6 +200,16 @@ class TestMayStart:
         lease.held.size += 1
         assert not self.may_start(desk, lease, 1, lease.part_began)
 
+    def test_next_is_not_while_many_children_are_to_be_sent(self, desk: Desk, claimed: Any) -> None:
+        lease, _ = claimed()
+        held = lease.held
+        most = batches._MOST_CHILDREN_UNSENT
+        held.record(Part(1, b"", b"1"), PartDone(b"", 1, PassedPart(1, "1", [], [b""] * most, 1)))
+
+        assert self.may_start(desk, lease, 1, lease.part_began)
+        held.record(Part(2, b"", b"1"), PartDone(b"", 1, PassedPart(2, "2", [], [b""], 1)))
+        assert not self.may_start(desk, lease, 1, lease.part_began)
+
     def test_none_is_by_a_process_that_stops(self, desk: Desk, claimed: Any) -> None:
         lease, _ = claimed()
         desk.process._batches.is_stopping = True
@@ -230,12 +240,12 @@ class TestMayStart:
     ) -> None:
         lease, _ = claimed()
         self.may_start(desk, lease, 0, lease.part_began)
-        assert sum(counters.times(desk.row(), counters.WAITED)[0]) == 0
+        assert sum(counters.times_counted(desk.row(), counters.WAITED)[0]) == 0
         lease.is_single = True
 
         self.may_start(desk, lease, 0, lease.part_began)
 
-        assert sum(counters.times(desk.row(), counters.WAITED)[0]) == 1
+        assert sum(counters.times_counted(desk.row(), counters.WAITED)[0]) == 1
 
 
 class TestNextMost:
@@ -281,15 +291,17 @@ class TestNextMost:
         lease.retried, lease.waited_s = 2, 3.0
 
         desk.process._batches._next_most(lease, time.monotonic(), 2, 5)
-        assert sum(counters.times(desk.row(), counters.WAITED)[0]) == 0
+        assert sum(counters.times_counted(desk.row(), counters.WAITED)[0]) == 0
         desk.process._batches._next_most(lease, time.monotonic(), 5, 5)
-        classes, total_s = counters.times(desk.row(), counters.WAITED)
+        classes, total_s = counters.times_counted(desk.row(), counters.WAITED)
         assert sum(classes) == 3
         assert total_s == pytest.approx(9.0)
         lease.is_single, lease.retried = True, 0
         desk.process._batches._next_most(lease, time.monotonic(), 1, 1)
 
-        assert sum(counters.times(desk.row(), counters.WAITED)[0]) == 3, "it was counted before"
+        assert sum(counters.times_counted(desk.row(), counters.WAITED)[0]) == 3, (
+            "it was counted before"
+        )
 
 
 class TestBatch:
@@ -304,7 +316,7 @@ class TestBatch:
         assert most > 0
         assert desk.read().running is None, "the last has ended"
         assert [context.part for context in desk.contexts] == [1, 2, 3]
-        classes, total_s = counters.times(desk.row(), counters.RAN)
+        classes, total_s = counters.times_counted(desk.row(), counters.RAN)
         assert (sum(classes), total_s < 20) == (3, True)
         again = desk.process._batches._finish(lease, 2)
 
@@ -539,7 +551,7 @@ class TestCoroutines:
 
         assert set(driver.results()) == {"1", "2"}
         assert desk.process._batches._watches == {}
-        assert sum(counters.times(desk.row(1), counters.RAN)[0]) == 2
+        assert sum(counters.times_counted(desk.row(1), counters.RAN)[0]) == 2
         assert desk.process._batches._event_loop() is desk.process._batches._event_loop()
 
     def test_one_that_has_ended_does_not_run(self, desk: Desk, driver: RequestByHand) -> None:
@@ -551,7 +563,7 @@ class TestCoroutines:
         assert asyncio.run(desk.process._batches._run_batch_async(lease, grant.parts)) > 0
 
         assert desk.read().running is None
-        assert counters.times(desk.row(1), counters.RAN)[1] < 20
+        assert counters.times_counted(desk.row(1), counters.RAN)[1] < 20
 
     def test_one_over_its_time_is_stopped_and_the_next_is_run(
         self, desk: Desk, driver: RequestByHand
@@ -701,6 +713,59 @@ class TestSlots:
             desk.process._taker._leave_alone(name, 5.0)
 
         assert list(desk.process._taker._ended) == ["c"]
+
+
+class TestNextStage:
+    """A slot whose lease is over may have a token for the next stage of the flow."""
+
+    @pytest.mark.parametrize(
+        ("name", "was_waiting"), [(HANDLER, False), (HANDLER, True), ("later", False)]
+    )
+    def test_token_may_be_kept_where_nothing_waited_and_no_loop_is_held_up(
+        self, desk: Desk, client: Client, queue: str, name: str, was_waiting: bool
+    ) -> None:
+        token = Token(client.submit([b"a"], handler=name, queue=queue).id, name, 50)
+
+        claimed = desk.process._claim(0, Invitation(token, was_waiting=was_waiting))
+
+        assert claimed is not None
+        may_keep = claimed[0].held.keep_one is not None
+        assert may_keep == (name == HANDLER and not was_waiting)
+
+    def test_slot_goes_on_or_is_given_back(
+        self, desk: Desk, driver: RequestByHand, claimed: Callable[..., tuple[SlotLease, Grant]]
+    ) -> None:
+        lease, _ = claimed(1, 2, limit=2)
+        lease.held.follow = Token(driver.id, HANDLER, 50)
+
+        desk.process._end(lease)
+        wait_until(lambda: driver.meta("done") == "1")
+        wait_until(lambda: 0 in desk.process._free)
+        # There is nothing more to claim.
+        desk.process._free.remove(0)
+        desk.process._end(lease)
+        assert 0 in desk.process._free
+
+    @pytest.mark.parametrize("why", ["stopping", "quiet", "exclusive"])
+    def test_process_that_takes_nothing_leaves_the_token_to_others(
+        self,
+        desk: Desk,
+        driver: RequestByHand,
+        claimed: Callable[..., tuple[SlotLease, Grant]],
+        why: str,
+    ) -> None:
+        lease, _ = claimed(1)
+        lease.held.follow = Token(driver.id, HANDLER, 50)
+        if why == "exclusive":
+            desk.process._exclusive = 1
+        else:
+            setattr(desk.process, f"_is_{why}", True)
+
+        desk.process._end(lease)
+
+        assert 0 in desk.process._free
+        tokens = f"{driver.protocol.queue_keys(driver.queue).tokens}{HANDLER}:50"
+        assert driver.protocol.connection.call("LRANGE", tokens, 0, -1) == [driver.id.encode()]
 
 
 class TestClaiming:
@@ -985,7 +1050,7 @@ class TestTelling:
             return "answer"
 
         begun = time.monotonic()
-        assert held_lease.insist(call) == "answer"
+        assert held_lease.insist_until_answered(call) == "answer"
         assert time.monotonic() - begun > 0.07, "pauses of 50 and 100 ms, each at least half of it"
 
     @pytest.mark.parametrize("error", [RequestUnknown("gone"), Damaged("broken")])
@@ -994,7 +1059,7 @@ class TestTelling:
             raise error
 
         with pytest.raises(LeaseGone):
-            held_lease.insist(call)
+            held_lease.insist_until_answered(call)
 
     def test_tokens_are_pushed_and_moments_told(self, desk: Desk, driver: RequestByHand) -> None:
         driver.load(1)

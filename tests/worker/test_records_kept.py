@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from streamq import Snooze
-from streamq.app import describe
+from streamq.app import describe_handler
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import FORGET, PartDone, PartNotDone
 from streamq.worker import kept_outcomes
-from streamq.worker.kept_outcomes import decode
+from streamq.worker.kept_outcomes import decode_kept_outcomes
 from streamq.worker.part_watch import LONG_STRETCH_S, PartWatch, Stretch
 from streamq.worker.runner import Runner
 from tests.worker.test_runner import values
@@ -37,7 +37,7 @@ class Watch(PartWatch):
         return self.count > 0
 
     def keep(self, partial: bytes, mark: bytes, *, must: bool = False) -> None:
-        self.kept.append(decode(partial, self.count))
+        self.kept.append(decode_kept_outcomes(partial, self.count))
 
     async def keep_later(self, partial: bytes, mark: bytes, *, must: bool = False) -> None:
         self.keep(partial, mark, must=must)
@@ -63,7 +63,7 @@ def test_no_record_is_begun_after_a_stop_and_the_others_run_later(
         calls.append(number)
         return number
 
-    runner = Runner(describe(same, is_map=True), Spec(format=format))
+    runner = Runner(describe_handler(same, is_map=True), Spec(format=format))
     payload = lines(20)
     first = runner.run(part_of(payload), None, Watch(lambda: len(calls) >= stop_after))
     assert isinstance(first, PartNotDone)
@@ -94,7 +94,7 @@ def test_another_thread_ends_a_stretch_after_the_record_that_runs() -> None:
             ender.join()
         return line
 
-    runner = Runner(describe(same, is_map=True), Spec(format="lines"))
+    runner = Runner(describe_handler(same, is_map=True), Spec(format="lines"))
     runner._stretch.size = 10_000
 
     outcome = runner.run(part_of(lines(1_000)), None, watch)
@@ -114,7 +114,7 @@ def test_stretch_that_was_ended_without_a_stop_goes_on() -> None:
             watch.stretch.clear()
         return line
 
-    runner = Runner(describe(same, is_map=True), Spec(format="lines"))
+    runner = Runner(describe_handler(same, is_map=True), Spec(format="lines"))
     for size in (10_000, 800):
         runner._stretch.size = size
         outcome = runner.run(part_of(lines(1_000)), None, watch)
@@ -131,7 +131,7 @@ def test_failures_before_a_stop_have_their_attempt_again() -> None:
             raise ValueError("no")
         return line
 
-    runner = Runner(describe(story, is_map=True), Spec(format="lines", retries=1))
+    runner = Runner(describe_handler(story, is_map=True), Spec(format="lines", retries=1))
     first = runner.run(part_of(lines(3)), None, Watch(lambda: len(calls) == 2))
     assert isinstance(first, PartNotDone)
     assert (first.kind, first.is_stopped) == ("snooze", True)
@@ -151,13 +151,16 @@ def test_blank_lines_are_no_records_after_a_stop_either() -> None:
         return number
 
     payload = b"1\n\n2\n\n\n3\n\n"
-    runner = Runner(describe(same, is_map=True), Spec(format="jsonl", retries=0))
+    runner = Runner(describe_handler(same, is_map=True), Spec(format="jsonl", retries=0))
     first = runner.run(part_of(payload), None, Watch(lambda: len(calls) == 2))
     assert isinstance(first, PartNotDone)
     # A version that knew nothing of blank lines might have kept them as records without outcome.
-    kept = [[0] if each == [3] else each for each in kept_outcomes.decode(first.partial, 7)]
+    kept = [
+        [0] if each == [3] else each
+        for each in kept_outcomes.decode_kept_outcomes(first.partial, 7)
+    ]
 
-    for left in (first.partial, kept_outcomes.encode(kept)):
+    for left in (first.partial, kept_outcomes.encode_kept_outcomes(kept)):
         calls.clear()
         last = runner.run(Part(1, payload, b"3 0 1 7", partial=left), None)
         assert isinstance(last, PartDone)
@@ -169,7 +172,7 @@ def test_snooze_is_no_stop() -> None:
     def snooze(line: str) -> str:
         raise Snooze(after=5)
 
-    runner = Runner(describe(snooze, is_map=True), Spec(format="lines"))
+    runner = Runner(describe_handler(snooze, is_map=True), Spec(format="lines"))
     outcome = runner.run(part_of(lines(3)), None, Watch())
 
     assert isinstance(outcome, PartNotDone)
@@ -177,7 +180,7 @@ def test_snooze_is_no_stop() -> None:
 
 
 def test_what_cannot_be_read_is_forgotten_when_the_part_is_given_up() -> None:
-    runner = Runner(describe(str.upper, is_map=True), Spec(format="lines"))
+    runner = Runner(describe_handler(str.upper, is_map=True), Spec(format="lines"))
 
     outcome = runner.run(Part(1, lines(3), b"3 0 1", partial=b"\x93"), None)
 
@@ -187,7 +190,7 @@ def test_what_cannot_be_read_is_forgotten_when_the_part_is_given_up() -> None:
 
 class TestResultsThatAreTooLargeTogether:
     def runner(self, times: int) -> Runner:
-        handler = describe(lambda line: line * times, is_map=True, name="x")
+        handler = describe_handler(lambda line: line * times, is_map=True, name="x")
         return Runner(handler, Spec(format="lines"), 1_000)
 
     def test_those_that_have_room_are_kept_and_the_others_fail(self) -> None:
@@ -250,7 +253,7 @@ class TestCoroutines:
             await asyncio.sleep(0)
             return line
 
-        runner = Runner(describe(same, is_map=True), Spec(format="lines"))
+        runner = Runner(describe_handler(same, is_map=True), Spec(format="lines"))
         first = asyncio.run(
             runner.run_async(part_of(lines(5)), None, Watch(lambda: len(calls) == 2))
         )
@@ -265,7 +268,7 @@ class TestCoroutines:
         async def same(line: str) -> str:
             return line
 
-        runner = Runner(describe(same, is_map=True), Spec(format="lines"))
+        runner = Runner(describe_handler(same, is_map=True), Spec(format="lines"))
         watch = Watch()
         watch.count = 3
 

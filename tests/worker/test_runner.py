@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streamq import Abandon, Context, Retry, Snooze
-from streamq.app import describe
+from streamq.app import describe_handler
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone, PartNotDone
 from streamq.records.encoding import decode_item, decode_result
@@ -30,7 +30,9 @@ class Story:
 
 def attempts(story: Story, retries: int = 2) -> list[PartDone | PartNotDone]:
     """Run a part of three records until it is done or given up."""
-    runner = Runner(describe(story.tell, is_map=True), Spec(format="lines", retries=retries))
+    runner = Runner(
+        describe_handler(story.tell, is_map=True), Spec(format="lines", retries=retries)
+    )
     part = Part(1, b"a\nb\nc\n", b"3 0 1")
     outcomes: list[PartDone | PartNotDone] = []
     while True:
@@ -77,7 +79,7 @@ def test_nobody_is_called_with_a_part_of_blank_lines(wants_context: bool) -> Non
     def informed(rows: list[Any], context: Context) -> int:
         return alone(rows)
 
-    handler = describe(informed if wants_context else alone, is_map=False)
+    handler = describe_handler(informed if wants_context else alone, is_map=False)
     runner = Runner(handler, Spec(format="jsonl"))
 
     outcome = runner.run(Part(1, b"\n \n", b"2 0 1"), Context("r", 1, 1))
@@ -104,7 +106,7 @@ def test_record_that_does_not_decode_stops_none_of_the_others() -> None:
         calls.append(number)
         return 2 * number
 
-    runner = Runner(describe(double, is_map=True), Spec(format="jsonl"))
+    runner = Runner(describe_handler(double, is_map=True), Spec(format="jsonl"))
 
     outcome = runner.run(Part(1, b"1\n\n2\nx\n3\n", b"5 0 1"), None)
 
@@ -146,7 +148,7 @@ def test_redrive_runs_only_what_failed_and_yields_only_that() -> None:
     story = Story(b=[ValueError("no")])
     (given_up,) = attempts(story, retries=0)
     assert isinstance(given_up, PartNotDone)
-    runner = Runner(describe(story.tell, is_map=True), Spec(format="lines"))
+    runner = Runner(describe_handler(story.tell, is_map=True), Spec(format="lines"))
 
     again = runner.run(
         Part(1, b"a\nb\nc\n", b"3 0 1", partial=given_up.partial), Context("r", 1, 1)
@@ -170,7 +172,7 @@ def test_lines_at_once_are_the_lines_one_by_one(payload: bytes, bad: str | None)
             raise ValueError(bad)
         return line
 
-    runner = Runner(describe(same, is_map=True), Spec(format="lines", retries=0))
+    runner = Runner(describe_handler(same, is_map=True), Spec(format="lines", retries=0))
     outcome = runner.run(Part(1, payload, b"3 0 1"), Context("r", 1, 1))
 
     lines = [line.removesuffix(b"\r") for line in payload.removesuffix(b"\n").split(b"\n")]
@@ -229,7 +231,7 @@ def test_what_a_handler_changes_later_is_kept_as_it_was_returned(first: Any) -> 
         seen["last"] = line
         return first if line == "a" else seen
 
-    runner = Runner(describe(count, is_map=True), Spec(format="lines"))
+    runner = Runner(describe_handler(count, is_map=True), Spec(format="lines"))
 
     outcome = runner.run(Part(1, b"a\nb\nc\nd\n", b"4 0 1"), None)
 
@@ -253,7 +255,9 @@ def test_outcomes_that_are_larger_than_a_result_are_not_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     story = Story(a=["x" * 600] * 9, c=["y" * 600] * 9, b=[ValueError("no")] * 2)
-    runner = Runner(describe(story.tell, is_map=True), Spec(format="lines", retries=5), 1_000)
+    runner = Runner(
+        describe_handler(story.tell, is_map=True), Spec(format="lines", retries=5), 1_000
+    )
     part = Part(1, b"a\nb\nc\n", b"3 0 1")
 
     for attempt in (1, 2):
@@ -267,7 +271,9 @@ def test_outcomes_that_are_larger_than_a_result_are_not_kept(
 
 def test_outcomes_no_larger_than_a_result_are_kept() -> None:
     story = Story(a=["x" * 300], b=[ValueError("no")])
-    runner = Runner(describe(story.tell, is_map=True), Spec(format="lines", retries=5), 4_000)
+    runner = Runner(
+        describe_handler(story.tell, is_map=True), Spec(format="lines", retries=5), 4_000
+    )
 
     outcome = runner.run(Part(1, b"a\nb\n", b"2 0 1"), None)
 

@@ -4,7 +4,7 @@ import pytest
 
 from streamq.model import Part
 from streamq.queue.outcomes import PartNotDone
-from streamq.queue.told import Span, slot_of
+from streamq.queue.told import Span, slot_of_span
 from streamq.worker import counters
 from streamq.worker.slot_book import SlotBook
 from streamq.worker.slot_table import SlotTable
@@ -85,5 +85,5 @@ def test_book_tells_parts_that_are_retried_from_those_that_failed(table: SlotTab
 
 
 def test_slot_of_a_holder() -> None:
-    assert slot_of("pool.abcdef-12-5") == ("pool", "abc/12")
-    assert slot_of("odd") == ("", "/")
+    assert slot_of_span("pool.abcdef-12-5") == ("pool", "abc/12")
+    assert slot_of_span("odd") == ("", "/")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamq.app import describe
+from streamq.app import describe_handler
 from streamq.errors import DecodeError
 from streamq.model import Part, Spec
 from streamq.records.spool import SpoolWriter, spooled_of
@@ -24,7 +24,7 @@ def shout(line: str) -> str:
 
 
 def runner(*, is_map: bool = False, spec: Spec = OF_A_FILE, **options: Any) -> Runner:
-    return Runner(describe(shout if is_map else whole, is_map=is_map), spec, **options)
+    return Runner(describe_handler(shout if is_map else whole, is_map=is_map), spec, **options)
 
 
 @pytest.mark.parametrize(("attempt", "kind"), [(1, "retry"), (2, "retry"), (3, "abandon")])
@@ -78,11 +78,14 @@ def test_outcome_of_a_map_is_of_one_record_and_that_of_a_handler_of_the_part(
 
 
 def test_outcomes_are_one_for_each_record() -> None:
-    outcomes = kept_outcomes.of_items([b"x", None], 4)
+    outcomes = kept_outcomes.outcomes_of_items([b"x", None], 4)
 
     assert outcomes == [[1, b"x"], [1, None], [0], [0]]
-    assert kept_outcomes.decode(kept_outcomes.encode(outcomes), 4) == outcomes
-    assert kept_outcomes.encode(kept_outcomes.of_items([], 4)) == b""
+    assert (
+        kept_outcomes.decode_kept_outcomes(kept_outcomes.encode_kept_outcomes(outcomes), 4)
+        == outcomes
+    )
+    assert kept_outcomes.encode_kept_outcomes(kept_outcomes.outcomes_of_items([], 4)) == b""
 
 
 def test_part_with_earlier_outcomes_is_not_spooled_because_its_items_have_places(
@@ -95,7 +98,7 @@ def test_part_with_earlier_outcomes_is_not_spooled_because_its_items_have_places
 
     whole, rest = (
         run.done(Part(1, data, b"2 0 1", partial=partial, reference=b"{}"), items, 2, b"")
-        for partial in (b"", kept_outcomes.encode([[1, items[0]], [0]]))
+        for partial in (b"", kept_outcomes.encode_kept_outcomes([[1, items[0]], [0]]))
     )
 
     assert [spooled_of(each.result) is not None for each in (whole, rest)] == [True, False]

@@ -11,7 +11,7 @@ import pytest
 
 from streamq import Client, Connection, Damaged, Janitor, Protocol, ServerBusy
 from streamq.model import News
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.replies import Token, Tokens
 from streamq.queue import waiting_place
 from streamq.queue.waiting_place import WaitingPlace
@@ -98,7 +98,7 @@ class TestLists:
 
         taken = [place.take(HANDLERS, 1) for _ in range(4)]
 
-        order = [list_of(token.handler, token.level) for token in taken if token]
+        order = [token_list_of(token.handler, token.level) for token in taken if token]
         assert order == ["g:00", "h:50", "g:50", "h:99"]
 
     def test_a_level_that_is_not_served_is_not_named(

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from streamq import Abandon, App, Context, Retry
-from streamq.app import describe
+from streamq.app import describe_handler
 from streamq.flows.flow import MOST_CHILDREN
 from streamq.model import Part, Spec
 from streamq.queue.outcomes import PartDone, PartNotDone
-from streamq.records.encoding import decode_item, decode_result, holds_several
+from streamq.records.encoding import decode_item, decode_result, holds_several_items
 from streamq.records.writer import Writer
 from streamq.worker.runner import Runner
 from streamq.worker.stage_runner import SpreadRunner
@@ -22,7 +22,7 @@ CONTEXT = Context("r", 1, 1)
 def outcome(
     function: Callable[..., Any], payload: bytes, *, is_map: bool = True, most: int = 10_000
 ) -> PartDone | PartNotDone:
-    handler = describe(function, is_map=is_map)
+    handler = describe_handler(function, is_map=is_map)
     runner = Runner(handler, Spec(format="lines", retries=0), most)
     part = Part(1, payload, b"%d 0 1" % payload.count(b"\n"))
     if handler.is_async:
@@ -140,14 +140,14 @@ def test_what_returns_an_iterator_is_no_generator() -> None:
     found = outcome(listing, b"a\n")
 
     assert values(found) == [["a"]]
-    assert not any(map(holds_several, decode_result(found.result)[0]))
+    assert not any(map(holds_several_items, decode_result(found.result)[0]))
 
 
 @pytest.mark.parametrize("function", [words, later])
 def test_a_spread_may_yield_its_children_and_no_more_than_it_may_have(
     function: Callable[..., Any],
 ) -> None:
-    handler = describe(function, is_map=True)
+    handler = describe_handler(function, is_map=True)
     spec = Spec(format="lines", retries=0, stage=1, shape="spread,map")
     runner = SpreadRunner(handler, spec)
 

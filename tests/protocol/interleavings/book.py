@@ -17,7 +17,7 @@ from streamq.errors import (
     RequestUnknown,
 )
 from streamq.model import Part, Policy, Spec, State
-from streamq.protocol.keys import RequestKeys, list_of
+from streamq.protocol.keys import RequestKeys, token_list_of
 from streamq.protocol.replies import Audit, Collected, Grant, Opened, Outcome, Reaped, Tokens
 from tests.protocol.interleavings.seen import EPOCH, LOOK_EVERY_MS, Seen
 from tests.support.by_hand import HANDLER
@@ -331,7 +331,7 @@ class Book:
             assert reply == (
                 self.total,
                 self.plan.cursor(self.total),
-                Tokens(0, list_of(HANDLER, self.level)),
+                Tokens(0, token_list_of(HANDLER, self.level)),
             )
         elif self.state is not State.LOADING:
             assert isinstance(reply, RequestEnded)

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from streamq import Janitor, Protocol, Request
 from streamq.errors import ProtocolError
 from streamq.model import State
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from tests.protocol.interleavings.actors import (
     LEASE_MS,
     PLAIN,
@@ -522,7 +522,7 @@ class Machine(RuleBasedStateMachine):
             push.tokens.count
             for actor in self.actors()
             for push in actor.pushes
-            if push.book is book and push.tokens.to == list_of(HANDLER, level)
+            if push.book is book and push.tokens.to == token_list_of(HANDLER, level)
         )
 
     def looks_in_hands(self, book: Book) -> list[int]:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from math import ceil
 from typing import Any
 
-from streamq.protocol.keys import QueueKeys, RequestKeys, list_of
+from streamq.protocol.keys import QueueKeys, RequestKeys, token_list_of
 
 
 def constant(file: str, name: str) -> int:
@@ -259,7 +259,7 @@ class Eye:
         self._levels = levels
         keys = QueueKeys(queue)
         self._indexes = [keys.due, keys.open, keys.closed]
-        self._lists = [QueueKeys(queue, to=list_of("h", level)).tokens for level in levels]
+        self._lists = [QueueKeys(queue, to=token_list_of("h", level)).tokens for level in levels]
 
     def _eval(self, script: str, keys: Sequence[str], *args: object) -> Any:
         return self._redis.execute_command("EVAL", script, len(keys), *keys, *args)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from streamq import Connection, Protocol
 from streamq.errors import ProtocolError
+from streamq.flows.shape import Shape
 from streamq.model import Failure, Policy, State
 from streamq.protocol.replies import (
     Audit,
@@ -227,6 +228,7 @@ class Watched(Protocol):
         *,
         level: int = -1,
         known: int = 0,
+        guess: Shape | None = None,
     ) -> Grant:
         units = [unit for unit, name in map(str.split, handlers) if name == HANDLER]
         unit = units[0] if units else None
@@ -234,7 +236,7 @@ class Watched(Protocol):
             "claim",
             request_id,
             lambda: super(Watched, self).claim(
-                request_id, holder, terms, handlers, level=level, known=known
+                request_id, holder, terms, handlers, level=level, known=known, guess=guess
             ),
             lambda book, reply, after: book.claimed(reply, after, holder, level, terms.most, unit),
         )

@@ -4,7 +4,7 @@ import pytest
 
 from streamq.errors import Damaged
 from streamq.model import State
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.replies import Audit, MintMode, Register, Token, Tokens
 from streamq.queue.taker import LEFT_OVER_S
 from tests.conftest import FIRST_KIND
@@ -36,7 +36,7 @@ class TestTokens:
 
     def test_best_level_is_taken_first(self, driver: RequestByHand) -> None:
         for level in (50, 99, 0):
-            driver.protocol.mint(driver.queue, f"r{level}", Tokens(1, list_of("h", level)))
+            driver.protocol.mint(driver.queue, f"r{level}", Tokens(1, token_list_of("h", level)))
 
         taken = [driver.protocol.take(driver.queue, ("h",), 1) for _ in range(3)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from streamq.errors import RequestEnded, RequestUnknown
 from streamq.model import State
-from streamq.protocol.lua import signature
+from streamq.protocol.lua import script_signature
 from tests.support.by_hand import RequestByHand
 
 
@@ -16,7 +16,7 @@ def busy(driver: RequestByHand) -> str:
     driver.finish(holder, [1], 0, call=0)
     driver.fail(holder, 2, kind="abandon")
     driver.fail(holder, 3, delay_ms=60_000, partial=b"some")
-    assert driver.existing_keys() == {*signature("purge")[0]} - {"gone", "keys", "pace"}
+    assert driver.existing_keys() == {*script_signature("purge")[0]} - {"gone", "keys", "pace"}
     return holder
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from streamq.errors import Damaged, RequestUnknown
 from streamq.model import Spec
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.replies import Grant, Token, Tokens
 from tests.support.by_hand import HOUR_MS, RequestByHand, cancelled, done, failed
 
@@ -501,7 +501,7 @@ class TestTokens:
         tokens = driver.load(3, level=7)
         driver.protocol.push(driver.queue, driver.id, tokens)
 
-        assert driver.redis.llen(QueueKeys(driver.queue, to=list_of("h", 7)).tokens) == 3
+        assert driver.redis.llen(QueueKeys(driver.queue, to=token_list_of("h", 7)).tokens) == 3
         assert driver.protocol.take(driver.queue, ("h",), 1) == Token(driver.id, "h", 7)
 
     def test_each_claim_may_push_until_eight_are_out(self, driver: RequestByHand) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from streamq.errors import RequestOpen
-from streamq.protocol.lua import signature
+from streamq.protocol.lua import script_signature
 from tests.support.by_hand import RequestByHand
 
 
@@ -20,7 +20,7 @@ def ended(driver: RequestByHand) -> RequestByHand:
     driver.protocol.audit(driver.id)
     driver.fail(holder, 4, kind="abandon")
     assert driver.meta("state") == "failed"
-    assert driver.existing_keys() == set(signature("purge")[0])
+    assert driver.existing_keys() == set(script_signature("purge")[0])
     return driver
 
 

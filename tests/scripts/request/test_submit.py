@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streamq.errors import RequestExists, ServerFull
-from streamq.protocol.keys import QueueKeys, list_of
+from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.replies import Tokens
 from tests.support.by_hand import RequestByHand, policy
 
@@ -21,7 +21,7 @@ def submit(driver: RequestByHand, cursor: str = "c3", **changes: Any) -> Tokens:
 
 def tokens(driver: RequestByHand, level: int = 50) -> list[bytes]:
     found: list[bytes] = driver.redis.lrange(
-        QueueKeys(driver.queue, to=list_of("h", level)).tokens, 0, -1
+        QueueKeys(driver.queue, to=token_list_of("h", level)).tokens, 0, -1
     )
     return found
 

@@ -1,5 +1,8 @@
 """Handlers of flows, for tests of pools and commands."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +84,40 @@ def add(numbers: Iterator[int]) -> int:
 
 
 summed = app.flow("summed").map(size).reduce(add, width=10, limit=4)
+
+
+@app.map(timeout="300ms", retries=0)
+def slowly(letter: str) -> str:
+    if letter == "s":
+        time.sleep(60)
+    return letter
+
+
+@app.map(retries=0)
+def deadly(letter: str) -> str:
+    if letter == "k":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return letter
+
+
+@app.handler
+def named(kept: dict[str, str], children: list[str | Failed]) -> str:
+    return (
+        kept["word"]
+        + ":"
+        + ",".join(each if isinstance(each, str) else each.error for each in children)
+    )
+
+
+endangered = (
+    app.flow("endangered")
+    .spread(letters)
+    .map(slowly)
+    .map(deadly, poison=1)
+    .join(named, on_failure="run")
+)
+
+
+@app.map
+def size_of(number: int) -> int:
+    return number
