@@ -110,9 +110,15 @@ class RunReport:
 
     def _print(self, status: Status, seconds: float) -> None:
         summary = {"request": status.id, "state": status.state, "seconds": round(seconds, 3)}
+        has_failures = self._folder.errors_file and status.records.failed
         render.as_json(
             summary
-            | {"parts": status.parts, "records": status.records, "output": self._plan.output}
+            | {
+                "parts": status.parts,
+                "records": status.records,
+                "output": self._plan.output,
+                "errors_file": str(self._folder.errors_file) if has_failures else None,
+            }
         )
 
 

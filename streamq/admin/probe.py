@@ -85,7 +85,7 @@ class Probe:
     def slots(self) -> list[tuple[int, int]]:
         """Return the ranges of slots that primaries say they serve themselves.
 
-        What a node says of the slots of others may be old.
+        A node may know only an old state of the slots of other nodes.
         """
         ranges = []
         for node in self.primaries():

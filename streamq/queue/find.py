@@ -299,7 +299,7 @@ class ItemWalk:
                 waits += left
                 parts.append(ItemPart(item=parent.item, where="waits"))
             else:
-                # What is kept of a group goes when its join is done.
+                # The server forgets a group when its join is done.
                 where: Where = "done" if parent.where == "done" else ""
                 parts.append(ItemPart(item=parent.item, where=where))
         return self._stage(number, parts, waits_for=waits, children=children)

@@ -251,7 +251,7 @@ class HeldLease:
         )
 
     def release(self, crashed: int | None = None) -> None:
-        """End the lease, if it stands. What was not finished goes back to the front.
+        """End the lease, if it stands. Parts that were not finished go back to the front.
 
         ``crashed``: the part that was running when a process of the holder died.
         """

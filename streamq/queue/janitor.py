@@ -61,8 +61,8 @@ MOST_LISTS = 10
 #: A sweep looks at up to so many requests with one call to each node, and closes those of them that
 #: have ended with another. A look takes the server some 30 us; others wait meanwhile.
 LOOK_TOGETHER = 25
-#: What a request is told to need is believed for so long. Then the janitor asks anew: tokens that a
-#: worker has taken meanwhile would be pushed a second time.
+#: How long the answer of an audit is good for. Then the janitor asks anew, because it would push
+#: tokens a second time that workers have taken meanwhile.
 BELIEVED_S = 0.1
 
 #: The janitor reads the heartbeats again for a reap when they are older than this: there may be

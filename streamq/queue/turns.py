@@ -39,7 +39,8 @@ class Turns:
         if handler not in self._seen:
             self._seen[handler] = _Seen()
         elif handler != self._first:
-            # Who was asked first had none: until it has one it is asked before the others.
+            # The handler whose list came first had no token. It is forgotten here, so that it comes
+            # first until it has one.
             self._seen.pop(self._first, None)
         self._seen[handler].add(request_id)
 

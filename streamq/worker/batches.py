@@ -113,7 +113,7 @@ class Batches:
     def end_stretches(self, least_s: float = 0.0) -> None:
         """End stretches of records that have run for so long, from any thread.
 
-        What they yielded can then be kept, and it is seen whether they are to stop.
+        Their results can then be kept, and the slot sees whether they are to stop.
         """
         for watch in list(self._watches.values()):
             watch.end_stretch(least_s)
