@@ -2,6 +2,8 @@
 
     python bench/dashboard.py [--parts 10000000] [--requests 10000] [--readers 200] [--only pages]
 
+In short pieces: fill a server with ``--only fill --url URL``, then measure it with ``--url URL``.
+
 It makes one request of ten million parts, a few thousand of them done and failed, and ten thousand
 other open requests, on an embedded server. Then it measures, with a real gateway:
 
@@ -282,34 +284,45 @@ def spans() -> None:
     print(f"\na slot remembers a lease in {1e6 * best:.2f} us", flush=True)
 
 
+def measure(url: str, options: argparse.Namespace) -> None:
+    """Measure a server that has the requests."""
+    only = options.only
+    with gateway(url) as (process, port), closing(Connection(url)) as connection:
+        if only in ("", "pages"):
+            pages(port)
+        if only in ("", "topics"):
+            topics(connection, port, options.topics)
+        if only in ("", "readers"):
+            readers(connection, process.pid, port, options.readers)
+
+
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--parts", type=int, default=10_000_000)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--readers", type=int, default=200)
-    parser.add_argument("--only", choices=("pages", "topics", "readers", "spans"), default="")
+    pieces = ("fill", "pages", "topics", "readers", "spans")
+    parser.add_argument("--only", choices=pieces, default="")
+    parser.add_argument("--url", default="", help="a server that was filled; else a new one")
     parser.add_argument("--topics", default="qtvwxlhrmf", help="first letters of topics")
     options = parser.parse_args()
-    only = options.only
-    if only in ("", "spans"):
+    if options.only in ("", "spans"):
         spans()
-    if only == "spans":
+    if options.only == "spans":
         return
-    server = LocalServer.start()
+    server = None if options.url else LocalServer.start()
+    url = options.url or (server.url if server else "")
     try:
-        begun = time.monotonic()
-        fill(server.url, options.parts, options.requests)
-        print(f"made in {time.monotonic() - begun:.0f} s", flush=True)
-        with gateway(server.url) as (process, port), closing(Connection(server.url)) as connection:
-            if only in ("", "pages"):
-                pages(port)
-            if only in ("", "topics"):
-                topics(connection, port, options.topics)
-            if only in ("", "readers"):
-                readers(connection, process.pid, port, options.readers)
+        if server or options.only == "fill":
+            begun = time.monotonic()
+            fill(url, options.parts, options.requests)
+            print(f"made in {time.monotonic() - begun:.0f} s", flush=True)
+        if options.only != "fill":
+            measure(url, options)
     finally:
-        server.stop()
+        if server:
+            server.stop()
 
 
 if __name__ == "__main__":

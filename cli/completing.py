@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: So many requests and handlers are offered at most, the newest first.
+#: The most requests and handlers that are offered, the newest first.
 _MOST = 100
 #: Options of every command that name a server.
 _URL, _PREFIX, _QUEUE = ("--url", "-u"), ("--prefix",), ("--queue",)

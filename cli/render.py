@@ -221,13 +221,13 @@ def moment(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
-class Progress:
+class StatusLine:
     """A line on stderr that is overwritten. If stderr is no terminal, nothing is shown."""
 
     def __init__(self, *, is_shown: bool = True) -> None:
         self._is_shown = is_shown and is_terminal(sys.stderr)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "StatusLine":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -243,7 +243,7 @@ class Progress:
                 write_no_more(sys.stderr)
 
 
-#: So many failures are shown at the end.
+#: How many failures are shown at the end.
 _FIRST_FAILURES = 3
 _MOST_KINDS = 5
 
@@ -273,6 +273,6 @@ def first_line(failure: Failure) -> str:
         place = f"{failure.source}:{failure.line}"
     message = failure.message.strip().splitlines()
     why = f"{failure.error}: {message[0]}" if message else failure.error
-    # What a file that cannot be read is refused with names the file, too.
+    # The message about a file that cannot be read names the file already.
     is_named = bool(failure.source and message and message[0].startswith(failure.source))
     return clean(why if is_named else f"{place}: {why}")

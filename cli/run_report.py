@@ -26,9 +26,9 @@ from .exits import exit_code
 from .progress import Display
 from .resuming import resume_command, resume_hint
 
-#: A rate is shown for runs of so many seconds, or of so many records.
+#: A rate is shown for runs of at least this many seconds, or this many records.
 _RATE_FROM_S, _RATE_FROM = 5.0, 1_000
-#: So many failures are printed where there is no file to write them to.
+#: How many failures are printed where there is no file to write them to.
 _MOST_TOLD = 10
 
 
@@ -110,9 +110,15 @@ class RunReport:
 
     def _print(self, status: Status, seconds: float) -> None:
         summary = {"request": status.id, "state": status.state, "seconds": round(seconds, 3)}
-        output = self._plan.upload or self._plan.output
+        has_failures = self._folder.errors_file and status.records.failed
         render.as_json(
-            summary | {"parts": status.parts, "records": status.records, "output": output}
+            summary
+            | {
+                "parts": status.parts,
+                "records": status.records,
+                "output": self._plan.upload or self._plan.output,
+                "errors_file": str(self._folder.errors_file) if has_failures else None,
+            }
         )
 
 

@@ -9,7 +9,7 @@ _FEW = 1 / 4
 
 
 class Troubles:
-    """What share of the latest attempts at parts of a request failed, as one process saw it."""
+    """The share of the latest attempts at parts of a request that failed, as one process saw it."""
 
     def __init__(self) -> None:
         #: While nothing is known, it is as if all had failed.

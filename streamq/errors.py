@@ -142,7 +142,7 @@ class FlowUntold(Damaged):
     code = "FLOW"
 
 
-#: What reading something raises that is not what it must be.
+#: The errors that decoding raises for data that are not what they must be.
 UNREADABLE = (
     ValueError,
     TypeError,
@@ -191,11 +191,11 @@ class DecodeError(RecordError):
 
 
 class EncodeError(RecordError):
-    """What the handler returned cannot be kept as a result."""
+    """The value that the handler returned cannot be kept as a result."""
 
 
 class ResultTooLarge(EncodeError):
-    """What the handler returned has more bytes than a result may have."""
+    """The value that the handler returned has more bytes than a result may have."""
 
 
 class SettingsError(StreamqError):

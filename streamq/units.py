@@ -95,6 +95,12 @@ def place(value: str) -> tuple[str, str]:
     return name(request_id, "request id"), stage
 
 
+def is_place(value: str) -> bool:
+    """Return whether ``place`` would take the value; many are asked for at once."""
+    request_id, slash, stage = value.partition("/")
+    return bool(_NAME.fullmatch(request_id)) and (not slash or stage in _LATER)
+
+
 def labels(value: object, what: str = "labels") -> tuple[tuple[str, str], ...]:
     """Return labels, names and values by name, if there are 8 at most and all can be shown."""
     if not isinstance(value, Mapping):
@@ -206,7 +212,7 @@ def rate_ms(value: str, what: str = "rate") -> float:
     return ms
 
 
-def tolerance(value: str | int | None) -> tuple[int, float]:
+def tolerated_failures(value: str | int | None) -> tuple[int, float]:
     """Return how many failures and what percentage are tolerated; -1 where there is no bound."""
     if value is None:
         return -1, -1.0

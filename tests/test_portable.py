@@ -1,4 +1,4 @@
-"""Systems that lack something Linux has."""
+"""Systems that lack something which Linux has: streamq does without it."""
 
 import os
 import socket

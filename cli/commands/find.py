@@ -17,9 +17,9 @@ from ..connecting import connected, naming_request
 from ..finding import Place, place_of_queue, place_of_request
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-#: Items in so many requests, or of one request, are shown at most.
+#: The most requests with the item, or the most items of one request, that are shown.
 _MOST_SHOWN = 10
-#: So many children that are not done are named in a line.
+#: How many children that are not done are named in a line.
 _MOST_NAMED = 3
 _MOST_CHARS = 120
 #: Nothing was found.

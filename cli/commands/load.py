@@ -27,7 +27,7 @@ from ..option_structs import option_name, with_options
 from ..request_options import RequestOptions
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-#: So many files that cannot be read are named.
+#: How many files that cannot be read are named.
 _MOST_TOLD = 3
 
 

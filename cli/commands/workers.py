@@ -7,7 +7,7 @@ from ..connecting import connected
 from ..finding import place_of_queue
 from ..shared_options import JsonOption, PrefixOption, QueueOption, UrlOption
 
-#: The table shows at most so many running parts of a worker.
+#: The most running parts of a worker that the table shows.
 RUNNING = 3
 HEADERS = (
     "NAME",

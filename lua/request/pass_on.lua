@@ -68,6 +68,25 @@ numbers = { struct.unpack("<" .. string.rep("I8", given), numbers) }
 -- The last value of struct.unpack is the position where it stopped.
 numbers[given + 1] = nil
 
+-- Lua's stack has room for 8,000 values.
+local UNPACKED_AT_ONCE = 4000
+
+-- Returns so many numbers (I4) that a text consists of. An error in here must come before the first
+-- write, since nothing is taken back.
+local function numbers_in(text, count)
+  local found = { struct.unpack("<" .. string.rep("I4", math.min(count, UNPACKED_AT_ONCE)), text) }
+  for first = UNPACKED_AT_ONCE + 1, count, UNPACKED_AT_ONCE do
+    local some = math.min(count - first + 1, UNPACKED_AT_ONCE)
+    local more = { struct.unpack("<" .. string.rep("I4", some), text, 4 * first - 3) }
+    for i = 1, some do
+      found[first + i - 1] = more[i]
+    end
+  end
+  return found
+end
+
+counts, sizes = numbers_in(counts, given), numbers_in(sizes, children)
+
 load_failed_too()
 local r, newer = load_request(k.meta)
 if not r then
@@ -170,8 +189,6 @@ end
 -- Records parts that XACK has just acknowledged: `passes` tells which, or is nil for all.
 local function record(passes)
   local names, own = split(labels, "[^\n]+", children), split(origins, "%S+", given)
-  counts = { struct.unpack("<" .. string.rep("I4", given), counts) }
-  sizes = { struct.unpack("<" .. string.rep("I4", children), sizes) }
   local acked, chosen, first = numbers, nil, 1
   if passes then
     acked, chosen = {}, {}

@@ -8,7 +8,7 @@ import msgspec
 
 from streamq.driver.connection import Connection
 from streamq.driver.errors import translating_driver_errors
-from streamq.errors import ServerError, ServerRefused, damaged_if_unreadable
+from streamq.errors import ServerRefused, damaged_if_unreadable
 from streamq.model import PREFIX
 from streamq.protocol.keys import QueueKeys, token_list_of
 from streamq.protocol.protocol import Protocol
@@ -85,7 +85,7 @@ class Probe:
     def slots(self) -> list[tuple[int, int]]:
         """Return the ranges of slots that primaries say they serve themselves.
 
-        What a node says of the slots of others may be old.
+        A node may know only an old state of the slots of other nodes.
         """
         ranges = []
         for node in self.primaries():
@@ -97,25 +97,27 @@ class Probe:
                     ranges.append((int(first), int(last or first)))
         return sorted(ranges)
 
-    def may(self, node: Any, user: str, words: Sequence[str], filling: str) -> bool:
-        """Return whether a user may make a call. ``filling`` is repeated as its missing arguments.
+    def may(self, node: Any, user: str, calls: Iterable[tuple[Sequence[str], str]]) -> list[bool]:
+        """Return of each call whether a user may make it, in one round trip.
 
-        ACL DRYRUN only checks; the call itself is not made.
+        A call is its words, and what is repeated as its missing arguments. ACL DRYRUN only
+        checks; the call itself is not made.
 
         Raises:
             ServerError: we may not ask, or the server does not know ACL DRYRUN.
         """
-        name = words[0]
-        if filling:
-            name = "|".join(words)
-            words = [*words, *[filling] * (self._length(name) - len(words))]
-        try:
-            reply = self.ask(node, "ACL", "DRYRUN", user, *words)
-        except ServerError:
-            raise
-        except Exception as error:  # noqa: BLE001  the driver's own: it is none that we know
-            raise ServerRefused(f"ACL DRYRUN of {name}: {error}") from None
-        return reply in (b"OK", "OK")
+        with translating_driver_errors(self.name(node)):
+            redis = self._connection.redis
+            client = redis if node is None else redis.get_redis_connection(node)
+            with client.pipeline(transaction=False) as pipe:
+                for words, filling in calls:
+                    missing = self._length("|".join(words)) - len(words) if filling else 0
+                    pipe.execute_command("ACL", "DRYRUN", user, *words, *[filling] * missing)
+                replies = pipe.execute(raise_on_error=False)
+        for each in replies:
+            if isinstance(each, Exception):
+                raise ServerRefused(f"ACL DRYRUN: {each}")
+        return [reply in (b"OK", "OK") for reply in replies]
 
     def _length(self, command: str) -> int:
         """Return the least number of words that a command takes."""
@@ -173,24 +175,28 @@ class Probe:
         queue = QueueKeys(found.text("queue"), self.prefix, tokens_of)
         with translating_driver_errors(self._connection.where):
             redis = self._connection.redis
-            leases = {
-                name.decode(): at for name, at in redis.zrange(own.leases, 0, -1, withscores=True)
-            }
-            holders = dict(_pending_by_holder(redis.execute_command("XPENDING", own.parts, "w")))
-            tokens = redis.execute_command(
-                "LPOS", queue.tokens, request_id, "COUNT", found.known_count("limit")
-            )
-            look_ms = redis.zscore(queue.due, request_id)
-            return Books(
-                request=found,
-                entries=redis.xlen(own.parts),
-                pending=sum(holders.values()),
-                without_lease=sorted(set(holders) - set(leases) - {"-"}),
-                expired={name: round(now_ms - at) for name, at in leases.items() if at < now_ms},
-                retry_due=redis.zcount(own.retry, "-inf", now_ms),
-                tokens=len(tokens or ()),
-                look_ms=look_ms,
-            )
+            with redis.pipeline(transaction=False) as pipe:
+                pipe.zrange(own.leases, 0, -1, withscores=True)
+                pipe.execute_command("XPENDING", own.parts, "w")
+                pipe.execute_command(
+                    "LPOS", queue.tokens, request_id, "COUNT", found.known_count("limit")
+                )
+                pipe.zscore(queue.due, request_id)
+                pipe.xlen(own.parts)
+                pipe.zcount(own.retry, "-inf", now_ms)
+                held, pending, tokens, look_ms, entries, due = pipe.execute()
+        leases = {name.decode(): at for name, at in held}
+        holders = dict(_pending_by_holder(pending))
+        return Books(
+            request=found,
+            entries=entries,
+            pending=sum(holders.values()),
+            without_lease=sorted(set(holders) - set(leases) - {"-"}),
+            expired={name: round(now_ms - at) for name, at in leases.items() if at < now_ms},
+            retry_due=due,
+            tokens=len(tokens or ()),
+            look_ms=look_ms,
+        )
 
 
 def _pending_by_holder(reply: Any) -> Iterable[tuple[str, int]]:

@@ -223,23 +223,20 @@ class ServerChecks(Examiner):
 
     def _lacks(self, node: Any, user: str, role: str, team: str) -> list[str]:
         """Return what a role does and the user may not do, on the queue where that is least."""
-        return min(
-            (
-                [
-                    trial.what
-                    for trial in acl.trials_of_role(role, self._probe.prefix, queue, team)
-                    if not self._may(node, user, trial)
-                ]
-                for queue in self._queues
-            ),
-            key=len,
-        )
+        lacks = []
+        for queue in self._queues:
+            trials = list(acl.trials_of_role(role, self._probe.prefix, queue, team))
+            may = self._may(node, user, trials)
+            lacks.append(
+                [trial.what for trial, is_so in zip(trials, may, strict=True) if not is_so]
+            )
+        return min(lacks, key=len)
 
-    def _may(self, node: Any, user: str, trial: acl.Trial) -> bool:
-        key = (node, trial)
-        if key not in self._asked:
-            self._asked[key] = self._probe.may(node, user, trial.words, trial.filling)
-        return self._asked[key]
+    def _may(self, node: Any, user: str, trials: list[acl.Trial]) -> list[bool]:
+        new = [each for each in trials if (node, each) not in self._asked]
+        told = self._probe.may(node, user, [(each.words, each.filling) for each in new])
+        self._asked.update(zip([(node, each) for each in new], told, strict=True))
+        return [self._asked[node, each] for each in trials]
 
     def _whoami(self) -> str:
         try:

@@ -8,8 +8,10 @@ how many of the requests it knows.
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from streamq import units
 from streamq.admin.probe import Probe
@@ -21,7 +23,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.queue.fleet import WorkerDetails, read_worker_details
 
 #: How long a look may take: until every request was read once, and from then on.
-FIRST_LOOK_S, LOOK_S = 0.2, 0.05
+FIRST_LOOK_S, LOOK_S = 0.1, 0.05
 #: Requests that are read in one round trip.
 PAGE = 250
 #: The most requests and workers that a census knows: the newest.
@@ -64,6 +66,8 @@ class Whole(msgspec.Struct, frozen=True):
     status: Status
     speed: float
     peak: int
+    #: What does the work: the handler, or those of all stages.
+    handlers: str
 
 
 class Census:
@@ -266,11 +270,13 @@ class Census:
         return any(handler in each.handlers for each in self.workers.values())
 
     def waiting_before(self, level: int) -> int:
-        """Return how many parts wait at better levels than this."""
+        """Return how many parts wait at better levels than this, and could run."""
         return sum(
-            known.status.parts.waiting
-            for known in self.requests.values()
-            if known.status.level < level and not known.status.paused
+            status.parts.waiting
+            for status in (known.status for known in self.requests.values())
+            if status.level < level
+            and not (status.paused or status.waits_for_release or status.held_until_ms)
+            and self.has_handler(status.handler)
         )
 
     def levels(self) -> list[tuple[int, int, int, int]]:
@@ -292,15 +298,46 @@ class Census:
         ]
 
 
-def _whole_of_stages(stages: list[KnownRequest]) -> Whole:
-    status = stages[0].status
+def records_foreseen(stages: Sequence[Status]) -> int:
+    """Return how many records the stages of a flow will have in all, as far as can be told.
+
+    A stage will get of the rest of the one before as much as it got of what that has finished.
+    """
+    whole = left = 0.0
+    for number, stage in enumerate(stages):
+        records = stage.records
+        if number:
+            before = stages[number - 1].records
+            finished = before.done + before.failed
+            left *= records.total / finished if finished else 1
+        expected = records.total + left
+        whole += expected
+        left = expected - records.done - records.failed
+    return round(whole)
+
+
+def limit_of_stages(stages: Sequence[Status]) -> int:
+    """Return how many parts of a flow may run at once: of the stages that have any to run."""
+    able = [each for each in stages if each.parts.waiting or each.parts.running]
+    return sum(each.limit for each in able or stages[:1])
+
+
+def _whole_of_stages(found: list[KnownRequest]) -> Whole:
+    found.sort(key=lambda each: int(each.status.id.partition("/")[2] or 1))
+    stages = [each.status for each in found]
+    status = stages[0]
     if len(stages) > 1:
-        parts = [msgspec.structs.astuple(each.status.parts) for each in stages]
-        records = [msgspec.structs.astuple(each.status.records) for each in stages]
-        status = msgspec.structs.replace(
-            status,
-            parts=PartCounts(*map(sum, zip(*parts, strict=True))),
-            records=RecordCounts(*map(sum, zip(*records, strict=True))),
+        parts = PartCounts(*map(sum, zip(*(astuple(each.parts) for each in stages), strict=True)))
+        records = RecordCounts(
+            *map(sum, zip(*(astuple(each.records) for each in stages), strict=True))
         )
-    speed = sum(each.speed for each in stages if each.status.state.is_live)
-    return Whole(status, speed, sum(each.peak for each in stages))
+        more = records_foreseen(stages) - records.total
+        status = replace(
+            status,
+            parts=replace(parts, total=parts.total + more),
+            records=replace(records, total=records.total + more),
+            limit=limit_of_stages(stages),
+        )
+    speed = sum(each.speed for each in found if each.status.state.is_live)
+    handlers = " → ".join(each.handler.removesuffix(f"-{status.id}") for each in stages)
+    return Whole(status, speed, sum(each.peak for each in found), handlers)

@@ -1,4 +1,4 @@
-"""The files of the pages, from the package: read once, and named by their digest."""
+"""The files that browsers get, from the package: read once, and named by their digest."""
 
 import hashlib
 from functools import cache

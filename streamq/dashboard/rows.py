@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec.structs import replace
 
 from streamq.dashboard import why
 from streamq.dashboard.census import Census, Whole
@@ -151,20 +152,26 @@ def _rows_read_anew(
     for request_id, snapshot in zip(ids, protocol.inspect_all(ids), strict=True):
         if not isinstance(snapshot, Snapshot):
             continue
-        status, whole = snapshot.status(), known.get(request_id)
-        if snapshot.count("stages"):
-            status = whole.status if whole else status_of(protocol, snapshot)
-        speed = whole.speed if whole and status.state.is_live else status.rate
-        found.append(table_row(status, speed, census, whole.peak if whole else 0))
+        whole, status = known.get(request_id), snapshot.status()
+        if whole is None:
+            status = status_of(protocol, snapshot)
+            whole = Whole(status, status.rate, 0, status.handler)
+        elif not snapshot.count("stages"):  # of a flow the census knows the stages
+            whole = replace(whole, status=status)
+        found.append(table_row(whole, census))
     return found
 
 
-def table_row(status: Status, speed: float, census: Census, peak: int = 0) -> dict[str, Any]:
+def table_row(whole: Whole, census: Census) -> dict[str, Any]:
     """Return what a row of a table tells of a request."""
+    status = whole.status
     left = status.records.total - status.records.done - status.records.failed
-    reason = why.reason_held_back(status, census, peak)
+    speed = whole.speed if status.state.is_live else status.rate
+    if status.paused or status.waits_for_release:
+        speed = 0.0
     return {
         **request_card(status),
+        "handler": whole.handlers,
         "limit": status.limit,
         "records": status.records,
         "created_ms": status.created_ms,
@@ -172,13 +179,9 @@ def table_row(status: Status, speed: float, census: Census, peak: int = 0) -> di
         "finished_ms": status.finished_ms,
         "labels": status.labels,
         "speed": round(speed, 3),
-        "eta_s": round(left / speed, 1) if speed > 0 and _row_may_change(status) else None,
-        "why": reason,
+        "eta_s": round(left / speed, 1) if speed > 0 and status.state is State.OPEN else None,
+        "why": why.reason_held_back(status, census, whole.peak),
     }
-
-
-def _row_may_change(status: Status) -> bool:
-    return status.state is State.OPEN and not status.waits_for_release
 
 
 def request_card(status: Status) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from streamq import units
 from streamq.admin.doctor import Doctor
 from streamq.admin.server_checks import Finding
 from streamq.dashboard import rows, times, why
-from streamq.dashboard.census import Census
+from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.curve import Curve, Ending, Point, curve_of
 from streamq.dashboard.failures import read_groups
 from streamq.dashboard.input_map import read_map
@@ -119,7 +119,7 @@ class Overview(_OfQueue):
             "levels": census.levels(),
             "notices": why.notices_that_need_attention(census),
             "handlers_ran": times.times_of_handlers(workers),
-            "top": [rows.table_row(each.status, each.speed, census, each.peak) for each in top],
+            "top": [rows.table_row(each, census) for each in top],
         }
 
     def past(self) -> Any:
@@ -340,7 +340,8 @@ class OneRequest(_OfRequest):
             census.look()
         records = status.records
         now_ms = snapshot.count("now_ms")
-        point = Point(now_ms, records.done, records.failed, status.parts.running, records.total)
+        whole = records_foreseen(status.stages) if status.stages else records.total
+        point = Point(now_ms, records.done, records.failed, status.parts.running, whole)
         points = self._curve.points
         if status.state.is_live or not points or point.finished != points[-1].finished:
             self._curve.add(point)  # after its end a request stands still
@@ -354,15 +355,23 @@ class OneRequest(_OfRequest):
             "status": status,
             "speed": status.rate if speed is None or not status.state.is_live else speed,
             "ending": ending,
-            "why": why.reason_held_back(status, census, self._curve.peak()),
+            "why": why.reason_held_back(_with_limit(status), census, self._curve.peak()),
             "slots": {"able": slots, "busy": busy},
             "spec": snapshot.spec,
             "point": point,
+            #: Of a flow: also the records that later stages do not have yet, as far as can be told.
+            "foreseen": whole,
         }
 
     def past(self) -> Any:
         """Return the points of its curve so far."""
         return {"points": self._curve.points}
+
+
+def _with_limit(status: Status) -> Status:
+    if not status.stages:
+        return status
+    return msgspec.structs.replace(status, limit=limit_of_stages(status.stages))
 
 
 class MapOfRequest(_OfRequest):

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamq.driver.url import ServerURL
 
-#: All questions together take so long at most.
+#: How long all questions together may take.
 MOST_S = 0.12
 
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import msgspec
@@ -61,7 +61,7 @@ def _do_nothing_for_lease() -> None:
     """Do nothing: there is no lease to speak for."""
 
 
-def _keep_confirmed_lease(_: WasLost) -> None:
+def _do_nothing_when_delivered(_: WasLost) -> None:
     """Do nothing: the lease was confirmed before."""
 
 
@@ -78,7 +78,7 @@ class Handed(msgspec.Struct, frozen=True):
     granted: Granted | None
     #: The ticket of a new lease, or the next of the same.
     ticket: Ticket | None = None
-    delivered: Callable[[WasLost], None] = _keep_confirmed_lease
+    delivered: Callable[[WasLost], None] = _do_nothing_when_delivered
     undo: Callable[[], None] = _do_nothing_for_lease
 
 
@@ -224,7 +224,7 @@ class Desk:
         return verdict
 
     async def leave(self, caller: Caller, leave: Leave) -> Left:
-        """End the leases of a worker that goes. What it did not finish runs elsewhere at once."""
+        """End the leases of a worker that goes. Its unfinished parts run elsewhere at once."""
         tickets = self._valid(caller, leave.tickets)
 
         def release() -> None:
@@ -241,15 +241,7 @@ class Desk:
             return None
         loop = asyncio.get_running_loop()
 
-        def terms(request_id: str, most: int) -> Terms:
-            # The lease is short until the answer is out. Then the courier renews it to its whole
-            # length.
-            lease_ms = min(FIRST_LEASE_MS, _lease_ms(ask))
-            part_s = self._paces.of(caller.name, ask.name, request_id)
-            most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
-            return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
-
-        waiter = WaitingTake(loop, terms)
+        waiter = WaitingTake(loop, partial(self._first_terms, caller.name, ask))
         self.check_waits(caller)
         lines = self._lines_of[caller.name]
         if len(lines) >= MOST_LINES_OF_KEY and line not in lines and caller is not LOCAL:
@@ -275,6 +267,14 @@ class Desk:
             lines[line] -= 1
             if not lines[line]:
                 del lines[line]
+
+    def _first_terms(self, caller: str, ask: Ask, request_id: str, most: int) -> Terms:
+        """Return what a take asks of a request, of which so many parts take about a quantum."""
+        # Short until the answer is out: then the courier renews the lease to its whole length.
+        lease_ms = min(FIRST_LEASE_MS, _lease_ms(ask))
+        part_s = self._paces.of(caller, ask.name, request_id)
+        most = max(most, Pace(ask.quantum_ms / 1e3, part_s).most())
+        return Terms(min(most, ask.most), ask.max_bytes, lease_ms)
 
     def check_waits(self, caller: Caller) -> None:
         """Raise a problem if so many calls of this caller wait that no other may."""
@@ -390,7 +390,7 @@ class Desk:
         )
 
     def _lease(self, ticket: Ticket, terms: Terms, place: int) -> HeldLease:
-        host = _TicketHost(self._protocol, self._keepers[ticket.queue], ticket.queue, terms)
+        host = _DeskLeaseHost(self._protocol, self._keepers[ticket.queue], ticket.queue, terms)
         book = TicketBook(ticket.number, place)
         lease = HeldLease(host, book, ticket.holder, ticket.request_id, is_insisting=False)
         lease.handler, lease.created_ms = ticket.handler, ticket.created_ms
@@ -398,7 +398,7 @@ class Desk:
         return lease
 
 
-class _TicketHost:
+class _DeskLeaseHost:
     """What a ``HeldLease`` needs of its host, for the calls of one ticket."""
 
     def __init__(self, protocol: Protocol, keeper: LeaseKeeper, queue: str, terms: Terms) -> None:

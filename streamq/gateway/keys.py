@@ -53,7 +53,7 @@ class Key(
 
     @property
     def caller(self) -> Caller:
-        """Who calls with this key."""
+        """The caller that has this key."""
         queues = None if self.queues is None else frozenset(self.queues)
         return Caller(self.name, self.role, queues, self.waits, self.streams)
 

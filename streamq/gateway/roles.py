@@ -29,7 +29,7 @@ KEY_ROLES = tuple(role for role in Role if role is not Role.ANYBODY)
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who makes a call: the name of its key, its role, and the queues it may use."""
+    """The caller of a call: the name of its key, its role, and the queues it may use."""
 
     name: str
     role: Role

@@ -49,7 +49,7 @@ class Want(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Bye(msgspec.Struct, forbid_unknown_fields=True):
-    """The last message of a worker: it goes. What it still holds runs elsewhere at once."""
+    """The last message of a worker: it goes. Parts that it still holds run elsewhere at once."""
 
     tickets: Annotated[list[str], Meta(max_length=1_000)] = []
 

@@ -51,7 +51,7 @@ class InHand(msgspec.Struct, frozen=True):
     """A part that was handed out and is not finished."""
 
     number: int
-    #: Who holds the part; ``RETRYING`` while it waits for another attempt.
+    #: The holder of the part; ``RETRYING`` while the part waits for another attempt.
     holder: str
     #: How long ago the part was handed out (ms), and how often it was.
     idle_ms: int

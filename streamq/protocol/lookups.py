@@ -15,7 +15,7 @@ class PartReads(msgspec.Struct, frozen=True, kw_only=True):
     """What the server has of one part of a stage."""
 
     number: int
-    #: Who it is in the hands of; "-" for nobody, "" where it is not pending.
+    #: The holder of the part; "-" for nobody, "" where the part is not pending.
     holder: str
     #: When it may run again (ms), if it waits for that; 0 for at once.
     due_ms: int | None

@@ -41,7 +41,7 @@ from streamq.protocol.snapshot import Snapshot
 
 T = TypeVar("T")
 
-#: Of parts that have the same key, so many are found by it.
+#: The most parts that are found by one key.
 _MOST_OF_A_KEY = 100
 #: A worker that is woken before its request is there asks again for some milliseconds. If creating
 #: the request took longer than this (s), another token is pushed in case that worker gave up.

@@ -228,9 +228,8 @@ def read_places(found: Iterable[bytes]) -> list[str]:
     """Return those that can be places: request ids, or stages of requests."""
     places = []
     for each in found:
-        with suppress(ValueError):
-            text = each.decode()
-            units.place(text)
+        text = each.decode("ascii", "replace")  # what is no ASCII becomes no name
+        if units.is_place(text):
             places.append(text)
     return places
 

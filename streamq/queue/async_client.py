@@ -32,7 +32,7 @@ from streamq.records import encoding as codec
 
 T = TypeVar("T")
 
-#: So many calls of one client run at the same time; others wait for their turn.
+#: How many calls of one client run at the same time; others wait for their turn.
 _THREADS = 8
 #: A request is looked at after 5 ms, then after a tenth of the time that was waited so far.
 _SOONEST_S, _LATEST_S = 0.005, 0.5

@@ -19,8 +19,7 @@ from streamq.telemetry.metrics import Samples
 
 log = logging.getLogger(__name__)
 
-#: What was read is returned again for 5 s, or for 20 times as long as reading took, if that is
-#: more.
+#: A reading is returned again for 5 s, or for 20 times as long as it took, if that is more.
 FRESH_S = 5.0
 _TIMES = 20
 #: A caller waits no longer than this for queues to be read.

@@ -15,7 +15,7 @@ from streamq.protocol.protocol import Protocol
 
 log = logging.getLogger(__name__)
 
-#: A name, or what was done, is cut after so many characters.
+#: After how many characters a name, or a description of a change, is cut.
 _MOST_CHARS = 200
 
 

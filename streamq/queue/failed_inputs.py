@@ -14,7 +14,7 @@ from streamq.records.arrow import TABLE_FORMATS, json_of_rows, rows_of_table
 from streamq.records.decoding import TEXT_FORMATS, records_in, without_line_ending
 from streamq.records.references import ReferenceReader
 
-#: A failure has so many bytes of its record at most, and all failures so many together.
+#: The most bytes of its record that a failure has, and the most of all failures together.
 MOST_INPUT = 2**16
 MOST_INPUTS = 2**26
 #: How many parts are read at once: each may have 1 MiB.

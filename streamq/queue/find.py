@@ -29,7 +29,7 @@ Where = Literal["", "waits", "waiting", "running", "retry", "done", "failed", "d
 _UNFINISHED: tuple[Where, ...] = ("retry", "running", "waiting")
 #: Most children of one part.
 _CHILDREN = MOST_CHILDREN
-#: Items are looked for under the names of so many redrives at most.
+#: Items are looked for under the names of this many redrives at most.
 _MOST_RUNS = 50
 _PARKED = "-"
 #: Stands for the result of an item that dropped out, or failed; as in ``lua/lib/handover.lua``.
@@ -299,7 +299,7 @@ class ItemWalk:
                 waits += left
                 parts.append(ItemPart(item=parent.item, where="waits"))
             else:
-                # What is kept of a group goes when its join is done.
+                # The server forgets a group when its join is done.
                 where: Where = "done" if parent.where == "done" else ""
                 parts.append(ItemPart(item=parent.item, where=where))
         return self._stage(number, parts, waits_for=waits, children=children)

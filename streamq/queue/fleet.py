@@ -13,7 +13,7 @@ from streamq.queue.told import Tally
 
 #: The first version of the protocol whose workers can run a stage of a flow.
 _FLOWS_SINCE = 3
-#: Who submits many small flows looks at the workers of a queue once in this time.
+#: A client that submits many small flows looks at the workers of a queue once in this time.
 _GOOD_FOR_S = 1.0
 
 

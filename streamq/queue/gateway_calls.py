@@ -25,7 +25,7 @@ from streamq.errors import (
 )
 from streamq.settings import Settings
 
-#: A call waits at most 50 s at a gateway. Without an answer for so long, the connection is dead.
+#: A call waits at most 50 s at a gateway. After this time without an answer the connection is dead.
 SILENCE_S = 75.0
 #: The pause before a call is repeated: the first one, and the longest.
 PAUSE_S = (0.1, 3.0)

@@ -95,6 +95,8 @@ class HeldLease:
         self.facts = ""
         self.records = 0
         self.size = 0
+        #: How many parts for the next stage are among them.
+        self.handed = 0
         #: Takes a token for a later stage of the flow out of what is to be pushed. A host sets it
         #: if nothing else was there to be run when its own token came: then it goes on by itself.
         self.keep_one: Callable[[str, Tokens], tuple[Token | None, Tokens]] | None = None
@@ -112,6 +114,7 @@ class HeldLease:
         """Keep a result until ``finish`` sends it."""
         if outcome.passed:
             self.passed.append(outcome.passed)
+            self.handed += len(outcome.passed.payloads)
         else:
             self.results += (part.number, outcome.result)
         self.records += outcome.records
@@ -139,7 +142,8 @@ class HeldLease:
             )
         book.answered()
         book.count_finished(self.handler, grant.counted, records)
-        self.results, self.passed, self.records, self.size, self.part = [], [], 0, 0, None
+        self.results, self.passed, self.part = [], [], None
+        self.records = self.size = self.handed = 0
         is_suspect = any(part.is_suspect for part in grant.parts)
         if grant.word == "late" or (is_suspect and not is_alone):
             self.release()
@@ -247,7 +251,7 @@ class HeldLease:
         )
 
     def release(self, crashed: int | None = None) -> None:
-        """End the lease, if it stands. What was not finished goes back to the front.
+        """End the lease, if it stands. Parts that were not finished go back to the front.
 
         ``crashed``: the part that was running when a process of the holder died.
         """

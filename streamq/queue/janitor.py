@@ -55,14 +55,14 @@ CONFIRM_MS = 180_000
 #: A callback that could be purged, but that its parent still owes, is looked at again after this.
 ASK_AGAIN_MS = 60_000
 
-#: A sweep clears at most so many lists of tokens of ended requests; each takes some milliseconds.
+#: The most lists of tokens of ended requests that one sweep clears; each takes some milliseconds.
 MOST_LISTS = 10
 
 #: A sweep looks at up to so many requests with one call to each node, and closes those of them that
 #: have ended with another. A look takes the server some 30 us; others wait meanwhile.
 LOOK_TOGETHER = 25
-#: What a request is told to need is believed for so long. Then the janitor asks anew: tokens that a
-#: worker has taken meanwhile would be pushed a second time.
+#: How long the answer of an audit is good for. Then the janitor asks anew, because it would push
+#: tokens a second time that workers have taken meanwhile.
 BELIEVED_S = 0.1
 
 #: The janitor reads the heartbeats again for a reap when they are older than this: there may be

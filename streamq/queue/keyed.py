@@ -7,7 +7,7 @@ from streamq.protocol.protocol import Protocol
 from streamq.records.inputs import BadInput
 from streamq.records.keys import WHOLE, KeyField
 
-#: One call tells of so many keys.
+#: How many keys one call tells of.
 _AT_ONCE = 500
 
 
@@ -39,7 +39,7 @@ class KeyIndex:
         self.tell(first, keys)
 
     def go_on(self) -> None:
-        """Go on with a load that was stopped. What it never added may come otherwise."""
+        """Go on with a load that was stopped: forget keys of parts that it never added."""
         if self._field is not None:
             self._protocol.forget_unadded(self._id)
 

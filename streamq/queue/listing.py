@@ -12,8 +12,8 @@ from streamq.errors import UNREADABLE
 from streamq.model import State
 from streamq.protocol.protocol import Protocol
 
-#: So many requests are looked at in each index at most, open ones and ended ones, unless all are
-#: wanted. One costs the server about 2 us.
+#: The most requests that are looked at in each index (open and ended), unless all are wanted. One
+#: costs the server about 2 us.
 MOST_LOOKS = 10_000
 #: Requests that are read in one round trip.
 PAGE = 500

@@ -18,7 +18,7 @@ from streamq.errors import ServerError, StreamqError
 
 log = logging.getLogger(__name__)
 
-#: For so long after a call without an answer nothing on the node is taken back: the longest pause
+#: How long after a call without an answer nothing on the node is taken back: the longest pause
 #: between two tries of a worker, and the time of a renewal.
 QUIET_S = 5.0
 

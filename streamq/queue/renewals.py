@@ -27,7 +27,8 @@ RENEW_EVERY_S = 1.0
 #: A thread ends when its node had no lease for 60 rounds.
 LINGER_ROUNDS = 60
 #: Holders that are renewed in one round trip, and calls in it, one for each request: a few
-#: milliseconds of the server's time. What a pool holds of 800 requests takes eight round trips.
+#: milliseconds of the server's time. The leases that a pool holds of 800 requests take eight round
+#: trips.
 MOST_HOLDERS = 1_000
 MOST_CALLS = 100
 

@@ -202,8 +202,8 @@ class Request:
     def _located(self, failures: list[Failure]) -> list[Failure]:
         """Return the failures; those without a file with where their part came from.
 
-        Workers say in which line a record failed. What a pool tells of a process that it stopped,
-        and a janitor of a part that it gives up, has no place.
+        Workers say in which line a record failed. A pool that stopped a process, and a janitor that
+        gives a part up, do not know the place.
         """
         lost = sorted({each.part for each in failures if _has_no_place(each)})
         if not lost:

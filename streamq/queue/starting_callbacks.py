@@ -94,7 +94,7 @@ def _start_callback(protocol: Protocol, found: Snapshot, call: Callback, run: in
     try:
         protocol.submit(child, policy, lambda: encoded_parts(payloads))
     except RequestExists:
-        # Whoever was quicker may have read other counts: what tells is whose callback it is.
+        # A process that was quicker may have read other counts, so only the parent is compared.
         if protocol.inspect(child).optional_text("parent") != parent:
             log.error(
                 "%s: its callback is not started: another request has the id %s", found.id, child

@@ -149,7 +149,7 @@ class ManySubmissions(OneByOne):
                 self._can_go_on and isinstance(reply, RequestExists)
             ):
                 # Another process has submitted it meanwhile, or is about to; or it is ours, and the
-                # answer was lost. What a repeated call would find is found now.
+                # answer was lost. A repeated call would find the request, so it is looked for now.
                 self._try(each.request)
             else:
                 self._refused(each.request.id, reply)

@@ -1,7 +1,7 @@
 """Takes tokens for a host of leases, and claims parts with them.
 
-A host is a process of a pool, or another program that runs parts or passes them on. What a claim is
-granted is a ``HeldLease`` (``queue/held_lease.py``). A ``Taker`` keeps these rules
+A host is a process of a pool, or another program that runs parts or passes them on. A claim that is
+granted gives it a ``HeldLease`` (``queue/held_lease.py``). A ``Taker`` keeps these rules
 (``lua/README.md``, section 4):
 
 * The name of a holder is used for one claim. A claim is never sent twice: when the server did not

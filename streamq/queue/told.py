@@ -1,4 +1,4 @@
-"""What workers tell of their work for those who look at it: tallies by handler, spans of slots."""
+"""The reports of workers for the dashboard: tallies by handler, and spans of what slots did."""
 
 import msgspec
 

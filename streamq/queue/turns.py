@@ -7,7 +7,7 @@ of which it saw many requests comes first more often than one of which it saw fe
 
 from collections import Counter, deque
 
-#: So many of a handler's last tokens are remembered.
+#: How many of a handler's last tokens are remembered.
 REMEMBERED = 64
 
 
@@ -39,7 +39,8 @@ class Turns:
         if handler not in self._seen:
             self._seen[handler] = _Seen()
         elif handler != self._first:
-            # Who was asked first had none: until it has one it is asked before the others.
+            # The handler whose list came first had no token. It is forgotten here, so that it comes
+            # first until it has one.
             self._seen.pop(self._first, None)
         self._seen[handler].add(request_id)
 

@@ -15,7 +15,7 @@ from streamq.protocol.replies import Token
 #: A process reads again what is in use before a take when it last read it so long ago. A busy
 #: process may miss the news of a list: another one has taken them and removed the rest.
 READ_EVERY_S = 0.5
-#: A process waits so often at all lists, in use or not: earlier versions do not tell of theirs.
+#: How often a process waits at all lists, in use or not: earlier versions do not tell of theirs.
 ALL_EVERY_S = 60.0
 
 

@@ -18,10 +18,10 @@ from streamq.protocol.protocol import Protocol
 from streamq.protocol.snapshot import Snapshot
 from streamq.queue.fleet import WorkerDetails, read_worker_details
 
-#: The newest so many open requests are known, and so many workers.
+#: How many open requests are known (the newest), and how many workers.
 MOST_REQUESTS = 1_000
 MOST_WORKERS = 1_000
-#: A look reads so many requests, workers and lists of tokens at most.
+#: The most requests, workers and lists of tokens that one look reads.
 REQUESTS_A_LOOK = 60
 WORKERS_A_LOOK = 60
 LISTS_A_LOOK = 60
@@ -32,7 +32,7 @@ MOST_COMMANDS = REQUESTS_A_LOOK + WORKERS_A_LOOK + LISTS_A_LOOK + _INDEXES
 HEARD_MS = 60_000
 #: The speed of a request is that of about the last 10 s.
 SPEED_S = 10.0
-#: A request that has ended is shown for so long.
+#: How long a request that has ended is still shown.
 ENDED_S = 30.0
 
 

@@ -46,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[FileNote]
     parts: int
     records: int
+    #: Of a flow: those that are through the first stage, and the failures of all stages.
     done: int
     failed: int
     #: Records for which the function returned nothing; null where lines are no results.
@@ -195,10 +196,14 @@ def _compared_with_note(what: str, path: Path, told: FileNote) -> Finding:
 
 def _counts_agree(told: Manifest) -> Iterator[Finding]:
     """Yield whether the counts agree with each other."""
-    counts = f"records: {told.records:,} in all, {told.done:,} done, {told.failed:,} failed"
+    whole = f"records: {told.records:,} in all, {told.done:,}"
     if told.flow:
-        yield Finding(told.done <= told.records, f"{counts}, of flow {told.flow}")
+        words = (
+            f"through the first stage of flow {told.flow}, {told.failed:,} failures in all stages"
+        )
+        yield Finding(told.done <= told.records, f"{whole} {words}")
         return
+    counts = f"{whole} done, {told.failed:,} failed"
     is_whole = told.done + told.failed == told.records or told.state != "done"
     dropped = "" if told.dropped is None else f", {told.dropped:,} without a result"
     is_written = told.dropped is None or told.dropped >= 0

@@ -376,7 +376,7 @@ def errors_beside(path: Path) -> Path:
     return path.with_name(f"{name_without_compression(path).stem}.errors.jsonl")
 
 
-def check_errors(
+def check_errors_file(
     path: Path, error: type[StreamqError] = OutputExists, ours: Collection[str] = ()
 ) -> None:
     """Raise an error if another program's file stands where the failures are to be written.
@@ -469,7 +469,7 @@ def check_new_output(path: Path, *, force: bool) -> None:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InvalidValue(f"{path} cannot be written: Permission denied")
     if not force:
-        check_errors(path)
+        check_errors_file(path)
 
 
 def is_stream_output(path: Path) -> bool:

@@ -202,7 +202,7 @@ def _types_that_text_has(tables: Iterable[Any], hints: dict[str, Any]) -> dict[s
 
 
 def _table_with_schema(table: Any, schema: Any) -> Any:
-    """Return a table with the columns of a schema. What it lacks is null."""
+    """Return a table with the columns of a schema. Columns that it lacks are null."""
     pa = pyarrow()
     if len(set(table.column_names)) < table.num_columns:
         raise InvalidValue("a table among the results has two columns of one name")

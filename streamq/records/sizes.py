@@ -41,7 +41,7 @@ GROWTH = 16
 #: Work for about this long is loaded ahead of the slots, and two parts for each slot at least.
 AHEAD_S = 0.5
 LEAST_AHEAD = 2
-#: What is measured counts less with each later measurement, so that a slow first call is forgotten.
+#: A measurement counts less with each later one, so that a slow first call is forgotten.
 _FADING = 0.7
 #: A process can finish about 1,000 parts of a coroutine in a second.
 COROUTINE_S = 1e-3
@@ -55,7 +55,8 @@ class Measured(msgspec.Struct, frozen=True):
     #: How many bytes their results had.
     result_bytes: int = 0
     is_coroutine: bool = False
-    #: Whether it is called with each record. What is called with a part gets parts of equal size.
+    #: Whether it is called with each record. A handler that is called with whole parts gets parts
+    #: of equal size.
     is_map: bool = True
 
 

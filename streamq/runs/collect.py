@@ -1,4 +1,4 @@
-"""Collecting results: each is written once, in input order or as they come, even across crashes.
+"""Writes results to an output: each once, in input order or as they come, even across crashes.
 
 A commit stores in the request how many bytes are written and which result comes next; the same
 script call deletes the results from the server. When a collector is started again, it cuts the file
@@ -27,7 +27,7 @@ from streamq.records.outputs import (
     FileOutput,
     OutputError,
     OutputExists,
-    check_errors,
+    check_errors_file,
     digest_of_errors_file,
     digest_of_failures,
     error_lines,
@@ -192,7 +192,7 @@ class Collector:
         if self._done.offset:
             self._output.packing = self._done.packing
         # Decided anew at each look: since the last one another collector may have begun the file,
-        # or somebody may have put it back. What counts is what the locked file has.
+        # or somebody may have put it back. Only the content of the locked file counts.
         self._is_anew = self._may_renew and self._output.lacks(self._done.written)
         self._gone = found.count("done") - found.known_count("results") if self._is_anew else 0
         if self._is_anew:
@@ -286,7 +286,7 @@ class Collector:
         """Raise the error if writing the failures would replace a file that is not ours."""
         # An earlier version committed only that the file is ours, without a digest of its content.
         if not self._done.owns_errors or self._done.errors:
-            check_errors(Path(self._output.name), error, self._done.errors)
+            check_errors_file(Path(self._output.name), error, self._done.errors)
 
     def _refuse_other(self, force: bool, inputs: Iterable[str]) -> None:
         """Raise an error if the output is an input, or another file or form than was begun."""

@@ -1,4 +1,4 @@
-"""What a collector commits: how far the results of a request are written, and where."""
+"""The commit of a collector: how far the results of a request are written, and where."""
 
 import msgspec
 

@@ -12,7 +12,7 @@ def count_letters(line: str) -> dict[str, int]:
 
 
 def make_input(path: Path, lines: int) -> int:
-    """Write so many lines of words. Return the size of the file in bytes."""
+    """Write a file of ``lines`` lines of words. Return its size in bytes."""
     chance = random.Random(7)
     with path.open("w") as file:
         for _ in range(lines):

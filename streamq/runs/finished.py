@@ -1,4 +1,4 @@
-"""Keeps what a retry needs of a run that is done with failures.
+"""The note that a run leaves in its folder when it is done with failures, for a retry.
 
 Needs no redis-py.
 """

@@ -1,6 +1,6 @@
-"""The parts of a run that are needed before redis-py is imported.
+"""The folder of a run, with its plan and its lock, and the embedded server that it starts.
 
-They are its folder (plan, lock), and its embedded server, which starts in the background.
+The server starts in the background. Both are needed before redis-py is imported.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Loading files: parts go to the server while the files are read, and the cursor with them.
+"""Loads files: parts go to the server while the files are read, and the cursor with them.
 
 The cursor moves in the same step as the parts, so a load that is killed at any moment and
 run again with the same id goes on at the byte where it stood, and every record is there

@@ -128,7 +128,9 @@ def describe_source(
     encoding = encoding_named(options.get("encoding", ""), named("encoding"))
     if encoding and is_referred:
         first, second = named("encoding"), named("by_reference")
-        raise InvalidValue(f"{first} goes without {second}: workers read the bytes as they are")
+        raise InvalidValue(
+            f"{first} cannot be combined with {second}: workers read the bytes as they are"
+        )
     spec = Spec(
         format=form,
         files=tuple(names),
@@ -211,7 +213,7 @@ def _check_tables(form: str, names: list[str], options: RequestOptions, named: N
         raise InvalidValue(f"{form} is read from files: workers read their rows there themselves")
     for option in ("encoding", "key"):
         if options.get(option):
-            raise InvalidValue(f"{named(option)} is for text, and goes without {form}")
+            raise InvalidValue(f"{named(option)} is for text: it cannot be combined with {form}")
 
 
 def check_format(form: str, named: Named = str) -> str:
@@ -231,7 +233,7 @@ def _check_key(options: RequestOptions, spec: Spec, named: Named) -> None:
         raise InvalidValue(f"{named('track')} and {named('trace')} are for flows")
     if key := options.get("key", ""):
         if spec.by_reference:
-            raise InvalidValue(f"{named('key')} goes without {named('by_reference')}")
+            raise InvalidValue(f"{named('key')} cannot be combined with {named('by_reference')}")
         KeyField(key, spec).check()
 
 

@@ -1,4 +1,4 @@
-"""Which runs keep bytes away from their server. Needs no redis-py.
+"""Decides which runs keep bytes away from their server. Needs no redis-py.
 
 Where it can, a run hands out parts by reference: its processes read the input themselves. And they
 write results to spools in the run's folder, from which the collector copies them to the output.

@@ -24,7 +24,8 @@ HOME = Path(".streamq-server")
 START_S = 60.0
 STOP_S = 30.0
 _POLL_S = 0.02
-#: Whoever looks for a server has the lock for a moment: a server that starts waits for it so long.
+#: A command that looks for a server has the lock for a moment. A server that starts waits this long
+#: for it.
 _LOOKERS_S = 2.0
 _FILE = "serving.json"
 _LOG = "detached.log"

@@ -23,9 +23,9 @@ from streamq.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-#: After so many seconds without a turn the loop counts as stuck.
+#: After this many seconds without a turn the loop counts as stuck.
 STUCK_S = 10.0
-#: A connection on which the client sends nothing is closed after so many seconds.
+#: A connection on which the client sends nothing is closed after this many seconds.
 _SILENT_S = 5.0
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"

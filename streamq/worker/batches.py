@@ -34,6 +34,9 @@ WATCH_S = 0.1
 #: other parts of the batch back without running them. The limit is four times the payload of a
 #: batch (1 MiB), so this is rare.
 _MOST_UNSENT = 2**22
+#: The same of parts of a spread that have more than so many children, which the server adds in one
+#: step: 5,000 take it some 20 ms.
+_MOST_CHILDREN_UNSENT = 4_000
 
 
 class SlotLease:
@@ -110,7 +113,7 @@ class Batches:
     def end_stretches(self, least_s: float = 0.0) -> None:
         """End stretches of records that have run for so long, from any thread.
 
-        What they yielded can then be kept, and it is seen whether they are to stop.
+        Their results can then be kept, and the slot sees whether they are to stop.
         """
         for watch in list(self._watches.values()):
             watch.end_stretch(least_s)
@@ -204,8 +207,9 @@ class Batches:
         self._release_quietly(lease)
 
     def _may_start(self, lease: SlotLease, index: int, part: Part, now: float) -> bool:
-        is_late = index and (now > lease.stop_at or lease.held.size > _MOST_UNSENT)
-        if is_late or self.is_stopping:
+        held = lease.held
+        is_much = held.size > _MOST_UNSENT or held.handed > _MOST_CHILDREN_UNSENT
+        if (index and (is_much or now > lease.stop_at)) or self.is_stopping:
             return False
         if lease.runner.timeout_ms:
             self._table.expect(lease.slot, part.attempt, lease.runner.retry_ms(part))

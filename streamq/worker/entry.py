@@ -50,7 +50,8 @@ def main() -> None:
     handlers = app.handlers.values()
     coroutines = [handler.name for handler in handlers if handler.is_async]
     channel.send(Ready([handler.offer for handler in handlers], files_of_user_code(), coroutines))
-    # What was imported stays: the garbage collector, off since the start, need not look at it.
+    # Imported modules stay, so the garbage collector, which was off since the start, need not look
+    # at them.
     gc.freeze()
     gc.enable()
     try:

@@ -1,4 +1,4 @@
-"""Reads the flow that a target names in a process of its own.
+"""Reads the flow that a target names (``module:flow``), in a process of its own.
 
 The parent of a pool never imports the user's code. So another process imports it, writes down what
 stages the flow has, and ends. Needs no redis-py.

@@ -1,4 +1,4 @@
-"""What the records of a large part come to, block by block.
+"""Runs a large part of lines or objects block by block, and joins what each block yielded.
 
 A part of many short lines is run a block at a time, so that the values of a block fit into the
 cache of the processor. What a block yielded is joined into lines at once, if it can be.

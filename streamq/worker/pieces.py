@@ -15,7 +15,7 @@ from streamq.model import Part
 from streamq.worker import marks
 from streamq.worker.marks import BegunRecords, Late
 
-#: Records that may be deadly are run in so many pieces.
+#: The number of pieces in which records are run that may be deadly.
 PIECES = 16
 
 
@@ -77,7 +77,7 @@ class Pieces:
     def __iter__(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield each record, and before the first of a piece what the server is to be told."""
         for piece, deaths in self._pieces:
-            # What the others came to is kept before the one that took too long is run again.
+            # The outcomes of the others are kept before the one that took too long is run again.
             mark = b"" if self.late and piece == [self.late.index] else None
             if self.is_careful and piece:
                 mark = marks.written_mark(

@@ -13,7 +13,7 @@ from streamq.worker import counters
 from streamq.worker.process_handle import ProcessHandle
 from streamq.worker.spans import SpanReader
 
-#: A heartbeat tells of the paces of so many handlers at most.
+#: The most handlers whose paces a heartbeat tells.
 MOST_PACES = 64
 
 

@@ -133,7 +133,7 @@ class RecordByRecord:
         """Return what the part came to."""
         runner, part, outcomes = self._runner, self._part, self.outcomes
         if self._is_stopped:
-            # What failed has this attempt again, with those that never ran.
+            # Records that failed have this attempt again, with those that never ran.
             return runner.put_off(part, self._failures, self._retry, outcomes, is_stopped=True)
         if self._retry is not None:
             return runner.put_off(part, self._failures, self._retry, outcomes)

@@ -330,7 +330,7 @@ class Runner(Verdicts):
         try:
             return RecordByRecord(self, part, given, items, watch)
         except Damaged as error:
-            # What the server has is of no use: a redrive runs all of the part.
+            # The outcomes that the server keeps cannot be read: a redrive runs all of the part.
             failure = self.describe(error, part, 0)
             return PartNotDone("abandon", 0, [failure], (0, -1), partial=FORGET)
 
@@ -393,7 +393,7 @@ class Runner(Verdicts):
 
     def _may_skip(self, part: Part) -> bool:
         """Return whether lines of the part may be no records: the loader said so of a CSV."""
-        return self._has_blanks or (self._has_empty_rows and about.has_other_lines(part))
+        return self._has_blanks or (self._has_empty_rows and about.about_has_other_lines(part))
 
     def _given(self, part: Part) -> list[bytes]:
         """Return what the handler is called with in turn: records, or the part as a whole."""

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 #: A janitor tells systemd and the health port this often that it lives.
 TICK_S = 0.2
-#: A janitor that stops waits so long for its sweeps to end.
+#: How long a janitor that stops waits for its sweeps to end.
 LEAVE_S = 5.0
 
 

@@ -133,7 +133,7 @@ class SlotTable:
         self._words = memoryview(self._memory).cast("q")
         self._rows = [self._words[slot * _SLOT :][:_WORDS] for slot in range(slots)]
         self.slots = slots
-        #: What the slots have done; behind what they hold.
+        #: The counters of the slots, which stand behind the states of the slots.
         ends = (slots * _SLOT, slots * (_SLOT + counters.WORDS))
         self._counts = self._words[ends[0] : ends[1]]
         self.counters = counters.SlotCounters(self._counts, slots)

@@ -100,7 +100,7 @@ class SlotWatch(PartWatch):
         self._is_lost = not self._held.keep(partial, mark, must=must)
         now = time.monotonic()
         self._kept = partial
-        # What takes long is done less often: it is to cost a fiftieth of the time.
+        # Keeping outcomes may cost a fiftieth of the time: if it takes long, it is done less often.
         self._keep_at = now + max(KEEP_EVERY_S, KEEP_SHARE * (now - begun))
 
     def offer(self, snapshot: Callable[[], bytes]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from streamq.queue.told import Span
 
-#: So many spans of a slot are kept.
+#: How many spans of a slot are kept.
 MOST_SPANS = 32
 #: From when and to when (ms since 1970), parts done, failed and retried, the stage, and texts.
 _SPAN = struct.Struct("=6q8s64s")

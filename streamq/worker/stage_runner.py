@@ -20,7 +20,7 @@ from streamq.worker import yielding
 from streamq.worker.kept_outcomes import Outcomes
 from streamq.worker.runner import Runner
 
-#: All children of one part may have so many times the bytes of the largest result.
+#: All children of one part may have this many times the bytes of the largest result.
 _MOST_SIZE = 4
 
 

@@ -10,10 +10,10 @@ from types import TracebackType
 log = logging.getLogger(__name__)
 
 _MOST_CHARS = 2_000
-#: So much of an error stands in a line of the log.
+#: How many characters of an error stand in a line of the log.
 _LINE_CHARS = 200
 _OURS = str(Path(__file__).parents[1])
-#: Errors of so many kinds are logged in full. What others there are is only counted.
+#: How many kinds of errors are logged in full. Errors of other kinds are only counted.
 _MOST_KINDS = 20
 #: What was counted is logged 10 s after the first error, then 20 s later, and so on up to 60 s.
 _COUNT_AFTER_S = 10.0

@@ -9,7 +9,7 @@ from streamq.errors import ResultTooLarge
 from streamq.records import encoding as codec
 from streamq.records.encoding import Item, Many
 
-#: Each value counts for so many bytes more, so that no endless number of empty ones is kept.
+#: Each value counts for this many bytes more, so that no endless number of empty ones is kept.
 _EACH = 16
 
 

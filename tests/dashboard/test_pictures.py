@@ -1,15 +1,17 @@
 """The census of a queue, reasons, notices, tables, and the map, from a real server."""
 
 import secrets
+from types import SimpleNamespace
+from typing import Any
 
 from streamq import Client, Protocol, Request
 from streamq.dashboard import rows, why
-from streamq.dashboard.census import Census
+from streamq.dashboard.census import Census, limit_of_stages, records_foreseen
 from streamq.dashboard.input_map import MOST_CELLS, read_map
 from streamq.dashboard.samplers import Censuses, Health, sampler_of_topic
 from streamq.dashboard.timeline import Timeline
 from streamq.flows.flow import Flow, Stage
-from streamq.model import Part
+from streamq.model import Part, PartCounts, RecordCounts
 from streamq.protocol import glances
 from streamq.protocol.keys import RequestKeys
 from streamq.protocol.replies import Terms
@@ -106,6 +108,12 @@ class TestReasons:
         assert [(each.code, each.request) for each in why.notices_that_need_attention(census)] == [
             ("handler", other.id)
         ]
+        # What waits at better levels and cannot run is not in the way of others.
+        submit(client, queue, 700, level=5).pause()
+        submit(client, queue, 700, level=5, delay="1h")
+        census = Census(protocol, queue)
+        census.look()
+        assert census.waiting_before(90) == 29 + 9 + 9
 
     def test_failing_requests_and_missing_workers_need_attention(
         self, client: Client, protocol: Protocol, queue: str
@@ -161,7 +169,9 @@ class TestTables:
         found = rows.table_page(protocol, census, rows.Ended(protocol, queue), rows.Filters())
         assert (found["count"], census.open) == (2, 2)
         row = next(each for each in found["rows"] if each["id"] == request.id)
-        assert (row["parts"].total, row["parts"].running) == (4, 1)
+        # Its later stages will get as much as the first has, as far as anybody can tell.
+        assert (row["parts"].total, row["parts"].running) == (12, 1)
+        assert (row["handler"], row["limit"]) == ("h → h2 → h3", request.status().limit)
         assert [(level, number) for level, number, _, _ in census.levels()] == [(50, 2)]
         # What its second stage has counts, too.
         protocol.connection.redis.hset(RequestKeys(f"{request.id}/2").meta, "total", 3)
@@ -169,7 +179,26 @@ class TestTables:
         census.look()
         whole = {each.status.id: each.status for each in census.wholes()}
         assert whole.keys() == {request.id, plain.id}
-        assert whole[request.id].parts.total == 7
+        assert whole[request.id].parts.waiting == 3 + 3
+
+    def test_flow_that_grows_is_foreseen(self) -> None:
+        def stage(total: int, done: int, failed: int = 0, waiting: int = 1, limit: int = 4) -> Any:
+            records = RecordCounts(total, done, failed)
+            parts = PartCounts(total, waiting, 0, 0, done, failed)
+            return SimpleNamespace(records=records, parts=parts, limit=limit)
+
+        assert (
+            records_foreseen([stage(100, 0), stage(0, 0)]) == 200
+        )  # nothing is known of the second
+        assert records_foreseen([stage(100, 10), stage(50, 0)]) == 100 + 500  # five of each
+        assert records_foreseen([stage(100, 10), stage(50, 25), stage(5, 0)]) == 100 + 500 + 100
+        assert records_foreseen([stage(100, 90, 10), stage(90, 90)]) == 190  # all is handed over
+        # Only stages that have parts to run count.
+        assert (
+            limit_of_stages([stage(9, 9, 0, 0, 3), stage(9, 0, 0, 1, 5), stage(9, 0, 0, 1, 7)])
+            == 12
+        )
+        assert limit_of_stages([stage(9, 9, 0, 0, 3), stage(9, 9, 0, 0, 5)]) == 3
 
 
 class TestManyRequests:

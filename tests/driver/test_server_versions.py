@@ -1,4 +1,4 @@
-"""Which servers are let be: by their version, and by what they drop when they are full."""
+"""Servers that are refused: for their version, or for what they drop when they are full."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What is put through the faults: streamq by its commands, and the design it grew from."""
+"""The subjects of the faults: streamq by its commands, and the design that it grew from."""
 
 import os
 import random

@@ -97,3 +97,13 @@ def test_record_that_takes_too_long_or_kills_ends_alone_and_its_join_is_told(
         ("slowly", "1/2", "Timeout"),
         ("deadly", "2/2", "Poison"),
     ]
+
+
+def test_wide_spreads_go_through_in_one_go(client: Client, fleet: Fleet, queue: str) -> None:
+    """Handed over together, their children are more than a script has room for on its stack."""
+    flow = flows.app.flow("wide").spread(flows.many).map(flows.size_of).reduce(flows.add)
+    fleet.ready("-p", "1", target="flows:app", audit_ms=60_000)
+    request = client.submit(["1000"] * 24, flow=flow, queue=queue)
+
+    assert request.wait(30).state == "done"
+    assert [value for _, value in request.results(5)] == [24 * sum(range(1_000))]

@@ -51,7 +51,7 @@ def test_pages_and_files(gate: Gate) -> None:
         assert "require-trusted-types-for 'script'" in policy
         assert "frame-ancestors 'none'" in policy
         assert not re.search(r"unsafe|https?:|\*", policy)
-    names = re.findall(r"/static/\w+/[\w.]+", page.text)
+    names = re.findall(r"/static/\w+/[\w.-]+", page.text)
     assert names
     for name in names:
         file = gate.get(name)

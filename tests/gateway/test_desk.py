@@ -1,4 +1,4 @@
-"""What workers elsewhere can do, call by call: also repeated, late, and at another gateway."""
+"""Calls of workers at a gateway: each once, repeated, late, and at another gateway."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The faults of the design this grew from, each shown on it and then shown to be absent here.
+"""Faults of the design that streamq grew from: each is shown there, and then shown to be gone.
 
 ``Seed`` is that design in small: tokens alone keep the limit, a counter alone knows the end.
 """

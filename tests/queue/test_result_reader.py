@@ -1,4 +1,4 @@
-"""What a reader of results remembers of the parts that it passed."""
+"""A reader of results: how little it remembers of the parts that it has passed."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Who comes next: levels, turns, limits, delays and rates, as tokens and claims show them."""
+"""The order of work: levels, turns, limits, delays and rates, as tokens and claims show them."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a part says of itself besides its bytes."""
+"""The ``about`` of a part: what a loader writes there, and what is read out of it."""
 
 import pytest
 

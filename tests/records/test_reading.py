@@ -1,4 +1,4 @@
-"""What a worker may read for others: the reader of references, without a queue around it."""
+"""The reader of references: which files and URLs a worker reads for others, and which not."""
 
 import os
 from collections.abc import Callable

@@ -138,6 +138,30 @@ def _docstrings(kind: type) -> Iterator[str]:
         yield inspect.cleandoc(getattr(value, "__doc__", None) or "")
 
 
+def test_contributing_says_of_each_module_what_belongs_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    modules = [
+        path
+        for folder in ("streamq", "cli")
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.name.startswith("__") and path.name != "streamq_pb2.py"
+    ]
+
+    assert len(modules) > 200
+    for path in modules:
+        if path.parent.name != "commands":
+            assert f"/{path.name}`" in text or f"`{path.name}`" in text, path
+
+
+def test_files_that_contributing_names_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:\w+/)+\w+\.(?:py|lua))`", text)
+
+    assert len(named) > 100
+    for name in named:
+        assert (ROOT / name).is_file() or (ROOT / "streamq" / name).is_file(), name
+
+
 def test_files_and_functions_that_the_architecture_names_are_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`((?:streamq|cli|lua)/[\w/]+\.(?:py|lua))`(?:: `([\w.]+)`)?", text)

@@ -1,4 +1,4 @@
-"""What the package offers."""
+"""Public names: each can be imported, and importing the package imports no driver."""
 
 import inspect
 import re

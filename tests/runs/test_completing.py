@@ -1,4 +1,4 @@
-"""The end of a collection: what is there also without a result, and whose the failures are."""
+"""The end of a collection: headers without a result, and which file of failures is replaced."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What stands before the first line that a collector writes."""
+"""The writer of an output: headers, and what comes before the first line."""
 
 import pytest
 

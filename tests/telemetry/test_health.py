@@ -1,4 +1,4 @@
-"""What a pool and a janitor tell those who look after them: over HTTP and to systemd."""
+"""Health of a pool and of a janitor: over HTTP, in metrics, and to systemd."""
 
 import json
 import os

@@ -40,7 +40,7 @@ ALL = (
     ("running", "/r/crawl/running", "Worker"),
     ("requestlog", "/r/nightly/log", "set limit"),
     ("ended", "/r/monday", "How it ended"),
-    ("paused", "/r/reindex", "It is paused"),
+    ("paused", "/r/reindex", "it is paused"),
     ("flow", "/r/shop-7", "Stages of"),
     ("canary", "/r/trial", "canary"),
     ("levels", f"/q/{QUEUE}/levels", "Level"),
@@ -48,9 +48,9 @@ ALL = (
     ("timeline", f"/q/{QUEUE}/timeline", "lease"),
     ("health", f"/q/{QUEUE}/health", "doctor"),
     ("log", f"/q/{QUEUE}/log", "who changed"),
-    ("nothing", "/q/empty-and-unknown", ""),
+    ("nothing", "/q/unknown", "does not serve"),
     ("gone", "/r/there-is-none", "no such request"),
-    ("missing", "/what", "no such page"),
+    ("missing", f"/q/{QUEUE}/what", "no such page"),
 )
 SIZES = (("phone", 360, 740), ("laptop", 1280, 800), ("4k", 3840, 2160))
 

@@ -16,7 +16,7 @@ from tests.conftest import ONE_KIND
 from tests.gateway.common import Gate
 from tests.support.fleet import Fleet
 from tests.support.waiting import wait_until
-from tests.ui.test_pages import EVIL, Open, has_text
+from tests.ui.test_pages import EVIL, Open, has_text, wider_than
 
 pytestmark = ONE_KIND
 
@@ -77,6 +77,37 @@ def test_link_shows_one_request(
     has_text(visitor, "Why not faster")
     assert visitor.url == f"{gate.url}/r/{request_id}"
     assert visitor.locator("nav.main, main button:not(.small)").count() == 0
+    # It has the tabs that a link may show; every other address leads back to the request.
+    assert visitor.locator("nav.tabs a").all_inner_texts() == ["Summary", "Failures 0"]
+    visitor.get_by_role("link", name="Failures").click()
+    has_text(visitor, "No part has failed")
+    visitor.get_by_role("link", name="streamq").click()
+    visitor.wait_for_url(f"{gate.url}/")
+    has_text(visitor, "Why not faster")
+    visitor.goto(f"{gate.url}/q/{queue}/log")
+    has_text(visitor, "Why not faster")
+    visitor.goto(f"{gate.url}/r/{request_id}/running")
+    has_text(visitor, "There is no such page")
+
+
+def test_what_is_refused_is_said_and_does_not_look_like_a_gateway_that_is_away(
+    open_page: Open, queue: str
+) -> None:
+    page = open_page(f"/q/{queue}-other")
+    page.wrong.allow("status of 400")
+    has_text(page, "this gateway does not serve the queue")
+    assert "gateway away" not in page.locator("header.top").inner_text()
+    # It is not asked for again and again: once by the stream, and once for the reason.
+    asked: list[str] = []
+    page.on("request", lambda each: asked.append(each.url))
+    page.wait_for_timeout(2_500)
+    assert [each for each in asked if "/v1/live" in each] == []
+    # The way on leads to a queue that is served.
+    page.get_by_role("link", name="all requests").click()
+    has_text(page, "No request fits")
+    page.get_by_role("link", name="streamq").click()
+    page.wait_for_url("**/")
+    has_text(page, "This queue is empty")
 
 
 def test_news_are_shown_within_a_second_and_a_half(
@@ -160,7 +191,7 @@ def test_odd_names_and_many_handlers_are_text_and_fit(
     for path in (f"/q/{queue}/requests?sort=oldest", f"/r/{request_id}{long}"[:67], "/"):
         page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + path)
         page.wait_for_function("() => document.querySelector('main .card')")
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= 360, path
+        assert wider_than(page, 360) == [], path
         assert page.locator("main img").count() == 0
 
 

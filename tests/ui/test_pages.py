@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_request_moves_is_steered_and_ends(
     open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet, gate: Gate
 ) -> None:
     request = client.submit(
-        list(range(400)), handler="clean", queue=queue, id=request_id, limit=1, labels={"a": EVIL}
+        list(range(1_500)), handler="clean", queue=queue, id=request_id, limit=1, labels={"a": EVIL}
     )
     page = open_page(f"/r/{request_id}")
     has_text(page, "Why not faster")
@@ -85,9 +85,9 @@ def test_failed_parts_run_again_a_group_a_range_or_all(
     has_text(page, EVIL)
     assert page.locator("main img").count() == 0
     page.get_by_role("button", name="retry group").click()
-    assert page.locator("dialog[open]").count() == 1
+    page.locator("dialog[open]").wait_for()
     page.keyboard.press("Escape")
-    assert page.locator("dialog[open]").count() == 0
+    page.locator("dialog[open]").wait_for(state="detached")
     page.get_by_role("button", name="retry group").click()
     page.get_by_role("button", name="Run them again").click()
     wait_until(lambda: request.status().retried == 1, 20)
@@ -267,36 +267,89 @@ def test_axe_finds_nothing(
 ) -> None:
     client.submit(list(range(120)), handler="clean", queue=queue, id=request_id)
     wait_until(lambda: client.get(request_id).status().parts.failed >= 20, 60)
-    client.submit(list(range(99)), handler="slow", queue=queue, id=f"{request_id}-b")
+    client.submit(list(range(2_000)), handler="slow", queue=queue, id=f"{request_id}-b", limit=2)
     page = open_page("/", color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
     found: list[str] = []
-    for path, text in (
-        ("/", "Slots busy"),
-        (f"/q/{queue}/requests", request_id),
-        (f"/q/{queue}/levels", "Level 50"),
-        (f"/q/{queue}/workers", "slow"),
-        (f"/q/{queue}/timeline", "Timeline"),
-        (f"/q/{queue}/health", "doctor"),
-        (f"/r/{request_id}/failures", "no answer"),
-        (f"/r/{request_id}-b/running", "Why not faster"),
-    ):
-        page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + path)
-        has_text(page, text)
+
+    def look(what: str) -> None:
         page.evaluate(AXE.read_text())
         result = page.evaluate("async () => (await axe.run()).violations")
-        found += [
-            f"{path}: {each['id']}: {json.dumps(each['nodes'][0]['html'])[:160]}" for each in result
-        ]
+        found.extend(
+            f"{what}: {each['id']}: {json.dumps(each['nodes'][0]['html'])[:160]}" for each in result
+        )
+
+    for path, text in (
+        *every_page(queue, request_id),
+        (f"/q/{queue}-empty", "does not serve"),
+        ("/r/there-is-none", "no such request"),
+        (f"/q/{queue}/what", "There is no such page"),
+    ):
+        page.wrong.allow("status of 400")  # of the queue that is not served
+        visit(page, path, text)
+        look(path)
+    # Also what appears when somebody acts: chosen rows, samples, a cell, a question, a message.
+    visit(page, f"/q/{queue}/requests", request_id)
+    page.get_by_label(f"choose {request_id}-b").check()
+    page.get_by_role("button", name="cancel…").click()
+    page.locator("dialog[open]").wait_for()
+    look("question")
+    page.keyboard.press("Escape")
+    visit(page, f"/r/{request_id}/failures", "no answer")
+    page.get_by_role("button", name="3 samples").click()
+    page.locator("sq-map canvas").focus()
+    for key in (*["ArrowRight"] * 43, "Enter"):
+        page.keyboard.press(key)
+    has_text(page, "retry this range")
+    page.keyboard.press("?")
+    page.locator(".toast").wait_for()
+    look("samples, a cell and a message")
     assert found == []
 
 
 def test_nothing_is_wider_than_a_phone(
-    open_page: Open, client: Client, queue: str, request_id: str
+    open_page: Open, client: Client, queue: str, request_id: str, workers: Fleet
 ) -> None:
-    client.submit(list(range(9)), handler="h", queue=queue, id=request_id)
+    long = f"{request_id}{'n' * 60}"[:63]
+    labels = {"a-rather-long-name": "v" * 60, "b": "c"}
+    client.submit(list(range(120)), handler="clean", queue=queue, id=long, labels=labels)
+    client.submit(list(range(2_000)), handler="slow", queue=queue, id=f"{request_id}-b", limit=2)
+    wait_until(lambda: client.get(long).status().parts.failed >= 20, 60)
     page = open_page("/", viewport={"width": 360, "height": 740})
-    for path in ("/", f"/q/{queue}/requests", f"/r/{request_id}", f"/q/{queue}/health"):
-        page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + path)
-        page.wait_for_function("() => document.querySelector('main .card')")
-        wide = page.evaluate("() => document.documentElement.scrollWidth")
-        assert wide <= 360, path
+    for path, text in (*every_page(queue, long), (f"/r/{request_id}-b", "Steer")):
+        visit(page, path, text)
+        assert wider_than(page, 360) == [], path
+
+
+def wider_than(page: Any, width: int) -> list[str]:
+    """Return what makes a page wider than it may be."""
+    found: list[str] = page.evaluate(
+        """width => document.documentElement.scrollWidth <= width ? [] :
+        [...document.querySelectorAll('header.top, main, main > *, main > * > *')]
+        .filter(each => each.getBoundingClientRect().right > width)
+        .map(each => `${each.tagName}.${each.className} ${each.textContent.slice(0, 60)}`)""",
+        width,
+    )
+    return found
+
+
+def every_page(queue: str, request_id: str) -> Iterator[tuple[str, str]]:
+    """Yield the address of each page, and text that it shows once it has real data."""
+    yield "/", "Slots busy"
+    yield f"/q/{queue}", "Slots busy"
+    yield f"/q/{queue}/requests?state=ended", request_id
+    yield f"/q/{queue}/requests", "slow"
+    yield f"/q/{queue}/levels", "Level 50"
+    yield f"/q/{queue}/workers", "slow"
+    yield f"/q/{queue}/timeline", "a part failed"
+    yield f"/q/{queue}/health", "doctor"
+    yield f"/q/{queue}/log", "who changed"
+    yield f"/r/{request_id}", "Policy"
+    yield f"/r/{request_id}/failures", "no answer"
+    yield f"/r/{request_id}/running", "Summary"
+    yield f"/r/{request_id}/log", "Nobody has changed"
+
+
+def visit(page: Any, path: str, text: str) -> None:
+    """Go to a page of the same gateway, and wait until it shows the text."""
+    page.goto("/".join(page.url.split("/")[:3]) + path)
+    has_text(page, text)

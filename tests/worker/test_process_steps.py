@@ -17,7 +17,7 @@ from streamq import App, Client, Context
 from streamq.errors import Damaged, RequestUnknown, ServerBusy, ServerUnreachable
 from streamq.model import Failure, Part
 from streamq.protocol.keys import QueueKeys
-from streamq.protocol.replies import Grant, Token, Tokens
+from streamq.protocol.replies import Grant, PassedPart, Token, Tokens
 from streamq.queue import held_lease, taker
 from streamq.queue.held_lease import HeldLease, LeaseGone
 from streamq.queue.outcomes import PartDone, PartNotDone
@@ -196,6 +196,16 @@ class TestMayStart:
 
         assert self.may_start(desk, lease, 1, lease.part_began)
         lease.held.size += 1
+        assert not self.may_start(desk, lease, 1, lease.part_began)
+
+    def test_next_is_not_while_many_children_are_to_be_sent(self, desk: Desk, claimed: Any) -> None:
+        lease, _ = claimed()
+        held = lease.held
+        most = batches._MOST_CHILDREN_UNSENT
+        held.record(Part(1, b"", b"1"), PartDone(b"", 1, PassedPart(1, "1", [], [b""] * most, 1)))
+
+        assert self.may_start(desk, lease, 1, lease.part_began)
+        held.record(Part(2, b"", b"1"), PartDone(b"", 1, PassedPart(2, "2", [], [b""], 1)))
         assert not self.may_start(desk, lease, 1, lease.part_began)
 
     def test_none_is_by_a_process_that_stops(self, desk: Desk, claimed: Any) -> None:

@@ -1,5 +1,5 @@
 // What operators change: each action shows its command, and asks before it destroys.
-import {html, nothing, call, act, ask, toast, app, num, plural, command, redraw, go, pathOf} from './core.js';
+import {html, nothing, call, act, ask, toast, app, num, plural, command, redraw, go, enc, pathOf} from './core.js';
 
 const MANY = 10000;
 
@@ -33,7 +33,7 @@ export async function purge(status) {
 		title: `Remove ${status.id}?`, says: `The request, its ${plural(status.results || 0, 'result')} and its failures are removed from the server now. This cannot be undone.`, yes: 'Remove it', danger: true,
 		command: `streamq purge ${status.id}`, typed_: status.parts.total > MANY ? status.id : '',
 	});
-	if (yes && (await act(async () => { await call('DELETE', pathOf(status.id)); return true; }, `${status.id}: removed`))) go(`/q/${encodeURIComponent(status.queue)}/requests`);
+	if (yes && (await act(async () => { await call('DELETE', pathOf(status.id)); return true; }, `${status.id}: removed`))) go(`/q/${enc(status.queue)}/requests`);
 }
 export async function set(id, change, before, undoing = false) {
 	if (!(await act(() => call('PATCH', pathOf(id), change)))) return;
@@ -42,7 +42,7 @@ export async function set(id, change, before, undoing = false) {
 }
 const sending = new Set();
 // An input that is applied with Enter; arrows change it by one, with shift by ten.
-export function edit({id, name, value, least, most, label}) {
+export function edit({id, name, value, least, most}) {
 	const apply = event => {
 		const text = event.target.value.trim(), wanted = name === 'rate' ? text || 'off' : Number(text), one = `${id} ${name} ${wanted}`;
 		if (name !== 'rate' && !(text && wanted >= least && wanted <= most && Number.isInteger(wanted))) { event.target.value = value; toast(`${name}: a whole number from ${num(least)} to ${num(most)}, not "${text}"`, {bad: true}); return; }
@@ -59,15 +59,15 @@ export function edit({id, name, value, least, most, label}) {
 		if (step && name !== 'rate') { event.preventDefault(); event.target.value = Math.max(least, Math.min(most, Number(event.target.value) + step * (event.shiftKey ? 10 : 1))); }
 	};
 	const focused = document.activeElement?.dataset?.edit === `${id} ${name}`;
-	return html`<label>${label}<input class="short" inputmode=${name === 'rate' ? 'text' : 'numeric'} data-edit="${id} ${name}" aria-describedby="edit-hint" .value=${focused ? document.activeElement.value : String(value)} @keydown=${key} @change=${apply}></label>`;
+	return html`<label>${name}<input class="short" inputmode=${name === 'rate' ? 'text' : 'numeric'} data-edit="${id} ${name}" aria-describedby="edit-hint" .value=${focused ? document.activeElement.value : String(value)} @keydown=${key} @change=${apply}></label>`;
 }
 export function dialog() {
 	const d = app.dialog;
 	if (!d) return nothing;
 	const ready = !d.typed_ || d.typed === d.typed_;
 	return html`<dialog aria-labelledby="ask" @cancel=${event => { event.preventDefault(); d.answer(false); }}><form @submit=${event => { event.preventDefault(); if (ready) d.answer(true); }}>
-		<h2 id="ask">${d.title}</h2><p>${d.says}</p>${d.command ? command(d.command) : nothing}
-		${d.typed_ ? html`<label>Type ${d.typed_} to confirm<input name="typed" autocomplete="off" .value=${d.typed} @input=${event => { d.typed = event.target.value; redraw(); }}></label>` : nothing}
+		<h2 id="ask">${d.title}</h2><p>${d.says}</p>${d.command ? command(d.command) : ''}
+		${d.typed_ ? html`<label>Type ${d.typed_} to confirm<input name="typed" autocomplete="off" .value=${d.typed} @input=${event => { d.typed = event.target.value; redraw(); }}></label>` : ''}
 		<div class="row">${d.only ? nothing : html`<button type="button" @click=${() => d.answer(false)}>No, leave it</button>`}<button class="primary ${d.danger ? 'danger' : ''}" ?disabled=${!ready}>${d.yes}</button></div>
 	</form></dialog>`;
 }

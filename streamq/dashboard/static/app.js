@@ -1,6 +1,6 @@
 // The frame of all pages: where we are, whether it is live, who we are.
 import {render} from './lit-html.js';
-import {html, nothing, app, watch, redraw, call, go, dismiss, clock, report, toast} from './core.js';
+import {html, nothing, app, watch, redraw, call, go, dismiss, clock, report, enc, toast} from './core.js';
 import * as pages from './pages.js';
 import * as more from './more.js';
 import {dialog} from './actions.js';
@@ -10,16 +10,18 @@ const TABS = [['', 'Overview', 'o'], ['requests', 'Requests', 'r'], ['levels', '
 function place() {
 	if (report) return {request: report.id, tab: ''};
 	const [, kind, name, tab = ''] = location.pathname.split('/').map(decodeURIComponent);
+	const only = app.me?.only; // who came by a link sees one request
+	if (only) return {request: only, tab: name === only ? tab : ''};
 	const queue = kind === 'q' && name ? name : app.queue || app.me?.queues[0] || 'default';
 	if (kind === 'r' && name) return {request: name, tab, queue: app.frames[`r:${name}`]?.status?.queue || queue};
 	if (kind && kind !== 'q') return {missing: true, queue};
 	return {queue, tab};
 }
 function content(at) {
-	if (at.missing) return [[], () => html`<section class="card empty"><h1>There is no such page</h1><p><a href="/">Overview</a></p></section>`];
-	if (at.request) return [pages.requestTopics(at.request, at.tab), () => pages.request(at.request, at.tab)];
+	if (at.request && ['', 'failures', ...(app.me?.only ? [] : ['running', 'log'])].includes(at.tab)) return [pages.requestTopics(at.request, at.tab), () => pages.request(at.request, at.tab)];
+	if (at.missing || at.request) return [[], () => html`<section class="card empty"><h1>There is no such page</h1><p><a href="/">Overview</a></p></section>`];
 	const {queue} = at;
-	app.queue = queue;
+	if (app.me?.queues.includes(queue)) app.queue = queue;
 	return {
 		'': [pages.overviewTopics(queue), () => pages.overview(queue)],
 		requests: [pages.requestsTopics(queue), () => pages.requests(queue)],
@@ -53,7 +55,7 @@ function login() {
 			await begin();
 		} catch (error) { app.loginError = error.message; redraw(); }
 	};
-	return html`<main class="login"><section class="card"><form @submit=${enter}><h1>streamq</h1><p class="dim">This gateway asks for a key.</p><label>Key<input name="key" type="password" autocomplete="current-password" required></label>${app.loginError ? html`<p role="alert" class="chip fail">${app.loginError}</p>` : nothing}<button class="primary">Log in</button></form></section></main>`;
+	return html`<main class="login"><section class="card"><form @submit=${enter}><h1>streamq</h1><p class="dim">This gateway asks for a key.</p><label>Key<input name="key" type="password" autocomplete="current-password" required></label>${app.loginError ? html`<p role="alert" class="chip fail">${app.loginError}</p>` : ''}<button class="primary">Log in</button></form></section></main>`;
 }
 function frame() {
 	if (app.state === 'login' || (!app.me && !report)) return app.state === 'login' ? login() : html`<p class="plain dim">${app.state === 'away' ? 'the gateway does not answer; trying again' : ''}</p>`;
@@ -64,12 +66,12 @@ function frame() {
 	const name = at.request || (TABS.find(([tab]) => tab === at.tab)?.[1] ?? 'streamq');
 	if (!document.title.startsWith('done:') || !at.request) document.title = `${name} · streamq`;
 	return html`<a class="skip" href="#main">to the content</a>
-	<header class="top"><div class="bar"><a class="brand" href="/">${icon ? html`<img src=${icon} alt="">` : nothing}streamq</a>
-		${queues.length > 1 ? html`<label><span class="visually-hidden">queue</span><select @change=${event => go(`/q/${encodeURIComponent(event.target.value)}`)}>${queues.map(each => html`<option ?selected=${each === at.queue}>${each}</option>`)}</select></label>` : nothing}
+	<header class="top"><div class="bar"><a class="brand" href="/">${icon ? html`<img src=${icon} alt="">` : ''}streamq</a>
+		${queues.length > 1 ? html`<label><span class="visually-hidden">queue</span><select @change=${event => go(`/q/${enc(event.target.value)}`)}>${queues.map(each => html`<option ?selected=${each === at.queue}>${each}</option>`)}</select></label>` : ''}
 		${report ? html`<span class="dim">report of ${clock(report.t, true)}</span>` : app.me.only ? nothing : html`<nav class="main" aria-label="pages">${[...TABS].map(([tab, text]) => html`<a href=${tab ? `${pages.q(at.queue)}/${tab}` : pages.q(at.queue)} aria-current=${!at.request && at.tab === tab ? 'page' : nothing}>${text}</a>`)}</nav>`}
-		<span class="grow"></span>${report ? nothing : state()}${theme()}${app.me && !report ? html`<span class="dim small" title="version ${app.me.version}">${app.me.name} · ${app.me.role}</span>` : nothing}${app.me?.session ? html`<button class="small" @click=${async () => { await call('DELETE', '/v1/session'); location.reload(); }}>log out</button>` : nothing}</div></header>
+		<span class="grow"></span>${report ? nothing : state()}${theme()}${app.me && !report ? html`<span class="dim small" title="version ${app.me.version}">${app.me.name} · ${app.me.role}</span>` : ''}${app.me?.session ? html`<button class="small" @click=${async () => { await call('DELETE', '/v1/session'); location.reload(); }}>log out</button>` : ''}</div></header>
 	<main id="main" class=${old ? 'stale' : ''}>${show()}</main>
-	<div class="toasts" role="status">${app.toasts.map(each => html`<div class="toast ${each.bad ? 'bad' : ''}"><span class="grow">${each.says}</span>${each.undo ? html`<button class="small" @click=${() => { dismiss(each); each.undo(); }}>undo</button>` : nothing}</div>`)}</div>
+	<div class="toasts" role="status">${app.toasts.map(each => html`<div class="toast ${each.bad ? 'bad' : ''}"><span class="grow">${each.says}</span>${each.undo ? html`<button class="small" @click=${() => { dismiss(each); each.undo(); }}>undo</button>` : ''}</div>`)}</div>
 	${dialog()}`;
 }
 const icon = document.querySelector('link[rel=icon]')?.href;

@@ -35,10 +35,10 @@ export function lines({series, band, until, marks = [], say = short, title, smal
 	return html`<svg class="chart" viewBox="0 0 ${W} ${H}" role="img" aria-label=${summary}>
 		${steps.map(v => svg`<line class="gridline" x1=${LEFT} x2=${W - RIGHT} y1=${y(v)} y2=${y(v)}></line><text x=${LEFT - 6} y=${y(v) + 4} text-anchor="end">${short(v)}</text>`)}
 		${times.map(share => svg`<text x=${x(at(share))} y=${H - 4} text-anchor=${share ? (share < 1 ? 'middle' : 'end') : 'start'}>${clock(at(share), last - first < 300000)}</text>`)}
-		${band?.length ? svg`<path class="band" d=${`${path(band.map(b => [b[0], b[2]]), x, y)}${path([...band].reverse().map(b => [b[0], b[1]]), x, y).replace('M', 'L')}Z`}></path>` : nothing}
+		${band?.length ? svg`<path class="band" d=${`${path(band.map(b => [b[0], b[2]]), x, y)}${path([...band].reverse().map(b => [b[0], b[1]]), x, y).replace('M', 'L')}Z`}></path>` : ''}
 		${marks.filter(([t]) => t >= first && t <= last).slice(0, 40).map(([t, text]) => svg`<g class="mark"><line class="now" x1=${x(t)} x2=${x(t)} y1=${TOP} y2=${H - BOTTOM}></line><path d=${`M${x(t) - 4} ${TOP - 7}h8l-4 7z`}></path><title>${clock(t, true)} ${text}</title></g>`)}
-		${until ? svg`<line class="now" x1=${x(here())} x2=${x(here())} y1=${TOP} y2=${H - BOTTOM}></line>` : nothing}
-		${series.map(each => svg`${each.fill ? svg`<path class="a${each.kind}" d=${area(each.points, x, y)}></path>` : nothing}<path class="l${each.kind}" d=${path(each.points, x, y)} vector-effect="non-scaling-stroke"></path>`)}
+		${until ? svg`<line class="now" x1=${x(here())} x2=${x(here())} y1=${TOP} y2=${H - BOTTOM}></line>` : ''}
+		${series.map(each => svg`${each.fill ? svg`<path class="a${each.kind}" d=${area(each.points, x, y)}></path>` : ''}<path class="l${each.kind}" d=${path(each.points, x, y)} vector-effect="non-scaling-stroke"></path>`)}
 	</svg>${numbers(['time', ...series.map(each => each.name)], thin(series[0].points).map(([t], i, some) => {
 		const then = series.map(each => say(each.points.findLast?.(p => p[0] <= t)?.[1] ?? 0));
 		return [clock(t, true), ...then];
@@ -70,6 +70,7 @@ function paint(element, name) {
 	element.tip.style.color = before;
 	return found;
 }
+const paints = (element, names) => Object.fromEntries(names.split(' ').map(name => [name, paint(element, `--${name}`)]));
 class Picture extends HTMLElement {
 	connectedCallback() {
 		if (!this.canvas) {
@@ -117,7 +118,7 @@ class MapPicture extends Picture {
 		const step = Math.min(16 * u, width / this.columns), gap = step > 7 ? 1.5 : 1, rows = Math.ceil(map.cells / this.columns);
 		this.step = step;
 		const c = this.begin(Math.max(step, rows * step) + 1);
-		const color = Object.fromEntries(['done', 'run', 'retry', 'fail', 'wait', 'text', 'card'].map(name => [name, paint(this, `--${name}`)]));
+		const color = paints(this, 'done run retry fail wait text card');
 		this.marks = new Map(map.marks.map(mark => [mark[0], mark]));
 		for (let cell = 0; cell < map.cells; cell++) {
 			const x = (cell % this.columns) * step, y = Math.floor(cell / this.columns) * step, size = step - gap;
@@ -166,8 +167,8 @@ customElements.define('sq-map', MapPicture);
 
 // Requests get colours in the order they come: no two of eight have the same.
 const hues = new Map();
-export const hue = id => `--h${((hues.get(id) ?? (hues.set(id, hues.size), hues.size - 1)) % 8) + 1}`;
-// The timeline: a row for each slot, and a bar for each lease: those that ended, as workers tell them, and what was seen at looks.
+export const hue = id => `h${((hues.get(id) ?? (hues.set(id, hues.size), hues.size - 1)) % 8) + 1}`;
+// The timeline: a row for each slot, a bar for each lease.
 class TimePicture extends Picture {
 	draw() {
 		const {looks, ended} = this.data || {};
@@ -181,7 +182,7 @@ class TimePicture extends Picture {
 		// Looks show a lease that goes on, and slots whose worker does not tell.
 		for (const look of looks) for (const [worker, slot, request] of look.slots) {
 			const name = `${worker} ${slot}`;
-			if (look.t < (edge.get(name) || 0) + 1000) continue;
+			if (look.t < (edge.get(name) || 0) + 2500) continue; // it may have ended by now
 			const bars = row(name), last = bars[bars.length - 1];
 			if (last && last.open && last.request === request && look.t - last.to < 2600) last.to = look.t + 1000; else bars.push({request, from: look.t, to: look.t + 1000, open: true});
 		}
@@ -193,24 +194,24 @@ class TimePicture extends Picture {
 		Object.assign(this, {first, last, left, width, height_: height});
 		this.x = t => left + ((t - first) / (last - first)) * width;
 		c.font = `${11 * u}px system-ui, sans-serif`;
-		const color = Object.fromEntries(['dim', 'line', 'card', 'h1', 'h2', 'h3', 'h4', 'h5', 'h6', 'h7', 'h8'].map(name => [`--${name}`, paint(this, `--${name}`)]));
+		const color = paints(this, 'dim line card h1 h2 h3 h4 h5 h6 h7 h8');
 		this.rows.forEach(([name, bars], i) => {
 			const top = i * height;
-			c.fillStyle = color['--line']; c.fillRect(left, top + height - 1, width, 1);
-			c.fillStyle = color['--dim']; c.textAlign = 'right'; const most = Math.floor(left / 6.6 / u); c.fillText(name.length > most ? `…${name.slice(1 - most)}` : name, left - 8, top + 14 * u);
+			c.fillStyle = color.line; c.fillRect(left, top + height - 1, width, 1);
+			c.fillStyle = color.dim; c.textAlign = 'right'; const most = Math.floor(left / 6.6 / u); c.fillText(name.length > most ? `…${name.slice(1 - most)}` : name, left - 8, top + 14 * u);
 			for (const bar of bars) {
 				if (bar.to < first) continue;
 				const x = Math.max(left, this.x(bar.from)), w = Math.max(1.5, Math.min(this.x(bar.to), left + width) - x - 0.7);
 				c.fillStyle = color[hue(bar.request)];
 				c.beginPath(); c.roundRect(x, top + 3, w, height - 7, Math.min(3, w / 2)); c.fill();
-				c.fillStyle = color['--card']; c.textAlign = 'left';
+				c.fillStyle = color.card; c.textAlign = 'left';
 				const sign = bar.failed ? '▲' : bar.retried ? '△' : '';
 				if (w > 9 * u && sign) c.fillText(sign, x + 1, top + 14 * u);
 				else if (bar.failed) { c.fillRect(x, top + 6, w, 3); }
 				if (w > 70 * u) c.fillText(bar.request.slice(0, Math.floor(w / 7 / u) - 2), x + (sign ? 14 * u : 5), top + 14 * u);
 			}
 		});
-		c.fillStyle = color['--dim'];
+		c.fillStyle = color.dim;
 		const ticks = width > 420 * u ? 4 : 2;
 		for (let i = 0; i <= ticks; i++) { c.textAlign = i === ticks ? 'right' : i ? 'center' : 'left'; c.fillText(clock(first + ((last - first) * i) / ticks, true), left + (width * i) / ticks, this.rows.length * height + 16 * u); }
 		this.canvas.setAttribute('aria-label', `Timeline of ${this.rows.length} slots. Arrow keys move from slot to slot.`);

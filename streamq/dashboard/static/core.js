@@ -1,6 +1,7 @@
 // What all pages share.
 import {html, nothing} from './lit-html.js';
 
+export const enc = encodeURIComponent;
 const grouped = new Intl.NumberFormat('en-US');
 export const num = n => (n == null ? '–' : grouped.format(Math.round(n)));
 const brief = new Intl.NumberFormat('en-US', {notation: 'compact', maximumSignificantDigits: 3});
@@ -39,8 +40,6 @@ export const bytes = n => (n < 1024 ? plural(n, 'byte') : n < 2 ** 20 ? `${(n / 
 const frozen = document.getElementById('report-data');
 export const report = frozen ? JSON.parse(frozen.textContent) : null;
 export const here = () => (report ? report.t : Date.now());
-
-// State
 
 export const app = {
 	me: null, state: report ? 'report' : 'connecting', seen: 0, error: '', frames: {}, points: {}, looks: {}, spans: {}, told: {}, toasts: [], dialog: null, draw() {},
@@ -89,7 +88,7 @@ function keep(topic, told) {
 		spans(topic, told.spans);
 	}
 }
-// Leases that are over: a frame has those of the last seconds, so most are known already.
+// Leases that are over; most of a frame are known already.
 function spans(topic, found) {
 	const known = (app.spans[topic] ||= new Map()), oldest = Date.now() - 180000;
 	for (const each of found) known.set(`${each[0]} ${each[1]} ${each[2]}`, each);
@@ -120,8 +119,8 @@ function ended(status) {
 }
 export function watch(wanted) {
 	if (report) return;
-	const query = wanted.map(each => `topic=${encodeURIComponent(each)}`).join('&');
-	if (query === topics && (source || polling)) return;
+	const query = wanted.map(each => `topic=${enc(each)}`).join('&');
+	if (query === topics) return;
 	topics = query;
 	for (const topic of Object.keys(app.frames)) if (!wanted.includes(topic)) { delete app.frames[topic]; delete app.points[topic]; delete app.looks[topic]; delete app.spans[topic]; }
 	open();
@@ -137,16 +136,29 @@ function open() {
 	source.addEventListener('past', event => take('past', JSON.parse(event.data)));
 	for (const kind of [...'qtvwxhrmfl', 'gone', 'wrong', 'away']) source.addEventListener(kind, event => take(kind, JSON.parse(event.data)));
 	source.onerror = () => {
-		app.state = 'away'; redraw();
-		// A refusal closes the stream for good: a login is needed, or the gateway is another by now.
-		if (source?.readyState === 2) { shut(); setTimeout(again, 1500); }
+		// Only a refusal closes the stream for good.
+		const closed = source?.readyState === 2;
+		app.state = closed ? 'connecting' : 'away'; redraw();
+		if (closed) { shut(); setTimeout(again, 400); }
 	};
 	hello = setTimeout(poll, 5000); // a proxy that holds frames back
 }
 async function again() {
 	if (source || polling || document.hidden) return;
-	try { app.me = await call('GET', '/v1/me'); open(); } catch (error) {
-		if (error.status === 401) { app.me = null; app.state = 'login'; redraw(); } else setTimeout(again, 1500);
+	const asked = topics;
+	try {
+		app.me = await call('GET', '/v1/me');
+		await call('GET', `/v1/live?once&${asked}`);
+		if (asked === topics) open();
+	} catch (error) {
+		if (asked !== topics) return;
+		if (error.status === 401) { app.me = null; app.state = 'login'; topics = ''; } else {
+			const wrong = error.status < 500;
+			app.state = wrong ? 'live' : 'away';
+			if (wrong) for (const topic of new URLSearchParams(asked).getAll('topic')) app.frames[topic] = {problem: 'wrong', says: error.message};
+			setTimeout(again, wrong ? 15000 : 1500);
+		}
+		redraw();
 	}
 }
 function poll() {
@@ -170,8 +182,6 @@ document.addEventListener('visibilitychange', () => {
 	else if (!source && !polling && topics) { app.state = 'connecting'; open(); }
 });
 setInterval(() => { if (!document.hidden) redraw(); }, 1000);
-
-// Messages and questions
 
 export function toast(says, {bad = false, undo = null, seconds = 6} = {}) {
 	const one = {says, bad, undo};
@@ -200,11 +210,10 @@ export function ask(question) {
 }
 export const mayChange = () => !report && app.me?.role === 'operator';
 
-// Addresses
-
 export function go(path, {replace = false} = {}) {
+	const thing = () => location.pathname.split('/').slice(0, 3).join('/'), before = thing();
 	history[replace ? 'replaceState' : 'pushState'](null, '', path);
-	if (!replace) window.scrollTo(0, 0);
+	if (thing() !== before) window.scrollTo(0, 0);
 	redraw();
 }
 window.addEventListener('popstate', redraw);
@@ -223,12 +232,14 @@ export function withQuery(changes) {
 }
 export const param = (name, otherwise = '') => new URLSearchParams(location.search).get(name) ?? otherwise;
 
+export const btn = (text, act, kind = 'small', off = false) => html`<button class=${kind} ?disabled=${off} @click=${act}>${text}</button>`;
 export const n = (k, v) => html`<td class="num" data-k=${k}>${v}</td>`;
 export const dim = (v, size = 'small') => html`<span class="dim ${size}">${v}</span>`;
 // A card with a title, and what stands at the right of it.
 export const card = (title, note, body, kind = '') => html`<section class="card ${kind}"><header><h2>${title}</h2>${note}</header>${body}</section>`;
+export const flat = body => html`<section class="card flat">${body}</section>`;
 export const key = (kind, text, count) => html`<span><i class="key ${kind}"></i>${text}${count == null ? nothing : html` <b>${num(count)}</b>`}</span>`;
-export const pathOf = id => `/v1/requests/${encodeURIComponent(id)}`;
+export const pathOf = id => `/v1/requests/${enc(id)}`;
 export const heads = (...names) => html`<thead><tr>${names.map(name => html`<th scope="col" class=${name[0] === '#' ? 'num' : ''}>${name.replace('#', '')}</th>`)}</tr></thead>`;
 export const chip = row => { const word = row.paused ? 'paused' : row.state; return html`<span class="chip ${word}">${word}</span>`; };
 const share = (part, whole) => `width:${whole ? (100 * part) / whole : 0}%`;
@@ -241,7 +252,7 @@ export function command(text) {
 	return html`<div class="cmd"><code tabindex="0" role="group" aria-label="command">${text}</code><button class="small" type="button" @click=${() => navigator.clipboard?.writeText(text).then(() => toast('copied'))}>copy</button></div>`;
 }
 function problem(frame) {
-	return html`<div class="card empty" role="alert"><h2>${frame.problem === 'gone' ? 'Not here' : 'It cannot be shown'}</h2><p>${frame.says}</p></div>`;
+	return html`<div class="card empty" role="alert"><h1>${frame.problem === 'gone' ? 'Not here' : 'It cannot be shown'}</h1><p>${frame.says}</p>${app.me?.only ? '' : html`<p><a href="/q/${enc(app.queue || app.me?.queues[0])}/requests">all requests</a></p>`}</div>`;
 }
 // The frame of a topic, or what to show in its place.
 export const shown = topic => { const frame = app.frames[topic]; return !frame ? [null, loading()] : frame.problem ? [null, problem(frame)] : [frame]; };

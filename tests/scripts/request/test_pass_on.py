@@ -371,6 +371,27 @@ def test_spread_gets_a_token_when_nothing_is_left_behind_it(
     assert flow[1].claim()[1].word == "ok"
 
 
+@pytest.mark.parametrize("kinds", ["spread,map", "spread,map,join", "spread,join", "spread,reduce"])
+def test_many_parts_with_many_children_are_handed_over_at_once(
+    protocol: Protocol, queue: str, request_id: str, kinds: str
+) -> None:
+    flow = FlowByHand(protocol, queue, request_id, kinds).load(12)
+    holder, grant = flow[1].claim(12)
+
+    flow[1].pass_on(holder, grant.parts, children={n: [b"%d" % n] * 1_000 for n in range(1, 13)})
+
+    assert flow[1].meta("done") == "12"
+    if kinds == "spread,map" or kinds.startswith("spread,map"):
+        assert flow[2].meta("total") == "12000"
+        assert flow[2].waiting()[-1] == "1@12/1000"
+    else:
+        inbox = flow[2].inbox()
+        assert {name: inbox[name] for name in ("1/1", "9/1000", "12/1000")} == {
+            "1/1": b"1", "9/1000": b"9", "12/1000": b"12",
+        }  # fmt: skip
+        assert sum(not name.endswith("/0") for name in inbox) == 12_000
+
+
 class TestLikeFinish:
     def test_hold_eases_the_limit_of_what_is_handed_out(self, flow: FlowByHand) -> None:
         flow.load(5)

@@ -116,3 +116,8 @@ endangered = (
     .map(deadly, poison=1)
     .join(named, on_failure="run")
 )
+
+
+@app.map
+def size_of(number: int) -> int:
+    return number
