@@ -323,18 +323,17 @@ _NOT_WRITTEN |= dict.fromkeys((".pkl", ".pickle", ".npy", ".db", ".sqlite"), _AS
 _NOT_WRITTEN |= dict.fromkeys((".lz4", ".br", ".7z", ".tgz", ".tar"), _NOT_WRITTEN[".xz"])
 
 
-def check_output_name(name: str, given_form: str = "") -> None:
+def check_output_name(name: str, given_form: str = "", *, may_upload: bool = False) -> None:
     """Check that an output of that name holds what the name promises.
 
-    ``given_form``: the form that was asked for. A ``.json`` may then hold lines.
+    ``given_form``: the form that was asked for. A ``.json`` may then hold lines. ``may_upload``: it
+    may be behind a URL.
 
     Raises:
         InvalidValue: it does not.
     """
-    if is_remote(name):
-        raise InvalidValue(
-            f"{name}: an output behind a URL is not written: name a file, and copy it"
-        )
+    if is_remote(name) and not may_upload:
+        raise InvalidValue(f"{name}: only a run writes to URLs: name a file, and copy it")
     suffix = Path(name).suffix.lower()
     if suffix in _NOT_WRITTEN and not (given_form and suffix == ".json"):
         raise InvalidValue(f"{name}: {suffix} {_NOT_WRITTEN[suffix]}")
